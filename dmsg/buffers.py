@@ -1,0 +1,45 @@
+"""Splitting a byte stream by a length prefix.
+
+:class:`PrefixedBuffer` is for the few messages of a handshake; records and
+frames have loops of their own, because there each microsecond counts.
+"""
+
+from __future__ import annotations
+
+
+class PrefixedBuffer:
+    """Messages with a 2-byte big-endian length in front, from pieces of any size."""
+
+    __slots__ = ("_data", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        """:param limit: the longest message that is accepted, in bytes."""
+        self._data = bytearray()
+        self._limit = limit
+
+    def feed(self, data: bytes) -> None:
+        """Append the next bytes of the stream."""
+        self._data += data
+
+    def next_message(self) -> bytes | None:
+        """The next whole message without its prefix, or None.
+
+        :raises ValueError: the prefix says more than the limit.
+        """
+        data = self._data
+        if len(data) < 2:
+            return None
+        size = data[0] << 8 | data[1]
+        if size > self._limit:
+            raise ValueError(f"message of {size} bytes, the limit is {self._limit}")
+        if len(data) < 2 + size:
+            return None
+        message = bytes(data[2 : 2 + size])
+        del data[: 2 + size]
+        return message
+
+    def rest(self) -> bytes:
+        """What is left, and forget it."""
+        data = bytes(self._data)
+        self._data = bytearray()
+        return data

@@ -1,0 +1,174 @@
+"""Every error and every reason that dmsg gives by name.
+
+Two families of protocol error, as in h11: :class:`LocalProtocolError` says
+that *our* program misused an API, :class:`RemoteProtocolError` that the *peer*
+broke a rule.  The first is raised to the caller, the second ends the peer's
+connection and nothing else.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+
+class CloseReason(IntEnum):
+    """The one byte of a CLOSE frame.
+
+    The 2019 reference writes only 0 and reads none.  A value that is not
+    listed here is carried as it came (see :func:`close_reason_text`).
+    """
+
+    UNSPECIFIED = 0
+    NO_SUCH_PEER = 1
+    BAD_REQUEST = 2
+    ID_IN_USE = 3
+    NO_SUCH_TRANSPORT = 4
+    PEER_DISCONNECTED = 5
+    QUEUE_FULL = 6
+    TOO_MANY_TRANSPORTS = 7
+    SHUTTING_DOWN = 8
+    REFUSED = 9
+    BAD_FRAME = 10
+    TIMEOUT = 11
+    ABORTED = 12
+    BUFFER_FULL = 13
+
+
+def close_reason_text(reason: int) -> str:
+    """The name of a close reason in lower case, or ``reason N`` for an unlisted one."""
+    try:
+        return CloseReason(reason).name.lower()
+    except ValueError:
+        return f"reason {reason}"
+
+
+class DropReason(Enum):
+    """Why something was refused, dropped or ended; each value is a metric label."""
+
+    # before a connection exists
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    DRAINING = "draining"
+    HANDSHAKE_TIMEOUT = "handshake_timeout"
+    HANDSHAKE_FAILED = "handshake_failed"
+    HANDSHAKE_EVICTED = "handshake_evicted"
+    HANDSHAKE_ABANDONED = "handshake_abandoned"
+    # a connection is ended
+    BAD_RECORD = "bad_record"
+    REPLAYED_RECORD = "replayed_record"
+    NONCES_USED_UP = "nonces_used_up"
+    UNKNOWN_FRAME = "unknown_frame"
+    REQUEST_ON_USED_ID = "request_on_used_id"
+    SEND_BUFFER_FULL = "send_buffer_full"
+    STALLED = "stalled"
+    NO_OK_FRAME = "no_ok_frame"
+    REPLACED = "replaced"
+    # a REQUEST is refused
+    BAD_REQUEST = "bad_request"
+    NO_SUCH_PEER = "no_such_peer"
+    ID_IN_USE = "id_in_use"
+    TOO_MANY_TRANSPORTS = "too_many_transports"
+    REFUSED = "refused"
+    # a frame is dropped, a transport is ended
+    NO_SUCH_TRANSPORT = "no_such_transport"
+    QUEUE_FULL = "queue_full"
+    PEER_DISCONNECTED = "peer_disconnected"
+    BAD_FRAME = "bad_frame"
+    BUFFER_FULL = "buffer_full"
+
+
+class DmsgError(Exception):
+    """What every error of this package is."""
+
+
+class KeyFormatError(DmsgError, ValueError):
+    """A public key, secret key or signature that cannot be one."""
+
+
+class SignatureError(DmsgError):
+    """A signature that does not belong to the key and the payload."""
+
+
+class KeyFileError(DmsgError):
+    """A key file that is missing, malformed, or readable by others."""
+
+
+class LocalProtocolError(DmsgError):
+    """This program asked for something that the protocol does not allow now."""
+
+
+class RemoteProtocolError(DmsgError):
+    """The peer broke a rule of the protocol; its connection has to end.
+
+    :ivar reason: the :class:`DropReason` under which it is counted.
+    """
+
+    def __init__(self, reason: DropReason, text: str = "") -> None:
+        super().__init__(text or reason.value.replace("_", " "))
+        self.reason = reason
+
+
+class HandshakeError(RemoteProtocolError):
+    """The Noise handshake failed: wrong key, damaged or malformed message."""
+
+    def __init__(self, text: str, reason: DropReason = DropReason.HANDSHAKE_FAILED) -> None:
+        super().__init__(reason, text)
+
+
+class TransportClosed(DmsgError):
+    """A transport ended before what was asked of it was done.
+
+    :ivar reason: the byte of the CLOSE frame, see :class:`CloseReason`.
+    """
+
+    def __init__(self, reason: int, text: str = "") -> None:
+        super().__init__(text or f"transport closed: {close_reason_text(reason)}")
+        self.reason = reason
+
+
+class TransportRefused(TransportClosed):
+    """The answer to a REQUEST was CLOSE."""
+
+    def __init__(self, reason: int) -> None:
+        super().__init__(reason, f"refused: {close_reason_text(reason)}")
+
+
+class DmsgTimeout(DmsgError, TimeoutError):
+    """A deadline given by the caller passed."""
+
+
+class SendBufferFull(LocalProtocolError):
+    """More was written to a transport than it may hold unsent."""
+
+
+class ConnectFailed(DmsgError):
+    """No server of the remote could carry a transport to it.
+
+    :ivar attempts: what was tried and why it failed, in order.
+    """
+
+    def __init__(self, text: str, attempts: tuple[tuple[str, str], ...] = ()) -> None:
+        tried = "; ".join(f"{server}: {why}" for server, why in attempts)
+        super().__init__(f"{text} ({tried})" if tried else text)
+        self.attempts = attempts
+
+
+class DiscoveryError(DmsgError):
+    """Discovery answered with an error, or could not be reached.
+
+    :ivar status: the HTTP status, 0 when there was no answer.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class EntryNotFound(DiscoveryError):
+    """Discovery has no entry of that key."""
+
+    def __init__(self, text: str = "entry of public key is not found") -> None:
+        super().__init__(text, 404)
+
+
+class EntryError(DmsgError, ValueError):
+    """An entry that is malformed or breaks a rule; see :mod:`dmsg.discovery.entry`."""

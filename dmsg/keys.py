@@ -1,0 +1,253 @@
+"""secp256k1 keys, recoverable signatures and key files.
+
+Lengths: :class:`PubKey` 33 bytes (compressed point), :class:`SecKey` 32 bytes
+(big endian), :class:`Signature` 65 bytes ``r(32) || s(32) || recid(1)``, all
+as Skycoin's ``cipher`` package writes them.  Text is lower-case hexadecimal.
+
+A value of these types is always valid: the constructors raise
+:class:`~dmsg.errors.KeyFormatError` for everything else, which includes keys
+that make the 2019 reference panic (x >= p) and the null key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+import coincurve
+
+from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
+
+PUBKEY_SIZE = 33
+SECKEY_SIZE = 32
+SIGNATURE_SIZE = 65
+KEY_FILE_MODE = 0o600
+
+_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+
+
+def sha256(data: bytes) -> bytes:
+    """SHA-256, 32 bytes."""
+    return hashlib.sha256(data).digest()
+
+
+def _from_hex(text: str, size: int, what: str) -> bytes:
+    if len(text) != size * 2:
+        raise KeyFormatError(f"{what} must be {size * 2} hexadecimal characters, not {len(text)}")
+    try:
+        # bytes.fromhex() skips white space; a key with a blank in it is no key
+        if not text.isalnum():
+            raise ValueError
+        return bytes.fromhex(text)
+    except ValueError:
+        raise KeyFormatError(f"{what} is not hexadecimal") from None
+
+
+class PubKey(bytes):
+    """A public key: 33 bytes, compressed, on the curve."""
+
+    __slots__ = ()
+
+    def __new__(cls, data: bytes) -> PubKey:
+        """:raises KeyFormatError: wrong length, prefix, x >= p, or not on the curve."""
+        if len(data) != PUBKEY_SIZE:
+            raise KeyFormatError(f"public key must be {PUBKEY_SIZE} bytes, not {len(data)}")
+        try:
+            coincurve.PublicKey(bytes(data))
+        except ValueError:
+            raise KeyFormatError("public key is not a point of the curve") from None
+        return super().__new__(cls, data)
+
+    @classmethod
+    def from_hex(cls, text: str) -> PubKey:
+        """:param text: 66 hexadecimal characters of either case."""
+        return cls(_from_hex(text, PUBKEY_SIZE, "public key"))
+
+    def verify(self, payload: bytes, signature: Signature) -> None:
+        """Check a signature over SHA-256 of ``payload``.
+
+        :raises SignatureError: it was not made by this key.
+        """
+        if signature.recover(payload) != self:
+            raise SignatureError("signature was not made by this key")
+
+    @property
+    def short(self) -> str:
+        """The first 8 hexadecimal digits: all that belongs into a log."""
+        return self[:4].hex()
+
+    def __str__(self) -> str:
+        return self.hex()
+
+    def __repr__(self) -> str:
+        return f"PubKey({self.hex()})"
+
+
+class Signature(bytes):
+    """A recoverable signature: 65 bytes ``r || s || recid``."""
+
+    __slots__ = ()
+
+    def __new__(cls, data: bytes) -> Signature:
+        """:raises KeyFormatError: not 65 bytes."""
+        if len(data) != SIGNATURE_SIZE:
+            raise KeyFormatError(f"signature must be {SIGNATURE_SIZE} bytes, not {len(data)}")
+        return super().__new__(cls, data)
+
+    @classmethod
+    def from_hex(cls, text: str) -> Signature:
+        """:param text: 130 hexadecimal characters of either case."""
+        return cls(_from_hex(text, SIGNATURE_SIZE, "signature"))
+
+    def recover(self, payload: bytes) -> PubKey:
+        """The key that made this signature over SHA-256 of ``payload``."""
+        return self.recover_digest(sha256(payload))
+
+    def recover_digest(self, digest: bytes) -> PubKey:
+        """The key that made this signature over the 32 bytes ``digest``.
+
+        :raises SignatureError: recid > 3 (27-style ids too), the top bit of s
+            set (Skycoin's rule for a high s, specs of ``cipher``: a flipped
+            signature always has it), r or s out of range, no such point, or a
+            recovery at infinity, which the 2019 reference accepts.
+        """
+        if self[64] > 3:
+            raise SignatureError("recovery id is greater than 3")
+        if self[32] & 0x80:
+            raise SignatureError("s is high")
+        try:
+            point = coincurve.PublicKey.from_signature_and_message(bytes(self), digest, hasher=None)
+            return bytes.__new__(PubKey, point.format())
+        except Exception:  # coincurve raises a bare Exception for one of the cases
+            raise SignatureError("no public key can be recovered from the signature") from None
+
+    def __str__(self) -> str:
+        return self.hex()
+
+
+class SecKey:
+    """A secret key.  It has no textual form but :meth:`hex`, so that no log shows it."""
+
+    __slots__ = ("_key", "public")
+
+    public: PubKey
+    """The public key that belongs to it."""
+
+    def __init__(self, data: bytes) -> None:
+        """:raises KeyFormatError: not 32 bytes, zero, or not below the order of the curve."""
+        if len(data) != SECKEY_SIZE:
+            raise KeyFormatError(f"secret key must be {SECKEY_SIZE} bytes, not {len(data)}")
+        if not 0 < int.from_bytes(data, "big") < _ORDER:
+            raise KeyFormatError("secret key is out of range")
+        self._key = coincurve.PrivateKey(bytes(data))
+        self.public = bytes.__new__(PubKey, self._key.public_key.format())
+
+    @classmethod
+    def generate(cls) -> SecKey:
+        """A new random key."""
+        while True:
+            try:
+                return cls(os.urandom(SECKEY_SIZE))
+            except KeyFormatError:  # pragma: no cover (one in 2**128)
+                continue
+
+    @classmethod
+    def from_hex(cls, text: str) -> SecKey:
+        """:param text: 64 hexadecimal characters of either case."""
+        return cls(_from_hex(text, SECKEY_SIZE, "secret key"))
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> SecKey:
+        """Skycoin's deterministic key of a seed (``cipher.GenerateDeterministicKeyPair``)."""
+
+        def generate(data: bytes) -> bytes:
+            while True:
+                data = sha256(data)
+                if 0 < int.from_bytes(data, "big") < _ORDER:
+                    return data
+
+        first = sha256(seed)
+        point = cls(generate(sha256(first))).public
+        product = coincurve.PublicKey(point).multiply(generate(first)).format()
+        return cls(generate(sha256(seed + sha256(first + product))))
+
+    def sign(self, payload: bytes) -> Signature:
+        """A signature over SHA-256 of ``payload``, low s, deterministic (RFC 6979).
+
+        The 2019 reference takes a random nonce; verifiers cannot tell.
+        """
+        return Signature(self._key.sign_recoverable(payload))
+
+    def ecdh(self, public: PubKey) -> bytes:
+        """SHA-256 of the compressed product point, 32 bytes (``cipher.ECDH``)."""
+        return self._key.ecdh(public)
+
+    def hex(self) -> str:
+        """64 hexadecimal characters.  Secret."""
+        return self._key.secret.hex()
+
+    def to_bytes(self) -> bytes:
+        """32 bytes, big endian.  Secret."""
+        return self._key.secret
+
+    def __repr__(self) -> str:
+        return f"<SecKey of {self.public.short}>"
+
+
+def write_key_file(path: str | os.PathLike[str], key: SecKey) -> None:
+    """Write a new key file, mode 0600.
+
+    The file holds two lines, ``secret HEX`` and ``public HEX``.
+
+    :raises KeyFileError: the file exists or cannot be written.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, KEY_FILE_MODE)
+        with os.fdopen(fd, "w") as file:
+            os.fchmod(fd, KEY_FILE_MODE)  # whatever the umask took away
+            file.write(f"secret {key.hex()}\npublic {key.public}\n")
+    except FileExistsError:
+        raise KeyFileError(f"{path}: exists already") from None
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror}") from None
+
+
+def read_key_file(path: str | os.PathLike[str]) -> SecKey:
+    """Read a key file.
+
+    :raises KeyFileError: missing, malformed, of two keys that do not belong
+        together, or readable by group or others.
+    """
+    try:
+        with Path(path).open() as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(1024)
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{path}: {getattr(error, 'strerror', None) or 'not a key file'}") from None
+    if not stat.S_ISREG(mode):
+        raise KeyFileError(f"{path}: not a regular file")
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeyFileError(f"{path}: is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
+    fields = dict(line.split(maxsplit=1) for line in text.splitlines() if len(line.split()) == 2)
+    try:
+        key = SecKey.from_hex(fields["secret"].strip())
+    except (KeyError, KeyFormatError):
+        raise KeyFileError(f"{path}: not a key file") from None
+    if "public" in fields and fields["public"].strip().lower() != key.public.hex():
+        raise KeyFileError(f"{path}: its public key does not belong to its secret key")
+    return key
+
+
+def load_or_create_key(path: str | os.PathLike[str]) -> SecKey:
+    """Read the key file, or make it with a new key when it is absent.
+
+    :raises KeyFileError: as :func:`read_key_file` and :func:`write_key_file`.
+    """
+    if os.path.lexists(path):
+        return read_key_file(path)
+    key = SecKey.generate()
+    Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_key_file(path, key)
+    return key

@@ -1,0 +1,1 @@
+"""Twisted plumbing that knows no protocol family: noise links, streams, endpoints."""

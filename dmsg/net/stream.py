@@ -1,0 +1,428 @@
+"""One multiplexed stream as Twisted's transport: ITransport, consumer and push producer.
+
+Knows no protocol family: a :class:`StreamCarrier` turns what is written into
+frames and says when they are acknowledged.  What is written in one reactor
+turn leaves at its end; frames are as large as they may be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from attrs import frozen
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import (
+    IAddress,
+    IConsumer,
+    IDelayedCall,
+    IProducer,
+    IProtocol,
+    IPullProducer,
+    IPushProducer,
+    IReactorTime,
+    ITransport,
+)
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClosed, close_reason_text
+from dmsg.keys import PubKey
+
+SEND_HIGH_WATER = 128 * 1024
+"""Unsent bytes from which a producer is paused."""
+SEND_LIMIT = 64 * 1024 * 1024
+"""Unsent bytes that a stream holds for an application that never waits."""
+JOIN_SIZE = 32 * 1024
+"""Small writes are joined into frames of up to this many bytes."""
+LINGER = 10.0
+"""Seconds without an ACK after which a stream that is being closed waits no longer."""
+
+_log = Logger()
+
+
+@implementer(IAddress)
+@frozen
+class DmsgAddress:
+    """The address of a client: its public key."""
+
+    public_key: PubKey
+
+    def __str__(self) -> str:
+        return f"dmsg:{self.public_key}"
+
+
+class StreamLost(ConnectionLost):
+    """The stream was closed for a reason other than that it was done.
+
+    :ivar close_reason: the byte of the CLOSE frame, see
+        :class:`~dmsg.errors.CloseReason`.
+    """
+
+    def __init__(self, close_reason: int) -> None:
+        super().__init__(close_reason_text(close_reason))
+        self.close_reason = close_reason
+
+
+class StreamCarrier(Protocol):
+    """What a stream needs from the connection that it lies in."""
+
+    max_frame: int
+
+    def stream_may_send(self, stream: StreamTransport) -> bool:
+        """Another frame may be sent now."""
+
+    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
+        """Send one frame of at most ``max_frame`` bytes; :meth:`StreamTransport.acknowledged` follows."""
+
+    def stream_in_flight(self, stream: StreamTransport) -> int:
+        """Frames that are not acknowledged."""
+
+    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
+        """The application has read ``size`` bytes."""
+
+    def stream_close(self, stream: StreamTransport, reason: int) -> None:
+        """Tell the remote that the stream is over."""
+
+    def stream_schedule(self, stream: StreamTransport) -> None:
+        """Call ``stream.flush()`` at the end of the reactor turn."""
+
+
+class _Ticket:
+    """A caller of ``send`` and how many frames it still waits for."""
+
+    __slots__ = ("deferred", "frames")
+
+    def __init__(self, deferred: Deferred[None]) -> None:
+        self.deferred: Deferred[None] | None = deferred
+        self.frames = 0
+
+    def fire(self, result: Failure | None) -> None:
+        deferred, self.deferred = self.deferred, None
+        if deferred is not None and not deferred.called:
+            deferred.callback(result)  # type: ignore[arg-type]  # a Failure is an errback
+
+
+@implementer(ITransport, IConsumer, IPushProducer)
+class StreamTransport:
+    """What an application's protocol finds as ``self.transport``."""
+
+    disconnecting = False
+    disconnected = False
+    token: Any = None
+    """For the carrier, to find its own side of the stream."""
+
+    def __init__(self, reactor: IReactorTime, carrier: StreamCarrier, host: IAddress, peer: IAddress) -> None:
+        self._reactor = reactor
+        self._carrier = carrier
+        self._host = host
+        self._peer = peer
+        self._protocol: IProtocol | None = None
+        # sending: (data, ticket); a ticket is for the caller of send()
+        self._queue: deque[tuple[bytes, _Ticket | None]] = deque()
+        self._offset = 0
+        self._queued = 0
+        self._tickets: set[_Ticket] = set()
+        self._scheduled = False
+        self._linger: IDelayedCall | None = None
+        self._producer: IPushProducer | IPullProducer | None = None
+        self._streaming = False
+        self._producer_paused = False
+        # receiving
+        self._paused = False
+        self._delivering = False
+        self._unread: deque[bytes] = deque()
+        self._lost: Failure | None = None
+
+    # --- the carrier's side ---
+
+    def start(self, protocol: IProtocol) -> None:
+        """The stream is open; ``protocol`` uses it."""
+        self._protocol = protocol
+        self._call_protocol(protocol.makeConnection, self)
+        if self._unread:
+            self.resume_if_unpaused()
+
+    def data_received(self, data: bytes) -> None:
+        """User bytes from the remote."""
+        if self._lost is not None:
+            self._carrier.stream_consumed(self, len(data))
+            return
+        if self._paused or self._unread or self._delivering:
+            self._unread.append(data)
+        else:
+            self._deliver(data)
+            if self._unread:  # came while the application was busy with this
+                self.resume_if_unpaused()
+
+    def acknowledged(self, token: Any) -> None:
+        """The remote has one of the frames."""
+        if token is not None:
+            token.frames -= 1
+            if not token.frames:
+                self._tickets.discard(token)
+                token.fire(None)
+        if self._linger is not None:
+            self._linger.reset(LINGER)
+        if self._queue or self.disconnecting:
+            self._schedule()
+
+    def window_opened(self) -> None:
+        """The carrier can send again."""
+        if self._queue:
+            self._schedule()
+
+    def carrier_closed(self, reason: int) -> None:
+        """The remote, or the carrier in its name, closed the stream."""
+        self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
+
+    # --- sending ---
+
+    def write(self, data: bytes) -> None:
+        """Send ``data`` in order; nobody is told when it arrived."""
+        self._enqueue(data, None)
+
+    def writeSequence(self, iovec: Iterable[bytes]) -> None:
+        """Send all of ``iovec`` in order."""
+        self.write(b"".join(iovec))
+
+    def send(self, data: bytes, timeout: float | None = None) -> Deferred[None]:
+        """Send ``data`` in order; fires when the remote has acknowledged all of it.
+
+        At most 65508 bytes travel as one frame, of which the remote sees
+        nothing: this is a stream.
+
+        :param timeout: seconds after which the Deferred fails with
+            :class:`~dmsg.errors.DmsgTimeout`; the data is sent all the same.
+        Fails with :class:`~dmsg.errors.TransportClosed` when the stream ends
+        before, and with :class:`~dmsg.errors.SendBufferFull` when too much waits.
+        """
+        if self.disconnecting or self._lost is not None:
+            return fail(TransportClosed(CloseReason.UNSPECIFIED, "transport is closed"))
+        if self._queued + len(data) > SEND_LIMIT:
+            return fail(SendBufferFull(f"more than {SEND_LIMIT} bytes wait to be sent"))
+        if not data:
+            return succeed(None)
+        deferred: Deferred[None] = Deferred()
+        ticket = _Ticket(deferred)
+        self._tickets.add(ticket)
+        self._enqueue(data, ticket)
+        if timeout is not None:
+            deferred.addTimeout(timeout, self._reactor, _timed_out)
+        return deferred
+
+    def _enqueue(self, data: bytes, ticket: _Ticket | None) -> None:
+        if not isinstance(data, bytes):
+            raise TypeError("data must be bytes")
+        if self.disconnecting or self._lost is not None or not data:
+            return
+        if self._queued + len(data) > SEND_LIMIT:
+            _log.error("stream to {peer} aborted: more than {limit} bytes wait", peer=str(self._peer)[:13], limit=SEND_LIMIT)
+            self.abortConnection()
+            return
+        self._queue.append((data, ticket))
+        self._queued += len(data)
+        self._schedule()
+        self._tell_producer()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._carrier.stream_schedule(self)
+
+    def flush(self) -> None:
+        """Make frames of what is queued, as far as the window allows."""
+        self._scheduled = False
+        if self._lost is not None:
+            return
+        carrier = self._carrier
+        queue = self._queue
+        largest = carrier.max_frame
+        while queue and carrier.stream_may_send(self):
+            data, ticket = queue[0]
+            size = len(data) - self._offset
+            if size > largest:
+                piece: bytes | memoryview = memoryview(data)[self._offset : self._offset + largest]
+                self._offset += largest
+                size = largest
+            else:
+                queue.popleft()
+                piece = memoryview(data)[self._offset :] if self._offset else data
+                self._offset = 0
+                if ticket is None and size < JOIN_SIZE and queue and queue[0][1] is None:
+                    piece, size = self._join(piece, size)
+            self._queued -= size
+            if ticket is not None:
+                ticket.frames += 1
+            carrier.stream_send(self, piece, ticket)
+        if self.disconnecting and not queue and not carrier.stream_in_flight(self):
+            self._close_now()
+        else:
+            self._tell_producer()
+
+    def _join(self, first: bytes | memoryview, size: int) -> tuple[bytes, int]:
+        """``first`` with the writes after it, up to ``JOIN_SIZE``."""
+        parts = [first]
+        queue = self._queue
+        while queue and queue[0][1] is None and size + len(queue[0][0]) <= JOIN_SIZE:
+            data = queue.popleft()[0]
+            parts.append(data)
+            size += len(data)
+        return b"".join(parts), size
+
+    # --- IConsumer ---
+
+    def registerProducer(self, producer: IProducer, streaming: bool) -> None:
+        """As in :class:`twisted.internet.interfaces.IConsumer`."""
+        if self._producer is not None:
+            raise RuntimeError("a producer is registered already")
+        if self._lost is not None:
+            producer.stopProducing()
+            return
+        self._producer = producer  # type: ignore[assignment]
+        self._streaming = streaming
+        self._producer_paused = False
+        if not streaming:
+            producer.resumeProducing()  # type: ignore[attr-defined]
+
+    def unregisterProducer(self) -> None:
+        """As in :class:`twisted.internet.interfaces.IConsumer`."""
+        self._producer = None
+        if self.disconnecting:
+            self._schedule()
+
+    def _tell_producer(self) -> None:
+        producer = self._producer
+        if producer is None:
+            return
+        if self._streaming:
+            if self._queued > SEND_HIGH_WATER:
+                if not self._producer_paused:
+                    self._producer_paused = True
+                    producer.pauseProducing()  # type: ignore[union-attr]
+            elif self._producer_paused and self._queued <= SEND_HIGH_WATER // 2:
+                self._producer_paused = False
+                producer.resumeProducing()
+        elif not self._queue:
+            producer.resumeProducing()
+
+    # --- receiving: IPushProducer ---
+
+    def pauseProducing(self) -> None:
+        """Deliver nothing for now: ACKs are withheld when ``UNREAD_LIMIT`` is passed."""
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        """Deliver again, first what has come meanwhile."""
+        self._paused = False
+        if self._delivering:
+            return
+        while self._unread and not self._paused:
+            self._deliver(self._unread.popleft())
+        if self._lost is not None and not self._unread:
+            self._finish()
+
+    def resume_if_unpaused(self) -> None:
+        """Deliver what waits, unless the application paused."""
+        if not self._paused:
+            self.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """As ``loseConnection``."""
+        self.loseConnection()
+
+    def _deliver(self, data: bytes) -> None:
+        assert self._protocol is not None
+        if self._call_protocol(self._protocol.dataReceived, data) and self._lost is None:
+            self._carrier.stream_consumed(self, len(data))
+
+    def _call_protocol(self, method: Callable[[Any], object], argument: Any) -> bool:
+        """Call into the application; its bug ends its stream, as it would end a TCP connection."""
+        self._delivering = True
+        try:
+            method(argument)
+        except Exception:
+            _log.failure("unhandled error in {protocol!r}", protocol=self._protocol)
+            self._unread.clear()
+            self._carrier.stream_close(self, CloseReason.ABORTED)
+            self._end(Failure(), CloseReason.ABORTED)
+            return False
+        finally:
+            self._delivering = False
+        return True
+
+    # --- the end ---
+
+    def loseConnection(self) -> None:
+        """Close when all that was written is acknowledged, or no ACK comes for ``LINGER`` seconds."""
+        if self.disconnecting or self._lost is not None:
+            return
+        self.disconnecting = True
+        self._linger = self._reactor.callLater(LINGER, self._close_now)
+        self._schedule()
+
+    def abortConnection(self) -> None:
+        """Close now; what was not sent is lost."""
+        if self._lost is not None:
+            self._unread.clear()
+            self._paused = False
+            self._finish()
+            return
+        self.disconnecting = True
+        self._carrier.stream_close(self, CloseReason.ABORTED)
+        self._unread.clear()
+        self._end(Failure(ConnectionAborted()), CloseReason.ABORTED)
+
+    def _close_now(self) -> None:
+        if self._lost is not None:
+            return
+        self._carrier.stream_close(self, CloseReason.UNSPECIFIED)
+        self._unread.clear()
+        self._end(Failure(ConnectionDone()), CloseReason.UNSPECIFIED)
+
+    def _end(self, why: Failure, reason: int) -> None:
+        if self._lost is not None:
+            return
+        self._lost = why
+        self.disconnecting = True
+        if self._linger is not None and self._linger.active():
+            self._linger.cancel()
+        self._linger = None
+        self._queue.clear()
+        self._queued = self._offset = 0
+        tickets, self._tickets = self._tickets, set()
+        producer, self._producer = self._producer, None
+        for ticket in tickets:
+            ticket.fire(Failure(TransportClosed(reason)))
+        if producer is not None:
+            producer.stopProducing()
+        # bytes that came before the CLOSE are the application's, paused or not
+        if not self._unread and not self._delivering:
+            self._finish()
+        elif self._delivering:
+            self._reactor.callLater(0, self.resume_if_unpaused)
+        else:
+            self.resume_if_unpaused()
+
+    def _finish(self) -> None:
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None and self._lost is not None:
+            self.disconnected = True
+            protocol.connectionLost(self._lost)
+
+    # --- addresses ---
+
+    def getPeer(self) -> IAddress:
+        """The other client's address."""
+        return self._peer
+
+    def getHost(self) -> IAddress:
+        """This client's address."""
+        return self._host
+
+
+def _timed_out(result: object, seconds: float) -> None:
+    raise DmsgTimeout(f"not acknowledged within {seconds} s")

@@ -1,0 +1,1 @@
+"""The Noise handshake and its records, without I/O."""

@@ -1,0 +1,90 @@
+"""The handshake of a connection: bytes of TCP in and out, at the end two record ciphers.
+
+Noise XK (the client is the initiator and knows the server's key); each
+handshake message has a 2-byte big-endian length in front: 51, 51 and 67 bytes
+on TCP.  Messages carry no payload; a payload in one is dropped, as the
+reference does.
+"""
+
+from __future__ import annotations
+
+from dmsg.buffers import PrefixedBuffer
+from dmsg.errors import HandshakeError
+from dmsg.keys import PubKey, SecKey
+from dmsg.noise.handshake import Handshake, Pattern
+from dmsg.noise.records import RecordOpener, RecordSealer
+
+MAX_LINK_MESSAGE = 1024
+"""Bytes; the messages have 49 or 65, a payload would make them longer."""
+
+
+class LinkHandshake:
+    """One side of the XK handshake over a byte stream.
+
+    Feed it, send :meth:`data_to_send`, and stop when :attr:`remote` is set:
+    then :attr:`sealer` and :attr:`opener` take over, and :meth:`trailing_data`
+    holds what the peer already sent after its last message.
+    """
+
+    __slots__ = ("_buffer", "_handshake", "_outgoing", "opener", "remote", "sealer", "started")
+
+    def __init__(
+        self, local: SecKey, remote: PubKey | None = None, *, ephemeral: SecKey | None = None
+    ) -> None:
+        """:param remote: the server's key; given means this side is the initiator."""
+        self._handshake: Handshake | None = Handshake(
+            Pattern.XK, local, initiator=remote is not None, remote=remote, ephemeral=ephemeral
+        )
+        self._buffer = PrefixedBuffer(MAX_LINK_MESSAGE)
+        self._outgoing = b""
+        self.remote: PubKey | None = None
+        self.sealer: RecordSealer | None = None
+        self.opener: RecordOpener | None = None
+        self.started = False
+        """Something was received."""
+        if remote is not None:
+            self._write(self._handshake)
+
+    def receive_data(self, data: bytes) -> None:
+        """Take the next bytes of the stream.
+
+        :raises HandshakeError: the handshake failed; close the connection.
+        """
+        self.started = True
+        self._buffer.feed(data)
+        while (handshake := self._handshake) is not None:
+            try:
+                message = self._buffer.next_message()
+            except ValueError as error:
+                raise HandshakeError(str(error)) from None
+            if message is None:
+                return
+            handshake.read_message(message)
+            if handshake.result is None:
+                self._write(handshake)
+            else:
+                self._finish(handshake)
+
+    def data_to_send(self) -> bytes:
+        """What has to go to the peer now; empties it."""
+        data, self._outgoing = self._outgoing, b""
+        return data
+
+    def trailing_data(self) -> bytes:
+        """Bytes of the stream after the handshake, to be opened as records."""
+        return self._buffer.rest()
+
+    def _write(self, handshake: Handshake) -> None:
+        message = handshake.write_message()
+        self._outgoing += len(message).to_bytes(2, "big") + message
+        if handshake.result is not None:
+            self._finish(handshake)
+
+    def _finish(self, handshake: Handshake) -> None:
+        result = handshake.result
+        assert result is not None
+        # the library's objects weigh 3 KiB: a connection keeps the two ciphers only
+        self._handshake = None
+        self.sealer = RecordSealer(result.send_key)
+        self.opener = RecordOpener(result.receive_key)
+        self.remote = result.remote

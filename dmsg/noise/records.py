@@ -1,0 +1,160 @@
+"""Transport records of the 2019 protocol.
+
+``length(2) || sequence(4) || ciphertext || tag(16)``, numbers big endian;
+``length`` counts everything after itself.  The nonce of ChaCha20-Poly1305 is
+four zero bytes and the sequence as 8 bytes little endian, the associated data
+is empty.  The sequence starts at 1 and goes up by one per record and
+direction.  Two rules are stricter than the reference's: sequences must
+strictly grow (it accepts replays, section 2 of its description), and a
+connection ends before its 32-bit sequence wraps and nonces repeat.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
+
+LENGTH_SIZE = 2
+SEQUENCE_SIZE = 4
+TAG_SIZE = 16
+HEADER_SIZE = LENGTH_SIZE + SEQUENCE_SIZE
+OVERHEAD = SEQUENCE_SIZE + TAG_SIZE
+MAX_BODY = 65535
+MAX_PLAINTEXT = MAX_BODY - OVERHEAD  # 65515
+MAX_RECORD = LENGTH_SIZE + MAX_BODY
+MAX_SEQUENCE = 2**32 - 1
+
+COPY_LIMIT = 2048
+"""Bytes of plaintext up to which decrypting to a new object and copying it is
+cheaper than preparing a view to decrypt into."""
+
+_header = struct.Struct(">HI")
+_nonce = struct.Struct("<4xQ").pack
+
+
+class RecordSealer:
+    """Encrypts one direction."""
+
+    __slots__ = ("_encrypt", "_encrypt_into", "sequence")
+
+    def __init__(self, key: bytes, sequence: int = 0) -> None:
+        """:param key: 32 bytes.  :param sequence: of the last record sent."""
+        cipher = ChaCha20Poly1305(key)
+        self._encrypt = cipher.encrypt
+        self._encrypt_into = cipher.encrypt_into
+        self.sequence = sequence
+
+    @property
+    def exhausted(self) -> bool:
+        """No record can be sealed any more."""
+        return self.sequence >= MAX_SEQUENCE
+
+    def seal(self, plaintext: bytes | bytearray | memoryview) -> bytes | bytearray:
+        """One record.
+
+        :param plaintext: at most 65515 bytes.
+        :raises LocalProtocolError: too long, or the nonces are used up.
+        """
+        size = len(plaintext)
+        sequence = self.sequence + 1
+        if size > MAX_PLAINTEXT or sequence > MAX_SEQUENCE:
+            raise LocalProtocolError("record is too long or the connection's nonces are used up")
+        self.sequence = sequence
+        if size <= COPY_LIMIT:
+            return _header.pack(size + OVERHEAD, sequence) + self._encrypt(_nonce(sequence), plaintext, None)
+        record = bytearray(HEADER_SIZE + size + TAG_SIZE)
+        _header.pack_into(record, 0, size + OVERHEAD, sequence)
+        self._encrypt_into(_nonce(sequence), plaintext, None, memoryview(record)[HEADER_SIZE:])
+        return record
+
+
+class RecordOpener:
+    """Decrypts one direction from a byte stream in pieces of any size.
+
+    Keeps at most one unfinished record, and joins its pieces once.
+    """
+
+    __slots__ = ("_decrypt", "_decrypt_into", "_held", "_held_size", "_wanted", "sequence")
+
+    def __init__(self, key: bytes, sequence: int = 0) -> None:
+        """:param key: 32 bytes.  :param sequence: of the last record received."""
+        cipher = ChaCha20Poly1305(key)
+        self._decrypt = cipher.decrypt
+        self._decrypt_into = cipher.decrypt_into
+        self.sequence = sequence
+        self._held: list[bytes] | None = None
+        self._held_size = 0
+        self._wanted = 0
+
+    def open_into(self, data: bytes, buffer: bytearray, at: int) -> int:
+        """Append the plaintext of every record that ``data`` completes to ``buffer``.
+
+        :param data: the next bytes of the stream.
+        :param buffer: receives plaintext from ``at`` on; must have room for
+            ``len(data) + MAX_RECORD`` bytes from there.
+        :returns: the end of the plaintext in ``buffer``.
+        :raises RemoteProtocolError: a record is too short, not authentic,
+            or its sequence does not grow.
+        """
+        if self._held is not None:
+            self._held.append(data)
+            self._held_size += len(data)
+            if self._held_size < self._wanted:
+                return at
+            data = b"".join(self._held)
+            self._held = None
+        unpack = _header.unpack_from
+        decrypt = self._decrypt
+        sequence = self.sequence
+        view: memoryview | None = None
+        end = len(data)
+        position = 0
+        wanted = HEADER_SIZE
+        while end - position >= HEADER_SIZE:
+            length, number = unpack(data, position)
+            following = position + LENGTH_SIZE + length
+            if following > end:
+                wanted = LENGTH_SIZE + length
+                break
+            if number <= sequence or length < OVERHEAD:
+                self.sequence = sequence
+                if length < OVERHEAD:
+                    raise RemoteProtocolError(DropReason.BAD_RECORD, f"record of {length} bytes is too short")
+                raise RemoteProtocolError(
+                    DropReason.REPLAYED_RECORD, f"record sequence {number} after {sequence}"
+                )
+            try:
+                size = length - OVERHEAD
+                if size <= COPY_LIMIT:
+                    buffer[at : at + size] = decrypt(_nonce(number), data[position + HEADER_SIZE : following], None)
+                else:
+                    if view is None:
+                        view = memoryview(data)
+                    self._decrypt_into(
+                        _nonce(number),
+                        view[position + HEADER_SIZE : following],
+                        None,
+                        memoryview(buffer)[at : at + size],
+                    )
+            except InvalidTag:
+                self.sequence = sequence
+                raise RemoteProtocolError(DropReason.BAD_RECORD, "record is not authentic") from None
+            at += size
+            sequence = number
+            position = following
+        self.sequence = sequence
+        if position < end:
+            if end - position >= LENGTH_SIZE:
+                # a record too short to be one is refused without waiting for more
+                length = int.from_bytes(data[position : position + LENGTH_SIZE], "big")
+                if length < OVERHEAD:
+                    raise RemoteProtocolError(DropReason.BAD_RECORD, f"record of {length} bytes is too short")
+                wanted = LENGTH_SIZE + length
+            self._held = [data[position:] if position else data]
+            self._held_size = end - position
+            self._wanted = wanted
+        return at

@@ -1,0 +1,55 @@
+"""Deferreds that wait for the peer, by id.
+
+Each fires exactly once; when the connection is lost all that are left fail,
+and new ones fail at once with the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from twisted.internet.defer import Deferred, fail
+from twisted.python.failure import Failure
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Pending(Generic[K, V]):
+    """id -> Deferred."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[K, Deferred[V]] | None = {}
+        self._reason: Failure | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting or ())
+
+    def add(self, key: K) -> Deferred[V]:
+        """A Deferred for the answer to ``key``; cancelling forgets it."""
+        if self._waiting is None:
+            assert self._reason is not None
+            return fail(self._reason)
+        waiting = self._waiting
+        deferred: Deferred[V] = Deferred(lambda _: waiting.pop(key, None) and None)
+        waiting[key] = deferred
+        return deferred
+
+    def succeed(self, key: K, value: V) -> None:
+        """The answer is there; an answer that nobody waits for is ignored."""
+        if self._waiting is not None and (deferred := self._waiting.pop(key, None)) is not None:
+            deferred.callback(value)
+
+    def fail(self, key: K, reason: Failure) -> None:
+        """The answer is a refusal."""
+        if self._waiting is not None and (deferred := self._waiting.pop(key, None)) is not None:
+            deferred.errback(reason)
+
+    def fail_all(self, reason: Failure) -> None:
+        """The peer is gone: fail what waits, and whatever is added from now on."""
+        # the table is taken away first: callbacks may come back and add
+        waiting, self._waiting = self._waiting, None
+        self._reason = reason
+        for deferred in (waiting or {}).values():
+            deferred.errback(reason)

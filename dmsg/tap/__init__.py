@@ -1,0 +1,1 @@
+"""Options and makeService of the twistd plugins."""

@@ -1,0 +1,1 @@
+"""What the entities count about themselves."""

@@ -1,0 +1,1 @@
+"""dmsg connections, frames and transports (the protocol of 2019)."""

@@ -1,0 +1,465 @@
+"""What the server does with frames: who is connected, where an id leads, what is refused.
+
+No I/O.  A :class:`RelayPeer` is one connection; what goes to it is handed to
+its :class:`Port`.  The protocol class feeds plaintext to
+:meth:`Relay.receive_frames`; nothing is returned but how far it got, and an
+error of the protocol is an exception that ends that peer only.
+
+Invariants, checked by :meth:`Relay.check`:
+
+* a route exists at both ends or at neither (the 2019 reference leaves one end
+  behind, its defect 5);
+* :attr:`Relay.newest` names only connections that are here (its defect 12).
+
+Fairness.  A peer whose port has more queued than it can send is *congested*.
+A source is paused for it only while all its routes lead there, so that no
+other pair waits, and for a bounded time; beyond that each route may queue
+``ROUTE_QUEUE_LIMIT`` and the peer ``PEER_QUEUE_LIMIT`` bytes, and past those
+the route is closed with a reason while the others go on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
+from dmsg.keys import PUBKEY_SIZE, PubKey
+from dmsg.transport.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    FWD,
+    HANDSHAKE_PAYLOAD_SIZE,
+    HEADER_SIZE,
+    ID_COUNT,
+    IDS_PER_SIDE,
+    REQUEST,
+    encode_close,
+    encode_frame,
+    pack_id_into,
+    unpack_header,
+)
+
+MAX_TRANSPORTS = 8192
+"""Routes of one connection, by default."""
+MAX_CONNECTIONS_PER_KEY = 4
+"""Older connections of a key keep their transports, but no more than these in all."""
+ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
+"""Bytes that one route may have in a congested peer's queue."""
+PEER_QUEUE_LIMIT = 16 * 1024 * 1024
+"""Bytes in a peer's queue beyond which routes that use more than their share are closed."""
+PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
+"""Bytes that a peer's queue never exceeds: beyond, the connection is ended."""
+
+
+class Port(Protocol):
+    """How bytes leave for a peer."""
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue whole frames; the data is copied or used before this returns."""
+
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+
+    def pause_reading(self) -> None:
+        """Read no more from this peer for now; may be repeated."""
+
+    def resume_reading(self) -> None:
+        """Read again."""
+
+    def close(self, reason: DropReason) -> None:
+        """End this connection; :meth:`Relay.remove` follows, never before this returns."""
+
+
+class Route:
+    """One direction of one transport, kept at its source under the source's id."""
+
+    __slots__ = ("back", "mark", "peer", "queued", "to_id")
+
+    def __init__(self, peer: RelayPeer, to_id: int) -> None:
+        self.peer = peer
+        self.to_id = to_id
+        self.back: Route
+        self.queued = 0
+        """Bytes queued over this route since ``mark``: never less than what
+        it really has in the peer's queue, at most about twice that."""
+        self.mark = 0
+
+
+class RelayPeer:
+    """One connection, as the relay sees it."""
+
+    __slots__ = (
+        "bytes_in",
+        "closing",
+        "congested",
+        "destinations",
+        "frames_in",
+        "key",
+        "next_id",
+        "paused_by",
+        "pausing",
+        "port",
+        "routes",
+        "sent",
+        "stalled",
+    )
+
+    def __init__(self, key: PubKey, port: Port, first_id: int) -> None:
+        self.key = key
+        self.port = port
+        self.routes: dict[int, Route] = {}
+        self.next_id = first_id
+        self.destinations: dict[RelayPeer, int] = {}
+        """How many routes lead to which peer."""
+        self.congested = False
+        self.stalled = False
+        """Congested for so long that sources are no longer paused for it."""
+        self.sent = 0
+        """Bytes queued for it since it became congested."""
+        self.paused_by: RelayPeer | None = None
+        self.pausing: set[RelayPeer] = set()
+        self.closing = False
+        self.frames_in = 0
+        self.bytes_in = 0
+
+
+class Relay:
+    """The table of a server.
+
+    :ivar newest: key -> the newest connection of that key.
+    :ivar drops: how often each :class:`DropReason` occurred.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_transports: int = MAX_TRANSPORTS,
+        random: Random | None = None,
+        on_congested: Callable[[RelayPeer], None] | None = None,
+    ) -> None:
+        """:param on_congested: told when a source was paused for that peer, so
+        that :meth:`stall` can follow after a time."""
+        self.newest: dict[bytes, RelayPeer] = {}
+        self.peers: dict[RelayPeer, None] = {}
+        self._of_key: dict[bytes, list[RelayPeer]] = {}
+        self.max_transports = min(max_transports, IDS_PER_SIDE)
+        self.drops: Counter[DropReason] = Counter()
+        self.transports_opened = 0
+        self.route_count = 0
+        """Ends of routes; twice the number of transports."""
+        self.frames_gone = 0
+        self.bytes_gone = 0
+        self.draining = False
+        self._random = random or Random()
+        self._on_congested = on_congested or (lambda peer: None)
+
+    # --- connections ---
+
+    def add(self, key: PubKey, port: Port) -> RelayPeer:
+        """A connection of ``key`` is there; it is the newest of that key from now on."""
+        peer = RelayPeer(key, port, self._random.randrange(IDS_PER_SIDE) * 2 + 1)
+        self.peers[peer] = None
+        self.newest[key] = peer
+        same = self._of_key.setdefault(key, [])
+        same.append(peer)
+        if len(same) > MAX_CONNECTIONS_PER_KEY:
+            oldest = next((one for one in same if not one.closing), None)
+            if oldest is not None:
+                oldest.closing = True
+                self.drops[DropReason.REPLACED] += 1
+                oldest.port.close(DropReason.REPLACED)
+        return peer
+
+    def remove(self, peer: RelayPeer) -> None:
+        """The connection ended: its transports are closed at their other ends."""
+        if peer not in self.peers:
+            return
+        del self.peers[peer]
+        same = self._of_key[peer.key]
+        same.remove(peer)
+        if not same:
+            del self._of_key[peer.key], self.newest[peer.key]
+        elif self.newest[peer.key] is peer:
+            self.newest[peer.key] = same[-1]
+        self.frames_gone += peer.frames_in
+        self.bytes_gone += peer.bytes_in
+        self._release_sources(peer)
+        if peer.paused_by is not None:
+            peer.paused_by.pausing.discard(peer)
+        for own_id in list(peer.routes):
+            route = peer.routes.get(own_id)
+            if route is not None:  # a transport to oneself is in the table twice
+                self._drop_route(peer, own_id, route)
+                if route.peer is not peer:
+                    self.drops[DropReason.PEER_DISCONNECTED] += 1
+                    self._answer(route.peer, encode_close(route.to_id, CloseReason.PEER_DISCONNECTED))
+
+    @property
+    def frames(self) -> int:
+        """Frames received since the start."""
+        return self.frames_gone + sum(peer.frames_in for peer in self.peers)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of frames received since the start."""
+        return self.bytes_gone + sum(peer.bytes_in for peer in self.peers)
+
+    # --- frames ---
+
+    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int) -> int:
+        """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
+
+        :param end: where the plaintext in ``buffer`` ends.
+        :returns: how many bytes were taken; the rest is an unfinished frame.
+        :raises RemoteProtocolError: ``peer`` has to be disconnected.
+        """
+        routes = peer.routes
+        unpack = unpack_header
+        position = 0
+        start = 0
+        frames = 0
+        last_id = -1
+        route: Route | None = None
+        last_route: Route | None = None
+        view = memoryview(buffer)
+        try:
+            while end - position >= HEADER_SIZE:
+                frame_type, own_id, size = unpack(buffer, position)
+                following = position + HEADER_SIZE + size
+                if following > end:
+                    break
+                frames += 1
+                if FWD <= frame_type <= ACK:
+                    if own_id != last_id:
+                        route = routes.get(own_id)
+                        last_id = own_id
+                    if route is not None:
+                        if route is not last_route:
+                            if last_route is not None and (
+                                last_route.peer is not route.peer or route.peer.congested
+                            ):
+                                self._forward(peer, last_route, view[start:position])
+                                start = position
+                            elif last_route is None:
+                                start = position
+                            last_route = route
+                            to_id = route.to_id
+                        pack_id_into(buffer, position + 1, to_id)
+                        position = following
+                        continue
+                # everything else leaves the fast path: first what came before it
+                if last_route is not None:
+                    self._forward(peer, last_route, view[start:position])
+                    last_route = None
+                last_id = -1
+                payload = bytes(view[position + HEADER_SIZE : following])
+                position = following
+                self._receive_control(peer, frame_type, own_id, payload)
+        finally:
+            peer.frames_in += frames
+            peer.bytes_in += position
+        if last_route is not None:
+            self._forward(peer, last_route, view[start:position])
+        return position
+
+    def _forward(self, source: RelayPeer, route: Route, run: memoryview) -> None:
+        """Hand frames on that all go to the peer of ``route``."""
+        destination = route.peer
+        if not destination.congested:
+            destination.port.send(run)
+            return
+        own_id = route.back.to_id
+        if source.routes.get(own_id) is not route:
+            return  # closed by the frames before these
+        size = len(run)
+        queue = destination.port.queued()
+        if destination.sent - queue >= route.mark:  # all that was counted is sent
+            route.queued = 0
+            route.mark = destination.sent
+        route.queued += size
+        if (
+            route.queued > ROUTE_QUEUE_LIMIT
+            or queue > PEER_QUEUE_MAXIMUM
+            or (queue > PEER_QUEUE_LIMIT and route.queued > PEER_QUEUE_LIMIT // len(destination.routes))
+        ):
+            self.drops[DropReason.QUEUE_FULL] += 1
+            self._close_both(source, own_id, route, CloseReason.QUEUE_FULL)
+            return
+        destination.sent += size
+        destination.port.send(run)
+        self._pause_if_alone(source, destination)
+
+    def _receive_control(self, peer: RelayPeer, frame_type: int, own_id: int, payload: bytes) -> None:
+        if frame_type == REQUEST:
+            self._on_request(peer, own_id, payload)
+            return
+        if frame_type not in (ACCEPT, CLOSE, FWD, ACK):
+            raise RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")
+        route = peer.routes.get(own_id)
+        if route is None:
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
+            return
+        if frame_type == CLOSE:
+            self._drop_route(peer, own_id, route)
+        # payloads are the clients' business, as in the reference
+        self._answer(route.peer, encode_frame(frame_type, route.to_id, payload))
+
+    def _on_request(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
+        if (used := peer.routes.get(own_id)) is not None:
+            # the reference overwrites its rule and leaves half of the old one
+            # behind; here both ends of the old transport learn that it is over
+            self.drops[DropReason.ID_IN_USE] += 1
+            self._close_both(peer, own_id, used, CloseReason.ID_IN_USE)
+            return
+        responder = self.newest.get(payload[PUBKEY_SIZE:])
+        if own_id & 1 or len(payload) != HANDSHAKE_PAYLOAD_SIZE or payload[:PUBKEY_SIZE] != peer.key:
+            self._refuse(peer, own_id, DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
+        elif self.draining:
+            self._refuse(peer, own_id, DropReason.DRAINING, CloseReason.SHUTTING_DOWN)
+        elif responder is None:
+            self._refuse(peer, own_id, DropReason.NO_SUCH_PEER, CloseReason.NO_SUCH_PEER)
+        elif len(peer.routes) >= self.max_transports or len(responder.routes) >= self.max_transports:
+            self._refuse(peer, own_id, DropReason.TOO_MANY_TRANSPORTS, CloseReason.TOO_MANY_TRANSPORTS)
+        else:
+            to_id = self._new_id(responder)
+            there, back = Route(responder, to_id), Route(peer, own_id)
+            there.back, back.back = back, there
+            peer.routes[own_id] = there
+            responder.routes[to_id] = back
+            peer.destinations[responder] = peer.destinations.get(responder, 0) + 1
+            responder.destinations[peer] = responder.destinations.get(peer, 0) + 1
+            self.route_count += 2
+            self.transports_opened += 1
+            if peer.paused_by not in (None, responder):
+                self._resume(peer)
+            if responder.paused_by not in (None, peer):
+                self._resume(responder)
+            self._answer(responder, encode_frame(REQUEST, to_id, payload))
+
+    def _refuse(self, peer: RelayPeer, own_id: int, reason: DropReason, byte: CloseReason) -> None:
+        self.drops[reason] += 1
+        self._answer(peer, encode_close(own_id, byte))
+
+    def _new_id(self, peer: RelayPeer) -> int:
+        """The next free odd id: upwards by two, so that none is used again early."""
+        to_id = peer.next_id
+        while to_id in peer.routes:  # ends: max_transports is below the number of ids
+            to_id = (to_id + 2) % ID_COUNT
+        peer.next_id = (to_id + 2) % ID_COUNT
+        return to_id
+
+    def _answer(self, peer: RelayPeer, frame: bytes) -> None:
+        """Send a control frame; a peer that provokes many and reads none is ended."""
+        if peer not in self.peers:
+            return
+        if peer.congested:
+            if peer.port.queued() > PEER_QUEUE_MAXIMUM:
+                if not peer.closing:
+                    peer.closing = True
+                    self.drops[DropReason.SEND_BUFFER_FULL] += 1
+                    peer.port.close(DropReason.SEND_BUFFER_FULL)
+                return
+            peer.sent += len(frame)
+        peer.port.send(frame)
+
+    # --- ends of transports ---
+
+    def _drop_route(self, peer: RelayPeer, own_id: int, route: Route) -> None:
+        """Forget both directions of a transport."""
+        other = route.peer
+        del peer.routes[own_id]
+        del other.routes[route.to_id]
+        self.route_count -= 2
+        for one, two in ((peer, other), (other, peer)):
+            count = one.destinations[two] - 1
+            if count:
+                one.destinations[two] = count
+            else:
+                del one.destinations[two]
+                if one.paused_by is two:
+                    self._resume(one)
+
+    def _close_both(self, peer: RelayPeer, own_id: int, route: Route, reason: CloseReason) -> None:
+        self._drop_route(peer, own_id, route)
+        self._answer(peer, encode_close(own_id, reason))
+        self._answer(route.peer, encode_close(route.to_id, reason))
+
+    def close_all(self, reason: CloseReason) -> None:
+        """Close every transport at both ends, and refuse new ones: the server leaves."""
+        self.draining = True
+        for peer in list(self.peers):
+            for own_id, route in list(peer.routes.items()):
+                if peer.routes.get(own_id) is route:
+                    self._close_both(peer, own_id, route, reason)
+
+    # --- congestion ---
+
+    def congest(self, peer: RelayPeer) -> None:
+        """The peer's queue is longer than it should be."""
+        if not peer.congested and peer in self.peers:
+            peer.congested = True
+            peer.sent = peer.port.queued()
+            for route in peer.routes.values():
+                route.back.queued = route.back.mark = 0
+
+    def relieve(self, peer: RelayPeer) -> None:
+        """The peer's queue is empty again."""
+        peer.congested = False
+        peer.stalled = False
+        self._release_sources(peer)
+
+    def stall(self, peer: RelayPeer) -> None:
+        """The peer stayed congested: its sources are read again, within the limits."""
+        if peer.congested:
+            peer.stalled = True
+            self._release_sources(peer)
+
+    def _pause_if_alone(self, source: RelayPeer, destination: RelayPeer) -> None:
+        if source.paused_by is None and not destination.stalled and len(source.destinations) == 1:
+            source.paused_by = destination
+            first = not destination.pausing
+            destination.pausing.add(source)
+            source.port.pause_reading()
+            if first:
+                self._on_congested(destination)
+
+    def _resume(self, source: RelayPeer) -> None:
+        assert source.paused_by is not None
+        source.paused_by.pausing.discard(source)
+        source.paused_by = None
+        source.port.resume_reading()
+
+    def _release_sources(self, peer: RelayPeer) -> None:
+        while peer.pausing:
+            source = peer.pausing.pop()
+            source.paused_by = None
+            source.port.resume_reading()
+
+    # --- self-check ---
+
+    def check(self) -> None:
+        """Compare the tables with each other.
+
+        :raises AssertionError: they disagree; never seen unless this module is wrong.
+        """
+        ends = 0
+        for peer in self.peers:
+            counted: Counter[RelayPeer] = Counter()
+            for own_id, route in peer.routes.items():
+                ends += 1
+                counted[route.peer] += 1
+                assert route.peer in self.peers
+                assert route.back.to_id == own_id and route.back.peer is peer
+                assert route.peer.routes[route.to_id] is route.back
+            assert counted == Counter(peer.destinations)
+            assert peer in self._of_key[peer.key]
+            assert peer.paused_by is None or peer in peer.paused_by.pausing
+        assert ends == self.route_count
+        for key, newest in self.newest.items():
+            assert newest.key == key and newest in self.peers
+        assert len(self.newest) == len(self._of_key)
