@@ -1,0 +1,339 @@
+"""The HTTP face of discovery: routes and the error map, nothing else.
+
+Two families of paths: those of the seed documents (``/discovery/...``) with
+clear status codes, and those of the 2019 client (``/messaging-discovery/...``)
+with that service's codes and bodies, to the letter.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from typing import Any
+
+from klein import Klein
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.iweb import IRequest
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET, Request, Site
+
+from dmsg.discovery.entry import (
+    MAX_ENTRY_SIZE,
+    NULL_KEY,
+    EntryDecodeError,
+    EntryInvalid,
+    EntrySignatureError,
+    Form,
+    decode_deletion,
+    decode_verified,
+)
+from dmsg.discovery.limits import RateLimit
+from dmsg.errors import EntryNotFound, KeyFormatError
+from dmsg.keys import PubKey
+from dmsg.telemetry.metrics import Metrics
+
+_log = Logger()
+
+MAX_SERVERS = 10
+"""Servers in one answer of available_servers, by default."""
+SERVER_TTL = 120.0
+"""Seconds without a refresh after which a server is not listed, by default."""
+RATE = 50.0
+"""Requests a second and address, by default."""
+BURST = 200.0
+"""Requests of an address at once, by default."""
+IDLE_TIMEOUT = 30
+"""Seconds that a request, or a kept connection, may take."""
+
+NOT_FOUND = "entry of public key is not found"
+BAD_INPUT = "error bad input"
+UNEXPECTED = "something unexpected happened"
+BAD_SIGNATURE = "invalid signature"
+WROTE_FIRST = "wrote a new entry"
+WROTE_NEXT = "wrote new entry iteration"
+
+
+class StoreUnavailable(Exception):
+    """The store failed; the client may try again."""
+
+
+def _answer(request: IRequest, status: int, message: str) -> bytes:
+    request.setResponseCode(status)
+    request.setHeader(b"content-type", b"application/json")
+    return json.dumps({"message": message, "code": status}, separators=(",", ":")).encode()
+
+
+def _json(request: IRequest, body: bytes, status: int = 200) -> bytes:
+    request.setResponseCode(status)
+    request.setHeader(b"content-type", b"application/json")
+    return body
+
+
+class DiscoveryAPI:
+    """Maps HTTP onto an entry store.
+
+    :param store: provides :class:`~dmsg.discovery.store.IEntryStore`.
+    """
+
+    _app = Klein()
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        store: Any,
+        wall_clock: Any,
+        metrics: Metrics,
+        *,
+        max_servers: int = MAX_SERVERS,
+        server_ttl: float = SERVER_TTL,
+    ) -> None:
+        """:param wall_clock: returns seconds since 1970; kept apart from the
+        reactor's clock because stores outlive the process."""
+        self._reactor = reactor
+        self._store = store
+        self._now = wall_clock
+        self._metrics = metrics
+        self._max_servers = max_servers
+        self._server_ttl = server_ttl
+        self._openapi = importlib.resources.files("dmsg.discovery").joinpath("openapi.json").read_bytes()
+
+    def resource(self) -> IResource:
+        """The root resource."""
+        root: IResource = self._app.resource()
+        return root
+
+    # --- the store, with its failures named ---
+
+    def _ask(self, result: Deferred[Any]) -> Deferred[Any]:
+        def failed(failure: Failure) -> Failure:
+            if failure.check(EntryNotFound, EntryInvalid):
+                return failure
+            _log.failure("store failed", failure)
+            raise StoreUnavailable
+
+        return result.addErrback(failed)
+
+    def _post(self, request: IRequest, form: Form) -> Deferred[bytes]:
+        entry = decode_verified(request.content.read(), form)  # type: ignore[attr-defined]
+
+        def posted(first: bool) -> bytes:
+            self._metrics.posted.labels("first" if first else "next").inc()
+            return _answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
+
+        return self._ask(self._store.post(entry, self._now())).addCallback(posted)
+
+    def _available(self) -> Deferred[list[bytes]]:
+        return self._ask(self._store.available(self._max_servers, self._now() - self._server_ttl))
+
+    # --- paths of the seed documents ---
+
+    @_app.route("/discovery/entries", methods=["POST"])
+    def post_entry(self, request: IRequest) -> Deferred[bytes]:
+        """POST Entry."""
+        return self._post(request, Form.SEED)
+
+    @_app.route("/discovery/entries/<static>", methods=["GET"])
+    def get_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
+        """GET Entry."""
+        key = PubKey.from_hex(static)
+        return self._ask(self._store.get(key.hex())).addCallback(lambda body: _json(request, body))
+
+    @_app.route("/discovery/entries/<static>", methods=["DELETE"])
+    def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
+        """Delete an entry by a statement that its key signed."""
+        key = PubKey.from_hex(static)
+        deletion = decode_deletion(request.content.read())  # type: ignore[attr-defined]
+        if deletion.static != key.hex():
+            raise EntryInvalid("static is not the key of the path")
+
+        def deleted(_: None) -> bytes:
+            self._metrics.posted.labels("deleted").inc()
+            return _answer(request, 200, "deleted the entry")
+
+        return self._ask(self._store.delete(deletion)).addCallback(deleted)
+
+    @_app.route("/discovery/available_servers", methods=["GET"])
+    def get_available_servers(self, request: IRequest) -> Deferred[bytes]:
+        """GET Available Servers."""
+
+        def found(servers: list[bytes]) -> bytes:
+            if not servers:
+                return _answer(request, 404, "no server is available")
+            return _json(request, b"[" + b",".join(servers) + b"]")
+
+        return self._available().addCallback(found)
+
+    # --- paths of the 2019 client ---
+
+    @_app.route("/messaging-discovery/entry", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    def go_redirect(self, request: IRequest) -> bytes:
+        """Go's mux sends those without the slash to the one with it."""
+        request.setResponseCode(301)
+        request.setHeader(b"location", b"/messaging-discovery/entry/")
+        return b""
+
+    @_app.route("/messaging-discovery/entry/", branch=True)
+    def go_entry(self, request: IRequest) -> Any:
+        """POST is a POST whatever the rest of the path; all else gets the last segment's entry."""
+        if request.method == b"POST":
+            return self._go(request, lambda: self._post(request, Form.GO2019))
+        text = request.path.rsplit(b"/", 1)[1].decode("latin-1")  # type: ignore[attr-defined]
+
+        def get() -> Deferred[bytes]:
+            # zeros of any length, also none, are the null key, which has no entry
+            key = PubKey.from_hex(text).hex() if text.strip("0") else NULL_KEY
+            return self._ask(self._store.get(key)).addCallback(lambda body: _json(request, body))
+
+        return self._go(request, get)
+
+    @_app.route("/messaging-discovery/available_servers", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    def go_available_servers(self, request: IRequest) -> Any:
+        """``[]`` where the seed documents say 404."""
+        return self._go(
+            request,
+            lambda: self._available().addCallback(lambda servers: _json(request, b"[" + b",".join(servers) + b"]")),
+        )
+
+    def _go(self, request: IRequest, act: Any) -> Any:
+        """The 2019 service answers 500 to JSON that it cannot decode."""
+        try:
+            return act()
+        except EntryDecodeError as error:
+            self._refused("undecodable", error)
+            return _answer(request, 500, UNEXPECTED)
+        except KeyFormatError:
+            return _answer(request, 400, BAD_INPUT)
+
+    # --- about the service ---
+
+    @_app.route("/openapi.json", methods=["GET"])
+    def openapi(self, request: IRequest) -> bytes:
+        """The description of the paths of the seed documents."""
+        return _json(request, self._openapi)
+
+    @_app.route("/health", methods=["GET"])
+    def health(self, request: IRequest) -> Deferred[bytes]:
+        """200 when the store answers."""
+        return self._ask(self._store.count()).addCallback(
+            lambda count: _json(request, json.dumps({"status": "ok", "entries": count}).encode())
+        )
+
+    @_app.route("/metrics", methods=["GET"])
+    def metrics(self, request: IRequest) -> Deferred[bytes]:
+        """Prometheus text."""
+
+        def counted(count: int) -> bytes:
+            self._metrics.entries.set(count)
+            request.setHeader(b"content-type", self._metrics.content_type)
+            return self._metrics.render()
+
+        return self._ask(self._store.count()).addCallback(counted)
+
+    # --- errors ---
+
+    def _refused(self, kind: str, error: Exception) -> None:
+        self._metrics.refused.labels(kind).inc()
+        _log.debug("refused: {error}", error=str(error))
+
+    @_app.handle_errors(EntryNotFound)
+    def _not_found(self, request: IRequest, failure: Failure) -> bytes:
+        return _answer(request, 404, NOT_FOUND)
+
+    @_app.handle_errors(KeyFormatError)
+    def _bad_key(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused("bad_key", failure.value)
+        return _answer(request, 400, f"{BAD_INPUT}: {failure.value}")
+
+    @_app.handle_errors(EntryDecodeError)
+    def _undecodable(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused("undecodable", failure.value)
+        return _answer(request, 400, f"{BAD_INPUT}: {failure.value}")
+
+    @_app.handle_errors(EntrySignatureError)
+    def _bad_signature(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused("signature", failure.value)
+        return _answer(request, 401, BAD_SIGNATURE)
+
+    @_app.handle_errors(EntryInvalid)
+    def _invalid(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused("invalid", failure.value)
+        return _answer(request, 422, str(failure.value))
+
+    @_app.handle_errors(StoreUnavailable)
+    def _unavailable(self, request: IRequest, failure: Failure) -> bytes:
+        request.setHeader(b"retry-after", b"1")
+        return _answer(request, 503, "the store does not answer")
+
+
+# --- what stands before the routes -------------------------------------------
+
+
+class _BoundedRequest(Request):
+    """Refuses a long body before it is read."""
+
+    refused = False
+    received = 0
+
+    def gotLength(self, length: int | None) -> None:
+        if length is not None and length > MAX_ENTRY_SIZE:
+            self.refused = True
+            length = 0
+        super().gotLength(length)
+
+    def handleContentChunk(self, data: bytes) -> None:
+        self.received += len(data)
+        if self.received > MAX_ENTRY_SIZE:
+            self.refused = True
+        if not self.refused:
+            super().handleContentChunk(data)
+        elif self.received > 4 * MAX_ENTRY_SIZE:
+            self.channel.loseConnection()  # it goes on all the same
+
+
+class _Gate(Resource):
+    """Body limit and rate limit, for all paths."""
+
+    isLeaf = True
+
+    def __init__(self, root: IResource, reactor: IReactorTime, limit: RateLimit, proxied: bool, metrics: Metrics) -> None:
+        super().__init__()
+        self._root = root
+        self._reactor = reactor
+        self._limit = limit
+        self._proxied = proxied
+        self._metrics = metrics
+
+    def _address(self, request: Request) -> str:
+        if self._proxied and (forwarded := request.getHeader(b"x-forwarded-for")):
+            # the last is what our own proxy saw; those before it anybody can write
+            return forwarded.decode("latin-1").rpartition(",")[2].strip()
+        return str(getattr(request.getClientAddress(), "host", ""))
+
+    def render(self, request: Request) -> int | bytes:
+        if getattr(request, "refused", False):
+            self._metrics.refused.labels("too_long").inc()
+            request.setHeader(b"connection", b"close")
+            return _answer(request, 413, f"body is longer than {MAX_ENTRY_SIZE} bytes")
+        if not self._limit.allow(self._address(request), self._reactor.seconds()):
+            self._metrics.refused.labels("rate_limit").inc()
+            request.setHeader(b"retry-after", b"1")
+            return _answer(request, 429, "too many requests")
+        result = self._root.render(request)
+        return NOT_DONE_YET if result is NOT_DONE_YET else result  # type: ignore[return-value]
+
+
+def make_site(
+    api: DiscoveryAPI, reactor: Any, metrics: Metrics, *, rate: float = RATE, burst: float = BURST, proxied: bool = False
+) -> Site:
+    """The factory to listen with.
+
+    :param rate: requests a second and address; 0 means no limit.
+    :param proxied: the address is the last of X-Forwarded-For.
+    """
+    gate = _Gate(api.resource(), reactor, RateLimit(rate, burst), proxied, metrics)
+    site = Site(gate, requestFactory=_BoundedRequest, timeout=IDLE_TIMEOUT, parsePOSTFormSubmission=False)
+    site.noisy = False
+    return site

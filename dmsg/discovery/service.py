@@ -1,0 +1,89 @@
+"""The discovery entity: a store, the API over it, and ports that listen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.interfaces import IListeningPort
+from twisted.logger import Logger
+
+from dmsg.discovery.api import BURST, MAX_SERVERS, RATE, SERVER_TTL, DiscoveryAPI, make_site
+from dmsg.discovery.store import open_store
+from dmsg.telemetry.metrics import Metrics
+
+_log = Logger()
+
+
+class Discovery(Service):
+    """The discovery service.
+
+    :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
+    :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.open_store`.
+    :ivar ready: fires with the listening ports; fails with StoreError or
+        what listening raises.
+    """
+
+    name = "dmsg-discovery"
+
+    def __init__(
+        self,
+        reactor: Any,
+        listen: Sequence[str],
+        store: str,
+        *,
+        rate: float = RATE,
+        burst: float = BURST,
+        proxied: bool = False,
+        max_servers: int = MAX_SERVERS,
+        server_ttl: float = SERVER_TTL,
+    ) -> None:
+        self._reactor = reactor
+        self._listen = tuple(listen)
+        self._store_description = store
+        self._rate, self._burst, self._proxied = rate, burst, proxied
+        self._max_servers, self._server_ttl = max_servers, server_ttl
+        self._store: Any = None
+        self.ports: list[IListeningPort] = []
+        self.metrics = Metrics()
+        self.ready: Deferred[list[IListeningPort]] = Deferred()
+
+    def startService(self) -> None:
+        super().startService()
+        self.ready = Deferred.fromCoroutine(self._start())
+
+    async def _start(self) -> list[IListeningPort]:
+        self._store = await open_store(self._store_description, self._reactor)
+        api = DiscoveryAPI(
+            self._reactor,
+            self._store,
+            time.time,
+            self.metrics,
+            max_servers=self._max_servers,
+            server_ttl=self._server_ttl,
+        )
+        site = make_site(
+            api, self._reactor, self.metrics, rate=self._rate, burst=self._burst, proxied=self._proxied
+        )
+        for description in self._listen:
+            port = await serverFromString(self._reactor, description).listen(site)
+            self.ports.append(port)
+            _log.info("discovery listens on {address}", address=str(port.getHost()))
+        return self.ports
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        self.ready.addErrback(lambda _: None)
+        self.ready.cancel()
+        await DeferredList([port.stopListening() for port in self.ports if port is not None], consumeErrors=True)
+        self.ports.clear()
+        if self._store is not None:
+            await self._store.close()
+            self._store = None

@@ -1,0 +1,406 @@
+"""Where entries are kept: in memory, in SQLite, in Redis; one interface.
+
+Each store compares and sets in one step, by the rules of
+:func:`dmsg.discovery.entry.check_iteration`; for Redis the rule is a script
+that runs there, so that several discovery processes can share a database.
+Entries come in verified; times come in as arguments.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
+from zope.interface import Interface, implementer
+
+from dmsg.discovery.entry import (
+    WRONG_DELETE_SEQUENCE,
+    WRONG_FIRST_SEQUENCE,
+    WRONG_SEQUENCE,
+    WRONG_TIME,
+    Deletion,
+    Entry,
+    EntryInvalid,
+    Head,
+    check_deletion,
+    check_iteration,
+    next_sequence,
+    time_order,
+)
+from dmsg.errors import DmsgError, EntryNotFound
+
+
+class StoreError(DmsgError):
+    """The store cannot be opened or reached."""
+
+
+class IEntryStore(Interface):
+    """Entries by key."""
+
+    def post(entry: Entry, now: float) -> Deferred[bool]:
+        """Store a verified entry in place of the key's present one.
+
+        Fires with True for the first entry of a key, False for a later one.
+        Fails with EntryInvalid when sequence or timestamp do not follow.
+        """
+
+    def get(static: str) -> Deferred[bytes]:
+        """The JSON of a key's entry.  Fails with EntryNotFound."""
+
+    def delete(deletion: Deletion) -> Deferred[None]:
+        """Carry out a verified deletion.  Fails with EntryNotFound or EntryInvalid."""
+
+    def available(most: int, since: float) -> Deferred[list[bytes]]:
+        """JSON of at most ``most`` random servers with free connections posted after ``since``."""
+
+    def count() -> Deferred[int]:
+        """Entries that are there."""
+
+    def close() -> Deferred[None]:
+        """Let go of files and connections."""
+
+
+def _listable(entry: Entry) -> bool:
+    return entry.server is not None and entry.server.available_connections > 0
+
+
+@implementer(IEntryStore)
+class MemoryStore:
+    """Entries in a dict; gone with the process."""
+
+    def __init__(self, random: Random | None = None) -> None:
+        self._heads: dict[str, Head] = {}
+        self._json: dict[str, bytes] = {}
+        # ordered by the time of posting, oldest first
+        self._servers: dict[str, float] = {}
+        self._random = random or Random()
+
+    def post(self, entry: Entry, now: float) -> Deferred[bool]:
+        static = entry.static
+        try:
+            first = check_iteration(self._heads.get(static), entry)
+        except EntryInvalid:
+            return fail()
+        self._heads[static] = Head(entry.sequence, time_order(entry.timestamp))
+        self._json[static] = entry.to_json()
+        self._servers.pop(static, None)
+        if _listable(entry):
+            self._servers[static] = now
+        return succeed(first)
+
+    def get(self, static: str) -> Deferred[bytes]:
+        body = self._json.get(static)
+        return fail(EntryNotFound()) if body is None else succeed(body)
+
+    def delete(self, deletion: Deletion) -> Deferred[None]:
+        static = deletion.static
+        try:
+            check_deletion(self._heads.get(static), deletion)
+        except KeyError:
+            return fail(EntryNotFound())
+        except EntryInvalid:
+            return fail()
+        self._heads[static] = Head(deletion.sequence, time_order(deletion.timestamp), deleted=True)
+        del self._json[static]
+        self._servers.pop(static, None)
+        return succeed(None)
+
+    def available(self, most: int, since: float) -> Deferred[list[bytes]]:
+        live = []
+        for static, posted in reversed(self._servers.items()):
+            if posted < since:
+                break
+            live.append(static)
+        chosen = self._random.sample(live, min(most, len(live)))
+        return succeed([self._json[static] for static in chosen])
+
+    def count(self) -> Deferred[int]:
+        return succeed(len(self._json))
+
+    def close(self) -> Deferred[None]:
+        return succeed(None)
+
+
+@implementer(IEntryStore)
+class SQLiteStore:
+    """Entries in a file, write-ahead logged.
+
+    A statement takes some tens of microseconds and none waits for the disk
+    (``synchronous=NORMAL``), so they run in the reactor thread: what is
+    answered survives ``kill -9``; a power cut may take the last seconds, and
+    never leaves a damaged file.
+    """
+
+    def __init__(self, path: str) -> None:
+        """:raises StoreError: cannot be opened, or is not a database of ours."""
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute(
+                """CREATE TABLE IF NOT EXISTS entries (
+                    static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
+                    json BLOB, posted REAL NOT NULL, listable INTEGER NOT NULL) WITHOUT ROWID"""
+            )
+            self._db.execute("CREATE INDEX IF NOT EXISTS servers ON entries (posted) WHERE listable")
+        except sqlite3.Error as error:
+            raise StoreError(f"{path}: {error}") from None
+
+    def _head(self, static: str) -> Head | None:
+        row = self._db.execute(
+            "SELECT sequence, time_order, json IS NULL FROM entries WHERE static = ?", (static,)
+        ).fetchone()
+        return None if row is None else Head(int(row[0]), row[1], bool(row[2]))
+
+    def post(self, entry: Entry, now: float) -> Deferred[bool]:
+        db = self._db
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                first = check_iteration(self._head(entry.static), entry)
+                db.execute(
+                    "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        entry.static,
+                        str(entry.sequence),
+                        time_order(entry.timestamp),
+                        entry.to_json(),
+                        now,
+                        _listable(entry),
+                    ),
+                )
+                db.execute("COMMIT")
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+        except (EntryInvalid, sqlite3.Error):
+            return fail()
+        return succeed(first)
+
+    def get(self, static: str) -> Deferred[bytes]:
+        row = self._db.execute("SELECT json FROM entries WHERE static = ?", (static,)).fetchone()
+        return fail(EntryNotFound()) if row is None or row[0] is None else succeed(row[0])
+
+    def delete(self, deletion: Deletion) -> Deferred[None]:
+        db = self._db
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                check_deletion(self._head(deletion.static), deletion)
+                db.execute(
+                    "UPDATE entries SET time_order = ?, json = NULL, listable = 0 WHERE static = ?",
+                    (time_order(deletion.timestamp), deletion.static),
+                )
+                db.execute("COMMIT")
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+        except KeyError:
+            return fail(EntryNotFound())
+        except (EntryInvalid, sqlite3.Error):
+            return fail()
+        return succeed(None)
+
+    def available(self, most: int, since: float) -> Deferred[list[bytes]]:
+        rows = self._db.execute(
+            "SELECT json FROM entries WHERE listable AND posted >= ? ORDER BY random() LIMIT ?", (since, most)
+        ).fetchall()
+        return succeed([row[0] for row in rows])
+
+    def count(self) -> Deferred[int]:
+        row = self._db.execute("SELECT count(*) FROM entries WHERE json IS NOT NULL").fetchone()
+        return succeed(int(row[0]))
+
+    def close(self) -> Deferred[None]:
+        self._db.close()
+        return succeed(None)
+
+
+# Numbers are compared as text: Lua's are doubles, ours have 64 bits.
+_POST = """
+local head = redis.call('HMGET', KEYS[1], 'next', 'order', 'json')
+local kind = 'next'
+if not head[3] then
+  kind = 'first'
+  if ARGV[1] ~= '0' then return 'not zero' end
+elseif head[1] ~= ARGV[1] then
+  return 'sequence'
+end
+if head[2] and ARGV[3] <= head[2] then return 'time' end
+redis.call('HSET', KEYS[1], 'sequence', ARGV[1], 'next', ARGV[2], 'order', ARGV[3], 'json', ARGV[4])
+if ARGV[6] == '1' then
+  redis.call('ZADD', KEYS[2], ARGV[5], KEYS[1])
+else
+  redis.call('ZREM', KEYS[2], KEYS[1])
+end
+if kind == 'first' then redis.call('INCR', KEYS[3]) end
+return kind
+"""
+_DELETE = """
+local head = redis.call('HMGET', KEYS[1], 'sequence', 'order', 'json')
+if not head[3] then return 'missing' end
+if head[1] ~= ARGV[1] then return 'sequence' end
+if ARGV[2] <= head[2] then return 'time' end
+redis.call('HSET', KEYS[1], 'order', ARGV[2])
+redis.call('HDEL', KEYS[1], 'json')
+redis.call('ZREM', KEYS[2], KEYS[1])
+redis.call('DECR', KEYS[3])
+return 'deleted'
+"""
+# the drawing is by rank, so that stale servers, which are at the front, cost nothing
+_AVAILABLE = """
+local live = redis.call('ZCOUNT', KEYS[1], ARGV[1], '+inf')
+local all = redis.call('ZCARD', KEYS[1])
+local most = math.min(tonumber(ARGV[2]), live)
+math.randomseed(tonumber(ARGV[3]))
+local ranks, swapped = {}, {}
+for i = 1, most do
+  local j = math.random(i, live)
+  ranks[i] = swapped[j] or j
+  swapped[j] = swapped[i] or i
+end
+local found = {}
+for i = 1, most do
+  local rank = all - live + ranks[i] - 1
+  local name = redis.call('ZRANGE', KEYS[1], rank, rank)[1]
+  found[i] = redis.call('HGET', name, 'json')
+end
+return found
+"""
+
+
+@implementer(IEntryStore)
+class RedisStore:
+    """Entries in Redis; any number of discovery processes may share one.
+
+    Keys: ``dmsg:entry:<static>`` a hash, ``dmsg:servers`` a sorted set of
+    server entries by time of posting, ``dmsg:entries`` their number.
+    """
+
+    prefix = "dmsg:"
+
+    def __init__(self, connection: Any, random: Random | None = None) -> None:
+        """:param connection: of txredisapi, with ``charset=None``; see :func:`open_store`."""
+        self._redis = connection
+        self._random = random or Random()
+
+    def _run(self, script: str, keys: list[str], arguments: list[Any]) -> Deferred[Any]:
+        result: Deferred[Any] = self._redis.eval(script, [self.prefix + key for key in keys], arguments)
+        return result
+
+    def post(self, entry: Entry, now: float) -> Deferred[bool]:
+        def posted(answer: bytes) -> bool:
+            if answer in (b"first", b"next"):
+                return answer == b"first"
+            raise EntryInvalid(
+                {b"not zero": WRONG_FIRST_SEQUENCE, b"sequence": WRONG_SEQUENCE, b"time": WRONG_TIME}[answer]
+            )
+
+        return self._run(
+            _POST,
+            [f"entry:{entry.static}", "servers", "entries"],
+            [
+                str(entry.sequence),
+                str(next_sequence(entry.sequence)),
+                time_order(entry.timestamp),
+                entry.to_json(),
+                repr(now),
+                "1" if _listable(entry) else "0",
+            ],
+        ).addCallback(posted)
+
+    def get(self, static: str) -> Deferred[bytes]:
+        def got(body: bytes | None) -> bytes:
+            if body is None:
+                raise EntryNotFound
+            return body
+
+        result: Deferred[bytes] = self._redis.hget(f"{self.prefix}entry:{static}", "json").addCallback(got)
+        return result
+
+    def delete(self, deletion: Deletion) -> Deferred[None]:
+        def deleted(answer: bytes) -> None:
+            if answer == b"missing":
+                raise EntryNotFound
+            if answer != b"deleted":
+                raise EntryInvalid({b"sequence": WRONG_DELETE_SEQUENCE, b"time": WRONG_TIME}[answer])
+
+        return self._run(
+            _DELETE,
+            [f"entry:{deletion.static}", "servers", "entries"],
+            [str(deletion.sequence), time_order(deletion.timestamp)],
+        ).addCallback(deleted)
+
+    def available(self, most: int, since: float) -> Deferred[list[bytes]]:
+        seed = str(self._random.randrange(2**31))
+        return self._run(_AVAILABLE, ["servers"], [repr(since), str(most), seed]).addCallback(
+            lambda found: [body for body in found if body]
+        )
+
+    def count(self) -> Deferred[int]:
+        result: Deferred[int] = self._redis.get(f"{self.prefix}entries").addCallback(lambda n: int(n or 0))
+        return result
+
+    def close(self) -> Deferred[None]:
+        result: Deferred[None] = self._redis.disconnect()
+        return result
+
+
+async def open_store(description: str, reactor: IReactorTime) -> Any:
+    """A store from what ``--store`` says.
+
+    :param description: ``memory:``, ``sqlite:PATH`` or
+        ``redis://[:PASSWORD@]HOST[:PORT][/DATABASE]``.
+    :raises StoreError: unknown, cannot be opened, or Redis does not answer.
+    """
+    kind, _, rest = description.partition(":")
+    if kind == "memory" and not rest:
+        return MemoryStore()
+    if kind == "sqlite" and rest:
+        return SQLiteStore(rest)
+    if kind == "redis":
+        return await _open_redis(description, reactor)
+    raise StoreError(f"{_without_password(description)}: not memory:, sqlite:PATH or redis://HOST:PORT")
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"redis://***@{tail}" if at and head.startswith("redis:") else url
+
+
+async def _open_redis(url: str, reactor: IReactorTime) -> RedisStore:
+    from urllib.parse import urlsplit
+
+    try:
+        import txredisapi
+    except ImportError:
+        raise StoreError("redis: needs the extra: pip install 'dmsg[redis]'") from None
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or 6379
+        database = int(parts.path.strip("/") or 0)
+    except ValueError:
+        host = None
+    if not host:
+        raise StoreError(f"{_without_password(url)}: not a redis URL")
+    # reconnects by itself; while Redis is away calls fail and POSTs answer 503
+    connection = txredisapi.lazyConnection(
+        host,
+        port,
+        database,
+        reconnect=True,
+        charset=None,
+        password=parts.password,
+        connectTimeout=5,
+        replyTimeout=10,
+        convertNumbers=False,
+    )
+    try:
+        await connection.ping().addTimeout(5, reactor)
+    except Exception:
+        await connection.disconnect()
+        raise StoreError(f"{_without_password(url)}: Redis does not answer") from None
+    return RedisStore(connection)

@@ -1,0 +1,78 @@
+"""``twistd dmsg-discovery``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.application.service import IService
+from twisted.python.usage import Options as UsageOptions
+from twisted.python.usage import UsageError
+
+from dmsg.discovery.api import BURST, MAX_SERVERS, RATE, SERVER_TTL
+from dmsg.discovery.service import Discovery
+from dmsg.tap.options import endpoint, number, set_log_format
+from dmsg.tap.running import StopOnFailure
+
+DEFAULT_LISTEN = "tcp:9090"
+DEFAULT_STORE = "sqlite:dmsg-discovery.sqlite"
+
+
+class Options(UsageOptions):
+    """Options of ``twistd dmsg-discovery``."""
+
+    synopsis = "[options]"
+    longdesc = (
+        "dmsg discovery keeps signed entries that say which public key is reached through which servers. "
+        "Example: twistd -n dmsg-discovery --listen tcp:9090 --store sqlite:/var/lib/dmsg/discovery.sqlite"
+    )
+    optParameters = [
+        ["store", None, DEFAULT_STORE, "memory:, sqlite:PATH or redis://HOST:PORT/DB; the password of Redis is taken from DMSG_REDIS_PASSWORD", str],
+        ["rate-limit", None, str(int(RATE)), "requests a second of one address; 0 means no limit", str],
+        ["burst", None, str(int(BURST)), "requests of one address at once", str],
+        ["server-ttl", None, str(int(SERVER_TTL)), "seconds without a refresh after which a server is not listed", str],
+        ["max-servers", None, str(MAX_SERVERS), "servers in one answer", str],
+        ["log-format", None, "text", "text or json", str],
+    ]
+    optFlags = [["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self["listen"] = []
+
+    def opt_listen(self, value: str) -> None:
+        """Endpoint string to listen on, ssl: too; may be repeated [default: tcp:9090]"""
+        self["listen"].append(endpoint(value))
+
+    def postOptions(self) -> None:
+        self["listen"] = self["listen"] or [DEFAULT_LISTEN]
+        for name, low, high in (
+            ("rate-limit", 0, 10**6),
+            ("burst", 1, 10**6),
+            ("server-ttl", 1, 10**6),
+            ("max-servers", 1, 1000),
+        ):
+            self[name] = number(self[name], low, high)
+        if self["log-format"] not in ("text", "json"):
+            raise UsageError("log-format is text or json")
+        kind, colon, rest = self["store"].partition(":")
+        if not colon or kind not in ("memory", "sqlite", "redis") or (kind != "memory" and not rest):
+            raise UsageError("store is memory:, sqlite:PATH or redis://HOST:PORT/DB")
+
+
+def makeService(options: Options, reactor: Any = None) -> IService:
+    """Discovery as a Twisted service."""
+    if reactor is None:
+        from twisted.internet import reactor
+    set_log_format(options["log-format"])
+    discovery = Discovery(
+        reactor,
+        options["listen"],
+        options["store"],
+        rate=options["rate-limit"],
+        burst=options["burst"],
+        proxied=bool(options["proxied"]),
+        max_servers=options["max-servers"],
+        server_ttl=options["server-ttl"],
+    )
+    service: IService = StopOnFailure(reactor, discovery)
+    return service

@@ -1,0 +1,98 @@
+"""What the options of several entities share."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from typing import Any, TextIO
+
+from twisted.internet.endpoints import serverFromString
+from twisted.logger import FileLogObserver, ILogObserver, LogEvent, eventAsText, globalLogPublisher
+from twisted.python.usage import UsageError
+
+DESCRIPTOR_RESERVE = 64
+"""Descriptors that are not for clients: log, listening ports, discovery."""
+
+
+def endpoint(value: str) -> str:
+    """Check a Twisted endpoint string without listening."""
+    from twisted.internet import reactor
+
+    try:
+        serverFromString(reactor, value)
+    except Exception as error:
+        raise UsageError(f"{value!r} is not an endpoint string, as tcp:8080 is: {error}") from None
+    return value
+
+
+def url(value: str) -> str:
+    """Check an HTTP URL."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageError(f"{value!r} is not a URL, as http://127.0.0.1:9090 is")
+    return value
+
+
+def number(value: str, low: int, high: int) -> int:
+    """A whole number within bounds."""
+    try:
+        result = int(value)
+    except ValueError:
+        raise UsageError(f"{value!r} is not a number") from None
+    if not low <= result <= high:
+        raise UsageError(f"{value} is not between {low} and {high}")
+    return result
+
+
+def descriptors() -> int:
+    """How many connections this process may have, after raising the soft limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+        except (ValueError, OSError):
+            pass
+    return 2**31 if soft == resource.RLIM_INFINITY else max(1, soft - DESCRIPTOR_RESERVE)
+
+
+def _as_json(event: LogEvent) -> str:
+    line: dict[str, Any] = {
+        "time": event["log_time"],
+        "level": event["log_level"].name if "log_level" in event else "info",
+        "system": event.get("log_namespace", ""),
+        "text": eventAsText(event, includeTimestamp=False, includeSystem=False),
+    }
+    for name in ("reason", "peer", "address"):
+        if name in event:
+            line[name] = str(event[name])
+    return json.dumps(line) + "\n"
+
+
+def json_log(stream: TextIO) -> ILogObserver:
+    """Writes one JSON object a line."""
+    observer: ILogObserver = FileLogObserver(stream, _as_json)
+    return observer
+
+
+def set_log_format(value: str) -> None:
+    """``text`` leaves twistd's log as it is; ``json`` replaces it on standard output."""
+    if value == "json":
+        # only what is logged from here on: twistd has its own observer already
+        for observer in list(globalLogPublisher._observers):
+            globalLogPublisher.removeObserver(observer)
+        globalLogPublisher.addObserver(json_log(sys.stdout))
+
+
+def default_key_file(name: str) -> str:
+    """Where the key of an entity lies when nobody says."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return os.path.join(base, "dmsg", f"{name}.key")

@@ -1,0 +1,80 @@
+"""Prometheus metrics.
+
+Each entity has a registry of its own, so that several can live in one
+process.  Nothing is counted here on a hot path: what a relay counts for
+itself is read when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from dmsg.errors import DropReason
+
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """What discovery counts."""
+
+    content_type = CONTENT_TYPE
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.posted = Counter(
+            "dmsg_discovery_posts", "Entries written, by kind: first, next, deleted", ["kind"], registry=self._registry
+        )
+        self.refused = Counter(
+            "dmsg_discovery_refused", "Requests refused, by reason", ["reason"], registry=self._registry
+        )
+        self.entries = Gauge("dmsg_discovery_entries", "Entries that are there", registry=self._registry)
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)
+
+
+class ServerStatistics(Protocol):
+    """What a server can say of itself at any time."""
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """name -> (help, value) of what goes up and down."""
+
+    def counters(self) -> dict[str, tuple[str, float]]:
+        """name -> (help, value) of what only goes up."""
+
+    def drops(self) -> dict[DropReason, int]:
+        """How often each reason occurred."""
+
+
+class ServerMetrics:
+    """Reads a server's own counters when Prometheus asks."""
+
+    content_type = CONTENT_TYPE
+
+    def __init__(self, server: ServerStatistics) -> None:
+        self._server = server
+        self._registry = CollectorRegistry()
+        self._registry.register(self)  # type: ignore[arg-type]  # any object with collect()
+
+    def collect(self) -> Iterable[Metric]:
+        """For prometheus_client."""
+        for name, (text, value) in self._server.gauges().items():
+            yield GaugeMetricFamily(f"dmsg_server_{name}", text, value=value)
+        for name, (text, value) in self._server.counters().items():
+            yield CounterMetricFamily(f"dmsg_server_{name}", text, value=value)
+        drops = CounterMetricFamily(
+            "dmsg_server_drops", "Connections, requests and frames refused or ended, by reason", labels=["reason"]
+        )
+        counted = self._server.drops()
+        for reason in DropReason:
+            drops.add_metric([reason.value], counted.get(reason, 0))
+        yield drops
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)

@@ -1,0 +1,90 @@
+"""Whether a client can be reached, as a state machine.
+
+::
+
+    stopped --start--> searching --server_up--> online
+    online --no_server--> searching
+    any --stop--> stopped
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from automat import TypeMachineBuilder
+from twisted.internet.defer import Deferred
+
+
+class Lifecycle(Protocol):
+    """Inputs."""
+
+    def start(self) -> None:
+        """The service is started."""
+
+    def server_up(self) -> None:
+        """A server is connected."""
+
+    def no_server(self) -> None:
+        """The last server is gone."""
+
+    def stop(self) -> None:
+        """The service is stopped."""
+
+
+@dataclass
+class LifecycleCore:
+    """:ivar state: stopped, searching or online.  :ivar waiting: who asked to be told of online."""
+
+    state: str = "stopped"
+    waiting: list[Deferred[None]] = field(default_factory=list)
+
+    def fire(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for deferred in waiting:
+            if not deferred.called:
+                deferred.callback(None)
+
+
+_builder = TypeMachineBuilder(Lifecycle, LifecycleCore)
+_stopped = _builder.state("stopped")
+_searching = _builder.state("searching")
+_online = _builder.state("online")
+
+# Behaviour-less transitions
+_searching.upon(Lifecycle.start).loop().returns(None)
+_online.upon(Lifecycle.start).loop().returns(None)
+_online.upon(Lifecycle.server_up).loop().returns(None)
+_searching.upon(Lifecycle.no_server).loop().returns(None)
+_stopped.upon(Lifecycle.server_up).loop().returns(None)
+_stopped.upon(Lifecycle.no_server).loop().returns(None)
+_stopped.upon(Lifecycle.stop).loop().returns(None)
+
+
+@_stopped.upon(Lifecycle.start).to(_searching)
+def _start(lifecycle: Lifecycle, core: LifecycleCore) -> None:
+    core.state = "searching"
+
+
+@_searching.upon(Lifecycle.server_up).to(_online)
+def _come_online(lifecycle: Lifecycle, core: LifecycleCore) -> None:
+    core.state = "online"
+    core.fire()
+
+
+@_online.upon(Lifecycle.no_server).to(_searching)
+def _go_offline(lifecycle: Lifecycle, core: LifecycleCore) -> None:
+    core.state = "searching"
+
+
+@_searching.upon(Lifecycle.stop).to(_stopped)
+def _stop_searching(lifecycle: Lifecycle, core: LifecycleCore) -> None:
+    core.state = "stopped"
+
+
+@_online.upon(Lifecycle.stop).to(_stopped)
+def _stop_online(lifecycle: Lifecycle, core: LifecycleCore) -> None:
+    core.state = "stopped"
+
+
+make_lifecycle = _builder.build()

@@ -1,0 +1,89 @@
+"""``dmsg:`` endpoint strings.
+
+A string has no client, so one is made: started at first use, shared by all
+strings of the process with the same discovery and key file, stopped with the
+reactor.  What a string leaves out comes from the environment:
+``DMSG_DISCOVERY`` (URLs, separated by blanks) and ``DMSG_KEY_FILE``; a client
+without a key file gets a key for this process.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
+
+from dmsg.keys import PubKey, SecKey, load_or_create_key
+from dmsg.net.endpoints import CONNECT_TIMEOUT, DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.transport.service import Client
+
+_clients: dict[tuple[int, tuple[str, ...], str], Client] = {}
+
+
+def shared_client(reactor: Any, discovery: str | None = None, key: str | None = None) -> Client:
+    """The process's client for that discovery and key file, started.
+
+    :param discovery: URLs separated by blanks.
+    :param key: path of a key file, made if absent.
+    :raises ValueError: no discovery is named.
+    :raises KeyFileError: the key file cannot be used.
+    """
+    urls = tuple((discovery or os.environ.get("DMSG_DISCOVERY", "")).split())
+    if not urls:
+        raise ValueError("dmsg: endpoint needs discovery=URL or the variable DMSG_DISCOVERY")
+    key = key or os.environ.get("DMSG_KEY_FILE", "")
+    name = (id(reactor), urls, key)
+    client = _clients.get(name)
+    if client is None:
+        client = _clients[name] = Client(reactor, load_or_create_key(key) if key else SecKey.generate(), urls)
+
+        def stop() -> Any:
+            del _clients[name]
+            return client.stopService()
+
+        reactor.addSystemEventTrigger("before", "shutdown", stop)
+        client.startService()
+    return client
+
+
+class _Lazy:
+    """Opens streams with a client that is made when it is first needed."""
+
+    def __init__(self, reactor: Any, discovery: str | None, key: str | None) -> None:
+        self._arguments = (reactor, discovery, key)
+
+    def connect(
+        self, remote: PubKey, factory: IProtocolFactory, timeout: float = CONNECT_TIMEOUT
+    ) -> Deferred[IProtocol]:
+        return shared_client(*self._arguments).connect(remote, factory, timeout)
+
+    def listen(self, factory: IProtocolFactory) -> IListeningPort:
+        return shared_client(*self._arguments).listen(factory)
+
+
+def client_endpoint(
+    reactor: Any,
+    public_key: str,
+    discovery: str | None = None,
+    key: str | None = None,
+    timeout: str = str(CONNECT_TIMEOUT),
+) -> DmsgClientEndpoint:
+    """``dmsg:<public key>[:discovery=URL][:key=FILE][:timeout=SECONDS]``; colons in URLs are written ``\\:``.
+
+    :raises KeyFormatError: not a public key.
+    """
+    return DmsgClientEndpoint(_Lazy(reactor, discovery, key), PubKey.from_hex(public_key), float(timeout))
+
+
+def server_endpoint(
+    reactor: Any, unused: str = "", discovery: str | None = None, key: str | None = None
+) -> DmsgServerEndpoint:
+    """``dmsg:[:discovery=URL][:key=FILE]``.
+
+    :raises ValueError: something stands where nothing is expected.
+    """
+    if unused:
+        raise ValueError(f"{unused!r}: a dmsg: server endpoint has only discovery= and key=")
+    return DmsgServerEndpoint(_Lazy(reactor, discovery, key))

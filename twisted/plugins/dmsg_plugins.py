@@ -1,0 +1,50 @@
+"""What twistd and endpoint strings find of dmsg.
+
+Every twistd run on a machine imports this file: it imports nothing of dmsg
+until one of its names is used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.application.service import ServiceMaker
+from twisted.internet.interfaces import (
+    IStreamClientEndpoint,
+    IStreamClientEndpointStringParserWithReactor,
+    IStreamServerEndpoint,
+    IStreamServerEndpointStringParser,
+)
+from twisted.plugin import IPlugin
+from zope.interface import implementer
+
+dmsg_server = ServiceMaker("dmsg server", "dmsg.tap.server", "A relay of the dmsg network", "dmsg-server")
+dmsg_discovery = ServiceMaker(
+    "dmsg discovery", "dmsg.tap.discovery", "The directory of a dmsg network", "dmsg-discovery"
+)
+
+
+@implementer(IPlugin, IStreamClientEndpointStringParserWithReactor)
+class _ClientParser:
+    prefix = "dmsg"
+
+    def parseStreamClient(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamClientEndpoint:
+        """``dmsg:<public key>[:discovery=URL][:key=FILE][:timeout=SECONDS]``."""
+        from dmsg.transport.strings import client_endpoint
+
+        return client_endpoint(reactor, *args, **kwargs)
+
+
+@implementer(IPlugin, IStreamServerEndpointStringParser)
+class _ServerParser:
+    prefix = "dmsg"
+
+    def parseStreamServer(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamServerEndpoint:
+        """``dmsg:[discovery=URL][:key=FILE]``."""
+        from dmsg.transport.strings import server_endpoint
+
+        return server_endpoint(reactor, *args, **kwargs)
+
+
+dmsg_client_parser = _ClientParser()
+dmsg_server_parser = _ServerParser()
