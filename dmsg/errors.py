@@ -34,12 +34,27 @@ class CloseReason(IntEnum):
     BUFFER_FULL = 13
 
 
+_CLOSE_TEXTS = {
+    CloseReason.UNSPECIFIED: "no reason given",
+    CloseReason.NO_SUCH_PEER: "the remote is not connected to this server",
+    CloseReason.BAD_REQUEST: "malformed REQUEST",
+    CloseReason.ID_IN_USE: "transport id is in use",
+    CloseReason.NO_SUCH_TRANSPORT: "no such transport",
+    CloseReason.PEER_DISCONNECTED: "connection to the server was lost",
+    CloseReason.QUEUE_FULL: "the remote reads too slowly",
+    CloseReason.TOO_MANY_TRANSPORTS: "too many transports",
+    CloseReason.SHUTTING_DOWN: "the server is shutting down",
+    CloseReason.REFUSED: "nobody listens there",
+    CloseReason.BAD_FRAME: "malformed frame",
+    CloseReason.TIMEOUT: "took too long",
+    CloseReason.ABORTED: "aborted",
+    CloseReason.BUFFER_FULL: "more was sent than the receiver holds",
+}
+
+
 def close_reason_text(reason: int) -> str:
-    """The name of a close reason in lower case, or ``reason N`` for an unlisted one."""
-    try:
-        return CloseReason(reason).name.lower()
-    except ValueError:
-        return f"reason {reason}"
+    """What a close reason says to a person, or ``reason N`` for an unlisted one."""
+    return _CLOSE_TEXTS.get(reason) or f"reason {reason}"  # type: ignore[call-overload]
 
 
 class DropReason(Enum):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from attrs import frozen
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import (
     IAddress,
@@ -193,7 +193,8 @@ class StreamTransport:
         """Send ``data`` in order; fires when the remote has acknowledged all of it.
 
         At most 65508 bytes travel as one frame, of which the remote sees
-        nothing: this is a stream.
+        nothing: this is a stream.  Nothing at all travels too: an empty frame
+        is acknowledged and not delivered, which measures the round trip.
 
         :param timeout: seconds after which the Deferred fails with
             :class:`~dmsg.errors.DmsgTimeout`; the data is sent all the same.
@@ -204,8 +205,6 @@ class StreamTransport:
             return fail(TransportClosed(CloseReason.UNSPECIFIED, "transport is closed"))
         if self._queued + len(data) > SEND_LIMIT:
             return fail(SendBufferFull(f"more than {SEND_LIMIT} bytes wait to be sent"))
-        if not data:
-            return succeed(None)
         deferred: Deferred[None] = Deferred()
         ticket = _Ticket(deferred)
         self._tickets.add(ticket)
@@ -217,7 +216,7 @@ class StreamTransport:
     def _enqueue(self, data: bytes, ticket: _Ticket | None) -> None:
         if not isinstance(data, bytes):
             raise TypeError("data must be bytes")
-        if self.disconnecting or self._lost is not None or not data:
+        if self.disconnecting or self._lost is not None or not (data or ticket):
             return
         if self._queued + len(data) > SEND_LIMIT:
             _log.error("stream to {peer} aborted: more than {limit} bytes wait", peer=str(self._peer)[:13], limit=SEND_LIMIT)

@@ -146,17 +146,22 @@ class Client(Service):
         return waiting.addTimeout(timeout, self._reactor, too_late)
 
     def connect(
-        self, remote: PubKey, factory: IProtocolFactory, timeout: float = CONNECT_TIMEOUT
+        self,
+        remote: PubKey,
+        factory: IProtocolFactory,
+        timeout: float = CONNECT_TIMEOUT,
+        *,
+        via: PubKey | None = None,
     ) -> Deferred[IProtocol]:
         """Open a transport to ``remote``; fires with the factory's connected protocol.
 
         Tries every server of the remote, those first that this client is
-        connected to.  Fails with :class:`~dmsg.errors.ConnectFailed`, which
+        connected to; with ``via`` only that one.  Fails with :class:`~dmsg.errors.ConnectFailed`, which
         says why each failed, :class:`~dmsg.errors.EntryNotFound`,
         :class:`~dmsg.errors.DiscoveryError` or :class:`~dmsg.errors.DmsgTimeout`.
         """
         attempts: list[tuple[str, str]] = []
-        connecting = Deferred.fromCoroutine(self._connect(remote, factory, timeout, attempts))
+        connecting = Deferred.fromCoroutine(self._connect(remote, factory, timeout, via, attempts))
 
         def too_late(result: Any, seconds: float) -> Any:
             if isinstance(result, Failure):
@@ -379,13 +384,20 @@ class Client(Service):
     # --- connecting ---
 
     async def _connect(
-        self, remote: PubKey, factory: IProtocolFactory, timeout: float, attempts: list[tuple[str, str]]
+        self,
+        remote: PubKey,
+        factory: IProtocolFactory,
+        timeout: float,
+        via: PubKey | None,
+        attempts: list[tuple[str, str]],
     ) -> IProtocol:
         deadline = self._reactor.seconds() + timeout
         tried: set[PubKey] = set()
         cached = remote in self._entries
         while True:
-            servers = [one for one in await self._servers_of(remote) if one not in tried]
+            servers = [
+                one for one in await self._servers_of(remote) if one not in tried and via in (None, one)
+            ]
             for position, server in enumerate(servers):
                 tried.add(server)
                 left = deadline - self._reactor.seconds()

@@ -1,0 +1,146 @@
+"""``dmsg bench``: how fast the network carries data, through the client API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
+
+from dmsg.cli.running import PUBLIC_KEY, client_options, human_size, milliseconds, run, timeout_option, with_client
+from dmsg.keys import PubKey, SecKey
+from dmsg.transport.service import Client
+
+SIZES = (64, 1024, 16 * 1024, 60_000)
+
+
+class Discard(Protocol):
+    """Takes what comes."""
+
+    def dataReceived(self, data: bytes) -> None:
+        pass
+
+
+def discard_factory() -> Factory:
+    """A factory of :class:`Discard`."""
+    factory = Factory.forProtocol(Discard)
+    factory.noisy = False
+    return factory
+
+
+async def measure(reactor: Any, transport: Any, size: int, seconds: float, in_flight: int) -> tuple[int, float]:
+    """Send messages of ``size`` bytes and count those that were acknowledged.
+
+    :returns: messages, and the seconds that they took.
+    """
+    payload = bytes(size)
+    acknowledged = 0
+    ended: Deferred[None] = Deferred()
+    waiting = 0
+    start = time.perf_counter()
+    stop_at = start + seconds
+
+    def one_more(_: None) -> None:
+        nonlocal acknowledged, waiting
+        acknowledged += 1
+        waiting -= 1
+        if time.perf_counter() < stop_at:
+            send()
+        elif not waiting and not ended.called:
+            ended.callback(None)
+
+    def send() -> None:
+        nonlocal waiting
+        waiting += 1
+        transport.send(payload).addCallbacks(one_more, lambda failure: ended.called or ended.errback(failure))
+
+    for _ in range(in_flight):
+        send()
+    await ended
+    return acknowledged, time.perf_counter() - start
+
+
+async def round_trips(transport: Any, count: int) -> list[float]:
+    """Seconds of ``count`` round trips of an empty frame, sorted."""
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        await transport.send(b"")
+        times.append(time.perf_counter() - start)
+    return sorted(times)
+
+
+async def run_bench(
+    reactor: Any, client: Client, remote: PubKey, sizes: Sequence[int], seconds: float, in_flight: int, timeout: float
+) -> None:
+    """Measure and print a table."""
+    protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout)
+    times = await round_trips(protocol.transport, 200)
+    click.echo(
+        f"round trip: p50 {milliseconds(times[len(times) // 2])}, p99 {milliseconds(times[int(len(times) * 0.99)])}"
+    )
+    table = Table("message", "acknowledged/s", "rate", box=None, pad_edge=False)
+    for size in sizes:
+        count, took = await measure(reactor, protocol.transport, size, seconds, in_flight)
+        table.add_row(f"{size} B", f"{count / took:,.0f}", f"{human_size(count * size / took)}/s")
+    Console().print(table)
+    protocol.transport.loseConnection()
+
+
+@click.command()
+@click.argument("public_key", type=PUBLIC_KEY, required=False)
+@click.option("--serve", is_flag=True, help="Take what others' bench sends.")
+@click.option("--size", "sizes", multiple=True, type=click.IntRange(1, 10**7), help="Bytes of a message; may be repeated.")
+@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1, 3600), help="For each size.")
+@click.option("--in-flight", default=64, show_default=True, type=click.IntRange(1, 8192), help="Messages at a time.")
+@client_options
+@timeout_option
+def bench(
+    public_key: PubKey | None,
+    serve: bool,
+    sizes: tuple[int, ...],
+    seconds: float,
+    in_flight: int,
+    discovery: tuple[str, ...],
+    key_file: str | None,
+    min_servers: int,
+    timeout: float,
+) -> None:
+    """Measure how fast the network carries acknowledged messages.
+
+    To PUBLIC_KEY, where ``dmsg bench --serve`` runs; without one, between two
+    clients of this process through the network's servers.
+
+    \b
+    Examples:
+      dmsg bench
+      dmsg bench --serve --key-file bob.key
+      dmsg bench 02ab... --size 1024 --seconds 10
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            if serve:
+                client.listen(discard_factory())
+                click.echo(f"serving at {client.public_key}")
+                await Deferred()
+            elif public_key is not None:
+                await run_bench(reactor, client, public_key, sizes or SIZES, seconds, in_flight, timeout)
+            else:
+                other = Client(reactor, SecKey.generate(), discovery)
+                other.listen(discard_factory())
+                other.startService()
+                try:
+                    await other.when_published(timeout)
+                    await run_bench(reactor, client, other.public_key, sizes or SIZES, seconds, in_flight, timeout)
+                finally:
+                    await other.stopService()
+
+        await with_client(reactor, discovery, key_file, min_servers, use, published=serve)
+
+    run(main)

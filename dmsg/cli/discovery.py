@@ -1,0 +1,89 @@
+"""``dmsg discovery``."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dmsg.cli.running import PUBLIC_KEY, discovery_option, run
+from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.keys import PubKey, read_key_file
+
+
+def _lookups(reactor: Any, urls: tuple[str, ...]) -> Lookups:
+    return Lookups([Lookup(reactor, url) for one in urls for url in one.split()])
+
+
+@click.group()
+def discovery() -> None:
+    """Ask and change discovery.
+
+    \b
+    Examples:
+      dmsg discovery list -d http://127.0.0.1:9090
+      dmsg discovery show 02ab... -d http://127.0.0.1:9090
+      dmsg discovery delete --key-file alice.key -d http://127.0.0.1:9090
+    """
+
+
+@discovery.command("list")
+@discovery_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON entry a line.")
+def list_servers(discovery: tuple[str, ...], as_json: bool) -> None:
+    """List servers that clients are offered (a random choice, when there are many)."""
+
+    async def main(reactor: Any) -> None:
+        entries = await _lookups(reactor, discovery).available_servers()
+        if as_json:
+            for entry in entries:
+                click.echo(entry.to_json())
+            return
+        if not entries:
+            click.echo("no server is available", err=True)
+            return
+        table = Table("server", "address", "free", "age of entry", box=None, pad_edge=False)
+        for entry in sorted(entries, key=lambda entry: entry.static):
+            assert entry.server is not None
+            age = max(0.0, time.time() - entry.timestamp / 1e9)
+            table.add_row(entry.static, entry.server.address, str(entry.server.available_connections), f"{age:.0f} s")
+        _wide_console().print(table)
+
+    run(main)
+
+
+@discovery.command()
+@click.argument("public_key", type=PUBLIC_KEY)
+@discovery_option
+def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
+    """Show the verified entry of PUBLIC_KEY."""
+
+    async def main(reactor: Any) -> None:
+        entry = await _lookups(reactor, discovery).entry(public_key)
+        click.echo(json.dumps(json.loads(entry.to_json()), indent=2))
+
+    run(main)
+
+
+@discovery.command()
+@click.option("--key-file", "-k", required=True, envvar="DMSG_KEY_FILE", metavar="FILE", help="The key of the entry.")
+@discovery_option
+def delete(key_file: str, discovery: tuple[str, ...]) -> None:
+    """Withdraw the entry of a key that you hold."""
+
+    async def main(reactor: Any) -> None:
+        key = read_key_file(key_file)
+        await _lookups(reactor, discovery).delete(key)
+        click.echo(f"deleted the entry of {key.public}")
+
+    run(main)
+
+
+def _wide_console() -> Console:
+    """Keys are 66 characters wide: a pipe gets them whole."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)

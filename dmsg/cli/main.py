@@ -1,0 +1,54 @@
+"""The ``dmsg`` command: its subcommands are imported when they are used."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import version
+
+import click
+
+_COMMANDS = {
+    "key": ("dmsg.cli.key", "Make and show keys."),
+    "discovery": ("dmsg.cli.discovery", "Ask and change discovery."),
+    "listen": ("dmsg.cli.pipe:listen", "Take one transport and join it to standard input and output."),
+    "connect": ("dmsg.cli.pipe:connect", "Open a transport and join it to standard input and output."),
+    "send": ("dmsg.cli.files:send", "Send a file."),
+    "receive": ("dmsg.cli.files:receive", "Receive files."),
+    "ping": ("dmsg.cli.ping", "Measure round trips to a public key."),
+    "bench": ("dmsg.cli.bench", "Measure how fast the network carries data."),
+    "demo": ("dmsg.cli.demo", "A whole network on this machine, in under a minute."),
+}
+
+
+class _Lazy(click.Group):
+    """Subcommands by name; starting is quick whatever they need."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name or cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
+@click.version_option(version("dmsg"), prog_name="dmsg")
+@click.option("--verbose", "-v", is_flag=True, help="Log to standard error.")
+def main(verbose: bool) -> None:
+    """dmsg: two programs talk when all they know of each other is a public key.
+
+    \b
+    Examples:
+      dmsg demo
+      dmsg key new alice.key
+      export DMSG_DISCOVERY=http://127.0.0.1:9090
+      dmsg receive --key-file alice.key
+      dmsg send photo.jpg 02ab...
+    """

@@ -1,0 +1,164 @@
+"""``dmsg listen`` and ``dmsg connect``: standard input and output over a transport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.stdio import StandardIO
+from twisted.python.failure import Failure
+
+from dmsg.cli.running import PUBLIC_KEY, client_options, run, timeout_option, with_client
+from dmsg.keys import PubKey
+from dmsg.transport.service import Client
+
+
+class _Console(Protocol):
+    """Standard input and output; each side pauses the other."""
+
+    def __init__(self, stream: _Stream, wait: float) -> None:
+        self._stream = stream
+        self._wait = wait
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None and self._stream.transport is not None
+        self._stream.transport.registerProducer(self.transport, True)  # type: ignore[attr-defined]
+        self.transport.registerProducer(self._stream.transport, True)  # type: ignore[attr-defined]
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._stream.transport is not None:
+            self._stream.transport.write(data)
+
+    def readConnectionLost(self) -> None:
+        """End of input."""
+        self._stream.end_of_input(self._wait)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._stream.end_of_input(0)
+
+
+class _Stream(Protocol):
+    """The transport; ``done`` fires with why it ended."""
+
+    def __init__(self, reactor: Any, done: Deferred[Failure], wait: float) -> None:
+        self._reactor = reactor
+        self._done = done
+        self._wait = wait
+        self._console: StandardIO | None = None
+        self._ending = False
+
+    def connectionMade(self) -> None:
+        self._console = StandardIO(_Half(_Console(self, self._wait)), reactor=self._reactor)
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self._console is not None
+        self._console.write(data)
+
+    def end_of_input(self, wait: float) -> None:
+        """A transport has no half-close: it stays ``wait`` seconds, then all of it ends."""
+        if not self._ending and self.transport is not None:
+            self._ending = True
+            self._reactor.callLater(wait, self.transport.loseConnection)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._ending = True
+        if self._console is not None:
+            self._console.unregisterProducer()
+            self._console.loseConnection()
+        done = self._done
+        # what was printed leaves first
+        self._reactor.callLater(0.05, lambda: done.called or done.callback(reason))
+
+
+def _Half(console: _Console) -> Any:
+    """Mark as half-closable, so that end of input is told apart from end of all."""
+    from twisted.internet.interfaces import IHalfCloseableProtocol
+    from zope.interface import directlyProvides
+
+    console.writeConnectionLost = lambda: None  # type: ignore[attr-defined]
+    directlyProvides(console, IHalfCloseableProtocol)
+    return console
+
+
+class _Once(Factory):
+    """Builds one protocol and refuses the rest."""
+
+    noisy = False
+
+    def __init__(self, reactor: Any, wait: float) -> None:
+        self.done: Deferred[Failure] = Deferred()
+        self._reactor = reactor
+        self._wait = wait
+        self._used = False
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        if self._used:
+            return None
+        self._used = True
+        click.echo(f"connected: {addr}", err=True)
+        return _Stream(self._reactor, self.done, self._wait)
+
+
+def _finish(reason: Failure) -> None:
+    if not reason.check(ConnectionDone):
+        raise reason.value if isinstance(reason.value, Exception) else OSError(str(reason.value))
+
+
+wait_option = click.option(
+    "--wait", "-w", default=0.0, type=click.FloatRange(0, 86400), help="Seconds to go on after the end of input."
+)
+
+
+@click.command()
+@client_options
+@wait_option
+def listen(discovery: tuple[str, ...], key_file: str | None, min_servers: int, wait: float) -> None:
+    """Take one transport and join it to standard input and output.
+
+    \b
+    Example:
+      dmsg listen --key-file bob.key -w 60 > received
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            factory = _Once(reactor, wait)
+            port = client.listen(factory)
+            click.echo(f"listening: {client.public_key}", err=True)
+            reason = await factory.done
+            await port.stopListening()
+            _finish(reason)
+
+        await with_client(reactor, discovery, key_file, min_servers, use, published=True)
+
+    run(main)
+
+
+@click.command()
+@click.argument("public_key", type=PUBLIC_KEY)
+@client_options
+@timeout_option
+@wait_option
+def connect(
+    public_key: PubKey, discovery: tuple[str, ...], key_file: str | None, min_servers: int, timeout: float, wait: float
+) -> None:
+    """Open a transport to PUBLIC_KEY and join it to standard input and output.
+
+    \b
+    Example:
+      echo hello | dmsg connect 02ab...
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            factory = _Once(reactor, wait)
+            await client.connect(public_key, factory, timeout)
+            _finish(await factory.done)
+
+        await with_client(reactor, discovery, key_file, min_servers, use)
+
+    run(main)

@@ -1,0 +1,105 @@
+"""Child processes of a command: started, watched for a line, ended for sure."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any
+
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.error import ProcessDone, ProcessExitedAlready
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError
+
+START_TIMEOUT = 30.0
+"""Seconds that an entity may take to say where it listens."""
+STOP_TIMEOUT = 12.0
+"""Seconds that it may take to stop; more than a server's drain."""
+KEPT_OUTPUT = 64 * 1024
+"""Bytes of output kept to be searched and shown."""
+
+
+class Child(ProcessProtocol):
+    """One process; ``ended`` fires with its exit status."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ended: Deferred[int] = Deferred()
+        self.status: int | None = None
+        self._output = b""
+        self._wanted: list[tuple[re.Pattern[bytes], Deferred[re.Match[bytes]]]] = []
+
+    def line(self, pattern: str) -> Deferred[re.Match[bytes]]:
+        """Fires with the first match in the output."""
+        found: Deferred[re.Match[bytes]] = Deferred()
+        self._wanted.append((re.compile(pattern.encode()), found))
+        self._search()
+        return found
+
+    def outReceived(self, data: bytes) -> None:
+        self._output = (self._output + data)[-KEPT_OUTPUT:]
+        self._search()
+
+    errReceived = outReceived
+
+    def _search(self) -> None:
+        for wanted in list(self._wanted):
+            match = wanted[0].search(self._output)
+            if match is not None:
+                self._wanted.remove(wanted)
+                if not wanted[1].called:
+                    wanted[1].callback(match)
+
+    def processEnded(self, reason: Failure) -> None:
+        self.status = 0 if reason.check(ProcessDone) else (getattr(reason.value, "exitCode", None) or 1)
+        last = self._output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+        for _, found in self._wanted:
+            if not found.called:
+                found.errback(DmsgError(f"{self.name} ended: {last[0]}"))
+        self._wanted.clear()
+        self.ended.callback(self.status)
+
+    def signal(self, name: str) -> None:
+        """Send a signal; one that ended already is left alone."""
+        try:
+            assert self.transport is not None
+            self.transport.signalProcess(name)  # type: ignore[attr-defined]
+        except ProcessExitedAlready:
+            pass
+
+
+def start_twistd(reactor: Any, name: str, *arguments: str, directory: str) -> Child:
+    """``twistd -n NAME ARGUMENTS`` with this interpreter."""
+    child = Child(name)
+    command = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile=", name]
+    reactor.spawnProcess(child, sys.executable, [*command, *arguments], env=None, path=directory)
+    return child
+
+
+async def address_of(reactor: Any, child: Child) -> str:
+    """``host:port`` at which an entity says that it listens."""
+
+    def too_late(_: object, seconds: float) -> None:
+        raise DmsgError(f"{child.name} did not start within {seconds:g} s")
+
+    match = await child.line(r"listens on IPv4Address\(type='TCP', host='([^']+)', port=(\d+)\)").addTimeout(
+        START_TIMEOUT, reactor, too_late
+    )
+    return f"{match[1].decode()}:{match[2].decode()}"
+
+
+async def stop(reactor: Any, child: Child) -> int:
+    """SIGTERM, and SIGKILL when that does not help; the exit status."""
+    if child.status is None:
+        child.signal("TERM")
+        waiting: Deferred[None] = Deferred()
+        child.ended.addBoth(lambda status: waiting.called or waiting.callback(None) or status)  # type: ignore[func-returns-value]
+        try:
+            await waiting.addTimeout(STOP_TIMEOUT, reactor)
+        except TimeoutError:
+            child.signal("KILL")
+            await child.ended
+    assert child.status is not None
+    return child.status

@@ -1,0 +1,282 @@
+"""One file over one transport.
+
+The sender writes ``length(4) || header``, big endian, the header JSON with
+``name`` and ``size``; then the bytes; then their SHA-256 (32 bytes).  The
+receiver answers ``length(4) || {"ok": true}`` when the file is whole and in
+its place, or ``{"error": text}`` at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Protocol
+from twisted.protocols.basic import FileSender
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError
+
+HEADER_LIMIT = 4096
+"""Bytes of a header or an answer."""
+CHUNK = 128 * 1024
+DIGEST_SIZE = 32
+
+
+class TransferError(DmsgError):
+    """The file did not arrive."""
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """:ivar seconds: from the first byte to the answer."""
+
+    name: str
+    size: int
+    seconds: float
+    sha256: str
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.size / self.seconds if self.seconds else 0.0
+
+
+def _message(value: dict[str, Any]) -> bytes:
+    body = json.dumps(value).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+def _take_message(buffer: bytearray) -> dict[str, Any] | None:
+    """The JSON object at the start of the buffer, taken out; None while it is not whole.
+
+    :raises TransferError: it is none.
+    """
+    if len(buffer) < 4:
+        return None
+    size = int.from_bytes(buffer[:4], "big")
+    if size > HEADER_LIMIT:
+        raise TransferError("the other side does not speak dmsg's file transfer")
+    if len(buffer) < 4 + size:
+        return None
+    body = bytes(buffer[4 : 4 + size])
+    del buffer[: 4 + size]
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise TransferError("the other side does not speak dmsg's file transfer")
+    return value
+
+
+class _Sender(FileSender):
+    CHUNK_SIZE = CHUNK
+
+
+class SendFile(Protocol):
+    """Sends one file; ``done`` fires with a :class:`Transferred`."""
+
+    def __init__(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> None:
+        self._path = path
+        self._progress = progress
+        self._buffer = bytearray()
+        self._sent = 0
+        self._hash = hashlib.sha256()
+        self._started = time.monotonic()
+        self._file: IO[bytes] | None = None
+        self.size = path.stat().st_size
+        self.done: Deferred[Transferred] = Deferred()
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self._started = time.monotonic()
+        self._file = self._path.open("rb")
+        self.transport.write(_message({"name": self._path.name, "size": self.size}))
+        _Sender().beginFileTransfer(self._file, self.transport, self._count).addCallbacks(self._all_sent, self._not_sent)
+
+    def _count(self, data: bytes) -> bytes:
+        self._sent += len(data)
+        self._hash.update(data)
+        self._progress(self._sent)
+        return data
+
+    def _all_sent(self, last: bytes) -> None:
+        assert self.transport is not None
+        if self._sent != self.size:
+            self._fail(Failure(TransferError(f"{self._path} changed its size while it was sent")))
+            return
+        self.transport.write(self._hash.digest())
+
+    def _not_sent(self, failure: Failure) -> None:
+        if failure.check(OSError):
+            self._fail(failure)
+        # else the transport is gone, and connectionLost says why
+
+    def dataReceived(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            answer = _take_message(self._buffer)
+            if answer is None:
+                return
+            if answer.get("ok") is not True:
+                raise TransferError(f"refused by the receiver: {str(answer.get('error', 'no reason'))[:200]}")
+        except TransferError:
+            self._fail(Failure())
+            return
+        assert self.transport is not None
+        seconds = time.monotonic() - self._started
+        if not self.done.called:
+            self.done.callback(Transferred(self._path.name, self.size, seconds, self._hash.hexdigest()))
+        self.transport.loseConnection()
+
+    def _fail(self, failure: Failure) -> None:
+        if not self.done.called:
+            self.done.errback(failure)
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if self._file is not None:
+            self._file.close()
+        if not self.done.called:
+            self.done.errback(Failure(TransferError(f"connection lost: {reason.value}")))
+
+
+def safe_name(name: Any) -> str:
+    """A file name that stays in its directory.
+
+    :raises TransferError: it would not.
+    """
+    if not isinstance(name, str) or not name or name in (".", "..") or len(name.encode("utf-8", "replace")) > 255:
+        raise TransferError("file name is malformed")
+    if "/" in name or "\\" in name or any(ord(char) < 32 or ord(char) == 127 for char in name):
+        raise TransferError("file name is malformed")
+    return name
+
+
+class ReceiveFile(Protocol):
+    """Receives one file into a directory; ``done`` fires with a :class:`Transferred`.
+
+    The bytes go to a temporary file, which takes its name when the SHA-256
+    is right; nothing is left of a transfer that fails.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        overwrite: bool = False,
+        max_size: int | None = None,
+        started: Callable[[str, int], Callable[[int], None]] = lambda name, size: lambda done: None,
+    ) -> None:
+        self._directory = directory
+        self._overwrite = overwrite
+        self._max_size = max_size
+        self._on_start = started
+        self._progress: Callable[[int], None] = lambda done: None
+        self._buffer = bytearray()
+        self._name = ""
+        self._size = 0
+        self._received = 0
+        self._hash = hashlib.sha256()
+        self._file: IO[bytes] | None = None
+        self._started = time.monotonic()
+        self.done: Deferred[Transferred] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self.done.called:
+            return
+        try:
+            self._take(data)
+        except TransferError as error:
+            self._refuse(error)
+        except OSError as error:
+            self._refuse(TransferError(f"{self._directory}: {error.strerror}"))
+
+    def _take(self, data: bytes) -> None:
+        if self._file is None:
+            self._buffer += data
+            header = _take_message(self._buffer)
+            if header is None:
+                return
+            self._begin(header)
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        assert self._file is not None
+        body = data[: self._size - self._received]
+        if body:
+            self._file.write(body)
+            self._hash.update(body)
+            self._received += len(body)
+            self._progress(self._received)
+        if self._received == self._size:
+            self._buffer += data[len(body) :]
+            if len(self._buffer) >= DIGEST_SIZE:
+                self._finish(bytes(self._buffer))
+
+    def _begin(self, header: dict[str, Any]) -> None:
+        name = safe_name(header.get("name"))
+        size = header.get("size")
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise TransferError("file size is malformed")
+        if self._max_size is not None and size > self._max_size:
+            raise TransferError(f"file of {size} bytes is too large, the limit is {self._max_size}")
+        if (self._directory / name).exists() and not self._overwrite:
+            raise TransferError(f"{name} exists already")
+        self._name, self._size = name, size
+        self._started = time.monotonic()
+        self._file = tempfile.NamedTemporaryFile(dir=self._directory, prefix=".dmsg-", delete=False)
+        self._progress = self._on_start(name, size)
+
+    def _finish(self, digest: bytes) -> None:
+        assert self._file is not None and self.transport is not None
+        if digest != self._hash.digest():
+            raise TransferError("SHA-256 is not that of the sender")
+        target = self._directory / self._name
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(self._file.name, 0o666 & ~umask)
+        if self._overwrite:
+            os.replace(self._file.name, target)
+        else:
+            try:
+                os.link(self._file.name, target)
+            except FileExistsError:
+                raise TransferError(f"{self._name} exists already") from None
+            os.unlink(self._file.name)
+        self._file = None
+        self.transport.write(_message({"ok": True}))
+        seconds = time.monotonic() - self._started
+        self.done.callback(Transferred(self._name, self._size, seconds, self._hash.hexdigest()))
+
+    def _refuse(self, error: TransferError) -> None:
+        assert self.transport is not None
+        self.transport.write(_message({"error": str(error)}))
+        self.transport.loseConnection()
+        self._discard()
+        if not self.done.called:
+            self.done.errback(Failure(error))
+
+    def _discard(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            Path(file.name).unlink(missing_ok=True)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._discard()
+        if not self.done.called:
+            self.done.errback(Failure(TransferError(f"connection lost: {reason.value}")))
