@@ -1,0 +1,1 @@
+"""Benchmarks: ``make bench``.  Figures are judged as ratios within one run."""

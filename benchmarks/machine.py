@@ -1,0 +1,177 @@
+"""Processes under test, and what this machine can do at most."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import select
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from dmsg.keys import PubKey
+
+START_TIMEOUT = 30.0
+
+# larger reads and writes cost ten times more when malloc gives them back each time
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": "4194304",
+    "MALLOC_TRIM_THRESHOLD_": "16777216",
+    "MALLOC_TOP_PAD_": "1048576",
+}
+
+
+def cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def pin(core: int) -> None:
+    """Run on one core, where there are two or more to share out."""
+    if len(cores()) > 1:
+        os.sched_setaffinity(0, {core})
+
+
+class Entity:
+    """``twistd -n NAME`` in a process of its own, on a core of its own."""
+
+    def __init__(self, name: str, *arguments: str, core: int | None = None) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="dmsg-bench-")
+        self.directory = Path(self._directory.name)
+        self._log = (self.directory / "log").open("wb+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=", name, *arguments],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            cwd=self.directory,
+            preexec_fn=(lambda: os.sched_setaffinity(0, {core})) if core is not None else None,
+            env={**os.environ, **MALLOC},
+        )
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first match in its log."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while time.monotonic() < deadline:
+            text = (self.directory / "log").read_text(errors="replace")
+            if match := re.search(pattern, text):
+                return match
+            if self.process.poll() is not None:
+                raise RuntimeError(f"it ended: {text[-500:]}")
+            time.sleep(0.02)
+        raise TimeoutError(pattern)
+
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        match = self.wait_for(r"listens on IPv4Address\(type='TCP', host='([^']+)', port=(\d+)\)")
+        return match[1], int(match[2])
+
+    def cpu(self) -> float:
+        """CPU seconds of the process so far, to the nanosecond."""
+        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
+
+    def memory(self) -> int:
+        """Resident bytes."""
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.terminate()
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()
+        self._directory.cleanup()
+
+    def __enter__(self) -> Entity:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.stop()
+
+
+def start_server(*arguments: str, core: int | None = None) -> tuple[Entity, tuple[str, int], PubKey]:
+    """A dmsg server on loopback: the process, its address and its key."""
+    entity = Entity("dmsg-server", "--listen=tcp:0:interface=127.0.0.1:backlog=1024", "--key-file=server.key", *arguments, core=core)
+    try:
+        key = PubKey.from_hex(entity.wait_for(r"server ([0-9a-f]{66}) listens")[1])
+        return entity, entity.address(), key
+    except BaseException:
+        entity.stop()
+        raise
+
+
+def raise_descriptor_limit() -> int:
+    """As many descriptors as this process may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def aead(size: int, seconds: float = 0.4) -> float:
+    """CPU seconds to decrypt and encrypt one message of ``size`` bytes, and nothing else."""
+    cipher = ChaCha20Poly1305(bytes(32))
+    nonce = bytes(12)
+    plain = bytes(size)
+    sealed = cipher.encrypt(nonce, plain, None)
+    rounds = max(20, int(seconds / 5 / (2e-6 + size * 1.2e-9)))
+    best = float("inf")
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(rounds):
+            cipher.decrypt(nonce, sealed, None)
+            cipher.encrypt(nonce, plain, None)
+        best = min(best, (time.process_time() - start) / rounds)
+    return best
+
+
+def splice(size: int, total: int = 64 * 1024 * 1024) -> float:
+    """CPU seconds per ``size`` bytes of a process that copies from one TCP connection to another."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    source = socket.create_connection(listener.getsockname())
+    inner, _ = listener.accept()
+    outer = socket.create_connection(listener.getsockname())
+    target, _ = listener.accept()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        if len(cores()) > 1:
+            os.sched_setaffinity(0, {0})
+        start = time.process_time()
+        done = 0
+        while done < total:
+            data = inner.recv(65536)
+            if not data:
+                break
+            outer.sendall(data)
+            done += len(data)
+        os.write(writer, struct.pack("d", time.process_time() - start))
+        os._exit(0)
+    for one in (source, target):
+        one.setblocking(False)
+    block = bytes(1 << 18)
+    sent = received = 0
+    while received < total:
+        readable, writable, _ = select.select([target], [source] if sent < total else [], [], 30)
+        if not readable and not writable:
+            raise TimeoutError("splice")
+        if readable:
+            received += len(target.recv(1 << 18))
+        if writable:
+            sent += source.send(block[: total - sent])
+    (cpu,) = struct.unpack("d", os.read(reader, 8))
+    os.waitpid(child, 0)
+    for closing in (listener, source, inner, outer, target):
+        closing.close()
+    os.close(reader)
+    os.close(writer)
+    return float(cpu) * size / total

@@ -1,0 +1,139 @@
+"""The relay: frames, connects, transports, memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from benchmarks.machine import aead, cores, splice, start_server
+from benchmarks.wire import Connection, close_transport, open_transport, pump, seal_frames
+
+SIZES = (64, 1024, 16 * 1024, 60 * 1024)
+FRAME_OVERHEAD = 7
+VOLUME = 24 * 1024 * 1024
+MAX_FRAMES = 40_000
+RUNS = 5
+
+
+def frames(address: tuple[str, int], server: Any, key: Any, size: int, pairs: int, coalesced: bool) -> dict[str, Any]:
+    """CPU per relayed frame, and the rate, medians of some runs."""
+    initiators = [Connection(address, key) for _ in range(pairs)]
+    responders = [Connection(address, key) for _ in range(pairs)]
+    for initiator, responder in zip(initiators, responders, strict=True):
+        open_transport(initiator, responder, 2)
+    each = max(50, min(MAX_FRAMES, VOLUME // size) // pairs)
+    costs, rates, records = [], [], []
+    for run in range(RUNS + 1):
+        senders = [(one, seal_frames(one, 2, size, each, coalesced)) for one in initiators]
+        before = server.cpu()
+        seconds, received = pump(senders, responders, each * pairs * (size + FRAME_OVERHEAD))
+        if run:  # the first warms up
+            costs.append((server.cpu() - before) / (each * pairs))
+            rates.append(each * pairs / seconds)
+            records.append(each * pairs / received)
+    for connection in initiators + responders:
+        connection.close()
+    cost = statistics.median(costs)
+    return {
+        "size": size,
+        "pairs": pairs,
+        "coalesced": coalesced,
+        "cpu_us": cost * 1e6,
+        "best_cpu_us": min(costs) * 1e6,
+        "frames_per_second": statistics.median(rates),
+        "megabytes_per_second": statistics.median(rates) * size / 1e6,
+        "frames_per_record_out": statistics.median(records),
+    }
+
+
+def relay_rows(idle: int = 0) -> list[dict[str, Any]]:
+    """Every size, 1 and 8 pairs, frame per record and coalesced, with the machine's limits."""
+    rows = []
+    server, address, key = start_server(core=0 if len(cores()) > 1 else None)
+    with server:
+        waiting = [Connection(address, key) for _ in range(idle)]
+        for size in SIZES:
+            for pairs in (1, 8):
+                for coalesced in (False, True):
+                    limit = aead(size + FRAME_OVERHEAD)
+                    row = frames(address, server, key, size, pairs, coalesced)
+                    row["aead_us"] = min(limit, aead(size + FRAME_OVERHEAD)) * 1e6
+                    row["splice_us"] = splice(size + FRAME_OVERHEAD) * 1e6
+                    row["share_of_aead"] = row["aead_us"] / row["cpu_us"]
+                    rows.append(row)
+        for connection in waiting:
+            connection.close()
+    return rows
+
+
+def crowd_row(size: int = 1024, crowd: int = 1000) -> dict[str, Any]:
+    """The cost per frame with few and with many connections, alternately."""
+    few, many = [], []
+    server, address, key = start_server(core=0 if len(cores()) > 1 else None)
+    with server:
+        for _ in range(3):
+            few.append(frames(address, server, key, size, 1, False)["cpu_us"])
+            waiting = [Connection(address, key) for _ in range(crowd - 2)]
+            many.append(frames(address, server, key, size, 1, False)["cpu_us"])
+            for connection in waiting:
+                connection.close()
+            time.sleep(0.5)
+    return {
+        "size": size,
+        "connections": crowd,
+        "cpu_us_few": statistics.median(few),
+        "cpu_us_many": statistics.median(many),
+        "ratio": statistics.median(many) / statistics.median(few),
+    }
+
+
+def connect_row(count: int = 600) -> dict[str, Any]:
+    """Connections made one after the other: TCP, handshake and OK frame."""
+    server, address, key = start_server(core=0 if len(cores()) > 1 else None)
+    with server:
+        for _ in range(20):
+            Connection(address, key).close()
+        before, start = server.cpu(), time.perf_counter()
+        connections = [Connection(address, key) for _ in range(count)]
+        seconds, cpu = time.perf_counter() - start, server.cpu() - before
+        for connection in connections:
+            connection.close()
+    return {"connects_per_second": count / seconds, "server_cpu_ms": cpu / count * 1e3, "server_limit_per_second": count / cpu}
+
+
+def transport_row(count: int = 3000) -> dict[str, Any]:
+    """Transports opened and closed one after the other by one client."""
+    server, address, key = start_server(core=0 if len(cores()) > 1 else None)
+    with server:
+        one, two = Connection(address, key), Connection(address, key)
+        before, start = server.cpu(), time.perf_counter()
+        for number in range(count):
+            own_id = number * 2 % 65536
+            open_transport(one, two, own_id)
+            close_transport(one, two, own_id)
+        seconds, cpu = time.perf_counter() - start, server.cpu() - before
+        one.close()
+        two.close()
+    return {"opened_and_closed_per_second": count / seconds, "server_cpu_us": cpu / count * 1e6}
+
+
+def memory_rows(counts: tuple[int, ...] = (1000, 5000)) -> list[dict[str, Any]]:
+    """Resident memory of the server per idle connection."""
+    rows = []
+    server, address, key = start_server(core=0 if len(cores()) > 1 else None)
+    with server:
+        warm = [Connection(address, key) for _ in range(200)]
+        for connection in warm:
+            connection.close()
+        time.sleep(1)
+        base = server.memory()
+        connections: list[Connection] = []
+        for count in counts:
+            while len(connections) < count:
+                connections.append(Connection(address, key))
+            time.sleep(0.5)
+            rows.append({"connections": count, "kib_each": (server.memory() - base) / count / 1024})
+        for connection in connections:
+            connection.close()
+    return rows

@@ -1,0 +1,178 @@
+"""A load generator that speaks the wire protocol on plain sockets.
+
+Cheap on purpose: records are sealed before the clock starts, and what comes
+back is counted from record lengths without being decrypted.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+import time
+
+from dmsg.keys import PubKey, SecKey
+from dmsg.noise.link import LinkHandshake
+from dmsg.noise.records import MAX_PLAINTEXT, OVERHEAD
+from dmsg.transport.wire import ACCEPT, CLOSE, OK, REQUEST, Frame, FrameBuffer, encode_frame, encode_fwd_header
+
+TIMEOUT = 30.0
+RECEIVE_SIZE = 256 * 1024
+
+
+class Connection:
+    """One client connection."""
+
+    def __init__(self, address: tuple[str, int], server: PubKey) -> None:
+        self.key = SecKey.generate()
+        self.socket = socket.create_connection(address, TIMEOUT)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        handshake = LinkHandshake(self.key, server)
+        self.socket.sendall(handshake.data_to_send())
+        while handshake.remote is None:
+            data = self.socket.recv(4096)
+            if not data:
+                raise ConnectionError("server ended the handshake")
+            handshake.receive_data(data)
+            self.socket.sendall(handshake.data_to_send())
+        assert handshake.sealer is not None and handshake.opener is not None
+        self.sealer = handshake.sealer
+        self.opener = handshake.opener
+        self._frames = FrameBuffer()
+        self._scratch = bytearray(RECEIVE_SIZE + 2 * 65540)
+        self._ready: list[Frame] = []
+        self._take(handshake.trailing_data())
+        assert self.receive().type == OK
+
+    def _take(self, data: bytes) -> None:
+        if data:
+            end = self.opener.open_into(data, self._scratch, 0)
+            self._ready += self._frames.feed(bytes(self._scratch[:end]))
+
+    def receive(self) -> Frame:
+        """The next frame."""
+        while not self._ready:
+            data = self.socket.recv(RECEIVE_SIZE)
+            if not data:
+                raise ConnectionError("server closed the connection")
+            self._take(data)
+        return self._ready.pop(0)
+
+    def send(self, data: bytes) -> None:
+        """One record."""
+        self.socket.sendall(self.sealer.seal(data))
+
+    def close(self) -> None:
+        """End it."""
+        self.socket.close()
+
+
+def open_transport(initiator: Connection, responder: Connection, own_id: int) -> int:
+    """REQUEST and ACCEPT; the responder's id."""
+    payload = bytes(initiator.key.public + responder.key.public)
+    initiator.send(encode_frame(REQUEST, own_id, payload))
+    request = responder.receive()
+    assert request.type == REQUEST, request
+    responder.send(encode_frame(ACCEPT, request.id, payload))
+    accept = initiator.receive()
+    assert accept.type == ACCEPT and accept.id == own_id, accept
+    return request.id
+
+
+def close_transport(initiator: Connection, responder: Connection, own_id: int) -> None:
+    """CLOSE, and wait until it is through."""
+    initiator.send(encode_frame(CLOSE, own_id, b"\0"))
+    assert responder.receive().type == CLOSE
+
+
+def seal_frames(connection: Connection, own_id: int, size: int, count: int, coalesced: bool) -> bytes:
+    """``count`` FWDs of ``size`` user bytes as records, one each or as full as they may be."""
+    payload = bytes(size)
+    frames_each = max(1, MAX_PLAINTEXT // (size + 7)) if coalesced else 1
+    sequence = 0
+    records = []
+    while sequence < count:
+        here = min(frames_each, count - sequence)
+        plain = b"".join(
+            encode_fwd_header(own_id, (sequence + number) & 0xFFFF, size) + payload for number in range(here)
+        )
+        records.append(connection.sealer.seal(plain))
+        sequence += here
+    return b"".join(records)
+
+
+class _Counter:
+    """Counts plaintext bytes in a stream of records without decrypting."""
+
+    def __init__(self) -> None:
+        self.plaintext = 0
+        self.records = 0
+        self._skip = 0
+        self._head = b""
+
+    def feed(self, data: bytes) -> None:
+        position = 0
+        end = len(data)
+        while position < end:
+            if self._skip:
+                step = min(self._skip, end - position)
+                self._skip -= step
+                position += step
+                continue
+            piece = data[position : position + 2 - len(self._head)]
+            self._head += piece
+            position += len(piece)
+            if len(self._head) < 2:
+                continue
+            (length,) = struct.unpack(">H", self._head)
+            self._head = b""
+            self._skip = length
+            self.plaintext += length - OVERHEAD
+            self.records += 1
+
+
+def pump(senders: list[tuple[Connection, bytes]], receivers: list[Connection], expected: int) -> tuple[float, int]:
+    """Send everything, receive ``expected`` bytes of plaintext at the receivers in all.
+
+    :returns: seconds, and records received.
+    """
+    selector = selectors.DefaultSelector()
+    counters = {}
+    waiting = {}
+    for connection, data in senders:
+        connection.socket.setblocking(False)
+        waiting[connection] = memoryview(data)
+        selector.register(connection.socket, selectors.EVENT_WRITE, connection)
+    for connection in receivers:
+        connection.socket.setblocking(False)
+        counters[connection] = _Counter()
+        selector.register(connection.socket, selectors.EVENT_READ, connection)
+    start = time.perf_counter()
+    left = expected
+    while left > 0:
+        events = selector.select(TIMEOUT)
+        if not events:
+            raise TimeoutError(f"{left} of {expected} bytes did not arrive")
+        for key, _ in events:
+            connection = key.data
+            if connection in counters:
+                counter = counters[connection]
+                before = counter.plaintext
+                data = connection.socket.recv(RECEIVE_SIZE)
+                if not data:
+                    raise ConnectionError("server closed a receiver")
+                counter.feed(data)
+                left -= counter.plaintext - before
+            else:
+                view = waiting[connection]
+                sent = connection.socket.send(view[: 1 << 20])
+                if sent == len(view):
+                    selector.unregister(connection.socket)
+                else:
+                    waiting[connection] = view[sent:]
+    took = time.perf_counter() - start
+    selector.close()
+    for connection in [one for one, _ in senders] + receivers:
+        connection.socket.setblocking(True)
+        connection.socket.settimeout(TIMEOUT)
+    return took, sum(counter.records for counter in counters.values())
