@@ -17,6 +17,7 @@ import stat
 from pathlib import Path
 
 import coincurve
+import coincurve.context
 
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 
@@ -127,6 +128,15 @@ class Signature(bytes):
         return self.hex()
 
 
+class _PrivateKey(coincurve.PrivateKey):
+    """Without the x-only key of Schnorr signatures, which doubles the cost of making one."""
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+        self.context = coincurve.context.GLOBAL_CONTEXT
+        self.public_key = coincurve.PublicKey.from_valid_secret(secret)
+
+
 class SecKey:
     """A secret key.  It has no textual form but :meth:`hex`, so that no log shows it."""
 
@@ -141,7 +151,7 @@ class SecKey:
             raise KeyFormatError(f"secret key must be {SECKEY_SIZE} bytes, not {len(data)}")
         if not 0 < int.from_bytes(data, "big") < _ORDER:
             raise KeyFormatError("secret key is out of range")
-        self._key = coincurve.PrivateKey(bytes(data))
+        self._key = _PrivateKey(bytes(data))
         self.public = bytes.__new__(PubKey, self._key.public_key.format())
 
     @classmethod

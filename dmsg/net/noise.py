@@ -124,6 +124,7 @@ class NoiseLink(TwistedProtocol):
     :param user: what lies above; asked for when the handshake is done.
     :param remote: the server's key; given means this side is the client.
     :param failed: told why the handshake failed, once, when it did.
+    :param tuned: the socket has its options from the listening one.
     """
 
     remote: PubKey | None = None
@@ -140,10 +141,12 @@ class NoiseLink(TwistedProtocol):
         remote: PubKey | None = None,
         failed: Callable[[NoiseLink, Failure], None] | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
+        tuned: bool = False,
         ephemeral: SecKey | None = None,
     ) -> None:
         self._reactor = reactor
         self._turn = turn
+        self._tuned = tuned
         self._handshake: LinkHandshake | None = LinkHandshake(key, remote, ephemeral=ephemeral)
         self._make_user: Callable[[PubKey, IAddress], LinkUser] | None = make_user
         self._failed = failed
@@ -166,7 +169,8 @@ class NoiseLink(TwistedProtocol):
     # --- Twisted's side ---
 
     def connectionMade(self) -> None:
-        tune(self.transport)
+        if not self._tuned:
+            tune(self.transport)
         self._timer = self._reactor.callLater(self._timeout, self._too_late)
         self._send_handshake()
 
@@ -205,8 +209,7 @@ class NoiseLink(TwistedProtocol):
         assert self._handshake is not None
         data = self._handshake.data_to_send()
         if data:
-            assert self.transport is not None
-            self.transport.write(data)
+            write_now(self.transport, data)
 
     def _receive_handshake(self, data: bytes) -> None:
         handshake = self._handshake

@@ -7,9 +7,10 @@ TCP (TLS, in-memory), so nothing depends on them but speed and patience.
 from __future__ import annotations
 
 import socket
+import sys
 from typing import Any
 
-from twisted.internet.tcp import Connection
+from twisted.internet.tcp import Connection, Port
 
 KEEPALIVE_IDLE = 30
 """Seconds of silence before the kernel probes a peer."""
@@ -21,25 +22,39 @@ USER_TIMEOUT_MS = 30_000
 """Milliseconds that sent data, or a closed receive window, may stay as it is."""
 
 
+_OPTIONS = (
+    (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", KEEPALIVE_IDLE),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", KEEPALIVE_INTERVAL),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", KEEPALIVE_PROBES),
+    (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS),  # Linux only
+)
+
+
+def _set_options(handle: socket.socket) -> bool:
+    try:
+        for level, name, value in _OPTIONS:
+            option = getattr(socket, name, None)
+            if option is not None:
+                handle.setsockopt(level, option, value)
+    except OSError:
+        return False  # a UNIX socket, or the peer is gone already
+    return True
+
+
 def tune(transport: Any) -> None:
     """No delay for small writes; dead peers are found by the kernel."""
-    if not isinstance(transport, Connection):
-        return
-    try:
-        transport.setTcpNoDelay(True)
-        transport.setTcpKeepAlive(True)
-        handle = transport.getHandle()
-        for name, value in (
-            ("TCP_KEEPIDLE", KEEPALIVE_IDLE),
-            ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL),
-            ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-            ("TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
-        ):
-            option = getattr(socket, name, None)
-            if option is not None:  # the last is Linux only
-                handle.setsockopt(socket.IPPROTO_TCP, option, value)
-    except (OSError, AttributeError):
-        pass  # a UNIX socket, or the peer is gone already
+    if isinstance(transport, Connection):
+        _set_options(transport.getHandle())
+
+
+def tune_listening(port: Any) -> bool:
+    """The same for all connections that will be accepted: Linux lets them inherit it.
+
+    :returns: whether they need not be tuned one by one.
+    """
+    return sys.platform == "linux" and isinstance(port, Port) and _set_options(port.socket)
 
 
 def queued(transport: Any) -> int | None:

@@ -13,12 +13,14 @@ specification's assignment.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 
 from cryptography.exceptions import InvalidTag
 from noise.connection import NoiseConnection
 from noise.exceptions import NoiseHandshakeError, NoiseMaxNonceError, NoiseValueError
+from noise.noise_protocol import NoiseProtocol
 
 from dmsg.errors import HandshakeError, KeyFormatError, LocalProtocolError
 from dmsg.keys import PubKey, SecKey
@@ -34,6 +36,9 @@ class Pattern(Enum):
 
     XK = b"Noise_XK_Secp256k1_ChaChaPoly_SHA256"  # messages of 49, 49, 65 bytes
     KK = b"Noise_KK_Secp256k1_ChaChaPoly_SHA256"  # messages of 49, 49 bytes
+
+
+_TEMPLATES = {pattern: NoiseProtocol(pattern.value, BACKEND) for pattern in Pattern}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,11 @@ class Handshake:
         prologue: bytes = b"",
         ephemeral: SecKey | None = None,
     ) -> None:
-        connection = NoiseConnection.from_name(pattern.value, backend=BACKEND)
-        protocol = connection.noise_protocol
+        connection = NoiseConnection()
+        connection.protocol_name = pattern.value
+        # from_name() parses the name and looks everything up again each time
+        protocol = connection.noise_protocol = copy(_TEMPLATES[pattern])
+        protocol.keypairs = {"s": None, "e": None, "rs": None, "re": None}
         if initiator:
             connection.set_as_initiator()
         else:

@@ -8,6 +8,9 @@ reference does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from dmsg.buffers import PrefixedBuffer
 from dmsg.errors import HandshakeError
 from dmsg.keys import PubKey, SecKey
@@ -26,39 +29,40 @@ class LinkHandshake:
     holds what the peer already sent after its last message.
     """
 
-    __slots__ = ("_buffer", "_handshake", "_outgoing", "opener", "remote", "sealer", "started")
+    __slots__ = ("_buffer", "_handshake", "_make", "_outgoing", "opener", "remote", "sealer")
 
     def __init__(
         self, local: SecKey, remote: PubKey | None = None, *, ephemeral: SecKey | None = None
     ) -> None:
         """:param remote: the server's key; given means this side is the initiator."""
-        self._handshake: Handshake | None = Handshake(
-            Pattern.XK, local, initiator=remote is not None, remote=remote, ephemeral=ephemeral
+        # a responder makes its half when the first message is whole: a silent
+        # peer costs a server nothing
+        self._make: Callable[[], Handshake] | None = partial(
+            Handshake, Pattern.XK, local, initiator=remote is not None, remote=remote, ephemeral=ephemeral
         )
+        self._handshake: Handshake | None = None
         self._buffer = PrefixedBuffer(MAX_LINK_MESSAGE)
         self._outgoing = b""
         self.remote: PubKey | None = None
         self.sealer: RecordSealer | None = None
         self.opener: RecordOpener | None = None
-        self.started = False
-        """Something was received."""
         if remote is not None:
-            self._write(self._handshake)
+            self._write(self._begin())
 
     def receive_data(self, data: bytes) -> None:
         """Take the next bytes of the stream.
 
         :raises HandshakeError: the handshake failed; close the connection.
         """
-        self.started = True
         self._buffer.feed(data)
-        while (handshake := self._handshake) is not None:
+        while self.remote is None:
             try:
                 message = self._buffer.next_message()
             except ValueError as error:
                 raise HandshakeError(str(error)) from None
             if message is None:
                 return
+            handshake = self._handshake or self._begin()
             handshake.read_message(message)
             if handshake.result is None:
                 self._write(handshake)
@@ -73,6 +77,12 @@ class LinkHandshake:
     def trailing_data(self) -> bytes:
         """Bytes of the stream after the handshake, to be opened as records."""
         return self._buffer.rest()
+
+    def _begin(self) -> Handshake:
+        assert self._make is not None
+        handshake = self._handshake = self._make()
+        self._make = None
+        return handshake
 
     def _write(self, handshake: Handshake) -> None:
         message = handshake.write_message()

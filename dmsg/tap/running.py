@@ -16,9 +16,9 @@ from dmsg.errors import DmsgError
 
 _log = Logger()
 
-GC_GENERATION_2 = 100
-"""Collections of the middle generation before a full one: with many
-connections a full one takes a tenth of a second."""
+GC_THRESHOLDS = (20_000, 20, 100)
+"""Allocations before a young collection, and collections before the next
+older one: with many connections a full one takes a tenth of a second."""
 
 
 class StopOnFailure(MultiService):
@@ -40,7 +40,7 @@ class StopOnFailure(MultiService):
     def _up(self, ports: Any) -> Any:
         gc.collect()
         gc.freeze()
-        gc.set_threshold(gc.get_threshold()[0], gc.get_threshold()[1], GC_GENERATION_2)
+        gc.set_threshold(*GC_THRESHOLDS)
         return ports
 
     def _failed(self, failure: Failure) -> None:

@@ -133,6 +133,8 @@ class ServerFactory(Factory):
         self.sessions: set[ServerSession] = set()
         self.relay = Relay(max_transports=max_transports, random=random, on_congested=self._watch)
         self.connections_opened = 0
+        self.tuned = False
+        """The listening sockets hand their options down."""
         self.on_change: Callable[[], None] = lambda: None
         self._drained: Deferred[None] | None = None
 
@@ -164,6 +166,7 @@ class ServerFactory(Factory):
             self._make_session,
             failed=self._handshake_failed,
             timeout=self._handshake_timeout,
+            tuned=self.tuned,
             ephemeral=self._ephemeral(),
         )
         self._handshakes[link] = None

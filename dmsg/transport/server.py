@@ -23,6 +23,7 @@ from dmsg.discovery.entry import Entry, ServerMeta
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.errors import DiscoveryError, DmsgError, DropReason
 from dmsg.keys import SecKey
+from dmsg.net.socketopts import tune_listening
 from dmsg.telemetry.metrics import ServerMetrics
 from dmsg.transport.dial import parse_address, retry_delay
 from dmsg.transport.protocol import MAX_CONNECTIONS, ServerFactory
@@ -105,6 +106,7 @@ class Server(Service):
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(self.factory)
             self.ports.append(port)
+            self.factory.tuned = tune_listening(port) and (self.factory.tuned or len(self.ports) == 1)
             _log.info("server {key} listens on {address}", key=self._key.public.hex(), address=str(port.getHost()))
         if self._metrics is not None:
             site = Site(_StatusPages(self))
