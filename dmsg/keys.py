@@ -170,7 +170,12 @@ class SecKey:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> SecKey:
-        """Skycoin's deterministic key of a seed (``cipher.GenerateDeterministicKeyPair``)."""
+        """Skycoin's deterministic key of a seed (``cipher.GenerateDeterministicKeyPair``).
+
+        :raises KeyFormatError: the seed is empty.
+        """
+        if not seed:
+            raise KeyFormatError("seed is empty")
 
         def generate(data: bytes) -> bytes:
             while True:

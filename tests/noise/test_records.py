@@ -1,0 +1,92 @@
+"""Records: any chunking, damage, limits."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
+from dmsg.noise.records import COPY_LIMIT, MAX_PLAINTEXT, MAX_SEQUENCE, RecordOpener, RecordSealer
+
+KEY = bytes(range(32))
+
+
+def opened(stream: bytes, sizes: list[int]) -> bytes:
+    """All plaintext of a stream that comes in pieces."""
+    opener = RecordOpener(KEY)
+    buffer = bytearray(len(stream) + 70_000)
+    end = 0
+    for size in [*sizes, len(stream)]:
+        end = opener.open_into(stream[:size], buffer, end)
+        stream = stream[size:]
+    return bytes(buffer[:end])
+
+
+class RecordTests(SynchronousTestCase):
+    """Sealing and opening."""
+
+    @given(
+        st.lists(st.integers(0, 3 * COPY_LIMIT), max_size=8),
+        st.lists(st.integers(0, 9000), max_size=30),
+    )
+    @settings(deadline=None)
+    def test_any_sizes_and_chunking(self, sizes: list[int], cuts: list[int]) -> None:
+        sealer = RecordSealer(KEY)
+        plain = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
+        stream = b"".join(bytes(sealer.seal(one)) for one in plain)
+        self.assertEqual(opened(stream, cuts), b"".join(plain))
+
+    def test_the_largest_record(self) -> None:
+        plain = bytes(range(256)) * 255 + bytes(MAX_PLAINTEXT - 256 * 255)
+        stream = bytes(RecordSealer(KEY).seal(plain))
+        self.assertEqual(len(stream), 2 + 65535)
+        self.assertEqual(opened(stream, [1, 40_000]), plain)
+        self.assertRaises(LocalProtocolError, RecordSealer(KEY).seal, plain + b"x")
+
+    def test_empty_records_are_nothing(self) -> None:
+        self.assertEqual(opened(bytes(RecordSealer(KEY).seal(b"")), []), b"")
+
+    @given(st.integers(0, 19))
+    def test_short_records_are_refused(self, length: int) -> None:
+        """Section 7.1b: a body of less than 4 bytes ends the reference's process."""
+        for cut in (2, 2 + length):
+            error = self.assertRaises(
+                RemoteProtocolError, opened, (length.to_bytes(2, "big") + bytes(length))[:cut], []
+            )
+            self.assertIs(error.reason, DropReason.BAD_RECORD)
+
+    @given(st.binary(max_size=300), st.lists(st.integers(0, 50), max_size=10))
+    def test_random_bytes_are_a_named_error(self, data: bytes, cuts: list[int]) -> None:
+        try:
+            self.assertEqual(opened(data, cuts), b"")
+        except RemoteProtocolError as error:
+            self.assertIn(error.reason, (DropReason.BAD_RECORD, DropReason.REPLAYED_RECORD))
+
+    def test_replays_and_old_sequences_are_refused(self) -> None:
+        sealer = RecordSealer(KEY)
+        one, two, three = (bytes(sealer.seal(text)) for text in (b"1", b"2", b"3"))
+        self.assertEqual(opened(one + three, []), b"13")  # a gap is no attack
+        for stream in (one + one, one + two + one, three + two):
+            error = self.assertRaises(RemoteProtocolError, opened, stream, [])
+            self.assertIs(error.reason, DropReason.REPLAYED_RECORD)
+
+    def test_sequence_0_is_refused(self) -> None:
+        sealer = RecordSealer(KEY, -1)
+        self.assertRaises(RemoteProtocolError, opened, bytes(sealer.seal(b"x")), [])
+
+    def test_the_sequence_does_not_wrap(self) -> None:
+        sealer = RecordSealer(KEY, MAX_SEQUENCE - 1)
+        sealer.seal(b"last")
+        self.assertTrue(sealer.exhausted)
+        self.assertRaises(LocalProtocolError, sealer.seal, b"one too many")
+
+    def test_a_dripping_peer_costs_no_more_than_its_bytes(self) -> None:
+        """Pieces of an unfinished record are kept, not joined again and again."""
+        plain = bytes(60_000)
+        stream = bytes(RecordSealer(KEY).seal(plain))
+        opener = RecordOpener(KEY)
+        buffer = bytearray(140_000)
+        for position in range(len(stream) - 1):
+            self.assertEqual(opener.open_into(stream[position : position + 1], buffer, 0), 0)
+        self.assertEqual(opener.open_into(stream[-1:], buffer, 0), len(plain))

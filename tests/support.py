@@ -1,0 +1,170 @@
+"""What several tests share: vectors, keys of the vectors, a network in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
+from twisted.test import iosim
+
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.noise import NoiseLink, TurnFlush
+from dmsg.noise.records import RecordOpener
+from dmsg.transport.protocol import ClientSession, ServerFactory
+
+VECTORS = Path(__file__).parent / "vectors"
+
+SERVER_KEY = SecKey.from_seed(b"server-0")
+KEYS = {"A": SecKey.from_seed(b"client-a"), "B": SecKey.from_seed(b"client-b"), "C": SecKey.from_seed(b"client-c")}
+
+
+def vectors(name: str) -> dict[str, Any]:
+    """A file of recorded exchanges of the 2019 reference."""
+    loaded: dict[str, Any] = json.loads((VECTORS / f"{name}.json").read_text())
+    return loaded
+
+
+class Draws:
+    """Stands for Random where a vector fixed the draw; then repeats the last."""
+
+    def __init__(self, *values: int) -> None:
+        self.values = list(values)
+
+    def randrange(self, stop: int) -> int:
+        value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
+        assert 0 <= value < stop
+        return value
+
+
+class Recorder(Protocol):
+    """An application that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self.lost: Any = None
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.received)
+
+    def dataReceived(self, data: bytes) -> None:
+        self.received.append(data)
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self.lost = reason
+
+
+class Accepting(Factory):
+    """Keeps the protocols that it built."""
+
+    noisy = False
+
+    def __init__(self, protocol: Any = Recorder) -> None:
+        self.protocol = protocol
+        self.built: list[Any] = []
+
+    def buildProtocol(self, addr: Any) -> Any:
+        built = self.protocol()
+        self.built.append(built)
+        return built
+
+
+class MemoryNetwork:
+    """One server and its clients, joined by iosim pumps, with one Clock."""
+
+    def __init__(self, **server_options: Any) -> None:
+        self.clock = Clock()
+        self.factory = ServerFactory(self.clock, SERVER_KEY, **server_options)
+        self.pumps: list[iosim.IOPump] = []
+
+    def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> ClientSession:
+        """A connected client."""
+        turn = TurnFlush(self.clock)
+        sessions: list[ClientSession] = []
+
+        def make(remote: PubKey, address: Any) -> ClientSession:
+            session = ClientSession(self.clock, turn, key.public, remote, accept=lambda: accept, **options)
+            sessions.append(session)
+            return session
+
+        link = NoiseLink(self.clock, turn, key, make, remote=SERVER_KEY.public)
+        self.join(link)
+        self.settle()
+        (session,) = sessions
+        assert session.connected
+        session.link = link  # type: ignore[attr-defined]  # tests cut it
+        return session
+
+    def join(self, client: Any) -> Any:
+        """Connect any protocol to the server; returns the server's link."""
+        server = self.factory.buildProtocol(None)
+        assert server is not None
+        pump = iosim.connect(
+            server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False
+        )
+        self.pumps.append(pump)
+        return server
+
+    def settle(self) -> None:
+        """Deliver everything, and let the turns end."""
+        for _ in range(10_000):
+            self.clock.advance(0)
+            if not any([pump.pump() for pump in self.pumps]) and not any(
+                call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()
+            ):
+                self.factory.relay.check()
+                return
+        raise AssertionError("the network does not come to rest")
+
+
+class RawClient(Protocol):
+    """A client of plain bytes on a real or simulated connection, after the handshake."""
+
+    def __init__(self, key: SecKey, server: PubKey, ephemeral: SecKey | None = None) -> None:
+        from dmsg.noise.link import LinkHandshake
+        from dmsg.transport.wire import FrameBuffer
+
+        self._handshake = LinkHandshake(key, server, ephemeral=ephemeral)
+        self._buffer = FrameBuffer()
+        self.opener: RecordOpener | None = None
+        self.key = key
+        self.frames: list[Any] = []
+        self.closed = False
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self.transport.write(self._handshake.data_to_send())
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        if self.opener is None:
+            self._handshake.receive_data(data)
+            self.transport.write(self._handshake.data_to_send())
+            if self._handshake.remote is None:
+                return
+            self.opener, self.sealer = self._handshake.opener, self._handshake.sealer
+            data = self._handshake.trailing_data()
+        assert self.opener is not None
+        scratch = bytearray(len(data) + 70_000)
+        self.frames += self._buffer.feed(bytes(scratch[: self.opener.open_into(data, scratch, 0)]))
+        self.frames_changed()
+
+    def frames_changed(self) -> None:
+        """For tests that wait."""
+
+    def send(self, plaintext: bytes) -> None:
+        """One record."""
+        assert self.sealer is not None and self.transport is not None
+        self.transport.write(bytes(self.sealer.seal(plaintext)))
+
+    def take(self) -> list[Any]:
+        """The frames since the last call."""
+        frames, self.frames = self.frames, []
+        return frames
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self.closed = True
+        self.frames_changed()
