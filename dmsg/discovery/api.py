@@ -19,6 +19,8 @@ from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request, Site
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing import RequestRedirect
 
 from dmsg.discovery.entry import (
     MAX_ENTRY_SIZE,
@@ -262,6 +264,16 @@ class DiscoveryAPI:
         self._refused("invalid", failure.value)
         return _answer(request, 422, str(failure.value))
 
+    @_app.handle_errors(HTTPException)
+    def _http(self, request: IRequest, failure: Failure) -> bytes:
+        """Unknown paths and methods, as Klein's router raises them."""
+        error = failure.value
+        if isinstance(error, RequestRedirect):
+            request.setHeader(b"location", error.new_url.encode())
+        if isinstance(error, MethodNotAllowed) and error.valid_methods:
+            request.setHeader(b"allow", ", ".join(sorted(error.valid_methods)).encode())
+        return _answer(request, error.code or 500, (error.name or "error").lower())
+
     @_app.handle_errors(StoreUnavailable)
     def _unavailable(self, request: IRequest, failure: Failure) -> bytes:
         request.setHeader(b"retry-after", b"1")
@@ -272,25 +284,40 @@ class DiscoveryAPI:
 
 
 class _BoundedRequest(Request):
-    """Refuses a long body before it is read."""
+    """Answers 413 to a long body at once and reads none of it."""
 
+    metrics: Metrics
     refused = False
     received = 0
 
     def gotLength(self, length: int | None) -> None:
+        super().gotLength(length if length is None or length <= MAX_ENTRY_SIZE else 0)
         if length is not None and length > MAX_ENTRY_SIZE:
-            self.refused = True
-            length = 0
-        super().gotLength(length)
+            self._refuse()
 
     def handleContentChunk(self, data: bytes) -> None:
         self.received += len(data)
         if self.received > MAX_ENTRY_SIZE:
-            self.refused = True
-        if not self.refused:
+            self._refuse()
+        elif not self.refused:
             super().handleContentChunk(data)
-        elif self.received > 4 * MAX_ENTRY_SIZE:
-            self.channel.loseConnection()  # it goes on all the same
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        if not self.refused:
+            super().requestReceived(command, path, version)
+
+    def _refuse(self) -> None:
+        if self.refused:
+            return
+        self.refused = True
+        self.metrics.refused.labels("too_long").inc()
+        body = json.dumps({"message": f"body is longer than {MAX_ENTRY_SIZE} bytes", "code": 413}).encode()
+        # the body is still on its way: nothing but the channel itself can answer now
+        self.channel.transport.write(
+            b"HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)
+        )
+        self.channel.loseConnection()
 
 
 class _Gate(Resource):
@@ -313,10 +340,6 @@ class _Gate(Resource):
         return str(getattr(request.getClientAddress(), "host", ""))
 
     def render(self, request: Request) -> int | bytes:
-        if getattr(request, "refused", False):
-            self._metrics.refused.labels("too_long").inc()
-            request.setHeader(b"connection", b"close")
-            return _answer(request, 413, f"body is longer than {MAX_ENTRY_SIZE} bytes")
         if not self._limit.allow(self._address(request), self._reactor.seconds()):
             self._metrics.refused.labels("rate_limit").inc()
             request.setHeader(b"retry-after", b"1")
@@ -334,6 +357,7 @@ def make_site(
     :param proxied: the address is the last of X-Forwarded-For.
     """
     gate = _Gate(api.resource(), reactor, RateLimit(rate, burst), proxied, metrics)
-    site = Site(gate, requestFactory=_BoundedRequest, timeout=IDLE_TIMEOUT, parsePOSTFormSubmission=False)
+    bounded = type("BoundedRequest", (_BoundedRequest,), {"metrics": metrics})
+    site = Site(gate, requestFactory=bounded, timeout=IDLE_TIMEOUT, parsePOSTFormSubmission=False)
     site.noisy = False
     return site

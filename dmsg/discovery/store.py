@@ -356,8 +356,8 @@ async def open_store(description: str, reactor: IReactorTime) -> Any:
         ``redis://[:PASSWORD@]HOST[:PORT][/DATABASE]``.
     :raises StoreError: unknown, cannot be opened, or Redis does not answer.
     """
-    kind, _, rest = description.partition(":")
-    if kind == "memory" and not rest:
+    kind, colon, rest = description.partition(":")
+    if kind == "memory" and colon and not rest:
         return MemoryStore()
     if kind == "sqlite" and rest:
         return SQLiteStore(rest)

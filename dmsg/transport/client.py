@@ -56,6 +56,7 @@ class State(Enum):
     """Where a transport is; None, no state, is an id without a transport."""
 
     REQUESTED = auto()
+    OFFERED = auto()
     OPEN = auto()
     CLOSED = auto()
 
@@ -65,27 +66,27 @@ class Input(Enum):
 
     SEND_REQUEST = auto()
     RECV_REQUEST = auto()
+    SEND_ACCEPT = auto()
     RECV_ACCEPT = auto()
     RECV_CLOSE = auto()
-    RECV_OTHER = auto()
     SEND_CLOSE = auto()
 
 
 TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (None, Input.SEND_REQUEST): State.REQUESTED,
-    (None, Input.RECV_REQUEST): State.OPEN,
+    (None, Input.RECV_REQUEST): State.OFFERED,
+    (State.OFFERED, Input.SEND_ACCEPT): State.OPEN,
+    (State.OFFERED, Input.SEND_CLOSE): State.CLOSED,
+    (State.OFFERED, Input.RECV_CLOSE): State.CLOSED,
     (State.REQUESTED, Input.RECV_ACCEPT): State.OPEN,
     (State.REQUESTED, Input.RECV_CLOSE): State.CLOSED,
-    # "accept check failed" of the reference: anything but ACCEPT and CLOSE
-    (State.REQUESTED, Input.RECV_REQUEST): State.CLOSED,
-    (State.REQUESTED, Input.RECV_OTHER): State.CLOSED,
+    # "accept check failed" of the reference, for anything but ACCEPT and CLOSE
     (State.REQUESTED, Input.SEND_CLOSE): State.CLOSED,
     (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
     (State.OPEN, Input.SEND_CLOSE): State.CLOSED,
-    # of no meaning, ignored as the reference does
-    (State.OPEN, Input.RECV_ACCEPT): State.OPEN,
-    (State.OPEN, Input.RECV_OTHER): State.OPEN,
-    # (OPEN, RECV_REQUEST) is missing: the server broke its id rule, the connection ends
+    # what is missing is an error; two pairs of an open transport are no inputs
+    # at all: ACCEPT and unknown types are ignored, as the reference does, and
+    # REQUEST on a used id ends the connection
 }
 
 
@@ -140,7 +141,9 @@ class Established:
 
 @dataclass(slots=True)
 class Requested:
-    """Another client opened ``transport``; it is open and the ACCEPT is queued."""
+    """Another client asks for ``transport``: answer with
+    :meth:`ClientConnection.accept` or :meth:`ClientConnection.close`,
+    unless its state is CLOSED meanwhile."""
 
     transport: ClientTransport
 
@@ -188,7 +191,7 @@ Event = Established | Requested | Accepted | DataReceived | Acknowledged | Close
 class ClientConnection:
     """The table of one connection to a server.
 
-    :ivar accepting: a REQUEST is answered with ACCEPT; else with CLOSE.
+    :ivar accepting: a REQUEST is offered to the application; else answered with CLOSE.
     """
 
     def __init__(self, local: PubKey, *, random: Random | None = None) -> None:
@@ -219,6 +222,14 @@ class ClientConnection:
         self._move(transport, Input.SEND_REQUEST)
         self._outgoing.append(encode_frame(REQUEST, transport_id, payload))
         return transport
+
+    def accept(self, transport: ClientTransport) -> None:
+        """Answer a REQUEST with ACCEPT.
+
+        :raises LocalProtocolError: it is not waiting for an answer.
+        """
+        self._move(transport, Input.SEND_ACCEPT)
+        self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
 
     def send(self, transport: ClientTransport, data: bytes | memoryview, token: Any = None) -> None:
         """Send one FWD; :class:`Acknowledged` with the token follows.
@@ -251,7 +262,7 @@ class ClientConnection:
 
     def close(self, transport: ClientTransport, reason: int = CloseReason.UNSPECIFIED) -> None:
         """Send CLOSE; no event follows.  Closing what is closed does nothing."""
-        if transport.state in (State.REQUESTED, State.OPEN):
+        if transport.state in (State.REQUESTED, State.OFFERED, State.OPEN):
             self._move(transport, Input.SEND_CLOSE)
             self._remove(transport)
             self._outgoing.append(encode_close(transport.id, reason))
@@ -332,10 +343,10 @@ class ClientConnection:
                 self._on_request(transport_id, payload, events)
             elif frame_type != CLOSE:
                 self._outgoing.append(encode_close(transport_id, CloseReason.NO_SUCH_TRANSPORT))
-        elif frame_type == REQUEST and transport.state is State.OPEN:
+        elif frame_type == REQUEST and transport.state is not State.REQUESTED:
             raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
         elif frame_type == CLOSE:
-            refused = transport.state is State.REQUESTED
+            refused = transport.state is not State.OPEN
             self._move(transport, Input.RECV_CLOSE)
             self._remove(transport)
             events.append(Closed(transport, close_reason(payload), refused, by_remote=True))
@@ -345,7 +356,9 @@ class ClientConnection:
                 events.append(Accepted(transport))
             else:
                 self._fail(transport, CloseReason.BAD_FRAME, events)
-        elif frame_type in (FWD, ACK):  # of a wrong size: the right ones never come here
+        elif transport.state is State.OFFERED or frame_type in (FWD, ACK):
+            # FWD and ACK of a wrong size, the right ones never come here; or
+            # anything at all before the application has answered
             self._fail(transport, CloseReason.BAD_FRAME, events)
         # OK, ACCEPT and unknown types on an open transport mean nothing
 
@@ -361,7 +374,6 @@ class ClientConnection:
                 else:
                     transport = self._add(transport_id, initiator, payload, initiator=False)
                     self._move(transport, Input.RECV_REQUEST)
-                    self._outgoing.append(encode_frame(ACCEPT, transport_id, payload))
                     events.append(Requested(transport))
                     return
         except KeyFormatError:
@@ -369,7 +381,7 @@ class ClientConnection:
         self._outgoing.append(encode_close(transport_id, reason))
 
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
-        refused = transport.state is State.REQUESTED
+        refused = transport.state is not State.OPEN
         self.close(transport, reason)
         events.append(Closed(transport, reason, refused, by_remote=False))
 

@@ -40,6 +40,7 @@ from dmsg.transport.client import (
     Established,
     Event,
     Requested,
+    State,
 )
 from dmsg.transport.relay import MAX_TRANSPORTS, Relay, RelayPeer
 from dmsg.transport.wire import MAX_FWD_DATA, OK_FRAME
@@ -323,7 +324,10 @@ class ClientSession:
         """End the connection; the streams end with it."""
         if self._link is not None:
             for transport in list(self._core.transports.values()):
+                is_open = transport.state is State.OPEN
                 self._core.close(transport, CloseReason.UNSPECIFIED)
+                if is_open:
+                    transport.user.carrier_closed(CloseReason.UNSPECIFIED)
             self._flush()
             self._link.close()
 
@@ -361,12 +365,12 @@ class ClientSession:
     def link_lost(self, reason: Failure) -> None:
         self._link = None
         self.connected = False
-        transports = list(self._core.transports.values())
-        self._core.transports.clear()
+        transports = [one for one in self._core.transports.values() if one.state is State.OPEN]
         gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "connection to the server was lost")
         self._opening.fail_all(Failure(gone))
         for transport in transports:
             transport.user.carrier_closed(CloseReason.PEER_DISCONNECTED)
+        self._core.transports.clear()
         if not self.established.called:
             self.established.errback(Failure(gone))
         self.lost.callback(None)
@@ -379,6 +383,8 @@ class ClientSession:
 
     def _on_requested(self, event: Requested) -> None:
         transport = event.transport
+        if transport.state is State.CLOSED:
+            return  # a CLOSE came with the REQUEST
         stream = self._make_stream(transport)
         factory = self._accept()
         protocol = None
@@ -390,6 +396,7 @@ class ClientSession:
         if protocol is None:
             self._core.close(transport, CloseReason.REFUSED)
         else:
+            self._core.accept(transport)
             stream.start(protocol)
 
     def _on_accepted(self, event: Accepted) -> None:

@@ -49,7 +49,9 @@ class _Client:
         taken, events = self.core.receive_frames(data, len(data))
         assert taken == len(data)
         for event in events:
-            if isinstance(event, DataReceived):
+            if isinstance(event, Requested):
+                self.core.accept(event.transport)
+            elif isinstance(event, DataReceived):
                 self.core.consumed(event.transport, len(event.data))
         self.events += events
         return self.sent()

@@ -1,0 +1,242 @@
+"""The client's table: every state and input, windows, random bytes."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import CloseReason, LocalProtocolError, RemoteProtocolError
+from dmsg.keys import SecKey
+from dmsg.transport.client import (
+    RECEIVE_LIMIT,
+    TRANSITIONS,
+    Acknowledged,
+    ClientConnection,
+    ClientTransport,
+    Closed,
+    DataReceived,
+    Event,
+    Input,
+    Requested,
+    State,
+)
+from dmsg.transport.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    FWD,
+    MAX_FWD_DATA,
+    OK,
+    REQUEST,
+    UNREAD_LIMIT,
+    WINDOW_BYTES,
+    WINDOW_FRAMES,
+    Frame,
+    FrameBuffer,
+)
+
+LOCAL = SecKey.from_seed(b"local").public
+REMOTE = SecKey.from_seed(b"remote").public
+
+
+def feed(core: ClientConnection, *frames: Frame) -> list[Event]:
+    """Give frames in one piece."""
+    data = bytearray(b"".join(frame.encode() for frame in frames))
+    taken, events = core.receive_frames(data, len(data))
+    assert taken == len(data)
+    return events
+
+
+def sent(core: ClientConnection) -> list[Frame]:
+    """What it wants to send."""
+    return FrameBuffer().feed(core.data_to_send())
+
+
+class ClientCase(SynchronousTestCase):
+    """A connection and one open transport."""
+
+    def setUp(self) -> None:
+        self.core = ClientConnection(LOCAL)
+        self.core.accepting = True
+        feed(self.core, Frame(OK, 0, b""))
+        (event,) = feed(self.core, Frame(REQUEST, 1, bytes(REMOTE + LOCAL)))
+        assert isinstance(event, Requested)
+        self.transport: ClientTransport = event.transport
+        self.core.accept(self.transport)
+        sent(self.core)
+
+
+class StateTests(ClientCase):
+    """TRANSITIONS is the truth."""
+
+    def _in(self, state: State | None) -> ClientTransport:
+        transport = ClientTransport(2, REMOTE, bytes(LOCAL + REMOTE), True, 0)
+        transport.state = state
+        return transport
+
+    def test_every_state_and_input(self) -> None:
+        """Each pair either is in the table and moves, or is an error and does not."""
+        for state in (None, *State):
+            for what in Input:
+                transport = self._in(state)
+                if (state, what) in TRANSITIONS:
+                    self.core._move(transport, what)
+                    self.assertIs(transport.state, TRANSITIONS[state, what])
+                else:
+                    self.assertRaises(LocalProtocolError, self.core._move, transport, what)
+                    self.assertIs(transport.state, state)
+
+    def test_nothing_leaves_closed(self) -> None:
+        self.assertFalse([pair for pair in TRANSITIONS if pair[0] is State.CLOSED])
+
+    @given(st.lists(st.tuples(st.sampled_from([OK, REQUEST, ACCEPT, CLOSE, FWD, ACK, 4, 0xFF]),
+                              st.integers(0, 6), st.integers(0, 70), st.booleans()), max_size=40))
+    @settings(deadline=None)
+    def test_any_frames_move_by_the_table(self, frames: list[tuple[int, int, int, bool]]) -> None:
+        core = ClientConnection(LOCAL)
+        core.accepting = True
+        feed(core, Frame(OK, 0, b""))
+        opened = [core.request(REMOTE) for _ in range(2)]
+        for kind, transport_id, size, proper in frames:
+            payload = bytes(REMOTE + LOCAL) if kind == REQUEST and proper else bytes(size)
+            if kind == ACCEPT and proper:
+                transport_id, payload = opened[0].id, opened[0].payload
+            try:
+                for event in feed(core, Frame(kind, transport_id, payload)):
+                    if isinstance(event, Requested) and size % 3:
+                        core.accept(event.transport)
+            except RemoteProtocolError:
+                return
+            for own_id, transport in core.transports.items():
+                self.assertEqual(own_id, transport.id)
+                self.assertIn(transport.state, (State.REQUESTED, State.OFFERED, State.OPEN))
+            self.assertEqual(
+                core.incoming, sum(not transport.initiator for transport in core.transports.values())
+            )
+
+    @given(st.binary(max_size=400), st.lists(st.integers(1, 60), max_size=12))
+    def test_random_bytes_are_a_named_error(self, data: bytes, cuts: list[int]) -> None:
+        core = ClientConnection(LOCAL)
+        feed(core, Frame(OK, 0, b""))
+        tail = b""
+        for size in [*cuts, len(data)]:
+            piece, data = data[:size], data[size:]
+            buffer = bytearray(tail + piece)
+            try:
+                taken, _ = core.receive_frames(buffer, len(buffer))
+            except RemoteProtocolError:
+                return
+            tail = bytes(buffer[taken:])
+
+
+    def test_a_close_that_follows_its_request_closely(self) -> None:
+        """Defect 11: the reference loses it."""
+        requested, closed = feed(self.core, Frame(REQUEST, 3, bytes(REMOTE + LOCAL)), Frame(CLOSE, 3, b"\0"))
+        assert isinstance(requested, Requested) and isinstance(closed, Closed)
+        self.assertIs(requested.transport.state, State.CLOSED)
+        self.assertEqual(list(self.core.transports), [1])
+
+
+class SendTests(ClientCase):
+    """Windows and identifiers."""
+
+    def test_many_frames_in_flight(self) -> None:
+        for number in range(100):
+            self.core.send(self.transport, b"x", number)
+        frames = sent(self.core)
+        self.assertEqual(len(frames), 100)
+        events = feed(self.core, *[Frame(ACK, 1, frame.payload[:2]) for frame in reversed(frames)])
+        self.assertEqual([event.token for event in events if isinstance(event, Acknowledged)], list(range(99, -1, -1)))
+        self.assertEqual((self.transport.in_flight, self.transport.in_flight_bytes), ({}, 0))
+
+    def test_the_window_closes_by_bytes_and_by_frames(self) -> None:
+        while self.transport.window_open:
+            self.core.send(self.transport, bytes(60_000))
+        self.assertLess(self.transport.in_flight_bytes, WINDOW_BYTES + 60_000)
+        self.assertRaises(LocalProtocolError, self.core.send, self.transport, b"x")
+        self.setUp()
+        for _ in range(WINDOW_FRAMES):
+            self.core.send(self.transport, b"")
+        self.assertFalse(self.transport.window_open)
+        sequences = [frame.payload[:2] for frame in sent(self.core)]
+        self.assertEqual(len(set(sequences)), WINDOW_FRAMES)
+
+    def test_too_long_for_one_frame(self) -> None:
+        self.assertRaises(LocalProtocolError, self.core.send, self.transport, bytes(MAX_FWD_DATA + 1))
+
+    def test_sending_on_what_is_not_open(self) -> None:
+        requested = self.core.request(REMOTE)
+        self.assertRaises(LocalProtocolError, self.core.send, requested, b"x")
+        self.core.close(self.transport)
+        self.assertRaises(LocalProtocolError, self.core.send, self.transport, b"x")
+
+    def test_all_ids_in_use(self) -> None:
+        ids = {self.core.request(REMOTE).id for _ in range(32768)}
+        self.assertEqual(ids, set(range(0, 65536, 2)))
+        self.assertRaises(LocalProtocolError, self.core.request, REMOTE)
+
+
+class ReceiveTests(ClientCase):
+    """ACKs are the flow control."""
+
+    def _fwd(self, sequence: int, size: int) -> list[Event]:
+        return feed(self.core, Frame(FWD, 1, sequence.to_bytes(2, "big") + bytes(size)))
+
+    def test_acks_are_withheld_beyond_the_limit_and_sent_together(self) -> None:
+        """As session_read_buffer records it: 30000 bytes each, unread."""
+        acknowledged = []
+        for sequence in range(5):
+            self._fwd(sequence, 30_000)
+            acknowledged.append([frame.payload for frame in sent(self.core)])
+        self.assertEqual(acknowledged, [[b"\0\0"], [b"\0\1"], [], [], []])
+        for _ in range(4):
+            self.core.consumed(self.transport, 20_000)
+            self.assertEqual(sent(self.core), [])
+        self.core.consumed(self.transport, 20_000)
+        self.assertEqual([frame.payload for frame in sent(self.core)], [b"\0\2", b"\0\3", b"\0\4"])
+
+    def test_a_frame_that_reaches_the_limit_is_still_acknowledged(self) -> None:
+        self._fwd(0, UNREAD_LIMIT - 1000)
+        self._fwd(1, 1000)
+        self.assertEqual(len(sent(self.core)), 2)
+        self._fwd(2, 1)
+        self.assertEqual(sent(self.core), [])
+
+    def test_a_sender_that_ignores_missing_acks_loses_the_transport(self) -> None:
+        events: list[Event] = []
+        sequence = 0
+        while not any(isinstance(event, Closed) for event in events):
+            events = self._fwd(sequence & 0xFFFF, 60_000)
+            sequence += 1
+            self.assertLess(sequence * 60_000, 2 * RECEIVE_LIMIT)
+        self.assertEqual(events[-1], Closed(self.transport, CloseReason.BUFFER_FULL, refused=False, by_remote=False))
+        self.assertEqual(sent(self.core)[-1], Frame(CLOSE, 1, bytes([CloseReason.BUFFER_FULL])))
+
+    def test_tiny_frames_count_for_more_than_their_bytes(self) -> None:
+        self._fwd(0, UNREAD_LIMIT - 10)
+        self._fwd(0, 10)
+        for sequence in range(RECEIVE_LIMIT // 64 + 10):
+            if any(isinstance(event, Closed) for event in self._fwd(sequence & 0xFFFF, 1)):
+                return
+        self.fail("unread frames of one byte have no limit")
+
+    def test_empty_data_is_acknowledged_and_not_delivered(self) -> None:
+        self.assertEqual(self._fwd(7, 0), [])
+        self.assertEqual(sent(self.core), [Frame(ACK, 1, b"\0\7")])
+
+    @given(st.lists(st.binary(max_size=300), max_size=20), st.lists(st.integers(1, 200), max_size=40))
+    def test_any_chunking(self, messages: list[bytes], cuts: list[int]) -> None:
+        self.setUp()
+        stream = b"".join(
+            Frame(FWD, 1, number.to_bytes(2, "big") + message).encode() for number, message in enumerate(messages)
+        )
+        tail, data = b"", b""
+        for size in [*cuts, len(stream)]:
+            piece, stream = stream[:size], stream[size:]
+            buffer = bytearray(tail + piece)
+            taken, events = self.core.receive_frames(buffer, len(buffer))
+            tail = bytes(buffer[taken:])
+            data += b"".join(event.data for event in events if isinstance(event, DataReceived))
+        self.assertEqual((data, tail), (b"".join(messages), b""))
+        self.assertEqual(len(sent(self.core)), len(messages))
