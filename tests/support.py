@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.test import iosim
@@ -25,6 +27,17 @@ def vectors(name: str) -> dict[str, Any]:
     """A file of recorded exchanges of the 2019 reference."""
     loaded: dict[str, Any] = json.loads((VECTORS / f"{name}.json").read_text())
     return loaded
+
+
+def asynchronous(method: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Deferred[None]]:
+    """A coroutine as a test."""
+
+    def test(self: Any) -> Deferred[None]:
+        return Deferred.fromCoroutine(method(self))  # type: ignore[arg-type]
+
+    test.__name__ = method.__name__
+    test.__doc__ = method.__doc__
+    return test
 
 
 class Draws:

@@ -53,7 +53,11 @@ class Child(ProcessProtocol):
                     wanted[1].callback(match)
 
     def processEnded(self, reason: Failure) -> None:
-        self.status = 0 if reason.check(ProcessDone) else (getattr(reason.value, "exitCode", None) or 1)
+        if reason.check(ProcessDone):
+            self.status = 0
+        else:  # as a shell says it: 128 and the signal, for one that ended by a signal
+            signal = getattr(reason.value, "signal", None)
+            self.status = 128 + signal if signal else getattr(reason.value, "exitCode", None) or 1
         last = self._output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
         for _, found in self._wanted:
             if not found.called:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
@@ -82,7 +82,7 @@ class Discovery(Service):
     async def _stop(self) -> None:
         self.ready.addErrback(lambda _: None)
         self.ready.cancel()
-        await DeferredList([port.stopListening() for port in self.ports if port is not None], consumeErrors=True)
+        await DeferredList([maybeDeferred(port.stopListening) for port in self.ports], consumeErrors=True)
         self.ports.clear()
         if self._store is not None:
             await self._store.close()

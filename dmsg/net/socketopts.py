@@ -22,6 +22,9 @@ USER_TIMEOUT_MS = 30_000
 """Milliseconds that sent data, or a closed receive window, may stay as it is."""
 
 
+BACKLOG = 1024
+"""Connections that wait to be accepted; the kernel may have a lower limit."""
+
 _OPTIONS = (
     (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
@@ -50,11 +53,18 @@ def tune(transport: Any) -> None:
 
 
 def tune_listening(port: Any) -> bool:
-    """The same for all connections that will be accepted: Linux lets them inherit it.
+    """The same for all connections that will be accepted, and room for ``BACKLOG`` of them.
 
-    :returns: whether they need not be tuned one by one.
+    Twisted's default backlog of 50 is overrun by the clients of another server
+    that went down.
+
+    :returns: whether accepted connections need not be tuned one by one: Linux
+        lets them inherit options.
     """
-    return sys.platform == "linux" and isinstance(port, Port) and _set_options(port.socket)
+    if not isinstance(port, Port):
+        return False
+    port.socket.listen(BACKLOG)
+    return sys.platform == "linux" and _set_options(port.socket)
 
 
 def queued(transport: Any) -> int | None:

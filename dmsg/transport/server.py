@@ -11,7 +11,7 @@ from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
-from twisted.internet.defer import Deferred, DeferredList, TimeoutError
+from twisted.internet.defer import Deferred, DeferredList, TimeoutError, maybeDeferred
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.logger import Logger
@@ -127,9 +127,9 @@ class Server(Service):
         self.ready.cancel()
         if self._register_call is not None and self._register_call.active():
             self._register_call.cancel()
-        stopping = [port.stopListening() for port in self.ports]
+        stopping = [maybeDeferred(port.stopListening) for port in self.ports]
         if self.metrics_port is not None:
-            stopping.append(self.metrics_port.stopListening())
+            stopping.append(maybeDeferred(self.metrics_port.stopListening))
         await DeferredList(stopping, consumeErrors=True)
         # first out of discovery, so that nobody new is sent here meanwhile
         await self._withdraw()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from dmsg.discovery.store import IEntryStore, MemoryStore, SQLiteStore, StoreErr
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
 from tests.redis import RedisServer, redis_server, shared_redis
-from tests.support import vectors
+from tests.support import asynchronous, vectors
 
 KEY = SecKey.from_seed(b"store")
 
@@ -28,17 +27,6 @@ def client_entry(sequence: int = 0, timestamp: int = 1, key: SecKey = KEY) -> En
 def server_entry(number: int, sequence: int = 0, free: int = 5) -> Entry:
     key = SecKey.from_seed(b"server %d" % number)
     return Entry("0.0.1", sequence, sequence + 1, key.public.hex(), server=ServerMeta("h:1", free)).sign(key)
-
-
-def asynchronous(method: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Deferred[None]]:
-    """A coroutine as a test."""
-
-    def test(self: Any) -> Deferred[None]:
-        return Deferred.fromCoroutine(method(self))  # type: ignore[arg-type]
-
-    test.__name__ = method.__name__
-    test.__doc__ = method.__doc__
-    return test
 
 
 class StoreMixin:

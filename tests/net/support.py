@@ -1,0 +1,83 @@
+"""Entities on real TCP, through the makeService that twistd uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from dmsg.keys import SecKey
+from dmsg.tap import discovery as discovery_tap
+from dmsg.tap import server as server_tap
+from dmsg.transport.service import Client
+from tests.support import asynchronous
+from tests.support import RawClient
+
+LOOPBACK = "tcp:0:interface=127.0.0.1"
+PATIENCE = 20.0
+"""Seconds that a machine under load may take for anything; nothing waits for them to pass."""
+
+
+class EntityCase(TestCase):
+    """Starts entities and stops them in reverse."""
+
+    timeout = 120  # type: ignore[assignment]  # trial's own
+
+    async def start_discovery(self, *options: str) -> str:
+        """Its URL."""
+        parsed = discovery_tap.Options()
+        parsed.parseOptions([f"--listen={LOOPBACK}", "--store=memory:", "--rate-limit=0", *options])
+        service: Any = discovery_tap.makeService(parsed, reactor)
+        service.startService()
+        self.addCleanup(service.stopService)
+        (port,) = await service.entity.ready
+        self.discovery = service.entity
+        return f"http://127.0.0.1:{port.getHost().port}"
+
+    async def start_server(self, *options: str) -> Any:
+        """The server entity, listening; registered when it has a discovery."""
+        parsed = server_tap.Options()
+        parsed.parseOptions([f"--listen={LOOPBACK}", f"--key-file={self.mktemp()}", *options])
+        service: Any = server_tap.makeService(parsed, reactor)
+        service.startService()
+        self.addCleanup(service.stopService)
+        server = service.entity
+        await server.ready
+        server.stop_for_test = service.stopService
+        if parsed["discovery"]:
+            await self.until(lambda: server.registered_at is not None)
+        return server
+
+    async def start_client(self, url: str, **options: Any) -> Client:
+        """A client that others can find."""
+        client = Client(reactor, options.pop("key", None) or SecKey.generate(), [url], **options)
+        client.startService()
+        self.addCleanup(client.stopService)
+        await client.when_published(PATIENCE)
+        return client
+
+    async def raw_client(self, server: Any, key: SecKey | None = None) -> RawClient:
+        """A client of plain frames."""
+        port = server.ports[0].getHost().port
+        client = RawClient(key or SecKey.generate(), server._key.public)
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port), client)
+        self.addCleanup(lambda: client.transport.abortConnection())  # type: ignore[union-attr]
+        await self.until(lambda: bool(client.frames))
+        client.take()
+        return client
+
+    async def until(self, condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
+        """Wait for something to become true; looks again each time the reactor has turned."""
+        deadline = reactor.seconds() + patience  # type: ignore[attr-defined]
+        while not (result := condition()):
+            if reactor.seconds() > deadline:  # type: ignore[attr-defined]
+                self.fail(f"did not happen within {patience} s")
+            await deferLater(reactor, 0.005)  # type: ignore[arg-type]
+        return result
+
+
+

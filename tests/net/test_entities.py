@@ -1,0 +1,261 @@
+"""One real network on loopback: what a user of the library meets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import treq
+from twisted.internet import reactor
+from twisted.internet.defer import gatherResults
+from twisted.internet.endpoints import clientFromString, serverFromString
+from twisted.internet.error import CannotListenError
+from twisted.web.client import Agent
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+from zope.interface import implementer
+from twisted.web.iweb import IAgentEndpointFactory
+
+from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
+from dmsg.keys import SecKey
+from dmsg.net.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.transport import strings
+from dmsg.transport.service import Client
+from tests.net.support import LOOPBACK, EntityCase, asynchronous
+from tests.support import Accepting, Recorder
+
+
+class Echo(Recorder):
+    """Gives back what it gets."""
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(data)
+
+
+class NetworkTests(EntityCase):
+    """Discovery, servers, clients."""
+
+    @asynchronous
+    async def test_bytes_arrive_and_are_acknowledged(self) -> None:
+        url = await self.start_discovery()
+        await self.start_server(f"--discovery={url}")
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        bob.listen(Accepting(Echo))
+        protocol: Any = await alice.connect(bob.public_key, Accepting())
+        payload = bytes(range(256)) * 8000
+        await protocol.transport.send(payload)
+        await self.until(lambda: len(protocol.data) == len(payload))
+        self.assertEqual(protocol.data, payload)
+        self.assertEqual(protocol.transport.getPeer().public_key, bob.public_key)
+
+    @asynchronous
+    async def test_entries_are_kept_true(self) -> None:
+        """Server and client entries say what is; a stopped entity withdraws its own."""
+        url = await self.start_discovery()
+        server = await self.start_server(f"--discovery={url}", "--max-connections=7")
+        alice = await self.start_client(url, min_servers=1)
+        lookups = alice._lookups
+        entry = await lookups.entry(alice.public_key)
+        self.assertEqual(entry.client.delegated_servers, (server._key.public.hex(),))
+        await self.until(lambda: server._posted == 6)
+        (listed,) = await lookups.available_servers()
+        self.assertEqual(listed.server.available_connections, 6)
+        await alice.stopService()
+        await self.until(lambda: server._posted == 7)
+        try:
+            await server._lookups.entry(alice.public_key)
+        except EntryNotFound:
+            pass
+        else:
+            self.fail("entry is still there")
+
+    @asynchronous
+    async def test_connect_tries_every_server_and_says_why_each_failed(self) -> None:
+        url = await self.start_discovery()
+        for _ in range(2):
+            await self.start_server(f"--discovery={url}")
+        alice, bob = await self.start_client(url), await self.start_client(url)
+        await self.until(lambda: len(bob.servers) == 2)
+        await bob.when_published(10)
+        try:
+            await alice.connect(bob.public_key, Accepting())
+        except ConnectFailed as error:
+            self.assertEqual(len(error.attempts), 2)
+            self.assertIn("nobody listens", str(error))
+        else:
+            self.fail("connected")
+        for key, kind in ((SecKey.generate().public, EntryNotFound), (bob.servers[0], ConnectFailed)):
+            try:
+                await alice.connect(key, Accepting())
+            except kind:
+                continue
+            self.fail("connected")
+
+    @asynchronous
+    async def test_a_dead_server_is_replaced_and_the_transport_goes_through_another(self) -> None:
+        url = await self.start_discovery()
+        servers = [await self.start_server(f"--discovery={url}") for _ in range(3)]
+        alice, bob = await self.start_client(url), await self.start_client(url)
+        bob.listen(Accepting(Echo))
+        await self.until(lambda: len(alice.servers) == 2 and len(bob.servers) == 2)
+        by_key = {server._key.public: server for server in servers}
+        gone = bob.servers[0]
+        await by_key[gone].stop_for_test()
+        await self.until(lambda: gone not in bob.servers and len(bob.servers) == 2)
+        await bob.when_published(10)
+        alice._entries.clear()
+        protocol: Any = await alice.connect(bob.public_key, Accepting())
+        await protocol.transport.send(b"again")
+        await self.until(lambda: protocol.data == b"again")
+
+    @asynchronous
+    async def test_clients_of_different_servers_reach_each_other(self) -> None:
+        """The dialler visits the other's server for as long as it is needed."""
+        url = await self.start_discovery()
+        await self.start_server(f"--discovery={url}")
+        alice = await self.start_client(url, min_servers=1)
+        second = await self.start_server(f"--discovery={url}")
+        bob = Client(reactor, SecKey.generate(), [url], min_servers=1)
+        bob._avoid[alice.servers[0]] = 1e12
+        bob.startService()
+        self.addCleanup(bob.stopService)
+        await bob.when_published(10)
+        self.assertEqual(bob.servers, [second._key.public])
+        bob.listen(Accepting(Echo))
+        connecting = [alice.connect(bob.public_key, Accepting()) for _ in range(3)]
+        protocols: list[Any] = await gatherResults(connecting)
+        self.assertEqual(len(second.factory.sessions), 2)  # one visit for three connects
+        for protocol in protocols:
+            protocol.transport.loseConnection()
+        await self.until(lambda: alice._visited[second._key.public].transports == 0)
+        alice._close_idle_visits()
+        alice._close_idle_visits()
+        await self.until(lambda: not alice._visited)
+
+    @asynchronous
+    async def test_discovery_that_comes_late_and_forgets(self) -> None:
+        """Servers and clients go on while it is away, and tell it again what it has lost."""
+        url = await self.start_discovery()
+        port = url.rpartition(":")[2]
+        server = await self.start_server(f"--discovery={url}")
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        bob.listen(Accepting(Echo))
+        protocol: Any = await alice.connect(bob.public_key, Accepting())
+        await self.discovery.stopService()
+        await protocol.transport.send(b"without discovery")
+        await self.until(lambda: protocol.data == b"without discovery")
+        self.assertEqual(bob.status, "online")
+        from dmsg.discovery.service import Discovery
+
+        again = Discovery(reactor, [f"tcp:{port}:interface=127.0.0.1"], "memory:", rate=0)
+        again.startService()
+        self.addCleanup(again.stopService)
+        await again.ready
+        server._register()
+        bob._publish()
+        await self.until(lambda: not server._registering and not bob._publishing)
+        self.assertEqual(len(await alice._lookups.available_servers()), 1)
+        await self.until(lambda: bob._published == (server._key.public.hex(),))
+        await alice._lookups.entry(bob.public_key)
+
+    @asynchronous
+    async def test_no_server_says_why(self) -> None:
+        url = await self.start_discovery()
+        client = Client(reactor, SecKey.generate(), [url])
+        client.startService()
+        self.addCleanup(client.stopService)
+        try:
+            await client.when_online(0.3)
+        except DmsgTimeout as error:
+            self.assertIn("discovery lists no server", str(error))
+        self.assertEqual(client.status, "searching")
+
+    @asynchronous
+    async def test_one_listener_at_a_time(self) -> None:
+        url = await self.start_discovery()
+        client = Client(reactor, SecKey.generate(), [url])
+        port = client.listen(Accepting())
+        self.assertRaises(CannotListenError, client.listen, Accepting())
+        await port.stopListening()  # type: ignore[misc]
+        client.listen(Accepting())
+
+    @asynchronous
+    async def test_metrics_and_health(self) -> None:
+        url = await self.start_discovery()
+        server = await self.start_server(f"--discovery={url}", f"--metrics={LOOPBACK}")
+        await self.start_client(url, min_servers=1)
+        base = f"http://127.0.0.1:{server.metrics_port.getHost().port}"
+        health = json.loads(await (await treq.get(f"{base}/health", persistent=False)).text())
+        self.assertEqual(health, {"status": "ok", "registered": True, "connections": 1, "transports": 0})
+        text = await (await treq.get(f"{base}/metrics", persistent=False)).text()
+        self.assertIn("dmsg_server_connections 1.0", text)
+        self.assertIn('dmsg_server_drops_total{reason="queue_full"} 0.0', text)
+        self.assertEqual((await treq.get(f"{base}/", persistent=False)).code, 404)
+
+
+class Hello(Resource):
+    """A web page."""
+
+    isLeaf = True
+
+    def render_GET(self, request: Any) -> bytes:
+        return b"hello over dmsg, from " + request.path
+
+
+class EndpointTests(EntityCase):
+    """Any Twisted protocol runs over dmsg unchanged."""
+
+    @asynchronous
+    async def test_twisted_web_and_treq(self) -> None:
+        """As ``docs/howto/web`` shows."""
+        url = await self.start_discovery()
+        await self.start_server(f"--discovery={url}")
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        port: Any = await DmsgServerEndpoint(bob).listen(Site(Hello()))
+
+        @implementer(IAgentEndpointFactory)
+        class ToBob:
+            def endpointForURI(self, uri: Any) -> DmsgClientEndpoint:
+                return DmsgClientEndpoint(alice, bob.public_key)
+
+        agent = Agent.usingEndpointFactory(reactor, ToBob())
+        response = await treq.client.HTTPClient(agent).get("http://bob/page")
+        self.assertEqual((response.code, await response.text()), (200, "hello over dmsg, from /page"))
+        await port.stopListening()
+
+    @asynchronous
+    async def test_endpoint_strings(self) -> None:
+        url = await self.start_discovery()
+        await self.start_server(f"--discovery={url}")
+        escaped = url.replace(":", "\\:")
+        key_file = self.mktemp()
+        listening = serverFromString(reactor, f"dmsg:discovery={escaped}:key={key_file}")
+        port = await listening.listen(Accepting(Echo))
+        bob = strings.shared_client(reactor, url, key_file)
+        self.addCleanup(self._forget)
+        await bob.when_published(10)
+        self.assertEqual(port.getHost().public_key, bob.public_key)
+        client = clientFromString(reactor, f"dmsg:{bob.public_key}:discovery={escaped}:timeout=10")
+        protocol: Any = await client.connect(Accepting())
+        await protocol.transport.send(b"by string")
+        await self.until(lambda: protocol.data == b"by string")
+        await port.stopListening()
+
+    async def _stop_all(self) -> None:
+        for client in list(strings._clients.values()):
+            await client.stopService()
+        strings._clients.clear()
+
+    def _forget(self) -> Any:
+        from twisted.internet.defer import Deferred
+
+        return Deferred.fromCoroutine(self._stop_all())
+
+    def test_malformed_strings(self) -> None:
+        key = SecKey.generate().public
+        for text in ("dmsg:", "dmsg:02ab", f"dmsg:{key}:timeout=x", f"dmsg:{key}:port=1"):
+            self.assertRaises((ValueError, TypeError), clientFromString, reactor, text)
+        self.assertRaises(ValueError, serverFromString, reactor, "dmsg:8080")
+
+

@@ -1,0 +1,541 @@
+"""What ended or stalled the 2019 reference, over real TCP.  Numbers are those of its list of defects."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from pathlib import Path
+from typing import Any
+
+import treq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
+from twisted.internet.protocol import Protocol
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.cli.processes import address_of, start_twistd, stop
+from dmsg.discovery.entry import ClientMeta, Entry
+from dmsg.errors import CloseReason, DropReason
+from dmsg.keys import SecKey
+from dmsg.net.noise import NoiseClientEndpoint, TurnFlush
+from dmsg.noise.link import LinkHandshake
+from dmsg.transport.client import ClientConnection
+from dmsg.transport.protocol import ClientSession
+from dmsg.transport.wire import ACCEPT, CLOSE, FWD, REQUEST, Frame
+from tests.net.support import EntityCase, asynchronous
+from tests.support import SERVER_KEY, Accepting, MemoryNetwork, RawClient, Recorder
+
+
+TERMINATED = 128 + 15
+"""What twistd ends with after it stopped its services for a SIGTERM."""
+
+
+class Raw(Protocol):
+    """Plain TCP."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.closed = False
+
+    def dataReceived(self, data: bytes) -> None:
+        self.received += data
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self.closed = True
+
+
+class FaultCase(EntityCase):
+    """A server on real TCP."""
+
+    async def raw(self, server: Any) -> Raw:
+        """A connection that says nothing by itself."""
+        port = server.ports[0].getHost().port
+        raw: Raw = await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port), Raw())
+        self.addCleanup(lambda: raw.transport.abortConnection())  # type: ignore[union-attr]
+        return raw
+
+    async def open(self, one: RawClient, two: RawClient, own_id: int = 2) -> int:
+        """A transport of two raw clients; the responder's id."""
+        payload = bytes(one.key.public + two.key.public)
+        one.send(Frame(REQUEST, own_id, payload).encode())
+        await self.until(lambda: two.frames)
+        (request,) = two.take()
+        two.send(Frame(ACCEPT, request.id, payload).encode())
+        await self.until(lambda: one.frames)
+        self.assertEqual(one.take()[0].type, ACCEPT)
+        responder_id: int = request.id
+        return responder_id
+
+    async def assert_serves(self, server: Any) -> None:
+        """Two new clients reach each other through it."""
+        one, two = await self.raw_client(server), await self.raw_client(server)
+        own_id = await self.open(one, two)
+        one.send(Frame(FWD, 2, b"\0\1alive").encode())
+        await self.until(lambda: two.frames)
+        self.assertEqual(two.take(), [Frame(FWD, own_id, b"\0\1alive")])
+        server.factory.relay.check()
+
+
+class StrangerTests(FaultCase):
+    """Defects 1 to 3: what anybody may send before a handshake."""
+
+    @asynchronous
+    async def test_1a_51_bytes_of_a_bad_key(self) -> None:
+        server = await self.start_server()
+        for ephemeral in (bytes(33), b"\x02" + b"\xff" * 32, b"\x04" + bytes(32)):
+            raw = await self.raw(server)
+            raw.transport.write(b"\0\x31" + ephemeral + bytes(16))  # type: ignore[union-attr]
+            await self.until(lambda raw=raw: raw.closed)
+        self.assertEqual(server.factory.relay.drops[DropReason.HANDSHAKE_FAILED], 3)
+        await self.assert_serves(server)
+
+    @asynchronous
+    async def test_1b_short_records(self) -> None:
+        server = await self.start_server()
+        for length in (0, 3, 4, 19):
+            client = await self.raw_client(server)
+            client.transport.write(length.to_bytes(2, "big") + bytes(length))  # type: ignore[union-attr]
+            await self.until(lambda client=client: client.closed)
+        self.assertEqual(server.factory.relay.drops[DropReason.BAD_RECORD], 4)
+        await self.assert_serves(server)
+
+    @asynchronous
+    async def test_1c_a_length_that_was_cut_to_16_bits(self) -> None:
+        """The reference's own client does this to it by writing 65509 bytes."""
+        server = await self.start_server()
+        client = await self.raw_client(server)
+        client.transport.write(b"\0\0" + bytes(65536))  # type: ignore[union-attr]
+        await self.until(lambda: client.closed)
+        await self.assert_serves(server)
+
+    @asynchronous
+    async def test_1d_a_frame_over_two_records(self) -> None:
+        server = await self.start_server()
+        one, two = await self.raw_client(server), await self.raw_client(server)
+        own_id = await self.open(one, two)
+        for size in (65509, 65511, 65533):
+            frame = Frame(FWD, 2, b"\0\1" + os.urandom(size)).encode()
+            one.send(frame[:40_000])
+            one.send(frame[40_000:])
+            await self.until(lambda: two.frames)
+            self.assertEqual(two.take(), [Frame(FWD, own_id, frame[5:])])
+
+    @asynchronous
+    async def test_2_silent_and_slow_connections_by_the_hundred(self) -> None:
+        """Others connect at once."""
+        server = await self.start_server()
+        raws = await gatherResults([connectProtocol(
+            TCP4ClientEndpoint(reactor, "127.0.0.1", server.ports[0].getHost().port), Raw()) for _ in range(300)])
+        first = LinkHandshake(SecKey.generate(), server._key.public).data_to_send()
+        for number, raw in enumerate(raws):
+            raw.transport.write(first[: number % 51])
+        await self.until(lambda: server.factory.handshakes == 300)
+        started = reactor.seconds()  # type: ignore[attr-defined]
+        await self.assert_serves(server)
+        self.assertLess(reactor.seconds() - started, 5.0)  # type: ignore[attr-defined]
+        for raw in raws:
+            raw.transport.abortConnection()
+        await self.until(lambda: server.factory.handshakes == 0)
+
+    @asynchronous
+    async def test_3_failed_handshakes_leave_nothing_open(self) -> None:
+        server = await self.start_server()
+        server.factory._handshake_timeout = 0.2
+        raws = [await self.raw(server) for _ in range(20)]
+        for raw in raws[:10]:
+            raw.transport.write(os.urandom(60))  # type: ignore[union-attr]
+        await self.until(lambda: all(raw.closed for raw in raws))
+        drops = server.factory.relay.drops
+        self.assertEqual(drops[DropReason.HANDSHAKE_FAILED] + drops[DropReason.HANDSHAKE_TIMEOUT], 20)
+
+    @asynchronous
+    async def test_3_descriptors_used_up(self) -> None:
+        """The server stays up and recovers; its process has few descriptors."""
+        child = start_twistd(
+            reactor, "dmsg-server", "--listen=tcp:0:interface=127.0.0.1:backlog=200", "--key-file=server.key", directory=self._directory()
+        )
+        self.addCleanup(lambda: self._stop(child))
+        match = await child.line(r"server ([0-9a-f]{66}) listens")
+        host, _, port = (await address_of(reactor, child)).partition(":")
+        pid = child.transport.pid  # type: ignore[union-attr]
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        used = len(os.listdir(f"/proc/{pid}/fd"))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 20, hard))
+        sockets = []
+        for _ in range(100):
+            sockets.append(socket.create_connection((host, int(port)), 10))
+        await self.until(lambda: len(os.listdir(f"/proc/{pid}/fd")) >= used + 15)
+        self.assertIsNone(child.status)
+        for one in sockets:
+            one.close()
+
+        async def serves() -> None:
+            from dmsg.keys import PubKey
+
+            client = RawClient(SecKey.generate(), PubKey.from_hex(match[1].decode()))
+            await connectProtocol(TCP4ClientEndpoint(reactor, host, int(port)), client)
+            await self.until(lambda: client.frames or client.closed)
+            self.assertTrue(client.frames)
+            client.transport.abortConnection()  # type: ignore[union-attr]
+
+        await self.until(lambda: len(os.listdir(f"/proc/{pid}/fd")) < used + 15)
+        await serves()
+        self.assertIsNone(child.status)
+
+    def _directory(self) -> str:
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        return str(directory)
+
+    def _stop(self, child: Any) -> Any:
+        return Deferred.fromCoroutine(stop(reactor, child))
+
+
+class ReceiverTests(FaultCase):
+    """Defects 4, 5, 6 and 12: what a client may do to others."""
+
+    @asynchronous
+    async def test_4_a_receiver_that_stops_reading(self) -> None:
+        """Other pairs of the same sender go on, memory is bounded, the transport ends with a reason."""
+        server = await self.start_server()
+        sender, stuck, well = [await self.raw_client(server) for _ in range(3)]
+        await self.open(sender, stuck, 2)
+        own_id = await self.open(sender, well, 4)
+        stuck.transport.pauseProducing()  # type: ignore[union-attr]
+        block = Frame(FWD, 2, bytes(60_002)).encode()
+        probes = 0
+        refused: list[Frame] = []
+        for number in range(400):
+            sender.send(block)
+            if number % 20 == 0:
+                sender.send(Frame(FWD, 4, b"\0\1probe").encode())
+                await self.until(lambda: well.frames)
+                self.assertEqual(well.take(), [Frame(FWD, own_id, b"\0\1probe")])
+                probes += 1
+            refused += sender.take()
+            if any(frame.id == 2 and frame.type == CLOSE for frame in refused):
+                break
+        self.assertEqual(refused[0], Frame(CLOSE, 2, bytes([CloseReason.QUEUE_FULL])))
+        self.assertGreater(probes, 2)
+        self.assertEqual(server.factory.relay.drops[DropReason.QUEUE_FULL], 1)
+        sender.send(Frame(FWD, 4, b"\0\2after").encode())
+        await self.until(lambda: well.frames)
+
+    @asynchronous
+    async def test_4_one_sender_one_stuck_receiver(self) -> None:
+        """Reading from the sender stops for a moment only; another pair never notices."""
+        server = await self.start_server()
+        sender, stuck, one, two = [await self.raw_client(server) for _ in range(4)]
+        await self.open(sender, stuck, 2)
+        own_id = await self.open(one, two, 2)
+        stuck.transport.pauseProducing()  # type: ignore[union-attr]
+        for _ in range(200):
+            sender.send(Frame(FWD, 2, bytes(60_002)).encode())
+        for _ in range(20):
+            one.send(Frame(FWD, 2, b"\0\1x").encode())
+            await self.until(lambda: two.frames)
+            self.assertEqual(two.take(), [Frame(FWD, own_id, b"\0\1x")])
+        await self.until(lambda: sender.frames)
+        self.assertEqual(sender.take()[0].payload, bytes([CloseReason.QUEUE_FULL]))
+
+    @asynchronous
+    async def test_5_a_flood_of_requests(self) -> None:
+        """Ids of a peer are given back when the flooder leaves; others are served meanwhile."""
+        server = await self.start_server("--max-transports=500")
+        flooder, victim, other = [await self.raw_client(server) for _ in range(3)]
+        payload = bytes(flooder.key.public + victim.key.public)
+        for number in range(2000):
+            flooder.send(Frame(REQUEST, 2 * number, payload).encode())
+        await self.until(lambda: len(flooder.frames) >= 1500)
+        self.assertTrue(all(f.payload == bytes([CloseReason.TOO_MANY_TRANSPORTS]) for f in flooder.take()))
+        self.assertEqual(len(victim.take()), 500)
+        flooder.transport.abortConnection()  # type: ignore[union-attr]
+        await self.until(lambda: server.factory.relay.route_count == 0)
+        await self.until(lambda: len(victim.frames) == 500)
+        victim.take()
+        await self.open(other, victim, 2)
+
+    @asynchronous
+    async def test_6_a_flood_of_frames_for_nothing(self) -> None:
+        """Answers that are not read end the flooder, not the server."""
+        server = await self.start_server()
+        flooder = await self.raw_client(server)
+        flooder.transport.pauseProducing()  # type: ignore[union-attr]
+        block = Frame(FWD, 9, b"").encode() * 12_000
+        for _ in range(600):
+            if flooder.closed or not server.factory.sessions:
+                break
+            flooder.send(block)
+            await self.until(lambda: not flooder.transport._tempDataBuffer or not server.factory.sessions)  # type: ignore[union-attr]
+        await self.until(lambda: not server.factory.sessions)
+        self.assertEqual(server.factory.relay.drops[DropReason.SEND_BUFFER_FULL], 1)
+        await self.assert_serves(server)
+
+    @asynchronous
+    async def test_12_the_second_connection_of_a_key(self) -> None:
+        server = await self.start_server()
+        key = SecKey.generate()
+        first, other = await self.raw_client(server, key), await self.raw_client(server)
+        old_id = await self.open(other, first, 2)
+        second = await self.raw_client(server, key)
+        await self.open(other, second, 4)
+        other.send(Frame(FWD, 2, b"\0\1old").encode())
+        await self.until(lambda: first.frames)
+        self.assertEqual(first.take(), [Frame(FWD, old_id, b"\0\1old")])
+        first.transport.abortConnection()  # type: ignore[union-attr]
+        await self.until(lambda: other.frames)
+        self.assertEqual(other.take(), [Frame(CLOSE, 2, bytes([CloseReason.PEER_DISCONNECTED]))])
+        await self.open(other, second, 6)
+
+    @asynchronous
+    async def test_14_replayed_records(self) -> None:
+        server = await self.start_server()
+        one, two = await self.raw_client(server), await self.raw_client(server)
+        await self.open(one, two)
+        record = bytes(one.sealer.seal(Frame(FWD, 2, b"\0\1once").encode()))  # type: ignore[union-attr]
+        one.transport.write(record)  # type: ignore[union-attr]
+        await self.until(lambda: two.frames)
+        one.transport.write(record)  # type: ignore[union-attr]
+        await self.until(lambda: one.closed)
+        await self.until(lambda: len(two.frames) == 2)
+        self.assertEqual([frame.type for frame in two.take()], [FWD, CLOSE])
+
+
+class ClientTests(FaultCase):
+    """Defects 7 to 11, 13 and 15: what the reference's client does to itself."""
+
+    @asynchronous
+    async def test_7_to_10_32_writers_of_one_transport(self) -> None:
+        """The reference manages 65 messages a second; here each is there once, in order, acknowledged."""
+        url = await self.start_discovery()
+        await self.start_server(f"--discovery={url}")
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        accepting = Accepting()
+        bob.listen(accepting)
+        protocol: Any = await alice.connect(bob.public_key, Accepting())
+        sent = [b"%02d %04d\n" % (writer, number) for number in range(200) for writer in range(32)]
+        await gatherResults([protocol.transport.send(message) for message in sent])
+        self.assertEqual(accepting.built[0].data, b"".join(sent))
+
+    @asynchronous
+    async def test_9_ten_thousand_deferred_acks(self) -> None:
+        """There they overflow one record and the transport dies silently."""
+        url = await self.start_discovery()
+        await self.start_server(f"--discovery={url}")
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        accepting = Accepting()
+        bob.listen(accepting)
+        protocol: Any = await alice.connect(bob.public_key, Accepting())
+        await protocol.transport.send(b"start")
+        receiver = accepting.built[0]
+        receiver.transport.pauseProducing()
+        sending = [protocol.transport.send(bytes(65_000)) for _ in range(2)]
+        sending += [protocol.transport.send(b"x") for _ in range(12_000)]
+        session = bob._sessions()[0]
+        await self.until(lambda: any(len(t.held_acks) > 8000 for t in session._core.transports.values()))
+        receiver.transport.resumeProducing()
+        await gatherResults(sending)
+        self.assertEqual(len(receiver.data), 5 + 130_000 + 12_000)
+
+    @asynchronous
+    async def test_15_entries_of_the_other_kind(self) -> None:
+        """A key that has a server's entry, and a delegated server that is a client: errors, not a crash."""
+        url = await self.start_discovery()
+        server = await self.start_server(f"--discovery={url}")
+        alice = await self.start_client(url, min_servers=1)
+        key = SecKey.generate()
+        for delegated in ((alice.public_key.hex(),), (key.public.hex(),), ("00" * 33,), None):
+            await alice._lookups.update(
+                key, lambda entry, delegated=delegated: Entry(
+                    entry.version, entry.sequence, entry.timestamp, entry.static, client=ClientMeta(delegated))
+            )
+            alice._entries.clear()
+            for target in (key.public, server._key.public):
+                try:
+                    await alice.connect(target, Accepting(), 5)
+                except Exception as error:
+                    self.assertIn(type(error).__name__, ("ConnectFailed",))
+
+
+class RandomTests(SynchronousTestCase):
+    """Random and mutated bytes at every state: named errors, the server lives, nothing grows."""
+
+    @given(st.integers(0, 4), st.binary(min_size=1, max_size=300), st.integers(0, 400))
+    @settings(max_examples=150, deadline=None)
+    def test_any_state(self, state: int, data: bytes, where: int) -> None:
+        network = MemoryNetwork()
+        client = RawClient(SecKey.from_seed(b"random"), SERVER_KEY.public)
+        if state == 0:
+            network.join(Recorder())
+            network.pumps[-1].clientIO.write(data)
+        else:
+            network.join(client)
+            if state == 1:  # in the middle of the handshake
+                network.pumps[-1].clientIO.write(data)
+            network.settle()
+            if state >= 2 and client.opener is not None:
+                if state == 2:  # instead of a record
+                    network.pumps[-1].clientIO.write(data)
+                elif state == 3:  # in a record
+                    client.send(data)
+                else:  # a record that was changed
+                    record = bytearray(client.sealer.seal(data))  # type: ignore[union-attr]
+                    record[where % len(record)] ^= 0x55
+                    network.pumps[-1].clientIO.write(bytes(record))
+        network.settle()
+        self.assertEqual(self.flushLoggedErrors(), [])
+        network.clock.advance(10)
+        network.settle()
+        self.assertEqual(network.factory.handshakes, 0)
+        self.assertEqual(network.factory.relay.route_count, 0)
+        self.assertLessEqual(len(network.factory.sessions), 1)
+        survivor = network.client(SecKey.from_seed(b"survivor"))
+        self.assertTrue(survivor.connected)
+
+    def test_all_ids(self) -> None:
+        """Defect 5 at the client: a new id is found at once however many are in use."""
+        core = ClientConnection(SERVER_KEY.public)
+        for _ in range(32767):
+            core.request(SERVER_KEY.public)
+        self.assertEqual(core.request(SERVER_KEY.public).id % 2, 0)
+
+
+class KillTests(FaultCase):
+    """kill -9 of discovery between two POSTs of a running stream."""
+
+    @asynchronous
+    async def test_every_answered_post_is_there_afterwards(self) -> None:
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        options = (
+            "--listen=tcp:0:interface=127.0.0.1",
+            f"--store=sqlite:{directory.resolve() / 'discovery.sqlite'}",
+            "--rate-limit=0",
+        )
+        answered: dict[str, bytes] = {}
+        for _ in range(3):
+            child = start_twistd(reactor, "dmsg-discovery", *options, directory=str(directory))
+            url = f"http://{await address_of(reactor, child)}"
+            await self._check(url, answered)
+            await self._post_until_killed(child, url, answered)
+        child = start_twistd(reactor, "dmsg-discovery", *options, directory=str(directory))
+        await self._check(f"http://{await address_of(reactor, child)}", answered)
+        self.assertGreater(len(answered), 100)
+        self.assertEqual(await stop(reactor, child), TERMINATED)
+
+    async def _post_until_killed(self, child: Any, url: str, answered: dict[str, bytes]) -> None:
+        enough = len(answered) + 50
+        killed = False
+
+        async def stream(number: int) -> None:
+            nonlocal killed
+            while child.status is None:
+                key = SecKey.generate()
+                entry = Entry("0.0.1", 0, 1, key.public.hex(), client=ClientMeta(())).sign(key)
+                try:
+                    response = await treq.post(f"{url}/discovery/entries", entry.to_json(), persistent=False)
+                    if response.code == 200:
+                        answered[entry.static] = entry.to_json()
+                    await response.content()
+                except Exception:
+                    return
+                if len(answered) >= enough and not killed:
+                    killed = True
+                    child.signal("KILL")
+
+        await gatherResults([Deferred.fromCoroutine(stream(number)) for number in range(8)])
+        await child.ended
+
+    async def _check(self, url: str, answered: dict[str, bytes]) -> None:
+        for static, body in answered.items():
+            response = await treq.get(f"{url}/discovery/entries/{static}", persistent=False)
+            self.assertEqual((response.code, await response.content()), (200, body))
+
+
+class CrowdTests(FaultCase):
+    """Many clients at once."""
+
+    CLIENTS = 1000
+    MESSAGES = 5
+
+    @asynchronous
+    async def test_a_thousand_clients(self) -> None:
+        """Each has a transport to another; each message is acknowledged, and received once and in order."""
+        server = await self.start_server()
+        port = server.ports[0].getHost().port
+        turn = TurnFlush(reactor)  # type: ignore[arg-type]
+        endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port)
+        keys = [SecKey.generate() for _ in range(self.CLIENTS)]
+        accepting = [Accepting() for _ in keys]
+
+        async def session(number: int) -> ClientSession:
+            key = keys[number]
+            noise = NoiseClientEndpoint(reactor, endpoint, turn, key, server._key.public, timeout=60)  # type: ignore[arg-type]
+            made: ClientSession = await noise.connect(
+                lambda remote, _: ClientSession(
+                    reactor, turn, key.public, remote, accept=lambda: accepting[number]  # type: ignore[arg-type]
+                )
+            )
+            await made.established
+            return made
+
+        sessions = []
+        for start in range(0, self.CLIENTS, 100):
+            sessions += await gatherResults([Deferred.fromCoroutine(session(n)) for n in range(start, start + 100)])
+        self.assertEqual(len(server.factory.sessions), self.CLIENTS)
+        protocols: list[Any] = await gatherResults(
+            [one.open(keys[(n + 1) % self.CLIENTS].public, Accepting(), 60) for n, one in enumerate(sessions)]
+        )
+        self.assertEqual(server.factory.relay.route_count, 2 * self.CLIENTS)
+        await gatherResults(
+            [
+                protocol.transport.send(b"%d from %d;" % (message, number))
+                for message in range(self.MESSAGES)
+                for number, protocol in enumerate(protocols)
+            ]
+        )
+        for number in range(self.CLIENTS):
+            (receiver,) = accepting[(number + 1) % self.CLIENTS].built
+            expected = b"".join(b"%d from %d;" % (message, number) for message in range(self.MESSAGES))
+            self.assertEqual(receiver.data, expected)
+        server.factory.relay.check()
+        for one in sessions:
+            one.close()
+        await gatherResults([one.lost for one in sessions])
+        await self.until(lambda: not server.factory.sessions)
+        self.assertEqual(server.factory.relay.route_count, 0)
+
+
+class SignalTests(FaultCase):
+    """SIGTERM drains within ten seconds."""
+
+    @asynchronous
+    async def test_sigterm(self) -> None:
+        url = await self.start_discovery()
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        child = start_twistd(
+            reactor,
+            "dmsg-server",
+            "--listen=tcp:0:interface=127.0.0.1",
+            f"--discovery={url}",
+            "--key-file=server.key",
+            directory=str(directory),
+        )
+        await child.line("registered in discovery")
+        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        bob.listen(Accepting())
+        protocol: Any = await alice.connect(bob.public_key, Accepting())
+        started = reactor.seconds()  # type: ignore[attr-defined]
+        child.signal("TERM")
+        status = await child.ended
+        self.assertEqual(status, TERMINATED)
+        self.assertLess(reactor.seconds() - started, 10)  # type: ignore[attr-defined]
+        self.assertEqual(protocol.lost.value.close_reason, CloseReason.SHUTTING_DOWN)
+        self.assertEqual(await alice._lookups.available_servers(), [])
+
+
