@@ -18,6 +18,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from twisted.internet.defer import maybeDeferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
@@ -135,7 +136,7 @@ class _Demo:
             done = await outgoing.done.addTimeout(STEP_TIMEOUT, self._reactor)
             await incoming.done
         finally:
-            await port.stopListening()
+            await maybeDeferred(port.stopListening)
         digest = hashlib.sha256((inbox / path.name).read_bytes()).hexdigest()
         if digest != hashlib.sha256(path.read_bytes()).hexdigest():
             raise DmsgError(f"{path.name} did not arrive as it was sent")
@@ -158,7 +159,7 @@ class _Demo:
             )
             times = await round_trips(protocol.transport, 50)
         finally:
-            await port.stopListening()
+            await maybeDeferred(port.stopListening)
         protocol.transport.loseConnection()  # type: ignore[union-attr]
         return times[len(times) // 2]
 
@@ -179,7 +180,7 @@ class _Demo:
         else:
             raise DmsgError(f"server {name} was killed and the transfer did not notice")
         await incoming.done.addErrback(lambda _: None)
-        await port.stopListening()
+        await maybeDeferred(port.stopListening)
         await child.ended
         del self._servers[server]
         self._say(f"server {name} was killed (SIGKILL) while carol sent to bob: the transfer ended with an error")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
@@ -154,7 +154,7 @@ def receive(
                 except TransferError:
                     raise SystemExit(1) from None
                 finally:
-                    await port.stopListening()
+                    await maybeDeferred(port.stopListening)
 
         await with_client(reactor, discovery, key_file, min_servers, use, published=True)
 

@@ -28,7 +28,7 @@ def new(file: str) -> None:
         write_key_file(file, secret)
     except KeyFileError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(secret.public)
+    click.echo(secret.public.hex())
 
 
 @key.command()
@@ -36,6 +36,6 @@ def new(file: str) -> None:
 def show(file: str) -> None:
     """Print the public key of the key in FILE."""
     try:
-        click.echo(read_key_file(file).public)
+        click.echo(read_key_file(file).public.hex())
     except KeyFileError as error:
         raise click.ClickException(str(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
@@ -42,9 +42,9 @@ class _Console(Protocol):
 
 
 class _Stream(Protocol):
-    """The transport; ``done`` fires with why it ended."""
+    """The transport; ``done`` fires when it ended, and fails when not cleanly."""
 
-    def __init__(self, reactor: Any, done: Deferred[Failure], wait: float) -> None:
+    def __init__(self, reactor: Any, done: Deferred[None], wait: float) -> None:
         self._reactor = reactor
         self._done = done
         self._wait = wait
@@ -69,9 +69,12 @@ class _Stream(Protocol):
         if self._console is not None:
             self._console.unregisterProducer()
             self._console.loseConnection()
-        done = self._done
         # what was printed leaves first
-        self._reactor.callLater(0.05, lambda: done.called or done.callback(reason))
+        self._reactor.callLater(0.05, self._tell, None if reason.check(ConnectionDone) else reason)
+
+    def _tell(self, reason: Failure | None) -> None:
+        if not self._done.called:
+            self._done.callback(reason)  # type: ignore[arg-type]  # a Failure is an errback
 
 
 def _Half(console: _Console) -> Any:
@@ -90,7 +93,7 @@ class _Once(Factory):
     noisy = False
 
     def __init__(self, reactor: Any, wait: float) -> None:
-        self.done: Deferred[Failure] = Deferred()
+        self.done: Deferred[None] = Deferred()
         self._reactor = reactor
         self._wait = wait
         self._used = False
@@ -101,11 +104,6 @@ class _Once(Factory):
         self._used = True
         click.echo(f"connected: {addr}", err=True)
         return _Stream(self._reactor, self.done, self._wait)
-
-
-def _finish(reason: Failure) -> None:
-    if not reason.check(ConnectionDone):
-        raise reason.value if isinstance(reason.value, Exception) else OSError(str(reason.value))
 
 
 wait_option = click.option(
@@ -129,9 +127,10 @@ def listen(discovery: tuple[str, ...], key_file: str | None, min_servers: int, w
             factory = _Once(reactor, wait)
             port = client.listen(factory)
             click.echo(f"listening: {client.public_key}", err=True)
-            reason = await factory.done
-            await port.stopListening()
-            _finish(reason)
+            try:
+                await factory.done
+            finally:
+                await maybeDeferred(port.stopListening)
 
         await with_client(reactor, discovery, key_file, min_servers, use, published=True)
 
@@ -157,7 +156,7 @@ def connect(
         async def use(client: Client) -> None:
             factory = _Once(reactor, wait)
             await client.connect(public_key, factory, timeout)
-            _finish(await factory.done)
+            await factory.done
 
         await with_client(reactor, discovery, key_file, min_servers, use)
 

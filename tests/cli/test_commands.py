@@ -1,0 +1,304 @@
+"""The command line as a person uses it: real processes against a real network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.protocol import ProcessProtocol
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.cli.transfer import ReceiveFile, SendFile, TransferError, safe_name
+from dmsg.keys import SecKey, read_key_file
+from tests.net.support import EntityCase, asynchronous
+from tests.support import KEYS, Accepting, MemoryNetwork, Recorder
+
+
+class Command(ProcessProtocol):
+    """One run of ``dmsg``."""
+
+    def __init__(self) -> None:
+        self.out = b""
+        self.err = b""
+        self.ended: Deferred[int] = Deferred()
+
+    def outReceived(self, data: bytes) -> None:
+        self.out += data
+
+    def errReceived(self, data: bytes) -> None:
+        self.err += data
+
+    def processEnded(self, reason: Any) -> None:
+        self.ended.callback(reason.value.exitCode if reason.value.exitCode is not None else -1)
+
+
+class CommandCase(EntityCase):
+    """Runs ``dmsg`` in a directory of its own."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.directory.mkdir()
+
+    def start(self, *arguments: str, **environment: str) -> Command:
+        """Run it; standard input stays open."""
+        command = Command()
+        argv = [sys.executable, "-c", "from dmsg.cli.main import main; main(prog_name='dmsg')", *arguments]
+        env = {**os.environ, "COLUMNS": "200", **environment}
+        process = reactor.spawnProcess(command, sys.executable, argv, env=env, path=str(self.directory))  # type: ignore[attr-defined]
+
+        def end() -> Deferred[Any] | None:
+            if process.pid is None:
+                return None
+            process.signalProcess("KILL")
+            done: Deferred[Any] = Deferred()
+            command.ended.addBoth(done.callback)
+            return done
+
+        self.addCleanup(end)
+        return command
+
+    async def run_command(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        """Exit status, output, errors."""
+        command = self.start(*arguments, **environment)
+        status = await command.ended
+        self.assertNotIn(b"Traceback", command.out + command.err)
+        return status, command.out.decode(), command.err.decode()
+
+
+class KeyTests(CommandCase):
+    """``dmsg key`` and what goes wrong before any network."""
+
+    @asynchronous
+    async def test_new_and_show(self) -> None:
+        status, out, _ = await self.run_command("key", "new", "a.key")
+        self.assertEqual(status, 0)
+        key = read_key_file(self.directory / "a.key")
+        self.assertEqual(out.strip(), key.public.hex())
+        self.assertEqual(await self.run_command("key", "show", "a.key"), (0, out, ""))
+        status, out, err = await self.run_command("key", "new", "a.key")
+        self.assertEqual((status, out), (1, ""))
+        self.assertIn("exists already", err)
+
+    @asynchronous
+    async def test_bad_input_is_one_line(self) -> None:
+        (self.directory / "open.key").write_text("secret 00\n")
+        (self.directory / "open.key").chmod(0o644)
+        (self.directory / "file").write_text("x")
+        key = SecKey.generate().public.hex()
+        away = "http://127.0.0.1:1"
+        for arguments in (
+            ("key", "show", "none.key"),
+            ("key", "show", "open.key"),
+            ("ping", "02ab", "-d", away),
+            ("ping", key),
+            ("ping", key, "-d", away, "-k", "open.key"),
+            ("send", "none", key, "-d", away),
+            ("send", "file", "zz" * 33, "-d", away),
+            ("discovery", "list", "-d", away),
+            ("discovery", "show", key, "-d", "nonsense"),
+            ("discovery", "delete", "-k", "none.key", "-d", away),
+            ("receive", "--dir", "nowhere", "-d", away),
+            ("bench", "--size", "0", "-d", away),
+            ("demo", "--size", "1"),
+            ("nothing",),
+        ):
+            status, out, err = await self.run_command(*arguments)
+            self.assertGreater(status, 0, arguments)
+            errors = [line for line in err.splitlines() if not line.startswith(("Usage:", "Try "))]
+            self.assertEqual(len([line for line in errors if line.strip()]), 1, (arguments, err))
+
+    @asynchronous
+    async def test_help_has_examples(self) -> None:
+        for command in ("key", "discovery", "listen", "connect", "send", "receive", "ping", "bench", "demo"):
+            status, out, _ = await self.run_command(command, "--help")
+            self.assertEqual(status, 0)
+            self.assertIn("Example", out, command)
+        status, out, _ = await self.run_command("--help")
+        self.assertIn("receive", out)
+
+
+class NetworkCommandTests(CommandCase):
+    """Commands that need a network."""
+
+    async def network(self) -> str:
+        url = await self.start_discovery()
+        await self.start_server(f"--discovery={url}")
+        return url
+
+    async def said(self, command: Command, pattern: str) -> re.Match[str]:
+        """Wait for a line."""
+        return await self.until(lambda: re.search(pattern, (command.out + command.err).decode()))  # type: ignore[no-any-return]
+
+    @asynchronous
+    async def test_send_and_receive(self) -> None:
+        url = await self.network()
+        content = os.urandom(3_000_000)
+        (self.directory / "photo.jpg").write_bytes(content)
+        (self.directory / "inbox").mkdir()
+        receiving = self.start("receive", "--dir", "inbox", "--once", "--min-servers", "1", "-k", "bob.key", DMSG_DISCOVERY=url)
+        key = (await self.said(receiving, r"receiving at ([0-9a-f]{66})"))[1]
+        status, out, _ = await self.run_command("send", "photo.jpg", key, "--min-servers", "1", DMSG_DISCOVERY=url)
+        self.assertEqual(status, 0)
+        self.assertEqual(await receiving.ended, 0)
+        self.assertEqual((self.directory / "inbox" / "photo.jpg").read_bytes(), content)
+        self.assertEqual(os.listdir(self.directory / "inbox"), ["photo.jpg"])
+        for text in (out, receiving.out.decode()):
+            self.assertIn(hashlib.sha256(content).hexdigest(), text)
+            self.assertIn("3.0 MB", text)
+        self.assertEqual(read_key_file(self.directory / "bob.key").public.hex(), key)
+
+    @asynchronous
+    async def test_a_file_that_is_there_is_not_replaced(self) -> None:
+        url = await self.network()
+        (self.directory / "file").write_text("new")
+        (self.directory / "inbox").mkdir()
+        (self.directory / "inbox" / "file").write_text("old")
+        receiving = self.start("receive", "--dir", "inbox", "--once", "--min-servers", "1", DMSG_DISCOVERY=url)
+        key = (await self.said(receiving, r"receiving at ([0-9a-f]{66})"))[1]
+        status, _, err = await self.run_command("send", "file", key, "--min-servers", "1", DMSG_DISCOVERY=url)
+        self.assertEqual(status, 1)
+        self.assertIn("exists already", err)
+        self.assertEqual(await receiving.ended, 1)
+        self.assertEqual((self.directory / "inbox" / "file").read_text(), "old")
+
+    @asynchronous
+    async def test_listen_and_connect(self) -> None:
+        url = await self.network()
+        listening = self.start("listen", "-w", "60", "--min-servers", "1", DMSG_DISCOVERY=url)
+        key = (await self.said(listening, r"listening: ([0-9a-f]{66})"))[1]
+        connecting = self.start("connect", key, "--min-servers", "1", DMSG_DISCOVERY=url)
+        await self.said(connecting, "connected:")
+        await self.said(listening, "connected:")
+        connecting.transport.write(b"to the listener\n")  # type: ignore[union-attr]
+        listening.transport.write(b"to the caller\n")  # type: ignore[union-attr]
+        await self.until(lambda: connecting.out == b"to the caller\n")
+        big = b"0123456789abcdef" * 40_000
+        connecting.transport.write(big)  # type: ignore[union-attr]
+        connecting.transport.closeStdin()  # type: ignore[union-attr]
+        self.assertEqual(await gatherResults([connecting.ended, listening.ended]), [0, 0])
+        self.assertEqual(listening.out, b"to the listener\n" + big)
+
+    @asynchronous
+    async def test_ping_bench_and_discovery(self) -> None:
+        url = await self.network()
+        serving = self.start("bench", "--serve", "--min-servers", "1", "-k", "s.key", DMSG_DISCOVERY=url)
+        key = (await self.said(serving, r"serving at ([0-9a-f]{66})"))[1]
+        status, out, _ = await self.run_command("ping", key, "-c", "3", "-i", "0", "--min-servers", "1", DMSG_DISCOVERY=url)
+        self.assertEqual(status, 0)
+        self.assertIn("3 sent, 0 lost", out)
+        status, out, _ = await self.run_command(
+            "bench", key, "--seconds", "0.1", "--size", "100", "--min-servers", "1", DMSG_DISCOVERY=url
+        )
+        self.assertEqual(status, 0)
+        self.assertIn("100 B", out)
+        status, out, _ = await self.run_command("discovery", "list", DMSG_DISCOVERY=url)
+        self.assertRegex(out, r"[0-9a-f]{66} +127\.0\.0\.1:\d+ +\d+")
+        status, out, _ = await self.run_command("discovery", "show", key, DMSG_DISCOVERY=url)
+        self.assertIn(key, out)
+        serving.transport.signalProcess("KILL")  # type: ignore[union-attr]
+        await serving.ended
+        status, out, _ = await self.run_command("discovery", "delete", "-k", "s.key", DMSG_DISCOVERY=url)
+        self.assertEqual((status, out), (0, f"deleted the entry of {key}\n"))
+        status, _, err = await self.run_command("ping", key, "--min-servers", "1", DMSG_DISCOVERY=url)
+        self.assertEqual((status, err), (1, "dmsg: entry of public key is not found\n"))
+
+    @asynchronous
+    async def test_demo(self) -> None:
+        status, out, err = await self.run_command("demo", "--size", str(1024 * 1024))
+        self.assertEqual((status, err), (0, ""))
+        self.assertIn("was killed (SIGKILL)", out)
+        self.assertIn("all files arrived as they were sent", out)
+
+
+class TransferTests(SynchronousTestCase):
+    """The file protocol against a peer that does not keep to it."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.directory.mkdir()
+        self.network = MemoryNetwork()
+        self.accepting = Accepting(lambda: ReceiveFile(self.directory, max_size=10_000_000))
+        self.a = self.network.client(KEYS["A"])
+        self.network.client(KEYS["B"], self.accepting)
+
+    def open(self, protocol: Any) -> Any:
+        opening = self.a.open(KEYS["B"].public, Accepting(lambda: protocol))
+        self.network.settle()
+        self.successResultOf(opening)
+        return self.accepting.built[-1]
+
+    def _garbage(self, data: bytes) -> str:
+        sender = Recorder()
+        receiver = self.open(sender)
+        sender.transport.write(data)  # type: ignore[union-attr]
+        self.network.settle()
+        sender.transport.loseConnection()  # type: ignore[union-attr]
+        self.network.settle()
+        failure = self.failureResultOf(receiver.done, TransferError)
+        self.assertEqual(os.listdir(self.directory), [])
+        return str(failure.value)
+
+    def test_a_file(self) -> None:
+        path = self.directory / "source"
+        path.write_bytes(os.urandom(200_000))
+        inbox = self.directory / "inbox"
+        inbox.mkdir()
+        self.accepting.protocol = lambda: ReceiveFile(inbox)
+        sender = SendFile(path)
+        receiver = self.open(sender)
+        self.network.settle()
+        self.assertEqual(self.successResultOf(sender.done).sha256, self.successResultOf(receiver.done).sha256)
+        self.assertEqual((inbox / "source").read_bytes(), path.read_bytes())
+
+    def test_an_empty_file(self) -> None:
+        path = Path(self.mktemp())
+        path.write_bytes(b"")
+        sender = SendFile(path)
+        self.open(sender)
+        self.network.settle()
+        self.assertEqual(self.successResultOf(sender.done).size, 0)
+
+    def test_malformed_headers(self) -> None:
+        def header(text: str) -> bytes:
+            return len(text).to_bytes(4, "big") + text.encode()
+
+        for data in (
+            b"",
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\xff" * 100,
+            header("[]"),
+            header("{}"),
+            header('{"name":"x"}'),
+            header('{"name":"x","size":-1}'),
+            header('{"name":"x","size":true}'),
+            header('{"name":"x","size":1e3}'),
+            header('{"name":"../x","size":1}'),
+            header('{"name":"..","size":1}'),
+            header('{"name":"x","size":99999999999}'),
+            header('{"name":"x","size":5}') + b"12345" + bytes(32),
+            header('{"name":"x","size":5}') + b"123",
+        ):
+            self._garbage(data)
+
+    def test_names(self) -> None:
+        for name in ("", ".", "..", "a/b", "/a", "a\\b", "a\0b", "a\nb", "x" * 256, 5, None, "é" * 200):
+            self.assertRaises(TransferError, safe_name, name)
+        for name in ("a", ".hidden", "a b", "ü.txt", "x" * 255):
+            self.assertEqual(safe_name(name), name)
+
+    def test_a_file_that_changes_while_it_is_sent(self) -> None:
+        path = Path(self.mktemp())
+        path.write_bytes(bytes(1000))
+        sender = SendFile(path)
+        path.write_bytes(bytes(2000))
+        receiver = self.open(sender)
+        self.network.settle()
+        self.failureResultOf(sender.done, TransferError)
+        self.failureResultOf(receiver.done, TransferError)
+        self.assertEqual(os.listdir(self.directory), [])
