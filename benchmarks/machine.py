@@ -48,7 +48,15 @@ class Entity:
         self.directory = Path(self._directory.name)
         self._log = (self.directory / "log").open("wb+")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=", name, *arguments],
+            [
+                sys.executable,
+                "-c",
+                "from twisted.scripts.twistd import run; run()",
+                "-n",
+                "--pidfile=",
+                name,
+                *arguments,
+            ],
             stdout=self._log,
             stderr=subprocess.STDOUT,
             cwd=self.directory,
@@ -101,7 +109,9 @@ class Entity:
 
 def start_server(*arguments: str, core: int | None = None) -> tuple[Entity, tuple[str, int], PubKey]:
     """A dmsg server on loopback: the process, its address and its key."""
-    entity = Entity("dmsg-server", "--listen=tcp:0:interface=127.0.0.1:backlog=1024", "--key-file=server.key", *arguments, core=core)
+    entity = Entity(
+        "dmsg-server", "--listen=tcp:0:interface=127.0.0.1:backlog=1024", "--key-file=server.key", *arguments, core=core
+    )
     try:
         key = PubKey.from_hex(entity.wait_for(r"server ([0-9a-f]{66}) listens")[1])
         return entity, entity.address(), key

@@ -99,7 +99,11 @@ def connect_row(count: int = 600) -> dict[str, Any]:
         seconds, cpu = time.perf_counter() - start, server.cpu() - before
         for connection in connections:
             connection.close()
-    return {"connects_per_second": count / seconds, "server_cpu_ms": cpu / count * 1e3, "server_limit_per_second": count / cpu}
+    return {
+        "connects_per_second": count / seconds,
+        "server_cpu_ms": cpu / count * 1e3,
+        "server_limit_per_second": count / cpu,
+    }
 
 
 def transport_row(count: int = 3000) -> dict[str, Any]:

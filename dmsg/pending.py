@@ -32,7 +32,11 @@ class Pending(Generic[K, V]):
             assert self._reason is not None
             return fail(self._reason)
         waiting = self._waiting
-        deferred: Deferred[V] = Deferred(lambda _: waiting.pop(key, None) and None)
+
+        def forget(_: Deferred[V]) -> None:
+            waiting.pop(key, None)
+
+        deferred: Deferred[V] = Deferred(forget)
         waiting[key] = deferred
         return deferred
 

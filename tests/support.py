@@ -115,9 +115,7 @@ class MemoryNetwork:
         """Connect any protocol to the server; returns the server's link."""
         server = self.factory.buildProtocol(None)
         assert server is not None
-        pump = iosim.connect(
-            server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False
-        )
+        pump = iosim.connect(server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False)
         self.pumps.append(pump)
         return server
 

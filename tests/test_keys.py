@@ -179,7 +179,14 @@ class KeyFileTests(SynchronousTestCase):
 
     def test_malformed(self) -> None:
         other = SecKey.generate().public
-        for text in ("", "secret", "secret 00\n", "\0\xff", f"secret {'1' * 64}\npublic {other}\n", "secret " + "0" * 64):
+        for text in (
+            "",
+            "secret",
+            "secret 00\n",
+            "\0\xff",
+            f"secret {'1' * 64}\npublic {other}\n",
+            "secret " + "0" * 64,
+        ):
             self.path.write_text(text, encoding="latin-1")
             self.path.chmod(0o600)
             self.assertRaises(KeyFileError, read_key_file, self.path)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
 
 from dmsg.cli.running import PUBLIC_KEY, client_options, human_size, milliseconds, run, timeout_option, with_client
 from dmsg.keys import PubKey, SecKey
@@ -26,7 +27,7 @@ class Discard(Protocol):
         pass
 
 
-def discard_factory() -> Factory:
+def discard_factory() -> Any:
     """A factory of :class:`Discard`."""
     factory = Factory.forProtocol(Discard)
     factory.noisy = False
@@ -54,10 +55,14 @@ async def measure(reactor: Any, transport: Any, size: int, seconds: float, in_fl
         elif not waiting and not ended.called:
             ended.callback(None)
 
+    def fail(failure: Failure) -> None:
+        if not ended.called:
+            ended.errback(failure)
+
     def send() -> None:
         nonlocal waiting
         waiting += 1
-        transport.send(payload).addCallbacks(one_more, lambda failure: ended.called or ended.errback(failure))
+        transport.send(payload).addCallbacks(one_more, fail)
 
     for _ in range(in_flight):
         send()
@@ -95,7 +100,9 @@ async def run_bench(
 @click.command()
 @click.argument("public_key", type=PUBLIC_KEY, required=False)
 @click.option("--serve", is_flag=True, help="Take what others' bench sends.")
-@click.option("--size", "sizes", multiple=True, type=click.IntRange(1, 10**7), help="Bytes of a message; may be repeated.")
+@click.option(
+    "--size", "sizes", multiple=True, type=click.IntRange(1, 10**7), help="Bytes of a message; may be repeated."
+)
 @click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1, 3600), help="For each size.")
 @click.option("--in-flight", default=64, show_default=True, type=click.IntRange(1, 8192), help="Messages at a time.")
 @client_options

@@ -196,7 +196,9 @@ class _Demo:
             await stop(self._reactor, child)
 
     def _print_table(self, seconds: float) -> None:
-        table = Table("from", "to", "through", "size", "seconds", "rate", "round trip", title="who sent what through whom")
+        table = Table(
+            "from", "to", "through", "size", "seconds", "rate", "round trip", title="who sent what through whom"
+        )
         for row in self._rows:
             table.add_row(
                 row.sender,
@@ -230,9 +232,9 @@ class _Interrupted(ReceiveFile):
             super().dataReceived(data)
 
 
-def _factory(protocol: Protocol) -> Factory:
+def _factory(protocol: Protocol) -> Any:
     """A factory of one protocol that exists already."""
-    factory = Factory.forProtocol(lambda: protocol)  # type: ignore[arg-type]
+    factory = Factory.forProtocol(lambda: protocol)
     factory.noisy = False
     return factory
 
@@ -258,5 +260,3 @@ def demo(size: int) -> None:
             await _Demo(reactor, Path(directory), size).run()
 
     run(main)
-
-

@@ -15,7 +15,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from dmsg.cli.running import PUBLIC_KEY, client_options, human_size, run, timeout_option, with_client
-from dmsg.cli.transfer import ReceiveFile, SendFile, Transferred, TransferError
+from dmsg.cli.transfer import ReceiveFile, SendFile, TransferError, Transferred
 from dmsg.keys import PubKey
 from dmsg.transport.service import Client
 
@@ -64,7 +64,7 @@ def send(
             with _progress() as progress:
                 bar = progress.add_task(file.name, total=file.stat().st_size)
                 protocol = SendFile(file, lambda done: progress.update(bar, completed=done))
-                factory = Factory.forProtocol(lambda: protocol)  # type: ignore[arg-type]
+                factory = Factory.forProtocol(lambda: protocol)
                 factory.noisy = False
                 await client.connect(public_key, factory, timeout)
                 done = await protocol.done
@@ -138,9 +138,11 @@ def receive(
                         progress.remove_task(bars.pop(0))
                     if once and not finished.called:
                         # the answer to the sender leaves before we do
-                        reactor.callLater(
-                            0.2, lambda: finished.called or finished.callback(failure)  # type: ignore[arg-type]
-                        )
+                        reactor.callLater(0.2, finish, failure)
+
+                def finish(failure: Failure | None) -> None:
+                    if not finished.called:
+                        finished.callback(failure)
 
                 bars: list[Any] = []
                 port = client.listen(

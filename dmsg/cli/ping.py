@@ -17,7 +17,9 @@ from dmsg.transport.service import Client
 @click.command()
 @click.argument("public_key", type=PUBLIC_KEY)
 @click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="How many.")
-@click.option("--interval", "-i", default=0.2, show_default=True, type=click.FloatRange(0, 3600), help="Seconds between.")
+@click.option(
+    "--interval", "-i", default=0.2, show_default=True, type=click.FloatRange(0, 3600), help="Seconds between."
+)
 @client_options
 @timeout_option
 def ping(
@@ -60,9 +62,8 @@ def ping(
             lost = count - len(times)
             if times:
                 low, mean, high = min(times), sum(times) / len(times), max(times)
-                click.echo(
-                    f"{count} sent, {lost} lost; min {milliseconds(low)}, mean {milliseconds(mean)}, max {milliseconds(high)}"
-                )
+                times_text = f"min {milliseconds(low)}, mean {milliseconds(mean)}, max {milliseconds(high)}"
+                click.echo(f"{count} sent, {lost} lost; {times_text}")
             if lost:
                 raise SystemExit(1)
 

@@ -74,7 +74,7 @@ class _Stream(Protocol):
 
     def _tell(self, reason: Failure | None) -> None:
         if not self._done.called:
-            self._done.callback(reason)  # type: ignore[arg-type]  # a Failure is an errback
+            self._done.callback(reason)
 
 
 def _Half(console: _Console) -> Any:

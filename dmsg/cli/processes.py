@@ -69,7 +69,7 @@ class Child(ProcessProtocol):
         """Send a signal; one that ended already is left alone."""
         try:
             assert self.transport is not None
-            self.transport.signalProcess(name)  # type: ignore[attr-defined]
+            self.transport.signalProcess(name)
         except ProcessExitedAlready:
             pass
 
@@ -88,9 +88,10 @@ async def address_of(reactor: Any, child: Child) -> str:
     def too_late(_: object, seconds: float) -> None:
         raise DmsgError(f"{child.name} did not start within {seconds:g} s")
 
-    match = await child.line(r"listens on IPv4Address\(type='TCP', host='([^']+)', port=(\d+)\)").addTimeout(
-        START_TIMEOUT, reactor, too_late
-    )
+    match: re.Match[bytes] | None = await child.line(
+        r"listens on IPv4Address\(type='TCP', host='([^']+)', port=(\d+)\)"
+    ).addTimeout(START_TIMEOUT, reactor, too_late)
+    assert match is not None
     return f"{match[1].decode()}:{match[2].decode()}"
 
 
@@ -99,7 +100,13 @@ async def stop(reactor: Any, child: Child) -> int:
     if child.status is None:
         child.signal("TERM")
         waiting: Deferred[None] = Deferred()
-        child.ended.addBoth(lambda status: waiting.called or waiting.callback(None) or status)  # type: ignore[func-returns-value]
+
+        def ended(status: int) -> int:
+            if not waiting.called:
+                waiting.callback(None)
+            return status
+
+        child.ended.addCallback(ended)
         try:
             await waiting.addTimeout(STOP_TIMEOUT, reactor)
         except TimeoutError:

@@ -10,7 +10,13 @@ import click
 from twisted.internet import task
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionLost
-from twisted.logger import LogLevel, FilteringLogObserver, LogLevelFilterPredicate, globalLogBeginner, textFileLogObserver
+from twisted.logger import (
+    FilteringLogObserver,
+    LogLevel,
+    LogLevelFilterPredicate,
+    globalLogBeginner,
+    textFileLogObserver,
+)
 
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, load_or_create_key
@@ -24,7 +30,7 @@ ONLINE_TIMEOUT = 15.0
 """Seconds to find a server."""
 
 
-class PublicKeyType(click.ParamType):
+class PublicKeyType(click.ParamType[PubKey]):
     """66 hexadecimal characters."""
 
     name = "public key"
@@ -59,7 +65,11 @@ key_option = click.option(
     help="Secret key, made if absent; without one a new key for this run.  Also: DMSG_KEY_FILE.",
 )
 servers_option = click.option(
-    "--min-servers", default=MIN_SERVERS, show_default=True, type=click.IntRange(1, 100), help="Servers to stay connected to."
+    "--min-servers",
+    default=MIN_SERVERS,
+    show_default=True,
+    type=click.IntRange(1, 100),
+    help="Servers to stay connected to.",
 )
 timeout_option = click.option(
     "--timeout", default=10.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds to connect."

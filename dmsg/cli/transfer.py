@@ -102,7 +102,9 @@ class SendFile(Protocol):
         self._started = time.monotonic()
         self._file = self._path.open("rb")
         self.transport.write(_message({"name": self._path.name, "size": self.size}))
-        _Sender().beginFileTransfer(self._file, self.transport, self._count).addCallbacks(self._all_sent, self._not_sent)
+        _Sender().beginFileTransfer(self._file, self.transport, self._count).addCallbacks(  # type: ignore[no-untyped-call]
+            self._all_sent, self._not_sent
+        )
 
     def _count(self, data: bytes) -> bytes:
         self._sent += len(data)

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource, Resource
-from twisted.web.server import NOT_DONE_YET, Request, Site
+from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import RequestRedirect
 
@@ -31,6 +31,7 @@ from dmsg.discovery.entry import (
     Form,
     decode_deletion,
     decode_verified,
+    is_key_text,
 )
 from dmsg.discovery.limits import RateLimit
 from dmsg.errors import EntryNotFound, KeyFormatError
@@ -72,6 +73,19 @@ def _json(request: IRequest, body: bytes, status: int = 200) -> bytes:
     request.setResponseCode(status)
     request.setHeader(b"content-type", b"application/json")
     return body
+
+
+def _path_key(text: str) -> str:
+    """The key in a path, lower case.  One that is no point of the curve has no entry.
+
+    :raises KeyFormatError: it does not look like a key.
+    """
+    try:
+        return PubKey.from_hex(text).hex()
+    except KeyFormatError:
+        if is_key_text(text):
+            return text.lower()
+        raise
 
 
 class DiscoveryAPI:
@@ -119,7 +133,7 @@ class DiscoveryAPI:
         return result.addErrback(failed)
 
     def _post(self, request: IRequest, form: Form) -> Deferred[bytes]:
-        entry = decode_verified(request.content.read(), form)  # type: ignore[attr-defined]
+        entry = decode_verified(request.content.read(), form)
 
         def posted(first: bool) -> bytes:
             self._metrics.posted.labels("first" if first else "next").inc()
@@ -140,15 +154,14 @@ class DiscoveryAPI:
     @_app.route("/discovery/entries/<static>", methods=["GET"])
     def get_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
         """GET Entry."""
-        key = PubKey.from_hex(static)
-        return self._ask(self._store.get(key.hex())).addCallback(lambda body: _json(request, body))
+        return self._ask(self._store.get(_path_key(static))).addCallback(lambda body: _json(request, body))
 
     @_app.route("/discovery/entries/<static>", methods=["DELETE"])
     def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
         """Delete an entry by a statement that its key signed."""
-        key = PubKey.from_hex(static)
-        deletion = decode_deletion(request.content.read())  # type: ignore[attr-defined]
-        if deletion.static != key.hex():
+        key = _path_key(static)
+        deletion = decode_deletion(request.content.read())
+        if deletion.static != key:
             raise EntryInvalid("static is not the key of the path")
 
         def deleted(_: None) -> bytes:
@@ -182,7 +195,7 @@ class DiscoveryAPI:
         """POST is a POST whatever the rest of the path; all else gets the last segment's entry."""
         if request.method == b"POST":
             return self._go(request, lambda: self._post(request, Form.GO2019))
-        text = request.path.rsplit(b"/", 1)[1].decode("latin-1")  # type: ignore[attr-defined]
+        text = request.path.rsplit(b"/", 1)[1].decode("latin-1")
 
         def get() -> Deferred[bytes]:
             # zeros of any length, also none, are the null key, which has no entry
@@ -236,7 +249,7 @@ class DiscoveryAPI:
 
     # --- errors ---
 
-    def _refused(self, kind: str, error: Exception) -> None:
+    def _refused(self, kind: str, error: BaseException | None) -> None:
         self._metrics.refused.labels(kind).inc()
         _log.debug("refused: {error}", error=str(error))
 
@@ -268,6 +281,7 @@ class DiscoveryAPI:
     def _http(self, request: IRequest, failure: Failure) -> bytes:
         """Unknown paths and methods, as Klein's router raises them."""
         error = failure.value
+        assert isinstance(error, HTTPException)
         if isinstance(error, RequestRedirect):
             request.setHeader(b"location", error.new_url.encode())
         if isinstance(error, MethodNotAllowed) and error.valid_methods:
@@ -291,7 +305,7 @@ class _BoundedRequest(Request):
     received = 0
 
     def gotLength(self, length: int | None) -> None:
-        super().gotLength(length if length is None or length <= MAX_ENTRY_SIZE else 0)
+        super().gotLength(length if length is None or length <= MAX_ENTRY_SIZE else 0)  # type: ignore[no-untyped-call]
         if length is not None and length > MAX_ENTRY_SIZE:
             self._refuse()
 
@@ -300,11 +314,11 @@ class _BoundedRequest(Request):
         if self.received > MAX_ENTRY_SIZE:
             self._refuse()
         elif not self.refused:
-            super().handleContentChunk(data)
+            super().handleContentChunk(data)  # type: ignore[no-untyped-call]
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         if not self.refused:
-            super().requestReceived(command, path, version)
+            super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
 
     def _refuse(self) -> None:
         if self.refused:
@@ -313,6 +327,7 @@ class _BoundedRequest(Request):
         self.metrics.refused.labels("too_long").inc()
         body = json.dumps({"message": f"body is longer than {MAX_ENTRY_SIZE} bytes", "code": 413}).encode()
         # the body is still on its way: nothing but the channel itself can answer now
+        assert self.channel.transport is not None
         self.channel.transport.write(
             b"HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)
@@ -325,8 +340,10 @@ class _Gate(Resource):
 
     isLeaf = True
 
-    def __init__(self, root: IResource, reactor: IReactorTime, limit: RateLimit, proxied: bool, metrics: Metrics) -> None:
-        super().__init__()
+    def __init__(
+        self, root: IResource, reactor: IReactorTime, limit: RateLimit, proxied: bool, metrics: Metrics
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self._root = root
         self._reactor = reactor
         self._limit = limit
@@ -344,12 +361,18 @@ class _Gate(Resource):
             self._metrics.refused.labels("rate_limit").inc()
             request.setHeader(b"retry-after", b"1")
             return _answer(request, 429, "too many requests")
-        result = self._root.render(request)
-        return NOT_DONE_YET if result is NOT_DONE_YET else result  # type: ignore[return-value]
+        rendered: int | bytes = self._root.render(request)
+        return rendered
 
 
 def make_site(
-    api: DiscoveryAPI, reactor: Any, metrics: Metrics, *, rate: float = RATE, burst: float = BURST, proxied: bool = False
+    api: DiscoveryAPI,
+    reactor: Any,
+    metrics: Metrics,
+    *,
+    rate: float = RATE,
+    burst: float = BURST,
+    proxied: bool = False,
 ) -> Site:
     """The factory to listen with.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from enum import Enum
 from typing import Any
 
@@ -27,6 +28,8 @@ DELETE_ACT = "delete"
 
 _UINT64 = 2**64
 _INT64 = 2**63
+_DIGITS = 20
+"""Of the largest number here."""
 _UNIX_TO_YEAR_1 = 62135596800
 """What Go's ``time.Unix`` adds before it compares, and which overflows."""
 
@@ -193,7 +196,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_Object, parse_constant=_refuse_constant)
+_decoder = json.JSONDecoder(object_pairs_hook=_Object, parse_constant=_refuse_constant, parse_float=Decimal)
 
 
 def _parse(body: bytes, form: Form) -> Any:
@@ -205,7 +208,7 @@ def _parse(body: bytes, form: Form) -> Any:
             raise ValueError("there is something after the JSON value")
     except RecursionError:
         raise EntryDecodeError("JSON is nested too deeply") from None
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise EntryDecodeError(f"not JSON: {error}") from None
     return value
 
@@ -215,10 +218,9 @@ def _members(value: Any, form: Form, known: frozenset[str], what: str) -> dict[s
     if not isinstance(value, _Object):
         raise EntryDecodeError(f"{what} is not an object")
     members: dict[str, Any] = {}
-    for name, member in value:
-        if form is Form.GO2019:
-            name = name if name in known else name.casefold()
-        elif name in members:
+    for given, member in value:
+        name = given.casefold() if form is Form.GO2019 and given not in known else given
+        if form is Form.SEED and name in members:
             raise EntryDecodeError(f"{what} has {name[:40]!r} twice")
         if name in known or form is Form.SEED:
             members[name] = member
@@ -234,9 +236,12 @@ def _string(value: Any, what: str) -> str:
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _integer(value: Any, low: int, high: int, what: str) -> int:
+def _integer(value: Any, low: int, high: int, what: str, form: Form) -> int:
+    """A whole number within bounds; Go takes no ``1.0``, JSON Schema calls it an integer."""
     if value is None:
         return 0
+    if isinstance(value, Decimal) and form is Form.SEED and value.adjusted() < _DIGITS and value == int(value):
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise EntryDecodeError(f"{what} is not an integer")
     if not low <= value < high:
@@ -244,11 +249,27 @@ def _integer(value: Any, low: int, high: int, what: str) -> int:
     return value
 
 
-def _key(value: Any, what: str) -> str:
-    """Hexadecimal of a public key; zeros of any length are the null key, as in the reference."""
+_KEY = re.compile("0[23][0-9a-fA-F]{64}")
+
+
+def is_key_text(text: str) -> bool:
+    """It looks like a public key, whether or not it is a point of the curve."""
+    return _KEY.fullmatch(text) is not None
+
+
+def _key(value: Any, what: str, form: Form) -> str:
+    """Hexadecimal of a public key; zeros of any length are the null key, as in the reference.
+
+    Whether it is a point of the curve is asked at once in the form of 2019,
+    and else together with the signature.
+    """
     text = _string(value, what)
     if not text.strip("0"):
         return NULL_KEY
+    if form is Form.SEED:
+        if not is_key_text(text):
+            raise EntryDecodeError(f"{what} is not 66 hexadecimal characters of a public key")
+        return text.lower()
     try:
         return PubKey.from_hex(text).hex()
     except KeyFormatError as error:
@@ -275,7 +296,7 @@ def decode(body: bytes, form: Form = Form.SEED) -> tuple[Entry, bool]:
         listed = fields.get("delegated_servers")
         if listed is not None and (not isinstance(listed, list) or isinstance(listed, _Object)):
             raise EntryDecodeError("delegated_servers is not a list")
-        client = ClientMeta(None if listed is None else tuple(_key(one, "delegated server") for one in listed))
+        client = ClientMeta(None if listed is None else tuple(_key(one, "delegated server", form) for one in listed))
     if members.get("server") is not None:
         fields = _members(members["server"], form, _SERVER, "server")
         port_given = "port" in fields
@@ -283,14 +304,14 @@ def decode(body: bytes, form: Form = Form.SEED) -> tuple[Entry, bool]:
             address=_string(fields.get("address"), "address"),
             port=_string(fields.get("port"), "port"),
             available_connections=_integer(
-                fields.get("available_connections"), -_INT64, _INT64, "available_connections"
+                fields.get("available_connections"), -_INT64, _INT64, "available_connections", form
             ),
         )
     entry = Entry(
         version=_string(members.get("version"), "version"),
-        sequence=_integer(members.get("sequence"), 0, _UINT64, "sequence"),
-        timestamp=_integer(members.get("timestamp"), -_INT64, _INT64, "timestamp"),
-        static=_key(members.get("static"), "static"),
+        sequence=_integer(members.get("sequence"), 0, _UINT64, "sequence", form),
+        timestamp=_integer(members.get("timestamp"), -_INT64, _INT64, "timestamp", form),
+        static=_key(members.get("static"), "static", form),
         client=client,
         server=server,
         signature=_string(members.get("signature"), "signature").lower(),
@@ -306,7 +327,14 @@ def decode_verified(body: bytes, form: Form = Form.SEED) -> Entry:
     """
     entry, port_given = decode(body, form)
     entry.validate()
-    return verified(entry, form, port_given=port_given)
+    entry = verified(entry, form, port_given=port_given)
+    for server in (entry.client.delegated_servers if entry.client is not None else None) or ():
+        try:
+            if server != NULL_KEY:
+                PubKey.from_hex(server)
+        except KeyFormatError:
+            raise EntryInvalid("delegated server is not a public key") from None
+    return entry
 
 
 # --- iteration --------------------------------------------------------------
@@ -403,9 +431,9 @@ def decode_deletion(body: bytes) -> Deletion:
     if members["act"] != DELETE_ACT:
         raise EntryDecodeError(f'act is not "{DELETE_ACT}"')
     deletion = Deletion(
-        static=_key(members["static"], "static"),
-        sequence=_integer(members["sequence"], 0, _UINT64, "sequence"),
-        timestamp=_integer(members["timestamp"], -_INT64, _INT64, "timestamp"),
+        static=_key(members["static"], "static", Form.SEED),
+        sequence=_integer(members["sequence"], 0, _UINT64, "sequence", Form.SEED),
+        timestamp=_integer(members["timestamp"], -_INT64, _INT64, "timestamp", Form.SEED),
         signature=_string(members["signature"], "signature").lower(),
     )
     if deletion.static == NULL_KEY:

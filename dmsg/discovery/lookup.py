@@ -101,7 +101,8 @@ class Lookup:
         """Close kept connections."""
         if self._pool is None:
             return Deferred.fromCoroutine(_nothing())
-        return self._pool.closeCachedConnections()
+        closed: Deferred[None] = self._pool.closeCachedConnections()
+        return closed
 
     # --- one coroutine each ---
 
@@ -259,18 +260,24 @@ class Lookups:
     async def _all(self, ask: Callable[[Lookup], Deferred[Any]]) -> None:
         results = await DeferredList([ask(lookup) for lookup in self.lookups], consumeErrors=True)
         if not any(success for success, _ in results):
-            raise results[0][1].value  # type: ignore[union-attr]
+            raise _error_of(results[0][1])
 
     async def _available_servers(self) -> list[Entry]:
         results = await DeferredList([lookup.available_servers() for lookup in self.lookups], consumeErrors=True)
         found: dict[str, Entry] = {}
         for success, result in results:
             if success:
-                for entry in result:  # type: ignore[union-attr]
+                for entry in result:
                     found.setdefault(entry.static, entry)
         if not found and not any(success for success, _ in results):
-            raise results[0][1].value  # type: ignore[union-attr]
+            raise _error_of(results[0][1])
         return list(found.values())
+
+
+def _error_of(result: Any) -> BaseException:
+    """The error in a failed result of a DeferredList."""
+    error: BaseException = result.value
+    return error
 
 
 async def _nothing() -> None:

@@ -53,7 +53,7 @@ class Discovery(Service):
         self.ready: Deferred[list[IListeningPort]] = Deferred()
 
     def startService(self) -> None:
-        super().startService()
+        super().startService()  # type: ignore[no-untyped-call]
         self.ready = Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> list[IListeningPort]:
@@ -66,9 +66,7 @@ class Discovery(Service):
             max_servers=self._max_servers,
             server_ttl=self._server_ttl,
         )
-        site = make_site(
-            api, self._reactor, self.metrics, rate=self._rate, burst=self._burst, proxied=self._proxied
-        )
+        site = make_site(api, self._reactor, self.metrics, rate=self._rate, burst=self._burst, proxied=self._proxied)
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(site)
             self.ports.append(port)
@@ -76,7 +74,7 @@ class Discovery(Service):
         return self.ports
 
     def stopService(self) -> Deferred[None]:
-        super().stopService()
+        super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:

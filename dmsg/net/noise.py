@@ -226,7 +226,7 @@ class NoiseLink(TwistedProtocol):
         assert self._make_user is not None and self._opener is not None
         make_user, self._make_user = self._make_user, None
         self._user = make_user(self.remote, self.transport.getPeer())
-        self.transport.registerProducer(self, True)
+        self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
         self._user.link_up(self)
         rest = handshake.trailing_data()
         if rest and self.ended_for is None:
@@ -382,7 +382,7 @@ class NoiseLink(TwistedProtocol):
             self._closing = True
             self.flush()
         self._closing = True
-        self.transport.unregisterProducer()
+        self.transport.unregisterProducer()  # type: ignore[attr-defined]
         self.transport.loseConnection()
         self._cancel_timer()
         self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)

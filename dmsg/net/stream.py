@@ -103,7 +103,7 @@ class _Ticket:
     def fire(self, result: Failure | None) -> None:
         deferred, self.deferred = self.deferred, None
         if deferred is not None and not deferred.called:
-            deferred.callback(result)  # type: ignore[arg-type]  # a Failure is an errback
+            deferred.callback(result)
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
@@ -219,7 +219,9 @@ class StreamTransport:
         if self.disconnecting or self._lost is not None or not (data or ticket):
             return
         if self._queued + len(data) > SEND_LIMIT:
-            _log.error("stream to {peer} aborted: more than {limit} bytes wait", peer=str(self._peer)[:13], limit=SEND_LIMIT)
+            _log.error(
+                "stream to {peer} aborted: more than {limit} bytes wait", peer=str(self._peer)[:13], limit=SEND_LIMIT
+            )
             self.abortConnection()
             return
         self._queue.append((data, ticket))

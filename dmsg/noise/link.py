@@ -31,9 +31,7 @@ class LinkHandshake:
 
     __slots__ = ("_buffer", "_handshake", "_make", "_outgoing", "opener", "remote", "sealer")
 
-    def __init__(
-        self, local: SecKey, remote: PubKey | None = None, *, ephemeral: SecKey | None = None
-    ) -> None:
+    def __init__(self, local: SecKey, remote: PubKey | None = None, *, ephemeral: SecKey | None = None) -> None:
         """:param remote: the server's key; given means this side is the initiator."""
         # a responder makes its half when the first message is whole: a silent
         # peer costs a server nothing

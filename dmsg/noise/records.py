@@ -128,9 +128,7 @@ class RecordOpener:
                 if number <= sequence or length < OVERHEAD:
                     if length < OVERHEAD:
                         raise RemoteProtocolError(DropReason.BAD_RECORD, f"record of {length} bytes is too short")
-                    raise RemoteProtocolError(
-                        DropReason.REPLAYED_RECORD, f"record sequence {number} after {sequence}"
-                    )
+                    raise RemoteProtocolError(DropReason.REPLAYED_RECORD, f"record sequence {number} after {sequence}")
                 if length <= COPY_LIMIT:
                     small.append(decrypt(nonce(number), data[position + HEADER_SIZE : following], None))
                 else:

@@ -26,7 +26,13 @@ class Options(UsageOptions):
         "Example: twistd -n dmsg-discovery --listen tcp:9090 --store sqlite:/var/lib/dmsg/discovery.sqlite"
     )
     optParameters = [
-        ["store", None, DEFAULT_STORE, "memory:, sqlite:PATH or redis://HOST:PORT/DB; the password of Redis is taken from DMSG_REDIS_PASSWORD", str],
+        [
+            "store",
+            None,
+            DEFAULT_STORE,
+            "memory:, sqlite:PATH or redis://HOST:PORT/DB; the password of Redis is taken from DMSG_REDIS_PASSWORD",
+            str,
+        ],
         ["rate-limit", None, str(int(RATE)), "requests a second of one address; 0 means no limit", str],
         ["burst", None, str(int(BURST)), "requests of one address at once", str],
         ["server-ttl", None, str(int(SERVER_TTL)), "seconds without a refresh after which a server is not listed", str],
@@ -36,7 +42,7 @@ class Options(UsageOptions):
     optFlags = [["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"]]
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self["listen"] = []
 
     def opt_listen(self, value: str) -> None:

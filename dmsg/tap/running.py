@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from typing import Any
 
@@ -28,14 +29,25 @@ class StopOnFailure(MultiService):
     """
 
     def __init__(self, reactor: Any, entity: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._reactor = reactor
+        self._starting = False
+        self._could_not = False
         self.entity = entity
         entity.setServiceParent(self)
 
     def startService(self) -> None:
-        super().startService()
+        """Start the entity.
+
+        :raises SystemExit: it could not, and that is known at once; what is
+            known later stops the reactor and ends the process with status 1.
+        """
+        self._starting = True
+        super().startService()  # type: ignore[no-untyped-call]
         self.entity.ready.addCallbacks(self._up, self._failed)
+        self._starting = False
+        if self._could_not:
+            raise SystemExit(1)
 
     def _up(self, ports: Any) -> Any:
         gc.collect()
@@ -49,11 +61,17 @@ class StopOnFailure(MultiService):
         if failure.check(DmsgError, CannotListenError, OSError):
             message = str(failure.value)
         else:
-            message = f"{failure.type.__name__}: {failure.value}"
+            message = f"{type(failure.value).__name__}: {failure.value}"
             _log.failure("cannot start", failure)
-        _log.critical("cannot start: {message}", message=message)
-        sys.stderr.write(f"{self.entity.name}: {message}\n")
-        stop = getattr(self._reactor, "stop", None)
-        if stop is not None:
-            self._reactor._exit_status = 1
-            self._reactor.callWhenRunning(lambda: self._reactor.callLater(0, stop))
+        self._could_not = True
+        _log.critical("{name}: {message}", name=self.entity.name, message=message)
+        if not self._starting:
+            self._reactor.addSystemEventTrigger("after", "shutdown", _exit_with_failure)
+            self._reactor.stop()
+
+
+def _exit_with_failure() -> None:
+    """twistd ends with 0 whatever happened, but for a signal."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)

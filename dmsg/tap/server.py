@@ -40,7 +40,7 @@ class Options(UsageOptions):
     ]
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self["listen"] = []
         self["discovery"] = []
 

@@ -59,7 +59,7 @@ class ServerMetrics:
     def __init__(self, server: ServerStatistics) -> None:
         self._server = server
         self._registry = CollectorRegistry()
-        self._registry.register(self)  # type: ignore[arg-type]  # any object with collect()
+        self._registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus_client."""

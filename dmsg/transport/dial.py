@@ -88,9 +88,7 @@ class SessionEndpoint:
             self._reactor, self._endpoint, self._turn, self._key, self._server, timeout=self._timeout
         )
         session: ClientSession = await noise.connect(
-            lambda remote, _: ClientSession(
-                self._reactor, self._turn, self._key.public, remote, accept=self._accept
-            )
+            lambda remote, _: ClientSession(self._reactor, self._turn, self._key.public, remote, accept=self._accept)
         )
         try:
             await session.established.addTimeout(self._timeout, self._reactor)
@@ -137,7 +135,7 @@ class _ServiceEndpoint:
             return protocol
 
         def failed(failure: Failure) -> Failure:
-            self._link.last_error = " ".join(str(failure.value).split())[:200] or failure.type.__name__
+            self._link.last_error = " ".join(str(failure.value).split())[:200] or type(failure.value).__name__
             return failure
 
         return self._endpoint.open().addCallbacks(opened, failed)
@@ -170,7 +168,7 @@ class ServerLink:
         self._away = away
         self._service = ClientService(
             _ServiceEndpoint(self, endpoint),
-            Factory.forProtocol(lambda: _Watched(self)),  # type: ignore[arg-type]
+            Factory.forProtocol(lambda: _Watched(self)),
             retryPolicy=self._delay,
             clock=reactor,
         )

@@ -282,9 +282,7 @@ class ClientSession:
 
     # --- what the application does ---
 
-    def open(
-        self, remote: PubKey, factory: IProtocolFactory, timeout: float = REQUEST_TIMEOUT
-    ) -> Deferred[IProtocol]:
+    def open(self, remote: PubKey, factory: IProtocolFactory, timeout: float = REQUEST_TIMEOUT) -> Deferred[IProtocol]:
         """Open a transport to ``remote`` through this server.
 
         Fires with the factory's protocol, connected.  Fails with

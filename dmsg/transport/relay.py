@@ -70,8 +70,7 @@ def _same_headers(buffer: bytearray, position: int, step: int, most: int) -> int
     for offset in range(HEADER_SIZE):
         column = buffer[position + offset : limit : step]
         rest = len(column.lstrip(column[:1]))
-        if most - rest < count:
-            count = most - rest
+        count = min(count, most - rest)
     return count
 
 
@@ -224,7 +223,7 @@ class Relay:
         return self.frames_gone + sum(peer.frames_in for peer in self.peers)
 
     @property
-    def bytes(self) -> int:
+    def frame_bytes(self) -> int:
         """Bytes of frames received since the start."""
         return self.bytes_gone + sum(peer.bytes_in for peer in self.peers)
 
@@ -276,8 +275,7 @@ class Relay:
                             step = following - position
                             most = (end - position) // step
                             if most >= FIRST_BURST:
-                                if most > burst:
-                                    most = burst
+                                most = min(most, burst)
                                 count = _same_headers(buffer, position, step, most)
                                 burst = burst * 2 if count == most else FIRST_BURST
                                 following = position + count * step

@@ -87,9 +87,7 @@ class Server(Service):
         self._registering: Deferred[Any] | None = None
         self.registered_at: float | None = None
         """Seconds of the reactor's clock of the last POST that discovery took."""
-        self.factory = ServerFactory(
-            reactor, key, max_connections=max_connections, max_transports=max_transports
-        )
+        self.factory = ServerFactory(reactor, key, max_connections=max_connections, max_transports=max_transports)
         self.factory.on_change = self._changed
         self.ports: list[IListeningPort] = []
         self.metrics_port: IListeningPort | None = None
@@ -98,7 +96,7 @@ class Server(Service):
     # --- service ---
 
     def startService(self) -> None:
-        super().startService()
+        super().startService()  # type: ignore[no-untyped-call]
         self._started = time.time()
         self.ready = Deferred.fromCoroutine(self._start())
 
@@ -119,7 +117,7 @@ class Server(Service):
         return self.ports
 
     def stopService(self) -> Deferred[None]:
-        super().stopService()
+        super().stopService()  # type: ignore[no-untyped-call]
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
@@ -206,9 +204,15 @@ class Server(Service):
             "available_connections": ("Clients that may still connect", factory.available_connections),
             "handshakes": ("Handshakes under way", factory.handshakes),
             "transports": ("Open transports", factory.relay.route_count // 2),
-            "congested": ("Clients that read slower than they are sent to", sum(p.congested for p in factory.relay.peers)),
+            "congested": (
+                "Clients that read slower than they are sent to",
+                sum(p.congested for p in factory.relay.peers),
+            ),
             "start_time_seconds": ("When the server started", self._started),
-            "registered": ("1 when the last POST to discovery was taken", float(self._failures == 0 and self._posted is not None)),
+            "registered": (
+                "1 when the last POST to discovery was taken",
+                float(self._failures == 0 and self._posted is not None),
+            ),
         }
 
     def counters(self) -> dict[str, tuple[str, float]]:
@@ -218,7 +222,7 @@ class Server(Service):
             "connections_opened": ("Clients that have connected", self.factory.connections_opened),
             "transports_opened": ("Transports that were opened", relay.transports_opened),
             "frames": ("Frames received", relay.frames),
-            "frame_bytes": ("Bytes of frames received", relay.bytes),
+            "frame_bytes": ("Bytes of frames received", relay.frame_bytes),
         }
 
     def drops(self) -> dict[DropReason, int]:
@@ -241,7 +245,7 @@ class _StatusPages(Resource):
     isLeaf = True
 
     def __init__(self, server: Server) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._server = server
         self._metrics = ServerMetrics(server)
 

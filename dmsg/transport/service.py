@@ -183,12 +183,12 @@ class Client(Service):
 
     def startService(self) -> None:
         if not self.running:
-            super().startService()
+            super().startService()  # type: ignore[no-untyped-call]
             self._lifecycle.start()
             self._maintain_soon(0)
 
     def stopService(self) -> Deferred[None]:
-        super().stopService()
+        super().stopService()  # type: ignore[no-untyped-call]
         self._lifecycle.stop()
         return Deferred.fromCoroutine(self._stop())
 
@@ -348,13 +348,11 @@ class Client(Service):
 
     async def _publish_now(self) -> None:
         wanted = self._delegated()
-        if wanted == self._published or (not wanted and self._published is None):
-            if not wanted or await self._entry_is_there(wanted):
-                return
+        unchanged = wanted == self._published or (not wanted and self._published is None)
+        if unchanged and (not wanted or await self._entry_is_there(wanted)):
+            return
         try:
-            await self._lookups.update(
-                self._key, lambda entry: replace(entry, client=ClientMeta(wanted))
-            )
+            await self._lookups.update(self._key, lambda entry: replace(entry, client=ClientMeta(wanted)))
         except DiscoveryError as error:
             self._publish_failures += 1
             self.last_error = str(error)
@@ -395,9 +393,7 @@ class Client(Service):
         tried: set[PubKey] = set()
         cached = remote in self._entries
         while True:
-            servers = [
-                one for one in await self._servers_of(remote) if one not in tried and via in (None, one)
-            ]
+            servers = [one for one in await self._servers_of(remote) if one not in tried and via in (None, one)]
             for position, server in enumerate(servers):
                 tried.add(server)
                 left = deadline - self._reactor.seconds()

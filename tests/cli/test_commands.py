@@ -16,8 +16,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli.transfer import ReceiveFile, SendFile, TransferError, safe_name
 from dmsg.keys import SecKey, read_key_file
-from tests.net.support import EntityCase, asynchronous
-from tests.support import KEYS, Accepting, MemoryNetwork, Recorder
+from tests.net.support import EntityCase
+from tests.support import KEYS, Accepting, MemoryNetwork, Recorder, asynchronous
 
 
 class Command(ProcessProtocol):
@@ -141,7 +141,9 @@ class NetworkCommandTests(CommandCase):
         content = os.urandom(3_000_000)
         (self.directory / "photo.jpg").write_bytes(content)
         (self.directory / "inbox").mkdir()
-        receiving = self.start("receive", "--dir", "inbox", "--once", "--min-servers", "1", "-k", "bob.key", DMSG_DISCOVERY=url)
+        receiving = self.start(
+            "receive", "--dir", "inbox", "--once", "--min-servers", "1", "-k", "bob.key", DMSG_DISCOVERY=url
+        )
         key = (await self.said(receiving, r"receiving at ([0-9a-f]{66})"))[1]
         status, out, _ = await self.run_command("send", "photo.jpg", key, "--min-servers", "1", DMSG_DISCOVERY=url)
         self.assertEqual(status, 0)
@@ -189,7 +191,9 @@ class NetworkCommandTests(CommandCase):
         url = await self.network()
         serving = self.start("bench", "--serve", "--min-servers", "1", "-k", "s.key", DMSG_DISCOVERY=url)
         key = (await self.said(serving, r"serving at ([0-9a-f]{66})"))[1]
-        status, out, _ = await self.run_command("ping", key, "-c", "3", "-i", "0", "--min-servers", "1", DMSG_DISCOVERY=url)
+        status, out, _ = await self.run_command(
+            "ping", key, "-c", "3", "-i", "0", "--min-servers", "1", DMSG_DISCOVERY=url
+        )
         self.assertEqual(status, 0)
         self.assertIn("3 sent, 0 lost", out)
         status, out, _ = await self.run_command(

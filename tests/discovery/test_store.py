@@ -79,7 +79,10 @@ class StoreMixin:
     async def test_one_of_many_wins(self) -> None:
         """Compare and set in one step."""
         await self.store.post(client_entry(), 0.0)
-        posts = [self.store.post(client_entry(1, 2 + number), 0.0).addErrback(lambda f: f.trap(EntryInvalid)) for number in range(20)]
+        posts = [
+            self.store.post(client_entry(1, 2 + number), 0.0).addErrback(lambda f: f.trap(EntryInvalid))
+            for number in range(20)
+        ]
         results = await gatherResults(posts)
         self.assertEqual(results.count(False), 1)
 

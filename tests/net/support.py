@@ -14,7 +14,6 @@ from dmsg.keys import SecKey
 from dmsg.tap import discovery as discovery_tap
 from dmsg.tap import server as server_tap
 from dmsg.transport.service import Client
-from tests.support import asynchronous
 from tests.support import RawClient
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"
@@ -78,6 +77,3 @@ class EntityCase(TestCase):
                 self.fail(f"did not happen within {patience} s")
             await deferLater(reactor, 0.005)  # type: ignore[arg-type]
         return result
-
-
-

@@ -11,18 +11,18 @@ from twisted.internet.defer import gatherResults
 from twisted.internet.endpoints import clientFromString, serverFromString
 from twisted.internet.error import CannotListenError
 from twisted.web.client import Agent
+from twisted.web.iweb import IAgentEndpointFactory
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 from zope.interface import implementer
-from twisted.web.iweb import IAgentEndpointFactory
 
 from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.transport import strings
 from dmsg.transport.service import Client
-from tests.net.support import LOOPBACK, EntityCase, asynchronous
-from tests.support import Accepting, Recorder
+from tests.net.support import LOOPBACK, EntityCase
+from tests.support import Accepting, Recorder, asynchronous
 
 
 class Echo(Recorder):
@@ -257,5 +257,3 @@ class EndpointTests(EntityCase):
         for text in ("dmsg:", "dmsg:02ab", f"dmsg:{key}:timeout=x", f"dmsg:{key}:port=1"):
             self.assertRaises((ValueError, TypeError), clientFromString, reactor, text)
         self.assertRaises(ValueError, serverFromString, reactor, "dmsg:8080")
-
-

@@ -26,9 +26,8 @@ from dmsg.noise.link import LinkHandshake
 from dmsg.transport.client import ClientConnection
 from dmsg.transport.protocol import ClientSession
 from dmsg.transport.wire import ACCEPT, CLOSE, FWD, REQUEST, Frame
-from tests.net.support import EntityCase, asynchronous
-from tests.support import SERVER_KEY, Accepting, MemoryNetwork, RawClient, Recorder
-
+from tests.net.support import EntityCase
+from tests.support import SERVER_KEY, Accepting, MemoryNetwork, RawClient, Recorder, asynchronous
 
 TERMINATED = 128 + 15
 """What twistd ends with after it stopped its services for a SIGTERM."""
@@ -128,8 +127,12 @@ class StrangerTests(FaultCase):
     async def test_2_silent_and_slow_connections_by_the_hundred(self) -> None:
         """Others connect at once."""
         server = await self.start_server()
-        raws = await gatherResults([connectProtocol(
-            TCP4ClientEndpoint(reactor, "127.0.0.1", server.ports[0].getHost().port), Raw()) for _ in range(300)])
+        raws = await gatherResults(
+            [
+                connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", server.ports[0].getHost().port), Raw())
+                for _ in range(300)
+            ]
+        )
         first = LinkHandshake(SecKey.generate(), server._key.public).data_to_send()
         for number, raw in enumerate(raws):
             raw.transport.write(first[: number % 51])
@@ -156,7 +159,11 @@ class StrangerTests(FaultCase):
     async def test_3_descriptors_used_up(self) -> None:
         """The server stays up and recovers; its process has few descriptors."""
         child = start_twistd(
-            reactor, "dmsg-server", "--listen=tcp:0:interface=127.0.0.1:backlog=200", "--key-file=server.key", directory=self._directory()
+            reactor,
+            "dmsg-server",
+            "--listen=tcp:0:interface=127.0.0.1:backlog=200",
+            "--key-file=server.key",
+            directory=self._directory(),
         )
         self.addCleanup(lambda: self._stop(child))
         match = await child.line(r"server ([0-9a-f]{66}) listens")
@@ -350,8 +357,10 @@ class ClientTests(FaultCase):
         key = SecKey.generate()
         for delegated in ((alice.public_key.hex(),), (key.public.hex(),), ("00" * 33,), None):
             await alice._lookups.update(
-                key, lambda entry, delegated=delegated: Entry(
-                    entry.version, entry.sequence, entry.timestamp, entry.static, client=ClientMeta(delegated))
+                key,
+                lambda entry, delegated=delegated: Entry(
+                    entry.version, entry.sequence, entry.timestamp, entry.static, client=ClientMeta(delegated)
+                ),
             )
             alice._entries.clear()
             for target in (key.public, server._key.public):
@@ -477,7 +486,11 @@ class CrowdTests(FaultCase):
             noise = NoiseClientEndpoint(reactor, endpoint, turn, key, server._key.public, timeout=60)  # type: ignore[arg-type]
             made: ClientSession = await noise.connect(
                 lambda remote, _: ClientSession(
-                    reactor, turn, key.public, remote, accept=lambda: accepting[number]  # type: ignore[arg-type]
+                    reactor,
+                    turn,
+                    key.public,
+                    remote,
+                    accept=lambda: accepting[number],  # type: ignore[arg-type]
                 )
             )
             await made.established
@@ -537,5 +550,3 @@ class SignalTests(FaultCase):
         self.assertLess(reactor.seconds() - started, 10)  # type: ignore[attr-defined]
         self.assertEqual(protocol.lost.value.close_reason, CloseReason.SHUTTING_DOWN)
         self.assertEqual(await alice._lookups.available_servers(), [])
-
-

@@ -90,8 +90,17 @@ class StateTests(ClientCase):
     def test_nothing_leaves_closed(self) -> None:
         self.assertFalse([pair for pair in TRANSITIONS if pair[0] is State.CLOSED])
 
-    @given(st.lists(st.tuples(st.sampled_from([OK, REQUEST, ACCEPT, CLOSE, FWD, ACK, 4, 0xFF]),
-                              st.integers(0, 6), st.integers(0, 70), st.booleans()), max_size=40))
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from([OK, REQUEST, ACCEPT, CLOSE, FWD, ACK, 4, 0xFF]),
+                st.integers(0, 6),
+                st.integers(0, 70),
+                st.booleans(),
+            ),
+            max_size=40,
+        )
+    )
     @settings(deadline=None)
     def test_any_frames_move_by_the_table(self, frames: list[tuple[int, int, int, bool]]) -> None:
         core = ClientConnection(LOCAL)
@@ -111,9 +120,7 @@ class StateTests(ClientCase):
             for own_id, transport in core.transports.items():
                 self.assertEqual(own_id, transport.id)
                 self.assertIn(transport.state, (State.REQUESTED, State.OFFERED, State.OPEN))
-            self.assertEqual(
-                core.incoming, sum(not transport.initiator for transport in core.transports.values())
-            )
+            self.assertEqual(core.incoming, sum(not transport.initiator for transport in core.transports.values()))
 
     @given(st.binary(max_size=400), st.lists(st.integers(1, 60), max_size=12))
     def test_random_bytes_are_a_named_error(self, data: bytes, cuts: list[int]) -> None:
@@ -128,7 +135,6 @@ class StateTests(ClientCase):
             except RemoteProtocolError:
                 return
             tail = bytes(buffer[taken:])
-
 
     def test_a_close_that_follows_its_request_closely(self) -> None:
         """Defect 11: the reference loses it."""

@@ -431,7 +431,8 @@ class HandshakeTests(SynchronousTestCase):
 
     def test_drain(self) -> None:
         accepting = Accepting()
-        a, b = self.network.client(KEYS["A"]), self.network.client(KEYS["B"], accepting)
+        a = self.network.client(KEYS["A"])
+        self.network.client(KEYS["B"], accepting)
         opening = a.open(KEYS["B"].public, Accepting())
         self.network.settle()
         one = self.successResultOf(opening)
@@ -461,7 +462,11 @@ class HandshakeTests(SynchronousTestCase):
         clock = Clock()
         turn = TurnFlush(clock)
         link = NoiseLink(
-            clock, turn, KEYS["A"], lambda remote, _: ClientSession(clock, turn, KEYS["A"].public, remote), remote=SERVER_KEY.public
+            clock,
+            turn,
+            KEYS["A"],
+            lambda remote, _: ClientSession(clock, turn, KEYS["A"].public, remote),
+            remote=SERVER_KEY.public,
         )
         transport = StringTransport()
         link.makeConnection(transport)

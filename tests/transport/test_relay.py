@@ -86,7 +86,9 @@ class RelayTests(RelayCase):
 
     def test_frames_to_several_peers_keep_their_order(self) -> None:
         ids = {target: self.open(0, target, 2 * target) for target in (1, 2, 3)}
-        frames = [Frame(FWD, 2 * target, bytes([0, number]) + b"x") for number, target in enumerate([1, 2, 1, 1, 3, 2, 1])]
+        frames = [
+            Frame(FWD, 2 * target, bytes([0, number]) + b"x") for number, target in enumerate([1, 2, 1, 1, 3, 2, 1])
+        ]
         feed(self.relay, self.peers[0], *frames)
         for target, own_id in ids.items():
             expected = [Frame(FWD, own_id, frame.payload) for frame in frames if frame.id == 2 * target]
@@ -94,7 +96,8 @@ class RelayTests(RelayCase):
 
     @given(
         st.lists(
-            st.tuples(st.sampled_from([FWD, ACK]), st.integers(0, 2), st.integers(0, 4), st.integers(1, 60)), max_size=12
+            st.tuples(st.sampled_from([FWD, ACK]), st.integers(0, 2), st.integers(0, 4), st.integers(1, 60)),
+            max_size=12,
         ),
         st.lists(st.integers(1, 400), max_size=10),
     )
@@ -163,9 +166,7 @@ class RelayTests(RelayCase):
             self.open(0, 1, 2 * number)
         for source, target in ((0, 2), (2, 1)):
             feed(self.relay, self.peers[source], Frame(REQUEST, 100, bytes(KEYS[source] + KEYS[target])))
-            self.assertEqual(
-                self.ports[source].take(), [Frame(CLOSE, 100, bytes([CloseReason.TOO_MANY_TRANSPORTS]))]
-            )
+            self.assertEqual(self.ports[source].take(), [Frame(CLOSE, 100, bytes([CloseReason.TOO_MANY_TRANSPORTS]))])
         self.assertEqual(self.relay.drops[DropReason.TOO_MANY_TRANSPORTS], 2)
 
     def test_a_flood_of_requests_ends_at_the_bound(self) -> None:

@@ -393,5 +393,3 @@ class SessionTests(SynchronousTestCase):
             refused = scenario["name"] == "session_reject_unknown_responder"
             self.assertEqual(replay.reasons, [R.NO_SUCH_PEER] if refused else [], scenario["name"])
             self.assertGreaterEqual(replay.exact, 1, scenario["name"])
-
-

@@ -1,0 +1,140 @@
+"""Options of the twistd plugins, and what a wrong one says."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import IServiceMaker
+from twisted.internet import reactor
+from twisted.internet.utils import getProcessOutputAndValue
+from twisted.logger import Logger, LogPublisher
+from twisted.plugin import getPlugins
+from twisted.python.usage import UsageError
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from dmsg.keys import SecKey, write_key_file
+from dmsg.tap import discovery, server
+from dmsg.tap.options import json_log
+from tests.support import asynchronous
+
+
+class OptionTests(SynchronousTestCase):
+    """Bad input is a UsageError of one line."""
+
+    def setUp(self) -> None:
+        self.key_file = self.mktemp()
+
+    def parse(self, *arguments: str) -> Any:
+        options = server.Options()
+        options.parseOptions([f"--key-file={self.key_file}", *arguments])
+        return options
+
+    def test_server_defaults(self) -> None:
+        options = self.parse()
+        self.assertEqual((options["listen"], options["max-connections"]), (["tcp:8080"], 10_000))
+        self.assertTrue(Path(self.key_file).exists())
+        self.assertEqual(self.parse()["key"].public, options["key"].public)
+
+    def test_server_mistakes(self) -> None:
+        public = Path(self.mktemp())
+        write_key_file(public, SecKey.generate())
+        public.chmod(0o644)
+        for arguments in (
+            ("--listen=nonsense",),
+            ("--listen=tcp:port",),
+            ("--discovery=nonsense", "--public-address=h:1"),
+            ("--discovery=ftp://x", "--public-address=h:1"),
+            ("--discovery=http://h",),  # and no public address
+            ("--public-address=nonsense",),
+            ("--public-address=h:99999",),
+            ("--public-address=h:0",),
+            ("--max-connections=0",),
+            ("--max-connections=many",),
+            ("--max-transports=40000",),
+            ("--log-format=xml",),
+            ("--metrics=nonsense",),
+            (f"--key-file={public}",),
+            ("--unknown",),
+            ("word",),
+        ):
+            error = self.assertRaises(UsageError, self.parse, *arguments)
+            self.assertNotIn("\n", str(error))
+
+    def test_discovery_mistakes(self) -> None:
+        for argument in (
+            "--listen=nonsense",
+            "--store=nonsense",
+            "--store=sqlite:",
+            "--rate-limit=-1",
+            "--burst=0",
+            "--server-ttl=soon",
+            "--max-servers=0",
+            "--log-format=xml",
+        ):
+            self.assertRaises(UsageError, discovery.Options().parseOptions, [argument])
+
+    def test_plugins(self) -> None:
+        names = {maker.tapname for maker in getPlugins(IServiceMaker)}
+        self.assertLessEqual({"dmsg-server", "dmsg-discovery"}, names)
+
+
+class JSONLogTests(SynchronousTestCase):
+    """``--log-format json``."""
+
+    def test_lines(self) -> None:
+        stream = io.StringIO()
+        log = Logger(namespace="test", observer=LogPublisher(json_log(stream)))
+        log.info("hello {peer}", peer="02ab")
+        log.warn("two\nlines")
+        lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+        self.assertEqual([line["text"] for line in lines], ["hello 02ab", "two\nlines"])
+        self.assertEqual((lines[0]["level"], lines[0]["system"], lines[0]["peer"]), ("info", "test", "02ab"))
+
+
+class StartTests(TestCase):
+    """An entity that cannot start says why, in one line, and ends with a status."""
+
+    async def run_twistd(self, *arguments: str) -> tuple[int, str]:
+        import sys
+
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        out, err, status = await getProcessOutputAndValue(
+            sys.executable,
+            ["-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=", *arguments],
+            path=str(directory),
+            env={**__import__("os").environ, "HOME": str(directory.resolve())},
+            reactor=reactor,
+        )
+        return status, (out + err).decode()
+
+    @asynchronous
+    async def test_a_port_in_use(self) -> None:
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            for entity in ("dmsg-server", "dmsg-discovery"):
+                status, text = await self.run_twistd(entity, f"--listen=tcp:{port}:interface=127.0.0.1")
+                self.assertEqual(status, 1, text)
+                self.assertIn("Address already in use", text)
+                self.assertNotIn("Traceback", text)
+
+    @asynchronous
+    async def test_a_store_that_cannot_be_opened(self) -> None:
+        status, text = await self.run_twistd(
+            "dmsg-discovery", "--listen=tcp:0:interface=127.0.0.1", "--store=sqlite:/nonexistent/x"
+        )
+        self.assertEqual(status, 1, text)
+        self.assertIn("dmsg-discovery: /nonexistent/x: unable to open database file", text)
+        self.assertNotIn("Traceback", text)
+
+    @asynchronous
+    async def test_a_wrong_option(self) -> None:
+        status, text = await self.run_twistd("dmsg-server", "--max-connections=many")
+        self.assertEqual(status, 1, text)
+        self.assertIn("'many' is not a number", text)
+        self.assertNotIn("Traceback", text)
