@@ -8,6 +8,7 @@ Entries come in verified; times come in as arguments.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from random import Random
 from typing import Any
@@ -31,6 +32,9 @@ from dmsg.discovery.entry import (
     time_order,
 )
 from dmsg.errors import DmsgError, EntryNotFound
+
+
+REDIS_PASSWORD = "DMSG_REDIS_PASSWORD"  # noqa: S105  # the name of a variable
 
 
 class StoreError(DmsgError):
@@ -353,7 +357,8 @@ async def open_store(description: str, reactor: IReactorTime) -> Any:
     """A store from what ``--store`` says.
 
     :param description: ``memory:``, ``sqlite:PATH`` or
-        ``redis://[:PASSWORD@]HOST[:PORT][/DATABASE]``.
+        ``redis://HOST[:PORT][/DATABASE]``; the password of Redis is taken from
+        the environment, ``DMSG_REDIS_PASSWORD``.
     :raises StoreError: unknown, cannot be opened, or Redis does not answer.
     """
     kind, colon, rest = description.partition(":")
@@ -374,6 +379,9 @@ def _without_password(url: str) -> str:
 async def _open_redis(url: str, reactor: IReactorTime) -> RedisStore:
     from urllib.parse import urlsplit
 
+    if "@" in url:
+        # arguments are for everybody to read who may list processes
+        raise StoreError(f"{_without_password(url)}: put the password into {REDIS_PASSWORD}, not into the URL")
     try:
         import txredisapi
     except ImportError:
@@ -393,7 +401,7 @@ async def _open_redis(url: str, reactor: IReactorTime) -> RedisStore:
         database,
         reconnect=True,
         charset=None,
-        password=parts.password,
+        password=os.environ.get(REDIS_PASSWORD),
         connectTimeout=5,
         replyTimeout=10,
         convertNumbers=False,

@@ -198,6 +198,7 @@ class StreamTransport:
 
         :param timeout: seconds after which the Deferred fails with
             :class:`~dmsg.errors.DmsgTimeout`; the data is sent all the same.
+
         Fails with :class:`~dmsg.errors.TransportClosed` when the stream ends
         before, and with :class:`~dmsg.errors.SendBufferFull` when too much waits.
         """

@@ -230,9 +230,14 @@ class OpenStoreTests(TestCase):
 
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        try:
-            await open_store(f"redis://:secret@127.0.0.1:{port}/0", reactor)  # type: ignore[arg-type]
-        except StoreError as error:
-            self.assertNotIn("secret", str(error))
-        else:
-            self.fail("opened")
+        for url, text in (
+            (f"redis://127.0.0.1:{port}/0", "Redis does not answer"),
+            (f"redis://:secret@127.0.0.1:{port}/0", "DMSG_REDIS_PASSWORD"),
+        ):
+            try:
+                await open_store(url, reactor)  # type: ignore[arg-type]
+            except StoreError as error:
+                self.assertIn(text, str(error))
+                self.assertNotIn("secret", str(error))
+            else:
+                self.fail("opened")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import treq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
@@ -374,7 +374,6 @@ class RandomTests(SynchronousTestCase):
     """Random and mutated bytes at every state: named errors, the server lives, nothing grows."""
 
     @given(st.integers(0, 4), st.binary(min_size=1, max_size=300), st.integers(0, 400))
-    @settings(max_examples=150, deadline=None)
     def test_any_state(self, state: int, data: bytes, where: int) -> None:
         network = MemoryNetwork()
         client = RawClient(SecKey.from_seed(b"random"), SERVER_KEY.public)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -139,7 +139,6 @@ class LinkTests(SynchronousTestCase):
     """The handshake over a byte stream."""
 
     @given(st.lists(st.integers(1, 80), max_size=30))
-    @settings(max_examples=20, deadline=None)
     def test_any_chunking(self, sizes: list[int]) -> None:
         client = LinkHandshake(CLIENT_KEY, SERVER_KEY.public)
         server = LinkHandshake(SERVER_KEY)
@@ -175,7 +174,6 @@ class LinkTests(SynchronousTestCase):
         self.assertIsNone(server.remote)
 
     @given(st.integers(0, 2), st.integers(0, 70), st.integers(1, 255))
-    @settings(max_examples=60, deadline=None)
     def test_mutated_messages_never_succeed(self, which: int, where: int, change: int) -> None:
         client, server = LinkHandshake(CLIENT_KEY, SERVER_KEY.public), LinkHandshake(SERVER_KEY)
         try:

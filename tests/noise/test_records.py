@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -30,7 +30,6 @@ class RecordTests(SynchronousTestCase):
         st.lists(st.integers(0, 3 * COPY_LIMIT), max_size=8),
         st.lists(st.integers(0, 9000), max_size=30),
     )
-    @settings(deadline=None)
     def test_any_sizes_and_chunking(self, sizes: list[int], cuts: list[int]) -> None:
         sealer = RecordSealer(KEY)
         plain = [bytes([number % 251]) * size for number, size in enumerate(sizes)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -101,7 +101,6 @@ class StateTests(ClientCase):
             max_size=40,
         )
     )
-    @settings(deadline=None)
     def test_any_frames_move_by_the_table(self, frames: list[tuple[int, int, int, bool]]) -> None:
         core = ClientConnection(LOCAL)
         core.accepting = True

@@ -358,7 +358,7 @@ class RelayMachine(RuleBasedStateMachine):
             assert port.paused == (1 if peer.paused_by is not None else 0)
 
 
-RelayMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+RelayMachine.TestCase.settings = settings(stateful_step_count=40)
 
 
 class RelayMachineTests(SynchronousTestCase):

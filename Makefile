@@ -1,0 +1,70 @@
+# Each target does its own set-up: a virtual environment in .venv with what it needs.
+
+PYTHON ?= python3
+VENV = .venv
+BIN = $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test coverage lint docs bench soak fuzz clean
+
+help:
+	@echo "make demo      a whole dmsg network on this machine, in under a minute"
+	@echo "make test      the test suite, with its coverage"
+	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make docs      the documentation, into docs/_build/html"
+	@echo "make bench     benchmarks beside the limits of this machine (a quarter of an hour)"
+	@echo "make soak      a network under load and faults for SECONDS=600"
+	@echo "make fuzz      the property tests with many more examples"
+
+# the marks say which extras are installed, and are renewed when setup.cfg changes
+$(VENV)/.created:
+	$(PYTHON) -c 'import sys; sys.exit("dmsg needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.created setup.cfg constraints.txt
+	@echo "installing dmsg into $(VENV)"
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.created setup.cfg constraints.txt
+	@echo "installing dmsg and what its tests need into $(VENV)"
+	$(PIP_INSTALL) --editable '.[redis,test]'
+	@touch $@ $(VENV)/.run
+
+$(VENV)/.dev: $(VENV)/.created setup.cfg constraints.txt
+	@echo "installing dmsg and the tools of its developers into $(VENV)"
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.test $(VENV)/.run
+
+demo: $(VENV)/.run
+	$(BIN)/dmsg demo
+
+test: $(VENV)/.test
+	@rm -f .coverage .coverage.*
+	$(BIN)/python -m coverage run -m twisted.trial --temp-directory=_trial_temp tests
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs docs/_build/html
+
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks
+
+SECONDS ?= 600
+soak: $(VENV)/.test
+	$(BIN)/python -m benchmarks.soak --seconds $(SECONDS)
+
+EXAMPLES ?= 20000
+fuzz: $(VENV)/.test
+	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.test_keys tests.noise tests.transport tests.discovery.test_entry tests.net.test_faults.RandomTests
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* _trial_temp* docs/_build .tox .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,35 @@
+"""Sphinx."""
+
+from importlib.metadata import version as _version
+
+project = "dmsg"
+author = "The dmsg developers"
+copyright = "2026, the dmsg developers"
+release = version = _version("dmsg")
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build", "_generated"]
+html_theme = "furo"
+html_title = "dmsg"
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True}
+nitpicky = False
+
+
+def _write_transitions() -> None:
+    """The state table of the documentation is the one that the code uses."""
+    from pathlib import Path
+
+    from dmsg.transport.client import TRANSITIONS
+
+    lines = ["| state | input | next |", "|---|---|---|"]
+    for (state, what), following in TRANSITIONS.items():
+        lines.append(f"| {state.name if state else '-'} | {what.name} | {following.name} |")
+    directory = Path(__file__).parent / "_generated"
+    directory.mkdir(exist_ok=True)
+    (directory / "transitions.md").write_text("\n".join(lines) + "\n")
+
+
+_write_transitions()
