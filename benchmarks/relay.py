@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.machine import aead, cores, splice, start_server
 from benchmarks.wire import Connection, close_transport, open_transport, pump, seal_frames
+from dmsg.keys import SecKey
 
 SIZES = (64, 1024, 16 * 1024, 60 * 1024)
 FRAME_OVERHEAD = 7
@@ -16,7 +17,9 @@ MAX_FRAMES = 40_000
 RUNS = 5
 
 
-def frames(address: tuple[str, int], server: Any, key: Any, size: int, pairs: int, coalesced: bool) -> dict[str, Any]:
+def frames(
+    address: tuple[str, int], server: Any, key: Any, size: int, pairs: int, coalesced: bool, mixed: bool = False
+) -> dict[str, Any]:
     """CPU per relayed frame, and the rate, medians of some runs."""
     initiators = [Connection(address, key) for _ in range(pairs)]
     responders = [Connection(address, key) for _ in range(pairs)]
@@ -25,7 +28,7 @@ def frames(address: tuple[str, int], server: Any, key: Any, size: int, pairs: in
     each = max(50, min(MAX_FRAMES, VOLUME // size) // pairs)
     costs, rates, records = [], [], []
     for run in range(RUNS + 1):
-        senders = [(one, seal_frames(one, 2, size, each, coalesced)) for one in initiators]
+        senders = [(one, seal_frames(one, 2, size, each, coalesced, mixed)) for one in initiators]
         before = server.cpu()
         seconds, received = pump(senders, responders, each * pairs * (size + FRAME_OVERHEAD))
         if run:  # the first warms up
@@ -67,6 +70,18 @@ def relay_rows(idle: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
+def mixed_rows() -> list[dict[str, Any]]:
+    """Frames of changing sizes, for which no two headers in a row are equal: the loop without its short cut."""
+    server, address, key = start_server(core=0 if len(cores()) > 1 else None)
+    rows: list[dict[str, Any]] = []
+    with server:
+        rows += [
+            frames(address, server, key, 64, 8, coalesced, mixed=True) | {"size": "48-80"}
+            for coalesced in (False, True)
+        ]
+    return rows
+
+
 def crowd_row(size: int = 1024, crowd: int = 1000) -> dict[str, Any]:
     """The cost per frame with few and with many connections, alternately."""
     few, many = [], []
@@ -99,11 +114,28 @@ def connect_row(count: int = 600) -> dict[str, Any]:
         seconds, cpu = time.perf_counter() - start, server.cpu() - before
         for connection in connections:
             connection.close()
+    limit = _handshake_limit()
     return {
         "connects_per_second": count / seconds,
         "server_cpu_ms": cpu / count * 1e3,
         "server_limit_per_second": count / cpu,
+        "ecdh_limit_ms": limit * 1e3,
+        "share_of_ecdh": limit / (cpu / count),
     }
+
+
+def _handshake_limit() -> float:
+    """CPU seconds of what a handshake cannot do without: a new key and three ECDH."""
+    one, two = SecKey.generate(), SecKey.generate()
+    best = float("inf")
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(100):
+            SecKey.generate()
+            for _ in range(3):
+                one.ecdh(two.public)
+        best = min(best, (time.process_time() - start) / 100)
+    return best
 
 
 def transport_row(count: int = 3000) -> dict[str, Any]:

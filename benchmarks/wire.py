@@ -85,18 +85,26 @@ def close_transport(initiator: Connection, responder: Connection, own_id: int) -
     assert responder.receive().type == CLOSE
 
 
-def seal_frames(connection: Connection, own_id: int, size: int, count: int, coalesced: bool) -> bytes:
-    """``count`` FWDs of ``size`` user bytes as records, one each or as full as they may be."""
-    payload = bytes(size)
-    frames_each = max(1, MAX_PLAINTEXT // (size + 7)) if coalesced else 1
+def seal_frames(
+    connection: Connection, own_id: int, size: int, count: int, coalesced: bool, mixed: bool = False
+) -> bytes:
+    """``count`` FWDs of ``size`` user bytes as records, one each or as full as they may be.
+
+    :param mixed: sizes alternate around ``size``, so that no header follows its equal.
+    """
+    spread = (-size // 4, size // 4, 0, -size // 8, size // 8) if mixed else (0,)
+    payload = bytes(2 * size)
+    frames_each = max(1, MAX_PLAINTEXT // (size + (size // 4 if mixed else 0) + 7)) if coalesced else 1
     sequence = 0
     records = []
     while sequence < count:
         here = min(frames_each, count - sequence)
-        plain = b"".join(
-            encode_fwd_header(own_id, (sequence + number) & 0xFFFF, size) + payload for number in range(here)
-        )
-        records.append(connection.sealer.seal(plain))
+        frames = []
+        for number in range(sequence, sequence + here):
+            length = size + spread[number % len(spread)]
+            frames.append(encode_fwd_header(own_id, number & 0xFFFF, length))
+            frames.append(payload[:length])
+        records.append(connection.sealer.seal(b"".join(frames)))
         sequence += here
     return b"".join(records)
 

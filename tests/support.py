@@ -98,7 +98,7 @@ class MemoryNetwork:
         turn = TurnFlush(self.clock)
         sessions: list[ClientSession] = []
 
-        def make(remote: PubKey, address: Any) -> ClientSession:
+        def make(remote: PubKey) -> ClientSession:
             session = ClientSession(self.clock, turn, key.public, remote, accept=lambda: accept, **options)
             sessions.append(session)
             return session

@@ -33,7 +33,6 @@ from dmsg.discovery.entry import (
 )
 from dmsg.errors import DmsgError, EntryNotFound
 
-
 REDIS_PASSWORD = "DMSG_REDIS_PASSWORD"  # noqa: S105  # the name of a variable
 
 

@@ -136,7 +136,7 @@ class NoiseLink(TwistedProtocol):
         reactor: IReactorTime,
         turn: TurnFlush,
         key: SecKey,
-        make_user: Callable[[PubKey, IAddress], LinkUser],
+        make_user: Callable[[PubKey], LinkUser],
         *,
         remote: PubKey | None = None,
         failed: Callable[[NoiseLink, Failure], None] | None = None,
@@ -148,7 +148,7 @@ class NoiseLink(TwistedProtocol):
         self._turn = turn
         self._tuned = tuned
         self._handshake: LinkHandshake | None = LinkHandshake(key, remote, ephemeral=ephemeral)
-        self._make_user: Callable[[PubKey, IAddress], LinkUser] | None = make_user
+        self._make_user: Callable[[PubKey], LinkUser] | None = make_user
         self._failed = failed
         self._timeout = timeout
         self._timer: IDelayedCall | None = None
@@ -225,7 +225,7 @@ class NoiseLink(TwistedProtocol):
         self._sealer, self._opener = handshake.sealer, handshake.opener
         assert self._make_user is not None and self._opener is not None
         make_user, self._make_user = self._make_user, None
-        self._user = make_user(self.remote, self.transport.getPeer())
+        self._user = make_user(self.remote)
         self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
         self._user.link_up(self)
         rest = handshake.trailing_data()
@@ -430,13 +430,13 @@ class NoiseClientEndpoint:
         self._timeout = timeout
         self._ephemeral = ephemeral
 
-    def connect(self, make_user: Callable[[PubKey, IAddress], Any]) -> Deferred[Any]:
+    def connect(self, make_user: Callable[[PubKey], Any]) -> Deferred[Any]:
         """Fires with what ``make_user`` returned; fails with HandshakeError or Twisted's errors."""
         links: list[NoiseLink] = []
         done: Deferred[Any] = Deferred(lambda _: self._cancel(dialling, links))
 
-        def user_made(remote: PubKey, address: IAddress) -> Any:
-            user = make_user(remote, address)
+        def user_made(remote: PubKey) -> Any:
+            user = make_user(remote)
             # after link_up(), which follows at once
             self._reactor.callLater(0, lambda: None if done.called else done.callback(user))
             return user

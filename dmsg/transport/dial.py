@@ -88,7 +88,7 @@ class SessionEndpoint:
             self._reactor, self._endpoint, self._turn, self._key, self._server, timeout=self._timeout
         )
         session: ClientSession = await noise.connect(
-            lambda remote, _: ClientSession(self._reactor, self._turn, self._key.public, remote, accept=self._accept)
+            lambda remote: ClientSession(self._reactor, self._turn, self._key.public, remote, accept=self._accept)
         )
         try:
             await session.established.addTimeout(self._timeout, self._reactor)

@@ -173,7 +173,7 @@ class ServerFactory(Factory):
         self._handshakes[link] = None
         return link
 
-    def _make_session(self, remote: PubKey, address: IAddress) -> ServerSession:
+    def _make_session(self, remote: PubKey) -> ServerSession:
         return ServerSession(self)
 
     def _handshake_failed(self, link: NoiseLink, failure: Failure) -> None:

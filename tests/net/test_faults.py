@@ -484,7 +484,7 @@ class CrowdTests(FaultCase):
             key = keys[number]
             noise = NoiseClientEndpoint(reactor, endpoint, turn, key, server._key.public, timeout=60)  # type: ignore[arg-type]
             made: ClientSession = await noise.connect(
-                lambda remote, _: ClientSession(
+                lambda remote: ClientSession(
                     reactor,
                     turn,
                     key.public,

@@ -465,7 +465,7 @@ class HandshakeTests(SynchronousTestCase):
             clock,
             turn,
             KEYS["A"],
-            lambda remote, _: ClientSession(clock, turn, KEYS["A"].public, remote),
+            lambda remote: ClientSession(clock, turn, KEYS["A"].public, remote),
             remote=SERVER_KEY.public,
         )
         transport = StringTransport()

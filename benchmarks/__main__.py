@@ -1,0 +1,143 @@
+"""``python -m benchmarks``: everything, as tables and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.client import client_rows
+from benchmarks.discovery import discovery_rows
+from benchmarks.machine import aead, cores, pin, raise_descriptor_limit
+from benchmarks.relay import connect_row, crowd_row, memory_rows, mixed_rows, relay_rows, transport_row
+from dmsg.keys import PubKey, SecKey
+
+PARTS = ("relay", "crowd", "client", "connects", "transports", "memory", "discovery")
+
+
+def machine() -> dict[str, Any]:
+    """What this is measured on."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.processor(),
+    )
+    return {
+        "cpu": model,
+        "cores": len(cores()),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "versions": {name: version(name) for name in ("dmsg", "twisted", "cryptography", "coincurve")},
+        "aead_64_us": aead(71) * 1e6,
+        "load": os.getloadavg()[0],
+    }
+
+
+def show(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
+    """A table of whatever the rows have."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*[name.replace("_", " ") for name in names], title=title, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*[_cell(row.get(name, "")) for name in names])
+    console.print(table)
+    console.print()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def _redis() -> tuple[str | None, Any]:
+    """A redis-server of our own, if there is one on this machine."""
+    try:
+        from tests.redis import RedisServer, redis_server
+    except ImportError:
+        return None, None
+    if redis_server() is None:
+        return None, None
+    server = RedisServer()
+    return server.url, server
+
+
+def relay_at(address: str, key: str) -> list[dict[str, Any]]:
+    """The rates of any dmsg server at an address; its CPU cannot be seen from here."""
+    from benchmarks.relay import SIZES, frames
+
+    class Unseen:
+        def cpu(self) -> float:
+            return time.perf_counter()
+
+    host, _, port = address.rpartition(":")
+    rows = []
+    for size in SIZES:
+        for pairs in (1, 8):
+            row = frames((socket.gethostbyname(host), int(port)), Unseen(), PubKey.from_hex(key), size, pairs, False)
+            rows.append({name: row[name] for name in ("size", "pairs", "frames_per_second", "megabytes_per_second")})
+    return rows
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of: {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--json", type=Path, default=Path("build/bench.json"), help="where the figures go")
+    parser.add_argument("--server", metavar="HOST:PORT", help="measure the rates of a running server instead")
+    parser.add_argument("--server-key", metavar="KEY", help="its public key")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - set(PARTS):
+        parser.error(f"unknown part: {', '.join(sorted(unknown))}")
+    console = Console(width=170)
+    raise_descriptor_limit()
+    if arguments.server:
+        show(console, f"relay at {arguments.server}", relay_at(arguments.server, arguments.server_key or ""))
+        return
+    SecKey.generate()
+    results: dict[str, Any] = {"machine": machine()}
+    show(console, "machine", [{k: v for k, v in results["machine"].items() if k != "versions"}])
+    pin(cores()[-1])
+    wanted = arguments.parts or PARTS
+    redis_url, redis = _redis() if "discovery" in wanted else (None, None)
+    measures = {
+        "relay": (
+            "relayed frames: CPU of the relay per frame, one and eight pairs",
+            lambda: relay_rows() + mixed_rows(),
+        ),
+        "crowd": ("the cost per frame with 1,000 connections", lambda: [crowd_row()]),
+        "client": ("through the client API, 64 messages in flight, each acknowledged", client_rows),
+        "connects": ("connections: TCP, handshake, OK", lambda: [connect_row()]),
+        "transports": ("transports opened and closed, one after the other", lambda: [transport_row()]),
+        "memory": ("resident memory of the relay per idle connection", memory_rows),
+        "discovery": ("discovery, one connection", lambda: discovery_rows(redis_url)),
+    }
+    try:
+        for part in PARTS:
+            if part in wanted:
+                title, measure = measures[part]
+                results[part] = measure()
+                show(console, title, results[part])
+    finally:
+        if redis is not None:
+            redis.stop()
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+    console.print(f"figures: {arguments.json}")
+
+
+if __name__ == "__main__":
+    main()

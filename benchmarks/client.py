@@ -1,0 +1,158 @@
+"""End to end through the client API: a process that sends, a process that receives, a relay."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarks.machine import cores, start_server
+
+SIZES = (64, 1024, 16 * 1024, 60_000)
+SECONDS = 1.5
+IN_FLIGHT = 64
+
+
+def _child(role: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.client", role, json.dumps(arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def client_rows() -> list[dict[str, Any]]:
+    """Acknowledged messages, 1 and 8 pairs, and the round trip of an echo."""
+    rows = []
+    server, (host, port), key = start_server(core=0 if len(cores()) > 1 else None)
+    with server:
+        for pairs in (1, 8):
+            where = {"host": host, "port": port, "server": key.hex(), "pairs": pairs}
+            receiver = _child("receive", where)
+            assert receiver.stdout is not None
+            where["keys"] = json.loads(receiver.stdout.readline())
+            before = server.cpu()
+            sender = _child("send", where)
+            out, _ = sender.communicate(timeout=120)
+            receiver.terminate()
+            receiver.wait()
+            rows += [{"pairs": pairs, **json.loads(line)} for line in out.splitlines()]
+            rows[-1]["relay_cpu_s"] = server.cpu() - before
+    return rows
+
+
+# --- the children ---
+
+
+async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any) -> Any:
+    from twisted.internet.endpoints import TCP4ClientEndpoint
+
+    from dmsg.keys import PubKey, SecKey
+    from dmsg.net.noise import NoiseClientEndpoint
+    from dmsg.transport.protocol import ClientSession
+
+    key = SecKey.generate()
+    endpoint = TCP4ClientEndpoint(reactor, where["host"], where["port"])
+    noise = NoiseClientEndpoint(reactor, endpoint, turn, key, PubKey.from_hex(where["server"]))
+    session = await noise.connect(
+        lambda remote: ClientSession(reactor, turn, key.public, remote, accept=lambda: factory)
+    )
+    await session.established
+    return key, session
+
+
+async def _receive(reactor: Any, where: dict[str, Any]) -> None:
+    from twisted.internet.defer import Deferred
+    from twisted.internet.protocol import Factory, Protocol
+
+    from dmsg.net.noise import TurnFlush
+
+    class EchoIfAsked(Protocol):
+        """Discards; a message that starts with E comes back."""
+
+        def dataReceived(self, data: bytes) -> None:
+            if data[:1] == b"E":
+                assert self.transport is not None
+                self.transport.write(data)
+
+    turn = TurnFlush(reactor)
+    keys = [
+        (await _session(reactor, turn, where, Factory.forProtocol(EchoIfAsked)))[0].public.hex()
+        for _ in range(where["pairs"])
+    ]
+    print(json.dumps(keys), flush=True)
+    await Deferred()
+
+
+async def _send(reactor: Any, where: dict[str, Any]) -> None:
+    from twisted.internet.defer import Deferred, gatherResults
+    from twisted.internet.protocol import Factory, Protocol
+
+    from dmsg.cli.bench import measure
+    from dmsg.keys import PubKey
+    from dmsg.net.noise import TurnFlush
+
+    class Echo(Protocol):
+        def dataReceived(self, data: bytes) -> None:
+            answered, self.answered = self.answered, None
+            if answered is not None:
+                answered.callback(None)
+
+        answered: Any = None
+
+    turn = TurnFlush(reactor)
+    protocols: list[Any] = []
+    for key in where["keys"]:
+        _, session = await _session(reactor, turn, where, None)
+        protocols.append(await session.open(PubKey.from_hex(key), Factory.forProtocol(Echo)))
+    for size in SIZES:
+        before = _cpu()
+        results = await gatherResults(
+            [Deferred.fromCoroutine(measure(reactor, one.transport, size, SECONDS, IN_FLIGHT)) for one in protocols]
+        )
+        cpu = _cpu() - before
+        messages = sum(count for count, _ in results)
+        seconds = max(took for _, took in results)
+        row = {
+            "size": size,
+            "in_flight": IN_FLIGHT,
+            "per_second": messages / seconds,
+            "megabytes_per_second": messages * size / seconds / 1e6,
+            "per_sender_cpu_second": messages / cpu,
+        }
+        print(json.dumps(row), flush=True)
+    protocol = protocols[0]
+    times = []
+    for _ in range(2000):
+        protocol.answered = Deferred()
+        start = time.perf_counter()
+        protocol.transport.write(b"E" + bytes(63))
+        await protocol.answered
+        times.append(time.perf_counter() - start)
+    times.sort()
+    print(
+        json.dumps({"echo": 64, "p50_ms": times[1000] * 1e3, "p99_ms": times[1980] * 1e3}),
+        flush=True,
+    )
+
+
+def _cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _main() -> None:
+    from twisted.internet.defer import Deferred
+    from twisted.internet.task import react
+
+    role, where = sys.argv[1], json.loads(sys.argv[2])
+    main = _receive if role == "receive" else _send
+    react(lambda reactor: Deferred.fromCoroutine(main(reactor, where)))
+
+
+if __name__ == "__main__":
+    _main()

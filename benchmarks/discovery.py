@@ -1,0 +1,87 @@
+"""Discovery: verified POSTs and GETs a second, for each store."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+from benchmarks.machine import Entity, cores
+from dmsg.discovery.entry import ClientMeta, Entry
+from dmsg.keys import SecKey
+
+COUNT = 2000
+KEYS = 500
+DEPTH = 16
+
+
+def _exchange(address: tuple[str, int], requests: list[bytes]) -> float:
+    """Send all on one kept connection, a few ahead of the answers; seconds."""
+    connection = socket.create_connection(address, 30)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    start = time.perf_counter()
+    answered = sent = 0
+    tail = b""
+    while answered < len(requests):
+        while sent < len(requests) and sent - answered < DEPTH:
+            connection.sendall(requests[sent])
+            sent += 1
+        data = connection.recv(1 << 16)
+        if not data:
+            raise ConnectionError("discovery closed the connection")
+        tail += data
+        good = tail.count(b"HTTP/1.1 200")
+        if tail.count(b"HTTP/1.1 ") != good:
+            raise RuntimeError(tail[-600:].decode(errors="replace"))
+        answered += good
+        tail = tail[-12:] if not tail.endswith(b"HTTP/1.1 200") else b""
+    took = time.perf_counter() - start
+    connection.close()
+    return took
+
+
+def _post(entry: Entry) -> bytes:
+    body = entry.to_json()
+    return b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def discovery_rows(redis_url: str | None) -> list[dict[str, Any]]:
+    """POST and GET, in memory, SQLite, and Redis when there is one."""
+    keys = [SecKey.from_seed(b"bench %d" % number) for number in range(KEYS)]
+    posts = []
+    for number in range(COUNT):
+        key, sequence = keys[number % KEYS], number // KEYS
+        entry = Entry("0.0.1", sequence, number + 1, key.public.hex(), ClientMeta((keys[0].public.hex(),)))
+        posts.append(_post(entry.sign(key)))
+    gets = [
+        b"GET /discovery/entries/%s HTTP/1.1\r\nHost: x\r\n\r\n" % keys[number % KEYS].public.hex().encode()
+        for number in range(COUNT)
+    ]
+    signature = keys[0].sign(b"payload")
+    start = time.process_time()
+    for _ in range(1000):
+        signature.recover(b"payload")
+    verify = (time.process_time() - start) / 1000
+    rows = []
+    for store in ("memory:", "sqlite:bench.sqlite", redis_url):
+        if store is None:
+            continue
+        with Entity(
+            "dmsg-discovery",
+            "--listen=tcp:0:interface=127.0.0.1",
+            f"--store={store}",
+            "--rate-limit=0",
+            core=0 if len(cores()) > 1 else None,
+        ) as entity:
+            address = entity.address()
+            row: dict[str, Any] = {"store": store.partition(":")[0]}
+            for name, requests in (("post", posts), ("get", gets)):
+                before = entity.cpu()
+                seconds = _exchange(address, requests)
+                cpu = entity.cpu() - before
+                row[f"{name}_per_second"] = COUNT / seconds
+                row[f"{name}_per_cpu_second"] = COUNT / cpu
+            row["verify_limit_per_cpu_second"] = 1 / verify
+            row["share_of_verify"] = row["post_per_cpu_second"] * verify
+            rows.append(row)
+    return rows
