@@ -6,10 +6,11 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 from twisted.internet.endpoints import serverFromString
-from twisted.logger import FileLogObserver, ILogObserver, LogEvent, eventAsText, globalLogPublisher
+from twisted.logger import FileLogObserver, ILogObserver, LogEvent, eventAsText, globalLogBeginner
 from twisted.python.usage import UsageError
 
 DESCRIPTOR_RESERVE = 64
@@ -84,12 +85,20 @@ def json_log(stream: TextIO) -> ILogObserver:
 
 
 def set_log_format(value: str) -> None:
-    """``text`` leaves twistd's log as it is; ``json`` replaces it on standard output."""
-    if value == "json":
-        # only what is logged from here on: twistd has its own observer already
-        for observer in list(globalLogPublisher._observers):
-            globalLogPublisher.removeObserver(observer)
-        globalLogPublisher.addObserver(json_log(sys.stdout))
+    """``text`` leaves twistd's log as it is; ``json`` takes its place on standard output.
+
+    A plugin's makeService is called just before twistd begins to log, and has
+    no other way to choose an observer: its application does not know it yet.
+    """
+    if value != "json":
+        return
+    begin = globalLogBeginner.beginLoggingTo
+
+    def begin_with_json(observers: Iterable[ILogObserver], **options: Any) -> None:
+        del globalLogBeginner.beginLoggingTo
+        begin([json_log(sys.stdout)], **options)
+
+    globalLogBeginner.beginLoggingTo = begin_with_json  # type: ignore[method-assign,assignment]
 
 
 def default_key_file(name: str) -> str:

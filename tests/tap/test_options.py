@@ -133,6 +133,13 @@ class StartTests(TestCase):
         self.assertNotIn("Traceback", text)
 
     @asynchronous
+    async def test_every_line_of_a_json_log_is_json(self) -> None:
+        status, text = await self.run_twistd("dmsg-server", "--listen=tcp:0:interface=203.0.113.1", "--log-format=json")
+        self.assertEqual(status, 1, text)
+        lines = [json.loads(line) for line in text.splitlines()]
+        self.assertTrue(any("Couldn't listen" in line["text"] for line in lines), text)
+
+    @asynchronous
     async def test_a_wrong_option(self) -> None:
         status, text = await self.run_twistd("dmsg-server", "--max-connections=many")
         self.assertEqual(status, 1, text)
