@@ -14,6 +14,9 @@ from typing import Protocol
 
 from automat import TypeMachineBuilder
 from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError
 
 
 class Lifecycle(Protocol):
@@ -39,11 +42,12 @@ class LifecycleCore:
     state: str = "stopped"
     waiting: list[Deferred[None]] = field(default_factory=list)
 
-    def fire(self) -> None:
+    def fire(self, result: Failure | None = None) -> None:
+        """Tell those who wait."""
         waiting, self.waiting = self.waiting, []
         for deferred in waiting:
             if not deferred.called:
-                deferred.callback(None)
+                deferred.callback(result)
 
 
 _builder = TypeMachineBuilder(Lifecycle, LifecycleCore)
@@ -80,6 +84,7 @@ def _go_offline(lifecycle: Lifecycle, core: LifecycleCore) -> None:
 @_searching.upon(Lifecycle.stop).to(_stopped)
 def _stop_searching(lifecycle: Lifecycle, core: LifecycleCore) -> None:
     core.state = "stopped"
+    core.fire(Failure(DmsgError("client is stopped")))
 
 
 @_online.upon(Lifecycle.stop).to(_stopped)

@@ -179,8 +179,8 @@ class ServerFactory(Factory):
     def _handshake_failed(self, link: NoiseLink, failure: Failure) -> None:
         self._handshakes.pop(link, None)
         error = failure.value
-        reason = error.reason if isinstance(error, RemoteProtocolError) else DropReason.HANDSHAKE_FAILED
-        self.relay.drops[reason] += 1
+        reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
+        self.relay.drops[reason or DropReason.HANDSHAKE_FAILED] += 1
 
     def session_up(self, session: ServerSession) -> None:
         """A handshake is done."""

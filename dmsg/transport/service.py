@@ -202,14 +202,18 @@ class Client(Service):
             except (DmsgError, TimeoutError) as error:
                 _log.info("entry was not withdrawn: {error}", error=str(error))
         self._published = None
+        waiting, self._published_waiting = self._published_waiting, []
+        for deferred in waiting:
+            if not deferred.called:
+                deferred.errback(DmsgError("client is stopped"))
         ends = [link.stop() for link in self._links.values()]
         self._links.clear()
         for session in list(self._visited.values()):
             session.close()
             ends.append(_done_with(session.lost))
-        for waiting in list(self._visits.values()):
-            for deferred in waiting:
-                deferred.cancel()
+        for visitors in list(self._visits.values()):
+            for visitor in visitors:
+                visitor.cancel()
         await DeferredList(ends, consumeErrors=True)
         await self._lookups.close()
 
@@ -471,7 +475,13 @@ class Client(Service):
             session.close()
             raise DmsgError("client is stopped")
         self._visited[server] = session
-        session.lost.addCallback(lambda _: self._visited.pop(server, None) and None)
+
+        def lost(_: None) -> None:
+            self._visited.pop(server, None)
+            if not self._sessions():
+                self._lifecycle.no_server()
+
+        session.lost.addCallback(lost)
         return session
 
     def _close_idle_visits(self) -> None:

@@ -33,7 +33,7 @@ class EntityCase(TestCase):
         service: Any = discovery_tap.makeService(parsed, reactor)
         service.startService()
         self.addCleanup(service.stopService)
-        (port,) = await service.entity.ready
+        port = (await service.entity.ready)[0]
         self.discovery = service.entity
         return f"http://127.0.0.1:{port.getHost().port}"
 

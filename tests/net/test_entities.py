@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import socket
+from pathlib import Path
 from typing import Any
 
 import treq
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from twisted.internet import reactor
 from twisted.internet.defer import gatherResults
 from twisted.internet.endpoints import clientFromString, serverFromString
 from twisted.internet.error import CannotListenError
-from twisted.web.client import Agent
+from twisted.internet.ssl import Certificate, trustRootFromCertificates
+from twisted.web.client import Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool
 from twisted.web.iweb import IAgentEndpointFactory
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 from zope.interface import implementer
 
-from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
+from dmsg.discovery.lookup import Lookup
+from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, EntryNotFound
 from dmsg.keys import SecKey
+from dmsg.net import socketopts
 from dmsg.net.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.transport import strings
 from dmsg.transport.service import Client
@@ -172,6 +182,30 @@ class NetworkTests(EntityCase):
         self.assertEqual(client.status, "searching")
 
     @asynchronous
+    async def test_stopping_tells_those_who_wait(self) -> None:
+        url = await self.start_discovery()
+        client = Client(reactor, SecKey.generate(), [url])
+        client.startService()
+        waiting = [client.when_online(), client.when_published()]
+        results = [deferred.addErrback(lambda failure: str(failure.value)) for deferred in waiting]
+        await client.stopService()
+        self.assertEqual(await gatherResults(results), ["client is stopped"] * 2)
+
+    @asynchronous
+    async def test_dead_peers_are_found_by_the_kernel(self) -> None:
+        """Keep-alive and user timeout are on at both ends."""
+        server = await self.start_server()
+        await self.raw_client(server)
+        url = await self.start_discovery()
+        registered = await self.start_server(f"--discovery={url}")
+        client = await self.start_client(url, min_servers=1)
+        (session,) = registered.factory.sessions
+        for link in (session.link, client._sessions()[0]._link):
+            handle = link.transport.getHandle()
+            options = {name: handle.getsockopt(level, getattr(socket, name)) for level, name, _ in socketopts._OPTIONS}
+            self.assertEqual(options, {name: value for _, name, value in socketopts._OPTIONS})
+
+    @asynchronous
     async def test_one_listener_at_a_time(self) -> None:
         url = await self.start_discovery()
         client = Client(reactor, SecKey.generate(), [url])
@@ -192,6 +226,49 @@ class NetworkTests(EntityCase):
         self.assertIn("dmsg_server_connections 1.0", text)
         self.assertIn('dmsg_server_drops_total{reason="queue_full"} 0.0', text)
         self.assertEqual((await treq.get(f"{base}/", persistent=False)).code, 404)
+
+
+class TLSTests(EntityCase):
+    """Discovery over HTTPS."""
+
+    @asynchronous
+    async def test_ssl_endpoint(self) -> None:
+        pem = Path(self.mktemp())
+        certificate = self._certificate(pem)
+        await self.start_discovery(f"--listen=ssl:0:interface=127.0.0.1:privateKey={pem}:certKey={pem}")
+        port = self.discovery.ports[1].getHost().port
+        trust = trustRootFromCertificates([Certificate.loadPEM(certificate)])
+        pool = HTTPConnectionPool(reactor, persistent=False)
+        agent = Agent(reactor, BrowserLikePolicyForHTTPS(trust), pool=pool)
+        lookup = Lookup(reactor, f"https://localhost:{port}", http=treq.client.HTTPClient(agent))
+        self.assertEqual(await lookup.available_servers(), [])
+        # and one that is not trusted is an error of one line
+        stranger = Lookup(reactor, f"https://localhost:{port}")
+        try:
+            await stranger.available_servers()
+        except DiscoveryError as error:
+            self.assertNotIn("\n", str(error))
+        else:
+            self.fail("believed")
+
+    @staticmethod
+    def _certificate(pem: Path) -> bytes:
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+        now = datetime.datetime.now(datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        public = certificate.public_bytes(serialization.Encoding.PEM)
+        secret = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        pem.write_bytes(secret + public)
+        return public
 
 
 class Hello(Resource):
