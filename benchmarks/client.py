@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.machine import cores, start_server
+from benchmarks.machine import aead, away, start_server, tcp_echo
 
 SIZES = (64, 1024, 16 * 1024, 60_000)
 SECONDS = 1.5
@@ -28,7 +28,7 @@ def _child(role: str, arguments: dict[str, Any]) -> subprocess.Popen[str]:
 def client_rows() -> list[dict[str, Any]]:
     """Acknowledged messages, 1 and 8 pairs, and the round trip of an echo."""
     rows = []
-    server, (host, port), key = start_server(core=0 if len(cores()) > 1 else None)
+    server, (host, port), key = start_server(core=away())
     with server:
         for pairs in (1, 8):
             where = {"host": host, "port": port, "server": key.hex(), "pairs": pairs}
@@ -40,7 +40,18 @@ def client_rows() -> list[dict[str, Any]]:
             out, _ = sender.communicate(timeout=120)
             receiver.terminate()
             receiver.wait()
-            rows += [{"pairs": pairs, **json.loads(line)} for line in out.splitlines()]
+            for line in out.splitlines():
+                row = {"pairs": pairs, **json.loads(line)}
+                if "size" in row:
+                    # what a sender cannot do without: seal the message, open the ACK
+                    limit = (aead(row["size"] + 7) + aead(7)) / 2
+                    row["aead_us"] = limit * 1e6
+                    row["share_of_aead"] = limit * row["per_sender_cpu_second"]
+                else:
+                    # two hops each way
+                    row["tcp_echo_ms"] = 2 * tcp_echo() * 1e3
+                    row["share_of_tcp"] = row["tcp_echo_ms"] / row["p50_ms"]
+                rows.append(row)
             rows[-1]["relay_cpu_s"] = server.cpu() - before
     return rows
 

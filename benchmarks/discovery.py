@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any
 
-from benchmarks.machine import Entity, cores
+from benchmarks.machine import Entity, away
 from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.keys import SecKey
 
@@ -71,7 +71,7 @@ def discovery_rows(redis_url: str | None) -> list[dict[str, Any]]:
             "--listen=tcp:0:interface=127.0.0.1",
             f"--store={store}",
             "--rate-limit=0",
-            core=0 if len(cores()) > 1 else None,
+            core=away(),
         ) as entity:
             address = entity.address()
             row: dict[str, Any] = {"store": store.partition(":")[0]}

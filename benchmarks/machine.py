@@ -29,9 +29,17 @@ MALLOC = {
 }
 
 
+_CORES = sorted(os.sched_getaffinity(0))
+
+
 def cores() -> list[int]:
-    """The cores that this process may use."""
-    return sorted(os.sched_getaffinity(0))
+    """The cores that this process could use before it was pinned to one."""
+    return _CORES
+
+
+def away() -> int | None:
+    """The core for what is measured: not the one of the load, where there are two."""
+    return cores()[0] if len(cores()) > 1 else None
 
 
 def pin(core: int) -> None:
@@ -144,6 +152,37 @@ def aead(size: int, seconds: float = 0.4) -> float:
     return best
 
 
+def tcp_echo(size: int = 64, count: int = 2000) -> float:
+    """Median seconds of an echo between two processes over one TCP connection, and nothing else."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    one = socket.create_connection(listener.getsockname())
+    two, _ = listener.accept()
+    for end in (one, two):
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    child = os.fork()
+    if child == 0:
+        if len(cores()) > 1:
+            os.sched_setaffinity(0, {cores()[0]})
+        while data := two.recv(65536):
+            two.sendall(data)
+        os._exit(0)
+    two.close()
+    block = bytes(size)
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        one.sendall(block)
+        received = 0
+        while received < size:
+            received += len(one.recv(65536))
+        times.append(time.perf_counter() - start)
+    one.shutdown(socket.SHUT_WR)
+    os.waitpid(child, 0)
+    one.close()
+    listener.close()
+    return sorted(times)[count // 2]
+
+
 def splice(size: int, total: int = 64 * 1024 * 1024) -> float:
     """CPU seconds per ``size`` bytes of a process that copies from one TCP connection to another."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -155,7 +194,7 @@ def splice(size: int, total: int = 64 * 1024 * 1024) -> float:
     child = os.fork()
     if child == 0:  # pragma: no cover
         if len(cores()) > 1:
-            os.sched_setaffinity(0, {0})
+            os.sched_setaffinity(0, {cores()[0]})
         start = time.process_time()
         done = 0
         while done < total:

@@ -78,6 +78,9 @@ class StreamCarrier(Protocol):
     def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
         """Send one frame of at most ``max_frame`` bytes; :meth:`StreamTransport.acknowledged` follows."""
 
+    def stream_flush(self) -> None:
+        """Let what was sent go."""
+
     def stream_in_flight(self, stream: StreamTransport) -> int:
         """Frames that are not acknowledged."""
 
@@ -260,6 +263,7 @@ class StreamTransport:
             if ticket is not None:
                 ticket.frames += 1
             carrier.stream_send(self, piece, ticket)
+        carrier.stream_flush()
         if self.disconnecting and not queue and not carrier.stream_in_flight(self):
             self._close_now()
         else:

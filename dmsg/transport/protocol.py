@@ -428,6 +428,8 @@ class ClientSession:
 
     def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
         self._core.send(stream.token, data, token)
+
+    def stream_flush(self) -> None:
         self._flush()
 
     def stream_in_flight(self, stream: StreamTransport) -> int:
