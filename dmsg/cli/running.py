@@ -100,7 +100,25 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
             click.echo(f"dmsg: {' '.join(str(error).split()) or type(error).__name__}", err=True)
             raise SystemExit(EXIT_FAILED) from None
 
-    task.react(lambda reactor: Deferred.fromCoroutine(guarded(reactor)))
+    def start(reactor: Any) -> Deferred[None]:
+        ended: Deferred[None] = Deferred()
+        running = Deferred.fromCoroutine(guarded(reactor))
+
+        def interrupted() -> Deferred[None] | None:
+            """Ctrl-C, SIGTERM: what is running puts away its things first."""
+            if ended.called:
+                return None
+            running.cancel()
+            return ended
+
+        def end(result: Any) -> Any:
+            ended.callback(None)
+            return result
+
+        reactor.addSystemEventTrigger("before", "shutdown", interrupted)
+        return running.addBoth(end)
+
+    task.react(start)
     raise SystemExit(0)
 
 

@@ -213,6 +213,24 @@ class NetworkCommandTests(CommandCase):
         self.assertEqual((status, err), (1, "dmsg: entry of public key is not found\n"))
 
     @asynchronous
+    async def test_interrupted(self) -> None:
+        """Ctrl-C ends each with 130 and without a word; the entry is withdrawn."""
+        url = await self.network()
+        for arguments, ready in (
+            (("listen",), "listening"),
+            (("receive",), "receiving"),
+            (("bench", "--serve"), "serving"),
+            (("bench", "--seconds", "60"), "round trip"),
+        ):
+            command = self.start(*arguments, "--min-servers", "1", DMSG_DISCOVERY=url)
+            await self.said(command, ready)
+            command.transport.signalProcess("INT")  # type: ignore[union-attr]
+            self.assertEqual(await command.ended, 130, arguments)
+            self.assertNotIn(b"Traceback", command.out + command.err)
+        listed = await self.discovery._store.count()
+        self.assertEqual(listed, 1)  # the server
+
+    @asynchronous
     async def test_demo(self) -> None:
         status, out, err = await self.run_command("demo", "--size", str(1024 * 1024))
         self.assertEqual((status, err), (0, ""))
