@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random, SystemRandom
 from typing import Any
 
@@ -15,15 +14,16 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.discovery.entry import ClientMeta, Entry
+from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookup import Lookup, Lookups
-from dmsg.errors import ConnectFailed, DiscoveryError, DmsgError, DmsgTimeout, EntryNotFound, KeyFormatError
+from dmsg.errors import ConnectFailed, DiscoveryError, DmsgError, DmsgTimeout, KeyFormatError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.noise import TurnFlush
 from dmsg.net.stream import DmsgAddress
 from dmsg.transport.dial import ServerLink, SessionEndpoint, retry_delay
 from dmsg.transport.lifecycle import LifecycleCore, make_lifecycle
 from dmsg.transport.protocol import ClientSession
+from dmsg.transport.publish import EntryPublisher
 
 MIN_SERVERS = 2
 """Servers that a client stays connected to, by default."""
@@ -35,13 +35,9 @@ AVOID_FOR = 60.0
 """Seconds that a server that stayed away is not chosen again."""
 CHECK_INTERVAL = 60.0
 """Seconds between looks at servers and own entry when nothing happens."""
-PUBLISH_DELAY = 0.05
-"""Seconds in which changes of the server list are collected into one POST."""
 ENTRY_CACHE_TIME = 10.0
 """Seconds that a fetched entry is used again."""
 ENTRY_CACHE_SIZE = 1024
-WITHDRAW_TIMEOUT = 2.0
-"""Seconds that stopping waits for discovery."""
 
 _log = Logger()
 
@@ -89,12 +85,9 @@ class Client(Service):
         self._maintain_again = False
         self._maintain_failures = 0
         self._wake: IDelayedCall | None = None
-        self._publishing = False
-        self._publish_again = False
-        self._publish_failures = 0
-        self._publish_call: IDelayedCall | None = None
-        self._published: tuple[str, ...] | None = None
-        self._published_waiting: list[Deferred[None]] = []
+        self._publisher = EntryPublisher(
+            reactor, self._lookups, key, self._delegated, self._publish_failed, self._random
+        )
         self._core = LifecycleCore()
         self._lifecycle = make_lifecycle(self._core)
         self.last_error = ""
@@ -128,12 +121,7 @@ class Client(Service):
 
     def when_published(self, timeout: float | None = None) -> Deferred[None]:
         """Fires when discovery has this client's entry with the servers that it is connected to."""
-        published: Deferred[None] = Deferred()
-        if self._published is not None and self._published == self._delegated() and self._published:
-            published.callback(None)
-            return published
-        self._published_waiting.append(published)
-        return self._limit(published, timeout, "no entry in discovery")
+        return self._limit(self._publisher.when_published(), timeout, "no entry in discovery")
 
     def _limit(self, waiting: Deferred[None], timeout: float | None, what: str) -> Deferred[None]:
         if timeout is None:
@@ -185,6 +173,7 @@ class Client(Service):
         if not self.running:
             super().startService()  # type: ignore[no-untyped-call]
             self._lifecycle.start()
+            self._publisher.start()
             self._maintain_soon(0)
 
     def stopService(self) -> Deferred[None]:
@@ -193,19 +182,9 @@ class Client(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        for call in (self._wake, self._publish_call):
-            if call is not None and call.active():
-                call.cancel()
-        if self._published:
-            try:
-                await self._lookups.delete(self._key).addTimeout(WITHDRAW_TIMEOUT, self._reactor)
-            except (DmsgError, TimeoutError) as error:
-                _log.info("entry was not withdrawn: {error}", error=str(error))
-        self._published = None
-        waiting, self._published_waiting = self._published_waiting, []
-        for deferred in waiting:
-            if not deferred.called:
-                deferred.errback(DmsgError("client is stopped"))
+        if self._wake is not None and self._wake.active():
+            self._wake.cancel()
+        await self._publisher.withdraw()
         ends = [link.stop() for link in self._links.values()]
         self._links.clear()
         for session in list(self._visited.values()):
@@ -228,6 +207,9 @@ class Client(Service):
 
     def _delegated(self) -> tuple[str, ...]:
         return tuple(sorted(link.server.hex() for link in self._links.values() if link.session is not None))
+
+    def _publish_failed(self, error: str) -> None:
+        self.last_error = error
 
     def _maintain_soon(self, delay: float) -> None:
         if not self.running:
@@ -282,7 +264,7 @@ class Client(Service):
                 delay = min(delay, retry_delay(self._maintain_failures, self._random))
             self._drop_surplus()
         self._close_idle_visits()
-        self._publish_soon()
+        self._publisher.soon()
         self._maintain_soon(delay)
 
     def _add_link(self, entry: Entry) -> bool:
@@ -321,67 +303,12 @@ class Client(Service):
             self._lifecycle.server_up()
         elif not self._sessions():
             self._lifecycle.no_server()
-        self._publish_soon()
+        self._publisher.soon()
 
     def _link_away(self, link: ServerLink, failures: int) -> None:
         self.last_error = f"server {link.server.short}: {link.last_error}"
         if failures >= AWAY_AFTER and self._links.get(link.server) is link:
             self._maintain_soon(0.1)
-
-    # --- the entry ---
-
-    def _publish_soon(self, delay: float = PUBLISH_DELAY) -> None:
-        if self.running and (self._publish_call is None or not self._publish_call.active()):
-            self._publish_call = self._reactor.callLater(delay, self._publish)
-
-    def _publish(self) -> None:
-        if self._publishing:
-            self._publish_again = True
-            return
-        self._publishing = True
-
-        def done(result: Any) -> None:
-            self._publishing = False
-            if isinstance(result, Failure):
-                _log.failure("publishing the entry failed", result)
-            if self._publish_again:
-                self._publish_again = False
-                self._publish_soon()
-
-        Deferred.fromCoroutine(self._publish_now()).addBoth(done)
-
-    async def _publish_now(self) -> None:
-        wanted = self._delegated()
-        unchanged = wanted == self._published or (not wanted and self._published is None)
-        if unchanged and (not wanted or await self._entry_is_there(wanted)):
-            return
-        try:
-            await self._lookups.update(self._key, lambda entry: replace(entry, client=ClientMeta(wanted)))
-        except DiscoveryError as error:
-            self._publish_failures += 1
-            self.last_error = str(error)
-            self._published = None
-            self._publish_soon(retry_delay(self._publish_failures, self._random))
-            return
-        self._publish_failures = 0
-        self._published = wanted
-        if wanted != self._delegated():
-            self._publish_soon()
-        elif wanted:
-            waiting, self._published_waiting = self._published_waiting, []
-            for deferred in waiting:
-                if not deferred.called:
-                    deferred.callback(None)
-
-    async def _entry_is_there(self, wanted: tuple[str, ...]) -> bool:
-        """Whether discovery still has what was posted; it may have lost its store."""
-        try:
-            entry = await self._lookups.entry(self._key.public)
-        except EntryNotFound:
-            return False
-        except DiscoveryError:
-            return True  # away: nothing to be done now
-        return entry.client is not None and entry.client.delegated_servers == wanted
 
     # --- connecting ---
 

@@ -163,10 +163,10 @@ class NetworkTests(EntityCase):
         self.addCleanup(again.stopService)
         await again.ready
         server._register()
-        bob._publish()
-        await self.until(lambda: not server._registering and not bob._publishing)
+        bob._publisher.publish()
+        await self.until(lambda: not server._registering and not bob._publisher.busy)
         self.assertEqual(len(await alice._lookups.available_servers()), 1)
-        await self.until(lambda: bob._published == (server._key.public.hex(),))
+        await self.until(lambda: bob._publisher.published == (server._key.public.hex(),))
         await alice._lookups.entry(bob.public_key)
 
     @asynchronous

@@ -1,0 +1,143 @@
+"""Keeping a client's entry in discovery true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.discovery.entry import ClientMeta
+from dmsg.discovery.lookup import Lookups
+from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
+from dmsg.keys import SecKey
+from dmsg.transport.dial import retry_delay
+
+PUBLISH_DELAY = 0.05
+"""Seconds in which changes of the server list are collected into one POST."""
+WITHDRAW_TIMEOUT = 2.0
+"""Seconds that stopping waits for discovery."""
+
+_log = Logger()
+
+
+class EntryPublisher:
+    """Posts the entry of ``key`` whenever its servers changed, and again what discovery has lost.
+
+    :param delegated: says the servers as they are now, as hexadecimal keys in order.
+    :param failed: told why a POST failed; it is tried again with a growing delay.
+    :ivar published: the servers that discovery was last told; None before the first time.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        lookups: Lookups,
+        key: SecKey,
+        delegated: Callable[[], tuple[str, ...]],
+        failed: Callable[[str], None],
+        random: Random,
+    ) -> None:
+        self._reactor = reactor
+        self._lookups = lookups
+        self._key = key
+        self._delegated = delegated
+        self._failed = failed
+        self._random = random
+        self._running = False
+        self._again = False
+        self._failures = 0
+        self._call: IDelayedCall | None = None
+        self._waiting: list[Deferred[None]] = []
+        self.busy = False
+        """A request is under way."""
+        self.published: tuple[str, ...] | None = None
+
+    def start(self) -> None:
+        """From now on :meth:`soon` has an effect."""
+        self._running = True
+
+    def when_published(self) -> Deferred[None]:
+        """Fires when discovery has the servers as they are, and there is one."""
+        published: Deferred[None] = Deferred()
+        if self.published and self.published == self._delegated():
+            published.callback(None)
+        else:
+            self._waiting.append(published)
+        return published
+
+    def soon(self, delay: float = PUBLISH_DELAY) -> None:
+        """Something changed, or it is time to look whether the entry is still there."""
+        if self._running and (self._call is None or not self._call.active()):
+            self._call = self._reactor.callLater(delay, self.publish)
+
+    def publish(self) -> None:
+        """Do it now, or right after what is under way."""
+        if self.busy:
+            self._again = True
+            return
+        self.busy = True
+
+        def done(result: Any) -> None:
+            self.busy = False
+            if isinstance(result, Failure):
+                _log.failure("publishing the entry failed", result)
+            if self._again:
+                self._again = False
+                self.soon()
+
+        Deferred.fromCoroutine(self._publish()).addBoth(done)
+
+    async def withdraw(self) -> None:
+        """The client stops: delete the entry, if discovery answers in time."""
+        self._running = False
+        if self._call is not None and self._call.active():
+            self._call.cancel()
+        if self.published:
+            try:
+                await self._lookups.delete(self._key).addTimeout(WITHDRAW_TIMEOUT, self._reactor)
+            except (DmsgError, TimeoutError) as error:
+                _log.info("entry was not withdrawn: {error}", error=str(error))
+        self.published = None
+        waiting, self._waiting = self._waiting, []
+        for deferred in waiting:
+            if not deferred.called:
+                deferred.errback(DmsgError("client is stopped"))
+
+    async def _publish(self) -> None:
+        wanted = self._delegated()
+        unchanged = wanted == self.published or (not wanted and self.published is None)
+        if unchanged and (not wanted or await self._is_there(wanted)):
+            return
+        try:
+            await self._lookups.update(self._key, lambda entry: replace(entry, client=ClientMeta(wanted)))
+        except DiscoveryError as error:
+            self._failures += 1
+            self._failed(str(error))
+            self.published = None
+            self.soon(retry_delay(self._failures, self._random))
+            return
+        self._failures = 0
+        self.published = wanted
+        if wanted != self._delegated():
+            self.soon()
+        elif wanted:
+            waiting, self._waiting = self._waiting, []
+            for deferred in waiting:
+                if not deferred.called:
+                    deferred.callback(None)
+
+    async def _is_there(self, wanted: tuple[str, ...]) -> bool:
+        """Whether discovery still has what was posted; it may have lost its store."""
+        try:
+            entry = await self._lookups.entry(self._key.public)
+        except EntryNotFound:
+            return False
+        except DiscoveryError:
+            return True  # away: nothing to be done now
+        return entry.client is not None and entry.client.delegated_servers == wanted
