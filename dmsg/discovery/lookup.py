@@ -16,7 +16,7 @@ from treq.client import HTTPClient
 from twisted.internet.defer import Deferred, DeferredList, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
-from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
 
 from dmsg.discovery.entry import (
     VERSION,
@@ -40,6 +40,12 @@ UPDATE_ATTEMPTS = 4
 """How often an update is tried when another writer of the same key was faster."""
 
 _log = Logger()
+
+
+class _QuietFactory(_HTTP11ClientFactory):
+    """Two lines of log for each connection are no news."""
+
+    noisy = False
 
 
 def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
@@ -66,6 +72,7 @@ class Lookup:
         self._pool: HTTPConnectionPool | None = None
         if http is None:
             self._pool = HTTPConnectionPool(reactor)
+            self._pool._factory = _QuietFactory
             http = HTTPClient(Agent(reactor, connectTimeout=timeout, pool=self._pool))
         self._http = http
 
