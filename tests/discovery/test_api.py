@@ -201,6 +201,12 @@ class GateTests(APICase):
         answers = self.serve(request * 5, rate=1, burst=3)
         self.assertEqual((answers.count(b"200 OK"), answers.count(b"HTTP/1.1 429")), (3, 2))
 
+    def test_paths_that_are_not_utf_8(self) -> None:
+        answer = self.serve(b"GET /discovery/entries/%ff%fe HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.assertTrue(answer.startswith(b"HTTP/1.1 400"))
+        self.assertIn(b"path is not UTF-8", answer)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
     def test_addresses_have_their_own_limit(self) -> None:
         limit = RateLimit(1.0, 2.0)
         self.assertEqual([limit.allow("a", 0.0) for _ in range(3)], [True, True, False])
