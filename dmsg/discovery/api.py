@@ -361,8 +361,9 @@ class _Gate(Resource):
             self._metrics.refused.labels("rate_limit").inc()
             request.setHeader(b"retry-after", b"1")
             return _answer(request, 429, "too many requests")
+        segments: list[bytes] = request.postpath or []
         try:
-            b"/".join(request.postpath).decode()
+            b"/".join(segments).decode()
         except UnicodeDecodeError:  # Klein would log a traceback
             self._metrics.refused.labels("bad_path").inc()
             return _answer(request, 400, "path is not UTF-8")
