@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 from importlib.metadata import version
 
 import click
@@ -52,3 +54,17 @@ def main(verbose: bool) -> None:
       dmsg receive --key-file alice.key
       dmsg send photo.jpg 02ab...
     """
+
+
+def entry() -> None:
+    """The ``dmsg`` program: a standard output that takes nothing is an error of one line too."""
+    if sys.stdout is None:
+        click.echo("dmsg: standard output is closed", err=True)
+        raise SystemExit(1)
+    try:
+        main(prog_name="dmsg")
+    except OSError as error:
+        click.echo(f"dmsg: {error.strerror or error}", err=True)
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        raise SystemExit(1) from None

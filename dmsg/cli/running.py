@@ -18,6 +18,7 @@ from twisted.logger import (
     textFileLogObserver,
 )
 
+from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 from dmsg.transport.service import MIN_SERVERS, Client
@@ -44,6 +45,18 @@ class PublicKeyType(click.ParamType[PubKey]):
             self.fail(str(error), param, ctx)
 
 
+class URLType(click.ParamType[str]):
+    """A discovery's URL, or several separated by blanks."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return " ".join(check_url(one) for one in str(value).split())
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 PUBLIC_KEY = PublicKeyType()
 
 discovery_option = click.option(
@@ -52,6 +65,7 @@ discovery_option = click.option(
     "discovery",
     multiple=True,
     required=True,
+    type=URLType(),
     envvar="DMSG_DISCOVERY",
     metavar="URL",
     help="Discovery to ask; may be repeated.  Also: DMSG_DISCOVERY.",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable
@@ -79,6 +80,19 @@ def _take_message(buffer: bytearray) -> dict[str, Any] | None:
     return value
 
 
+class _Bounded:
+    """The first ``size`` bytes of a file: one that grows is not sent for ever."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file = file
+        self._left = size
+
+    def read(self, count: int) -> bytes:
+        data = self._file.read(min(count, self._left))
+        self._left -= len(data)
+        return data
+
+
 class _Sender(FileSender):
     CHUNK_SIZE = CHUNK
 
@@ -87,6 +101,10 @@ class SendFile(Protocol):
     """Sends one file; ``done`` fires with a :class:`Transferred`."""
 
     def __init__(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> None:
+        """:raises TransferError: not a regular file: a pipe would block, a device has no size."""
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise TransferError(f"{path} is not a regular file")
         self._path = path
         self._progress = progress
         self._buffer = bytearray()
@@ -94,7 +112,7 @@ class SendFile(Protocol):
         self._hash = hashlib.sha256()
         self._started = time.monotonic()
         self._file: IO[bytes] | None = None
-        self.size = path.stat().st_size
+        self.size = status.st_size
         self.done: Deferred[Transferred] = Deferred()
 
     def connectionMade(self) -> None:
@@ -102,7 +120,7 @@ class SendFile(Protocol):
         self._started = time.monotonic()
         self._file = self._path.open("rb")
         self.transport.write(_message({"name": self._path.name, "size": self.size}))
-        _Sender().beginFileTransfer(self._file, self.transport, self._count).addCallbacks(  # type: ignore[no-untyped-call]
+        _Sender().beginFileTransfer(_Bounded(self._file, self.size), self.transport, self._count).addCallbacks(  # type: ignore[no-untyped-call]
             self._all_sent, self._not_sent
         )
 
@@ -114,7 +132,8 @@ class SendFile(Protocol):
 
     def _all_sent(self, last: bytes) -> None:
         assert self.transport is not None
-        if self._sent != self.size:
+        assert self._file is not None
+        if self._sent != self.size or self._file.read(1):
             self._fail(Failure(TransferError(f"{self._path} changed its size while it was sent")))
             return
         self.transport.write(self._hash.digest())

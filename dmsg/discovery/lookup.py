@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import treq
 from treq.client import HTTPClient
@@ -40,6 +41,21 @@ UPDATE_ATTEMPTS = 4
 """How often an update is tried when another writer of the same key was faster."""
 
 _log = Logger()
+
+
+def check_url(url: str) -> str:
+    """A URL of a discovery.
+
+    :raises ValueError: it cannot be one; the text says so in one line.
+    """
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"{url[:80]!r} is not a URL, as http://127.0.0.1:9090 is")
+    return url
 
 
 class _QuietFactory(_HTTP11ClientFactory):

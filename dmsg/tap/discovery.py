@@ -10,7 +10,7 @@ from twisted.python.usage import UsageError
 
 from dmsg.discovery.api import BURST, MAX_SERVERS, RATE, SERVER_TTL
 from dmsg.discovery.service import Discovery
-from dmsg.tap.options import endpoint, number, set_log_format
+from dmsg.tap.options import endpoint, number, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
 DEFAULT_LISTEN = "tcp:9090"
@@ -50,6 +50,7 @@ class Options(UsageOptions):
         self["listen"].append(endpoint(value))
 
     def postOptions(self) -> None:
+        own_pid_file(self, "dmsg-discovery")
         self["listen"] = self["listen"] or [DEFAULT_LISTEN]
         for name, low, high in (
             ("rate-limit", 0, 10**6),

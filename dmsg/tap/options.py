@@ -13,6 +13,8 @@ from twisted.internet.endpoints import serverFromString
 from twisted.logger import FileLogObserver, ILogObserver, LogEvent, eventAsText, globalLogBeginner
 from twisted.python.usage import UsageError
 
+from dmsg.discovery.lookup import check_url
+
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""
 
@@ -30,16 +32,10 @@ def endpoint(value: str) -> str:
 
 def url(value: str) -> str:
     """Check an HTTP URL."""
-    from urllib.parse import urlsplit
-
     try:
-        parts = urlsplit(value)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
-        good = False
-    if not good:
-        raise UsageError(f"{value!r} is not a URL, as http://127.0.0.1:9090 is")
-    return value
+        return check_url(value)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def number(value: str, low: int, high: int) -> int:
@@ -99,6 +95,17 @@ def set_log_format(value: str) -> None:
         begin([json_log(sys.stdout)], **options)
 
     globalLogBeginner.beginLoggingTo = begin_with_json  # type: ignore[method-assign,assignment]
+
+
+def own_pid_file(options: Any, name: str) -> None:
+    """Two entities run from one directory, as the README has it: twistd's one file would keep the second out.
+
+    In the foreground nobody needs the file; else it gets the entity's name.
+    One that was asked for stays.
+    """
+    twistd = getattr(options, "parent", None)
+    if twistd is not None and twistd.get("pidfile") == "twistd.pid":
+        twistd["pidfile"] = "" if twistd.get("nodaemon") else f"{name}.pid"
 
 
 def default_key_file(name: str) -> str:

@@ -10,7 +10,7 @@ from twisted.python.usage import UsageError
 
 from dmsg.errors import DmsgError
 from dmsg.keys import load_or_create_key
-from dmsg.tap.options import default_key_file, descriptors, endpoint, number, set_log_format, url
+from dmsg.tap.options import default_key_file, descriptors, endpoint, number, own_pid_file, set_log_format, url
 from dmsg.tap.running import StopOnFailure
 from dmsg.transport.dial import parse_address
 from dmsg.transport.protocol import MAX_CONNECTIONS
@@ -53,6 +53,7 @@ class Options(UsageOptions):
         self["discovery"].append(url(value))
 
     def postOptions(self) -> None:
+        own_pid_file(self, "dmsg-server")
         self["listen"] = self["listen"] or [DEFAULT_LISTEN]
         self["max-connections"] = number(self["max-connections"], 1, 10**6)
         self["max-transports"] = number(self["max-transports"], 1, IDS_PER_SIDE)

@@ -48,7 +48,7 @@ class CommandCase(EntityCase):
     def start(self, *arguments: str, **environment: str) -> Command:
         """Run it; standard input stays open."""
         command = Command()
-        argv = [sys.executable, "-c", "from dmsg.cli.main import main; main(prog_name='dmsg')", *arguments]
+        argv = [sys.executable, "-c", "from dmsg.cli.main import entry; entry()", *arguments]
         env = {**os.environ, "COLUMNS": "200", **environment}
         process = reactor.spawnProcess(command, sys.executable, argv, env=env, path=str(self.directory))  # type: ignore[attr-defined]
 
@@ -102,6 +102,8 @@ class KeyTests(CommandCase):
             ("send", "file", "zz" * 33, "-d", away),
             ("discovery", "list", "-d", away),
             ("discovery", "show", key, "-d", "nonsense"),
+            ("discovery", "show", key, "-d", "ftp://x"),
+            ("discovery", "show", key, "-d", "http://127.0.0.1:99999"),
             ("discovery", "delete", "-k", "none.key", "-d", away),
             ("receive", "--dir", "nowhere", "-d", away),
             ("bench", "--size", "0", "-d", away),
@@ -307,6 +309,13 @@ class TransferTests(SynchronousTestCase):
             header('{"name":"x","size":5}') + b"123",
         ):
             self._garbage(data)
+
+    def test_what_is_no_regular_file(self) -> None:
+        """A pipe would block the program for ever, a device never ends."""
+        pipe = self.directory / "pipe"
+        os.mkfifo(pipe)
+        for path in (pipe, Path("/dev/zero"), self.directory):
+            self.assertRaises(TransferError, SendFile, path)
 
     def test_names(self) -> None:
         for name in ("", ".", "..", "a/b", "/a", "a\\b", "a\0b", "a\nb", "x" * 256, 5, None, "é" * 200):

@@ -13,6 +13,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 from twisted.logger import Logger, LogPublisher
 from twisted.plugin import getPlugins
 from twisted.python.usage import UsageError
+from twisted.scripts._twistd_unix import ServerOptions
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.keys import SecKey, write_key_file
@@ -75,6 +76,12 @@ class OptionTests(SynchronousTestCase):
             "--log-format=xml",
         ):
             self.assertRaises(UsageError, discovery.Options().parseOptions, [argument])
+
+    def test_two_entities_run_from_one_directory(self) -> None:
+        for daemon, expected in ((["-n"], ""), ([], "dmsg-server.pid"), (["-n", "--pidfile=x"], "x")):
+            twistd = ServerOptions()
+            twistd.parseOptions([*daemon, "dmsg-server", f"--key-file={self.key_file}"])
+            self.assertEqual(Path(twistd["pidfile"]).name, expected)
 
     def test_plugins(self) -> None:
         names = {maker.tapname for maker in getPlugins(IServiceMaker)}
