@@ -64,7 +64,7 @@ async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any)
 
     from dmsg.keys import PubKey, SecKey
     from dmsg.net.noise import NoiseClientEndpoint
-    from dmsg.transport.protocol import ClientSession
+    from dmsg.transport.session import ClientSession
 
     key = SecKey.generate()
     endpoint = TCP4ClientEndpoint(reactor, where["host"], where["port"])

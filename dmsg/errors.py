@@ -32,6 +32,17 @@ class CloseReason(IntEnum):
     TIMEOUT = 11
     ABORTED = 12
     BUFFER_FULL = 13
+    # from here on said by clients and servers that speak secure transports
+    ENCRYPTION_REQUIRED = 14
+    NOT_AUTHENTIC = 15
+    FRAME_MISSING = 16
+    FRAME_REPEATED = 17
+    HASH_MISMATCH = 18
+    NO_SUCH_STREAM = 19
+    RATE_LIMITED = 20
+    NOT_ADMITTED = 21
+    MOVED = 22
+    STALLED = 23
 
 
 _CLOSE_TEXTS = {
@@ -49,6 +60,16 @@ _CLOSE_TEXTS = {
     CloseReason.TIMEOUT: "took too long",
     CloseReason.ABORTED: "aborted",
     CloseReason.BUFFER_FULL: "more was sent than the receiver holds",
+    CloseReason.ENCRYPTION_REQUIRED: "the remote takes only secure transports",
+    CloseReason.NOT_AUTHENTIC: "a frame was changed on its way",
+    CloseReason.FRAME_MISSING: "a frame was left out on its way",
+    CloseReason.FRAME_REPEATED: "a frame was repeated on its way",
+    CloseReason.HASH_MISMATCH: "the remote received something else than was sent",
+    CloseReason.NO_SUCH_STREAM: "the remote does not know the stream that was to be resumed",
+    CloseReason.RATE_LIMITED: "too many requests",
+    CloseReason.NOT_ADMITTED: "this key is not admitted",
+    CloseReason.MOVED: "the stream goes on over another transport",
+    CloseReason.STALLED: "nothing was acknowledged for too long",
 }
 
 
@@ -89,6 +110,13 @@ class DropReason(Enum):
     PEER_DISCONNECTED = "peer_disconnected"
     BAD_FRAME = "bad_frame"
     BUFFER_FULL = "buffer_full"
+    # what the operator set
+    RATE_LIMITED = "rate_limited"
+    FLOOD = "flood"
+    TOO_MANY_FROM_ADDRESS = "too_many_from_address"
+    TOO_MANY_PER_PAIR = "too_many_per_pair"
+    NOT_ADMITTED = "not_admitted"
+    ADMISSION_UNKNOWN = "admission_unknown"
 
 
 class DmsgError(Exception):
@@ -141,10 +169,19 @@ class TransportClosed(DmsgError):
 
 
 class TransportRefused(TransportClosed):
-    """The answer to a REQUEST was CLOSE."""
+    """The answer to a REQUEST was CLOSE.
+
+    :ivar final: the remote itself said so, and that no other way leads there.
+    """
+
+    final = False
 
     def __init__(self, reason: int) -> None:
         super().__init__(reason, f"refused: {close_reason_text(reason)}")
+
+
+class EncryptionUnavailable(DmsgError):
+    """This client asks for secure transports and the remote, or the server, does not offer them."""
 
 
 class DmsgTimeout(DmsgError, TimeoutError):

@@ -15,7 +15,8 @@ from twisted.test import iosim
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.noise import NoiseLink, TurnFlush
 from dmsg.noise.records import RecordOpener
-from dmsg.transport.protocol import ClientSession, ServerFactory
+from dmsg.transport.protocol import ServerFactory
+from dmsg.transport.session import ClientSession
 
 VECTORS = Path(__file__).parent / "vectors"
 

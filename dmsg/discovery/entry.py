@@ -23,8 +23,11 @@ from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey, Signature
 VERSION = "0.0.1"
 MAX_ENTRY_SIZE = 64 * 1024
 """Bytes of a posted entry; a few hundred are usual."""
+MAX_VERSION = 256
+"""Characters of a version in which features are looked for."""
 NULL_KEY = "00" * PUBKEY_SIZE
 DELETE_ACT = "delete"
+SUCCEED_ACT = "succeed"
 
 _UINT64 = 2**64
 _INT64 = 2**63
@@ -58,6 +61,23 @@ WRONG_TIME = "previous entry timestamp is not set before current entry timestamp
 WRONG_DELETE_SEQUENCE = "sequence field of the deletion is not sequence of the entry"
 
 
+def features(version: str) -> frozenset[str]:
+    """What the version of an entry says that its owner can do: the words after ``+``.
+
+    As in ``0.0.1+secure1.relay1``, which is a version with build metadata of
+    semver.org.  The 2019 service looks at no version, and the signature covers it.
+    """
+    words = version[:MAX_VERSION].partition("+")[2]
+    return frozenset(word for word in words.split(".") if word)
+
+
+def with_feature(version: str, feature: str, present: bool = True) -> str:
+    """``version`` with one feature more, or, if it is not ``present``, without it."""
+    known = features(version) | {feature} if present else features(version) - {feature}
+    base = version.partition("+")[0] or VERSION
+    return f"{base}+{'.'.join(sorted(known))}" if known else base
+
+
 class Form(Enum):
     """Who speaks: what is tolerated in the posted JSON, and where ``port`` is signed."""
 
@@ -82,6 +102,42 @@ class ServerMeta:
 
 
 @dataclass(frozen=True, slots=True)
+class Successor:
+    """The key that follows another, which says that it agrees.
+
+    :ivar static: 66 hexadecimal characters, of the new key.
+    :ivar signature: 130 hexadecimal characters, by the new key over
+        :meth:`signing_json`; the entry's own signature is the old key's word.
+    """
+
+    static: str
+    signature: str
+
+    @staticmethod
+    def signing_json(old: str, new: str) -> bytes:
+        """What the new key signs: which key it follows."""
+        return f'{{"act":"{SUCCEED_ACT}","static":"{old}","successor":"{new}"}}'.encode()
+
+    @classmethod
+    def make(cls, old: PubKey, new: SecKey) -> Successor:
+        """``new`` follows ``old``."""
+        static = new.public.hex()
+        return cls(static, new.sign(cls.signing_json(old.hex(), static)).hex())
+
+    @property
+    def key(self) -> PubKey:
+        """:raises KeyFormatError: it is none."""
+        return PubKey.from_hex(self.static)
+
+    def verify(self, old: str) -> None:
+        """:raises EntrySignatureError: the new key did not sign that it follows ``old``."""
+        try:
+            self.key.verify(self.signing_json(old, self.static), Signature.from_hex(self.signature))
+        except (KeyFormatError, SignatureError) as error:
+            raise EntrySignatureError("successor has not signed") from error
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What discovery stores of a key.
 
@@ -97,11 +153,16 @@ class Entry:
     client: ClientMeta | None = None
     server: ServerMeta | None = None
     signature: str = ""
+    successor: Successor | None = None
 
     @property
     def key(self) -> PubKey:
         """:raises KeyFormatError: the null key."""
         return PubKey.from_hex(self.static)
+
+    def offers(self, feature: str) -> bool:
+        """Whether its owner says, in the signed version, that it speaks this."""
+        return feature in features(self.version)
 
     def signing_json(self) -> bytes:
         """What is signed."""
@@ -135,6 +196,8 @@ class Entry:
             self.key.verify(self.signing_json(), Signature.from_hex(self.signature))
         except (KeyFormatError, SignatureError) as error:
             raise EntrySignatureError from error
+        if self.successor is not None:
+            self.successor.verify(self.static)
 
 
 def verified(entry: Entry, form: Form, *, port_given: bool) -> Entry:
@@ -179,6 +242,8 @@ def _encode(entry: Entry, *, with_signature: bool) -> str:
             f',"server":{{"address":{_go_string(server.address)},{port}'
             f'"available_connections":{server.available_connections}}}'
         )
+    if (successor := entry.successor) is not None:
+        parts.append(f',"successor":{{"static":"{successor.static}","signature":"{successor.signature}"}}')
     if with_signature and entry.signature:
         parts.append(f',"signature":"{entry.signature}"')
     parts.append("}")
@@ -276,7 +341,8 @@ def _key(value: Any, what: str, form: Form) -> str:
         raise EntryDecodeError(f"{what}: {error}") from None
 
 
-_ENTRY = frozenset({"version", "sequence", "timestamp", "static", "client", "server", "signature"})
+_ENTRY = frozenset({"version", "sequence", "timestamp", "static", "client", "server", "successor", "signature"})
+_SUCCESSOR = frozenset({"static", "signature"})
 _CLIENT = frozenset({"delegated_servers"})
 _SERVER = frozenset({"address", "port", "available_connections"})
 
@@ -289,7 +355,7 @@ def decode(body: bytes, form: Form = Form.SEED) -> tuple[Entry, bool]:
     """
     value = _parse(body, form)
     members = {} if value is None and form is Form.GO2019 else _members(value, form, _ENTRY, "entry")
-    client = server = None
+    client = server = successor = None
     port_given = False
     if members.get("client") is not None:
         fields = _members(members["client"], form, _CLIENT, "client")
@@ -307,6 +373,12 @@ def decode(body: bytes, form: Form = Form.SEED) -> tuple[Entry, bool]:
                 fields.get("available_connections"), -_INT64, _INT64, "available_connections", form
             ),
         )
+    # the form of 2019 has no such member, and decodes none
+    if form is Form.SEED and members.get("successor") is not None:
+        fields = _members(members["successor"], form, _SUCCESSOR, "successor")
+        successor = Successor(
+            _key(fields.get("static"), "successor", form), _string(fields.get("signature"), "signature").lower()
+        )
     entry = Entry(
         version=_string(members.get("version"), "version"),
         sequence=_integer(members.get("sequence"), 0, _UINT64, "sequence", form),
@@ -315,6 +387,7 @@ def decode(body: bytes, form: Form = Form.SEED) -> tuple[Entry, bool]:
         client=client,
         server=server,
         signature=_string(members.get("signature"), "signature").lower(),
+        successor=successor,
     )
     return entry, port_given
 

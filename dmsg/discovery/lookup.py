@@ -26,6 +26,7 @@ from dmsg.discovery.entry import (
     Entry,
     Form,
     ServerMeta,
+    Successor,
     decode,
     next_sequence,
     verified,
@@ -210,15 +211,20 @@ class Lookup:
         for attempt in range(1, UPDATE_ATTEMPTS + 1):
             client: ClientMeta | None = None
             server: ServerMeta | None = None
+            version = VERSION
+            successor: Successor | None = None
             sequence = timestamp = 0
             try:
                 present = await self._entry(key.public)
             except EntryNotFound:
                 pass
             else:
-                client, server = present.client, present.server
+                version, client, server = present.version, present.client, present.server
+                successor = present.successor
                 sequence, timestamp = next_sequence(present.sequence), present.timestamp + 1
-            blank = Entry(VERSION, sequence, max(time.time_ns(), timestamp), key.public.hex(), client, server)
+            blank = Entry(
+                version, sequence, max(time.time_ns(), timestamp), key.public.hex(), client, server, successor=successor
+            )
             entry = make(blank).sign(key)
             try:
                 await self._post(entry)

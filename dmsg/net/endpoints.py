@@ -23,10 +23,12 @@ CONNECT_TIMEOUT = 10.0
 class StreamOpener(Protocol):
     """A client of some protocol family."""
 
-    def connect(self, remote: PubKey, factory: IProtocolFactory, timeout: float = ...) -> Deferred[IProtocol]:
+    def connect(
+        self, remote: PubKey, factory: IProtocolFactory, timeout: float = ..., *, port: int = ...
+    ) -> Deferred[IProtocol]:
         """Open a stream to ``remote``."""
 
-    def listen(self, factory: IProtocolFactory) -> IListeningPort:
+    def listen(self, factory: IProtocolFactory, port: int = ...) -> IListeningPort:
         """Accept streams."""
 
 
@@ -34,23 +36,27 @@ class StreamOpener(Protocol):
 class DmsgClientEndpoint:
     """Connects to a public key."""
 
-    def __init__(self, client: StreamOpener, remote: PubKey, timeout: float = CONNECT_TIMEOUT) -> None:
+    def __init__(
+        self, client: StreamOpener, remote: PubKey, timeout: float = CONNECT_TIMEOUT, *, port: int = 0
+    ) -> None:
         self._client = client
+        self._port = port
         self._remote = remote
         self._timeout = timeout
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """As in :class:`twisted.internet.interfaces.IStreamClientEndpoint`."""
-        return self._client.connect(self._remote, protocolFactory, self._timeout)
+        return self._client.connect(self._remote, protocolFactory, self._timeout, port=self._port)
 
 
 @implementer(IStreamServerEndpoint)
 class DmsgServerEndpoint:
-    """Listens at a client's public key."""
+    """Listens on a port of a client's public key."""
 
-    def __init__(self, client: StreamOpener) -> None:
+    def __init__(self, client: StreamOpener, port: int = 0) -> None:
         self._client = client
+        self._port = port
 
     def listen(self, protocolFactory: IProtocolFactory) -> Deferred[IListeningPort]:
         """As in :class:`twisted.internet.interfaces.IStreamServerEndpoint`."""
-        return execute(self._client.listen, protocolFactory)
+        return execute(self._client.listen, protocolFactory, self._port)

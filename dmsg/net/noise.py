@@ -387,6 +387,11 @@ class NoiseLink(TwistedProtocol):
         self._cancel_timer()
         self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)
 
+    def abort(self, reason: DropReason) -> None:
+        """End the link at once."""
+        self.ended_for = self.ended_for or reason
+        self._abort()
+
     def _abort(self) -> None:
         self._closing = True
         self._cancel_timer()

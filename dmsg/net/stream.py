@@ -47,12 +47,16 @@ _log = Logger()
 @implementer(IAddress)
 @frozen
 class DmsgAddress:
-    """The address of a client: its public key."""
+    """The address of a client: its public key, and the port that somebody listens on.
+
+    Port 0 is the one of transports that name none: those of 2019.
+    """
 
     public_key: PubKey
+    port: int = 0
 
     def __str__(self) -> str:
-        return f"dmsg:{self.public_key}"
+        return f"dmsg:{self.public_key}:{self.port}" if self.port else f"dmsg:{self.public_key}"
 
 
 class StreamLost(ConnectionLost):
@@ -67,16 +71,25 @@ class StreamLost(ConnectionLost):
         self.close_reason = close_reason
 
 
+class StreamTimeout(StreamLost, DmsgTimeout):
+    """A deadline passed: :meth:`StreamTransport.setDeadline` and the like."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(CloseReason.TIMEOUT)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
 class StreamCarrier(Protocol):
     """What a stream needs from the connection that it lies in."""
-
-    max_frame: int
 
     def stream_may_send(self, stream: StreamTransport) -> bool:
         """Another frame may be sent now."""
 
     def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
-        """Send one frame of at most ``max_frame`` bytes; :meth:`StreamTransport.acknowledged` follows."""
+        """Send one frame of at most ``stream.max_frame`` bytes; :meth:`StreamTransport.acknowledged` follows."""
 
     def stream_flush(self) -> None:
         """Let what was sent go."""
@@ -117,15 +130,24 @@ class StreamTransport:
     disconnected = False
     token: Any = None
     """For the carrier, to find its own side of the stream."""
+    end: Any = None
+    """What the carrier keeps of the stream over several connections, if it does."""
+    server: PubKey | None = None
+    """The server that carries the stream now, or did last."""
+    secure = False
+    """Nobody but the two ends can read it."""
 
-    def __init__(self, reactor: IReactorTime, carrier: StreamCarrier, host: IAddress, peer: IAddress) -> None:
+    def __init__(
+        self, reactor: IReactorTime, carrier: StreamCarrier, host: IAddress, peer: IAddress, max_frame: int
+    ) -> None:
         self._reactor = reactor
+        self.max_frame = max_frame
         self._carrier = carrier
         self._host = host
         self._peer = peer
         self._protocol: IProtocol | None = None
         # sending: (data, ticket); a ticket is for the caller of send()
-        self._queue: deque[tuple[bytes, _Ticket | None]] = deque()
+        self._queue: deque[tuple[bytes | memoryview, _Ticket | None]] = deque()
         self._offset = 0
         self._queued = 0
         self._tickets: set[_Ticket] = set()
@@ -134,6 +156,10 @@ class StreamTransport:
         self._producer: IPushProducer | IPullProducer | None = None
         self._streaming = False
         self._producer_paused = False
+        # deadlines: name -> timer, and the idle time
+        self._deadlines: dict[str, IDelayedCall] = {}
+        self._idle: float | None = None
+        self._last_traffic = 0.0
         # receiving
         self._paused = False
         self._delivering = False
@@ -151,6 +177,8 @@ class StreamTransport:
 
     def data_received(self, data: bytes) -> None:
         """User bytes from the remote."""
+        if self._idle is not None:
+            self._last_traffic = self._reactor.seconds()
         if self._lost is not None:
             self._carrier.stream_consumed(self, len(data))
             return
@@ -163,15 +191,50 @@ class StreamTransport:
 
     def acknowledged(self, token: Any) -> None:
         """The remote has one of the frames."""
-        if token is not None:
-            token.frames -= 1
-            if not token.frames:
-                self._tickets.discard(token)
-                token.fire(None)
+        self.acknowledged_all((token,))
+
+    def acknowledged_all(self, tokens: Iterable[Any]) -> None:
+        """The remote has frames, those of ``tokens`` among them."""
+        for token in tokens:
+            if token is not None:
+                token.frames -= 1
+                if not token.frames:
+                    self._tickets.discard(token)
+                    token.fire(None)
+        if self._idle is not None:
+            self._last_traffic = self._reactor.seconds()
         if self._linger is not None:
             self._linger.reset(LINGER)
         if self._queue or self.disconnecting:
             self._schedule()
+
+    def suspend(self, carrier: StreamCarrier) -> None:
+        """The connection is lost and another is looked for; ``carrier`` stands for it meanwhile."""
+        self._carrier = carrier
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    def requeue(self, frames: Iterable[tuple[bytes | memoryview, Any]]) -> None:
+        """What was sent and has not arrived is sent again, before everything else."""
+        if self._offset:
+            data, ticket = self._queue.popleft()
+            self._queue.appendleft((memoryview(data)[self._offset :], ticket))
+            self._offset = 0
+        again = list(frames)
+        for data, ticket in again:
+            self._queued += len(data)
+            if ticket is not None:
+                ticket.frames -= 1
+        self._queue.extendleft(reversed(again))
+
+    def move(self, carrier: StreamCarrier, token: Any) -> None:
+        """The stream goes on over ``carrier``."""
+        self._carrier = carrier
+        self.token = token
+        if self.disconnecting and self._lost is None and self._linger is None:
+            self._linger = self._reactor.callLater(LINGER, self._close_now)
+        self._schedule()
 
     def window_opened(self) -> None:
         """The carrier can send again."""
@@ -181,6 +244,11 @@ class StreamTransport:
     def carrier_closed(self, reason: int) -> None:
         """The remote, or the carrier in its name, closed the stream."""
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
+
+    @property
+    def over(self) -> bool:
+        """It has ended, whether or not the application was told yet."""
+        return self._lost is not None
 
     # --- sending ---
 
@@ -245,7 +313,7 @@ class StreamTransport:
             return
         carrier = self._carrier
         queue = self._queue
-        largest = carrier.max_frame
+        largest = self.max_frame
         while queue and carrier.stream_may_send(self):
             data, ticket = queue[0]
             size = len(data) - self._offset
@@ -271,7 +339,7 @@ class StreamTransport:
 
     def _join(self, first: bytes | memoryview, size: int) -> tuple[bytes, int]:
         """``first`` with the writes after it, up to ``JOIN_SIZE``."""
-        parts = [first]
+        parts: list[bytes | memoryview] = [first]
         queue = self._queue
         while queue and queue[0][1] is None and size + len(queue[0][0]) <= JOIN_SIZE:
             data = queue.popleft()[0]
@@ -397,12 +465,16 @@ class StreamTransport:
         if self._linger is not None and self._linger.active():
             self._linger.cancel()
         self._linger = None
+        for timer in self._deadlines.values():
+            timer.cancel()
+        self._deadlines.clear()
         self._queue.clear()
         self._queued = self._offset = 0
         tickets, self._tickets = self._tickets, set()
         producer, self._producer = self._producer, None
         for ticket in tickets:
-            ticket.fire(Failure(TransportClosed(reason)))
+            late = reason == CloseReason.TIMEOUT
+            ticket.fire(Failure(DmsgTimeout(str(why.value)) if late else TransportClosed(reason)))
         if producer is not None:
             producer.stopProducing()
         # bytes that came before the CLOSE are the application's, paused or not
@@ -418,6 +490,63 @@ class StreamTransport:
         if protocol is not None and self._lost is not None:
             self.disconnected = True
             protocol.connectionLost(self._lost)
+
+    # --- deadlines ---
+
+    def setReadDeadline(self, seconds: float | None) -> None:
+        """End the stream ``seconds`` from now, unless the deadline is moved or, with None, taken back before.
+
+        An application that waits for something moves it in ``dataReceived``.  ``connectionLost``
+        gets :class:`StreamTimeout`, pending sends fail with :class:`~dmsg.errors.DmsgTimeout`.
+        """
+        self._set_deadline("read", seconds, lambda: True)
+
+    def setWriteDeadline(self, seconds: float | None) -> None:
+        """End the stream ``seconds`` from now if something is written and not acknowledged then; None takes it back."""
+        self._set_deadline(
+            "write", seconds, lambda: bool(self._queue or self._tickets or self._carrier.stream_in_flight(self))
+        )
+
+    def setDeadline(self, seconds: float | None) -> None:
+        """Both, as ``SetDeadline`` of Go's ``net.Conn``."""
+        self.setReadDeadline(seconds)
+        self.setWriteDeadline(seconds)
+
+    def setIdleTimeout(self, seconds: float | None) -> None:
+        """End the stream when nothing came and nothing was acknowledged for ``seconds``; None takes it back."""
+        self._idle = seconds
+        self._last_traffic = self._reactor.seconds()
+        self._watch_idle()
+
+    def _watch_idle(self) -> None:
+        if self._idle is None:
+            self._set_deadline("idle", None, lambda: False)
+            return
+        left = self._last_traffic + self._idle - self._reactor.seconds()
+        self._set_deadline("idle", max(left, 0.001), self._is_idle)
+
+    def _is_idle(self) -> bool:
+        assert self._idle is not None
+        if self._reactor.seconds() - self._last_traffic >= self._idle:
+            return True
+        self._watch_idle()
+        return False
+
+    def _set_deadline(self, name: str, seconds: float | None, passed: Callable[[], bool]) -> None:
+        timer = self._deadlines.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+        if seconds is None or self._lost is not None:
+            return
+
+        def late() -> None:
+            del self._deadlines[name]
+            if passed():
+                self._carrier.stream_close(self, CloseReason.TIMEOUT)
+                self._unread.clear()
+                self._end(Failure(StreamTimeout(f"{name} deadline passed")), CloseReason.TIMEOUT)
+
+        self._deadlines[name] = self._reactor.callLater(seconds, late)
 
     # --- addresses ---
 

@@ -8,27 +8,43 @@ Where the 2019 client waits for each ACK, this one keeps a window in flight
 (``WINDOW_BYTES``, ``WINDOW_FRAMES``); the receiving side is the reference's:
 an ACK goes out on receipt while at most ``UNREAD_LIMIT`` bytes are unread,
 later ones are held until the application has read.
+
+A secure transport (:mod:`dmsg.transport.agreement`, :mod:`dmsg.transport.secure`)
+has the same frames with encrypted payloads, and one ACK for all that came at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from random import Random
 from typing import Any
 
-from dmsg.errors import CloseReason, DropReason, KeyFormatError, LocalProtocolError, RemoteProtocolError
-from dmsg.keys import PubKey
+from dmsg.errors import (
+    CloseReason,
+    DropReason,
+    HandshakeError,
+    KeyFormatError,
+    LocalProtocolError,
+    RemoteProtocolError,
+)
+from dmsg.keys import PubKey, SecKey
+from dmsg.transport.agreement import Hello, Offer, Proposal, is_secure
+from dmsg.transport.secure import SecureEnd, SecureError
 from dmsg.transport.wire import (
     ACCEPT,
     ACK,
     CLOSE,
+    DRAIN,
     FWD,
+    HANDSHAKE_PAYLOAD_SIZE,
     HEADER_SIZE,
     ID_COUNT,
     IDS_PER_SIDE,
     MAX_FWD_DATA,
     OK,
+    PING,
+    PONG,
     REQUEST,
     SEQUENCE_SIZE,
     UNREAD_LIMIT,
@@ -39,6 +55,8 @@ from dmsg.transport.wire import (
     encode_close,
     encode_frame,
     encode_fwd_header,
+    pack_header,
+    parse_drain,
     parse_handshake_payload,
     unpack_header,
 )
@@ -57,6 +75,7 @@ class State(Enum):
 
     REQUESTED = auto()
     OFFERED = auto()
+    ANSWERED = auto()
     OPEN = auto()
     CLOSED = auto()
 
@@ -67,6 +86,8 @@ class Input(Enum):
     SEND_REQUEST = auto()
     RECV_REQUEST = auto()
     SEND_ACCEPT = auto()
+    SEND_ANSWER = auto()
+    RECV_CONFIRM = auto()
     RECV_ACCEPT = auto()
     RECV_CLOSE = auto()
     SEND_CLOSE = auto()
@@ -76,6 +97,11 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (None, Input.SEND_REQUEST): State.REQUESTED,
     (None, Input.RECV_REQUEST): State.OFFERED,
     (State.OFFERED, Input.SEND_ACCEPT): State.OPEN,
+    # a secure transport is open when its initiator has shown that it holds the keys
+    (State.OFFERED, Input.SEND_ANSWER): State.ANSWERED,
+    (State.ANSWERED, Input.RECV_CONFIRM): State.OPEN,
+    (State.ANSWERED, Input.RECV_CLOSE): State.CLOSED,
+    (State.ANSWERED, Input.SEND_CLOSE): State.CLOSED,
     (State.OFFERED, Input.SEND_CLOSE): State.CLOSED,
     (State.OFFERED, Input.RECV_CLOSE): State.CLOSED,
     (State.REQUESTED, Input.RECV_ACCEPT): State.OPEN,
@@ -95,23 +121,32 @@ class ClientTransport:
 
     :ivar id: even when this side opened it, odd when the server assigned it.
     :ivar remote: the other client's key.
-    :ivar user: whatever the shell wants to find again.
+    :ivar user: whatever the shell wants to find again; ``user_session`` likewise.
     :ivar in_flight: sequence -> (size, token) of what is not acknowledged.
+    :ivar is_secure: its frames are encrypted from end to end.
+    :ivar secure: the end that it carries, when it does.
     """
 
     __slots__ = (
         "_next_sequence",
+        "ack_due",
         "held_acks",
         "held_size",
         "id",
         "in_flight",
         "in_flight_bytes",
         "initiator",
+        "is_secure",
+        "offer",
         "payload",
+        "proposal",
         "remote",
+        "secure",
         "state",
+        "told",
         "unread",
         "user",
+        "user_session",
     )
 
     def __init__(self, transport_id: int, remote: PubKey, payload: bytes, initiator: bool, sequence: int) -> None:
@@ -121,16 +156,25 @@ class ClientTransport:
         self.initiator = initiator
         self.state: State | None = None
         self.user: Any = None
+        self.user_session: Any = None
         self.unread = 0
         self.held_size = 0
         self.held_acks: list[int] = []
         self.in_flight: dict[int, tuple[int, Any]] = {}
         self.in_flight_bytes = 0
         self._next_sequence = sequence
+        self.is_secure = False
+        self.secure: SecureEnd | None = None
+        self.proposal: Proposal | None = None
+        self.offer: Offer | None = None
+        self.told = 0
+        self.ack_due = False
 
     @property
     def window_open(self) -> bool:
         """Another frame may be sent now."""
+        if self.is_secure:
+            return self.secure is not None and self.secure.may_send
         return self.in_flight_bytes < WINDOW_BYTES and len(self.in_flight) < WINDOW_FRAMES
 
 
@@ -142,15 +186,28 @@ class Established:
 @dataclass(slots=True)
 class Requested:
     """Another client asks for ``transport``: answer with
-    :meth:`ClientConnection.accept` or :meth:`ClientConnection.close`,
-    unless its state is CLOSED meanwhile."""
+    :meth:`ClientConnection.accept`, :meth:`ClientConnection.accept_secure` when it
+    has an offer, or :meth:`ClientConnection.close`, unless its state is CLOSED meanwhile."""
 
     transport: ClientTransport
 
 
 @dataclass(slots=True)
 class Accepted:
-    """``transport``, which this side opened, is open."""
+    """``transport``, which this side opened, is open.
+
+    :ivar hello: what the other end says, when it is secure.
+    """
+
+    transport: ClientTransport
+    hello: Hello | None = None
+    tokens: list[Any] = field(default_factory=list)
+    unsent: list[tuple[bytes | memoryview, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Confirmed:
+    """``transport``, which the other side opened and this side answered, is open."""
 
     transport: ClientTransport
 
@@ -172,30 +229,74 @@ class Acknowledged:
 
 
 @dataclass(slots=True)
+class AcknowledgedAll:
+    """The remote has ``count`` frames more, among them those that were sent with ``tokens``."""
+
+    transport: ClientTransport
+    count: int
+    tokens: list[Any]
+
+
+@dataclass(slots=True)
 class Closed:
     """``transport`` is over.
 
     :ivar refused: it never was open.
     :ivar by_remote: a CLOSE frame said so.
+    :ivar authentic: the remote's client made that frame; False when a server may have.
+    :ivar end: what it carried, when it was secure.
     """
 
     transport: ClientTransport
     reason: int
     refused: bool
     by_remote: bool
+    authentic: bool = False
+    end: SecureEnd | None = None
 
 
-Event = Established | Requested | Accepted | DataReceived | Acknowledged | Closed
+@dataclass(slots=True)
+class Ponged:
+    """The server answers a PING with its ``payload``."""
+
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Draining:
+    """The server leaves in ``seconds``; ``servers`` are others that it knows."""
+
+    seconds: int
+    servers: list[PubKey]
+
+
+Event = (
+    Established
+    | Requested
+    | Accepted
+    | Confirmed
+    | DataReceived
+    | Acknowledged
+    | AcknowledgedAll
+    | Closed
+    | Ponged
+    | Draining
+)
 
 
 class ClientConnection:
     """The table of one connection to a server.
 
+    :param key: makes it take secure transports.
     :ivar accepting: a REQUEST is offered to the application; else answered with CLOSE.
     """
 
-    def __init__(self, local: PubKey, *, random: Random | None = None) -> None:
+    def __init__(self, local: PubKey, *, key: SecKey | None = None, random: Random | None = None) -> None:
         self.local = local
+        self._key = key
+        self._due: list[ClientTransport] = []
+        self._pinged = False
+        """The server was shown that this client knows PING, and so PONG and DRAIN."""
         self.transports: dict[int, ClientTransport] = {}
         self.accepting = False
         self.established = False
@@ -206,8 +307,14 @@ class ClientConnection:
 
     # --- what the application does ---
 
-    def request(self, remote: PubKey) -> ClientTransport:
+    def request(
+        self, remote: PubKey, proposal: Proposal | None = None, end: SecureEnd | None = None, told: int = 0
+    ) -> ClientTransport:
         """Open a transport; :class:`Accepted` or :class:`Closed` follows.
+
+        :param proposal: for a secure transport.
+        :param end: the stream that it is to carry on; None begins one.
+        :param told: the window that the proposal names.
 
         :raises LocalProtocolError: all 32768 ids are in use.
         """
@@ -217,8 +324,12 @@ class ClientConnection:
         while transport_id in self.transports:
             transport_id = (transport_id + 2) % ID_COUNT
         self._next_id = (transport_id + 2) % ID_COUNT
-        payload = self.local + remote
+        payload = self.local + remote if proposal is None else proposal.payload
         transport = self._add(transport_id, remote, payload, initiator=True)
+        transport.proposal = proposal
+        transport.is_secure = proposal is not None
+        transport.secure = end
+        transport.told = told
         self._move(transport, Input.SEND_REQUEST)
         self._outgoing.append(encode_frame(REQUEST, transport_id, payload))
         return transport
@@ -231,10 +342,41 @@ class ClientConnection:
         self._move(transport, Input.SEND_ACCEPT)
         self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
 
-    def send(self, transport: ClientTransport, data: bytes | memoryview, token: Any = None) -> None:
-        """Send one FWD; :class:`Acknowledged` with the token follows.
+    def accept_secure(self, transport: ClientTransport, hello: Hello, end: SecureEnd | None = None) -> SecureEnd:
+        """Answer the REQUEST of a secure transport; :class:`Confirmed` or :class:`Closed` follows.
 
-        :param data: at most 65508 bytes.
+        :param hello: what to say.
+        :param end: the stream that it carries on; None begins one.
+        :raises LocalProtocolError: it is not waiting for an answer.
+        """
+        self._move(transport, Input.SEND_ANSWER)
+        offer, transport.offer = transport.offer, None
+        assert offer is not None
+        result, payload = offer.accept(hello)
+        if end is None:
+            end = SecureEnd(result.hash, initiator=False, window=hello.window, token=offer.hello.token)
+        end.attach(transport, result, offer.hello, hello.window)
+        self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
+        return end
+
+    def answer_ended(self, transport: ClientTransport, reason: int) -> None:
+        """Answer the REQUEST that would resume a stream: it was closed, for that reason."""
+        self._move(transport, Input.SEND_ANSWER)
+        offer, transport.offer = transport.offer, None
+        assert offer is not None
+        self._outgoing.append(encode_frame(ACCEPT, transport.id, offer.accept(Hello(ended=reason))[1]))
+        # the answer is all; the server keeps the route until it is told
+        self.close(transport)
+
+    def ping(self, payload: bytes) -> None:
+        """Ask the server, which must know of it, for :class:`Ponged`."""
+        self._pinged = True
+        self._outgoing.append(encode_frame(PING, 0, payload))
+
+    def send(self, transport: ClientTransport, data: bytes | memoryview, token: Any = None) -> None:
+        """Send one FWD; :class:`Acknowledged` with the token follows, or :class:`AcknowledgedAll`.
+
+        :param data: at most 65508 bytes, 65492 on a secure transport.
         :raises LocalProtocolError: not open, window closed, or too long.
         """
         if transport.state is not State.OPEN:
@@ -242,6 +384,10 @@ class ClientConnection:
         size = len(data)
         if size > MAX_FWD_DATA or not transport.window_open:
             raise LocalProtocolError("window is closed or data is too long for one frame")
+        if transport.secure is not None:
+            payload = transport.secure.seal_data(data, token)
+            self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
+            return
         sequence = transport._next_sequence
         transport._next_sequence = (sequence + 1) & 0xFFFF
         transport.in_flight[sequence] = (size, token)
@@ -253,6 +399,11 @@ class ClientConnection:
 
     def consumed(self, transport: ClientTransport, size: int) -> None:
         """The application has read ``size`` bytes: held ACKs may go out."""
+        if transport.is_secure:
+            if transport.secure is not None and transport.secure.consume(size) and not transport.ack_due:
+                transport.ack_due = True
+                self._due.append(transport)
+            return
         transport.unread -= size
         if transport.held_acks and transport.unread < UNREAD_LIMIT and transport.state is State.OPEN:
             transport_id = transport.id
@@ -262,14 +413,26 @@ class ClientConnection:
 
     def close(self, transport: ClientTransport, reason: int = CloseReason.UNSPECIFIED) -> None:
         """Send CLOSE; no event follows.  Closing what is closed does nothing."""
-        if transport.state in (State.REQUESTED, State.OFFERED, State.OPEN):
+        state = transport.state
+        if state in (State.REQUESTED, State.OFFERED, State.ANSWERED, State.OPEN):
             self._move(transport, Input.SEND_CLOSE)
             self._remove(transport)
-            self._outgoing.append(encode_close(transport.id, reason))
+            if transport.secure is not None and state is State.OPEN:
+                payload = transport.secure.seal_close(reason)
+                self._outgoing.append(encode_frame(CLOSE, transport.id, payload))
+            else:
+                self._outgoing.append(encode_close(transport.id, reason))
 
     def data_to_send(self) -> bytes:
-        """The frames to send; empties the buffer."""
+        """The frames to send, with the ACKs that are due; empties the buffer."""
         outgoing = self._outgoing
+        if self._due:
+            for transport in self._due:
+                transport.ack_due = False
+                if transport.secure is not None and transport.state is State.OPEN:
+                    payload = transport.secure.seal_ack()
+                    outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
+            self._due.clear()
         if not outgoing:
             return b""
         data = b"".join(outgoing)
@@ -299,7 +462,11 @@ class ClientConnection:
             position = following
             transport = transports.get(transport_id)
             if transport is not None and transport.state is State.OPEN and self.established:
-                if frame_type == FWD and size >= SEQUENCE_SIZE:
+                if transport.is_secure:
+                    if FWD <= frame_type <= ACK:
+                        self._receive_secure(transport, frame_type, view[start:following], events)
+                        continue
+                elif frame_type == FWD and size >= SEQUENCE_SIZE:
                     sequence = buffer[start] << 8 | buffer[start + 1]
                     size -= SEQUENCE_SIZE
                     if size:
@@ -316,7 +483,7 @@ class ClientConnection:
                     else:
                         outgoing.append(encode_ack(transport_id, sequence))
                     continue
-                if frame_type == ACK and size == SEQUENCE_SIZE:
+                elif frame_type == ACK and size == SEQUENCE_SIZE:
                     waiting = transport.in_flight.pop(buffer[start] << 8 | buffer[start + 1], None)
                     if waiting is not None:
                         transport.in_flight_bytes -= waiting[0]
@@ -324,6 +491,26 @@ class ClientConnection:
                     continue
             self._receive_control(frame_type, transport_id, bytes(view[start:following]), transport, events)
         return position, events
+
+    def _receive_secure(
+        self, transport: ClientTransport, frame_type: int, payload: memoryview, events: list[Event]
+    ) -> None:
+        end = transport.secure
+        if end is None:
+            return  # its stream has moved on
+        try:
+            if frame_type == FWD:
+                data = end.open_data(payload)
+                if not transport.ack_due:
+                    transport.ack_due = True
+                    self._due.append(transport)
+                if data:
+                    events.append(DataReceived(transport, data))
+            else:
+                count, tokens = end.open_ack(payload)
+                events.append(AcknowledgedAll(transport, count, tokens))
+        except SecureError as error:
+            self._fail(transport, error.reason, events)
 
     def _receive_control(
         self,
@@ -338,6 +525,8 @@ class ClientConnection:
                 raise RemoteProtocolError(DropReason.NO_OK_FRAME, f"first frame of the server has type {frame_type:#x}")
             self.established = True
             events.append(Established())
+        elif frame_type in (PONG, DRAIN) and self._pinged:
+            self._on_server_frame(frame_type, payload, events)
         elif transport is None:
             if frame_type == REQUEST:
                 self._on_request(transport_id, payload, events)
@@ -347,43 +536,112 @@ class ClientConnection:
             raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
         elif frame_type == CLOSE:
             refused = transport.state is not State.OPEN
+            end = transport.secure
+            said = end.open_close(payload) if end is not None and not refused else None
             self._move(transport, Input.RECV_CLOSE)
             self._remove(transport)
-            events.append(Closed(transport, close_reason(payload), refused, by_remote=True))
+            reason = close_reason(payload) if said is None else said
+            events.append(Closed(transport, reason, refused, by_remote=True, authentic=said is not None, end=end))
         elif transport.state is State.REQUESTED:
-            if frame_type == ACCEPT and payload == transport.payload:
+            if frame_type == ACCEPT and transport.proposal is not None:
+                self._on_secure_accept(transport, payload, events)
+            elif frame_type == ACCEPT and payload == transport.payload:
                 self._move(transport, Input.RECV_ACCEPT)
                 events.append(Accepted(transport))
             else:
                 self._fail(transport, CloseReason.BAD_FRAME, events)
+        elif transport.state is State.ANSWERED:
+            self._confirm(transport, frame_type, payload, events)
         elif transport.state is State.OFFERED or frame_type in (FWD, ACK):
             # FWD and ACK of a wrong size, the right ones never come here; or
             # anything at all before the application has answered
             self._fail(transport, CloseReason.BAD_FRAME, events)
         # OK, ACCEPT and unknown types on an open transport mean nothing
 
+    def _on_secure_accept(self, transport: ClientTransport, payload: bytes, events: list[Event]) -> None:
+        proposal, transport.proposal = transport.proposal, None
+        assert proposal is not None
+        end = transport.secure
+        tokens: list[Any] = []
+        unsent: list[tuple[bytes | memoryview, Any]] = []
+        try:
+            result, hello = proposal.accepted(payload)
+            if hello.ended is not None:
+                self.close(transport)
+                events.append(Closed(transport, hello.ended, refused=True, by_remote=True, authentic=True, end=end))
+                return
+            if end is None:
+                token = hello.token if hello.token == proposal.hello.token else None
+                end = SecureEnd(result.hash, initiator=True, window=transport.told, token=token)
+            elif hello.resume is None or hello.resume.token != end.token:
+                raise HandshakeError("ACCEPT resumes no stream, or another")
+            else:
+                tokens, unsent = end.resume(hello.resume)
+        except HandshakeError:
+            self._fail(transport, CloseReason.NOT_AUTHENTIC, events)
+            return
+        except SecureError as error:
+            self._fail(transport, error.reason, events)
+            return
+        end.attach(transport, result, hello, transport.told)
+        self._move(transport, Input.RECV_ACCEPT)
+        # an ACK of what is there already: it shows the other end that this one holds the keys
+        transport.ack_due = True
+        self._due.append(transport)
+        events.append(Accepted(transport, hello, tokens, unsent))
+
+    def _confirm(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        """The first frame after ACCEPT: if it is authentic, the initiator holds the keys."""
+        if transport.secure is None:
+            return  # another transport took the stream
+        after: list[Event] = []
+        if frame_type in (FWD, ACK):
+            self._receive_secure(transport, frame_type, memoryview(payload), after)
+        else:
+            self._fail(transport, CloseReason.BAD_FRAME, after)
+        if transport.state is State.ANSWERED:
+            self._move(transport, Input.RECV_CONFIRM)
+            events.append(Confirmed(transport))
+        events += after
+
+    def _on_server_frame(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        if frame_type == PONG:
+            events.append(Ponged(payload))
+            return
+        try:
+            events.append(Draining(*parse_drain(payload)))
+        except KeyFormatError as error:
+            raise RemoteProtocolError(DropReason.BAD_FRAME, f"malformed DRAIN: {error}") from None
+
     def _on_request(self, transport_id: int, payload: bytes, events: list[Event]) -> None:
         reason = CloseReason.BAD_REQUEST
+        offer = None
         try:
-            initiator, responder = parse_handshake_payload(payload)
-            if transport_id & 1 and responder == self.local:
+            initiator, responder = parse_handshake_payload(payload[:HANDSHAKE_PAYLOAD_SIZE])
+            if transport_id & 1 and responder == self.local and (self._key is not None or not is_secure(payload)):
                 if not self.accepting:
                     reason = CloseReason.REFUSED
                 elif self.incoming >= MAX_INCOMING:
                     reason = CloseReason.TOO_MANY_TRANSPORTS
                 else:
+                    if self._key is not None and is_secure(payload):
+                        offer = Offer(self._key, payload)
                     transport = self._add(transport_id, initiator, payload, initiator=False)
+                    transport.offer = offer
+                    transport.is_secure = offer is not None
                     self._move(transport, Input.RECV_REQUEST)
                     events.append(Requested(transport))
                     return
         except KeyFormatError:
             pass  # the reference accepts any initiator, even the null key
+        except HandshakeError:
+            reason = CloseReason.NOT_AUTHENTIC
         self._outgoing.append(encode_close(transport_id, reason))
 
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
         refused = transport.state is not State.OPEN
         self.close(transport, reason)
-        events.append(Closed(transport, reason, refused, by_remote=False))
+        events.append(Closed(transport, reason, refused, by_remote=False, end=transport.secure))
 
     # --- the table ---
 

@@ -22,7 +22,8 @@ from zope.interface import implementer
 from dmsg.errors import DmsgError, DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.noise import HANDSHAKE_TIMEOUT, NoiseClientEndpoint, TurnFlush
-from dmsg.transport.protocol import ClientSession
+from dmsg.transport.session import ClientSession
+from dmsg.transport.streams import Streams
 
 FIRST_DELAY = 0.5
 """Seconds before the first new try."""
@@ -31,6 +32,9 @@ MAX_DELAY = 60.0
 """Seconds between tries at most."""
 JITTER = 0.3
 """Share of a delay that is drawn by chance, so that clients do not come back in step."""
+
+HANDSHAKE_ROUND_TRIPS = 3
+"""Of TCP, the three handshake messages and the OK frame: a first guess of the round trip."""
 
 _log = Logger()
 
@@ -66,17 +70,23 @@ class SessionEndpoint:
         key: SecKey,
         server: PubKey,
         address: str,
-        accept: Callable[[], IProtocolFactory | None],
+        streams: Streams,
         timeout: float = HANDSHAKE_TIMEOUT,
+        *,
+        pings: bool = False,
     ) -> None:
-        """:param address: ``host:port``.  :raises DmsgError: it is malformed."""
+        """:param address: ``host:port``.  :param pings: the server knows of PING.
+
+        :raises DmsgError: the address is malformed.
+        """
         host, port = parse_address(address)
         self._reactor = reactor
         self._turn = turn
         self._key = key
         self._server = server
         self._endpoint = HostnameEndpoint(reactor, host, port, timeout=timeout)
-        self._accept = accept
+        self._streams = streams
+        self._pings = pings
         self._timeout = timeout
 
     def open(self) -> Deferred[ClientSession]:
@@ -84,11 +94,12 @@ class SessionEndpoint:
         return Deferred.fromCoroutine(self._open())
 
     async def _open(self) -> ClientSession:
+        started = self._reactor.seconds()
         noise = NoiseClientEndpoint(
             self._reactor, self._endpoint, self._turn, self._key, self._server, timeout=self._timeout
         )
         session: ClientSession = await noise.connect(
-            lambda remote: ClientSession(self._reactor, self._turn, self._key.public, remote, accept=self._accept)
+            lambda remote: ClientSession(self._reactor, self._turn, self._key.public, remote, streams=self._streams)
         )
         try:
             await session.established.addTimeout(self._timeout, self._reactor)
@@ -98,6 +109,9 @@ class SessionEndpoint:
         except BaseException:
             session.close()
             raise
+        session.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
+        if self._pings:
+            session.watch()
         return session
 
 
@@ -163,6 +177,9 @@ class ServerLink:
         self.session: ClientSession | None = None
         self.failures = 0
         self.last_error = ""
+        self.slow = False
+        self.leaving = False
+        """The server said that it leaves."""
         self._random = random
         self._changed = changed
         self._away = away
@@ -192,6 +209,7 @@ class ServerLink:
     def _up(self, session: ClientSession) -> None:
         self.session = session
         self.failures = 0
+        self.leaving = False
         self._changed(self)
 
     def _down(self) -> None:

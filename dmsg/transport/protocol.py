@@ -1,49 +1,30 @@
-"""Protocol and factory classes of server and client, over noise links.
+"""Protocol and factory classes of the server, over noise links.
 
-``ServerSession`` gives one link to the relay; ``ClientSession`` carries the
-streams of one link.  Rules are in :mod:`dmsg.transport.relay` and
-:mod:`dmsg.transport.client`; here are Deferreds, timers and producers.
+``ServerSession`` gives one link to the relay.  Rules are in
+:mod:`dmsg.transport.relay`; here are Deferreds, timers and producers.  The
+client's are in :mod:`dmsg.transport.session`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
-from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.errors import (
     CloseReason,
-    DmsgTimeout,
     DropReason,
-    LocalProtocolError,
     RemoteProtocolError,
-    TransportClosed,
-    TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.noise import HANDSHAKE_TIMEOUT, NoiseLink, TurnFlush
-from dmsg.net.stream import DmsgAddress, StreamTransport
-from dmsg.pending import Pending
-from dmsg.transport.client import (
-    Accepted,
-    Acknowledged,
-    ClientConnection,
-    ClientTransport,
-    Closed,
-    DataReceived,
-    Established,
-    Event,
-    Requested,
-    State,
-)
 from dmsg.transport.relay import MAX_TRANSPORTS, Relay, RelayPeer
-from dmsg.transport.wire import MAX_FWD_DATA, OK_FRAME
+from dmsg.transport.wire import OK_FRAME
 
 MAX_CONNECTIONS = 10_000
 """Connections of a server, by default."""
@@ -51,15 +32,8 @@ MAX_HANDSHAKES = 512
 """Handshakes under way; one more evicts the oldest."""
 STALL_GRACE = 0.5
 """Seconds that sources are paused for a receiver that takes nothing."""
-REQUEST_TIMEOUT = 10.0
-"""Seconds for the answer to a REQUEST, by default."""
-CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Bytes of answers that a client holds for a server that does not read."""
 
 _log = Logger()
-
-
-# --- server -----------------------------------------------------------------
 
 
 class ServerSession:
@@ -237,228 +211,3 @@ class ServerFactory(Factory):
 _COUNTED_BY_RELAY = frozenset(
     {DropReason.REPLACED, DropReason.SEND_BUFFER_FULL, DropReason.TOO_MANY_CONNECTIONS, DropReason.DRAINING}
 )
-
-
-# --- client -----------------------------------------------------------------
-
-
-class ClientSession:
-    """A client's connection to one server: it carries streams.
-
-    :param accept: the factory for transports that others open, asked for each
-        time; None refuses them.
-    :ivar server: the server's key.
-    :ivar established: fires with this session when the server said OK.
-    :ivar lost: fires with None when the connection is gone.
-    """
-
-    max_frame = MAX_FWD_DATA
-
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        turn: TurnFlush,
-        local: PubKey,
-        server: PubKey,
-        *,
-        accept: Callable[[], IProtocolFactory | None] = lambda: None,
-        random: Random | None = None,
-    ) -> None:
-        self._reactor = reactor
-        self._turn = turn
-        self._core = ClientConnection(local, random=random)
-        self._link: NoiseLink | None = None
-        self._accept = accept
-        self._host = DmsgAddress(local)
-        self._opening: Pending[ClientTransport, ClientTransport] = Pending()
-        self._writable = True
-        self._receiving = False
-        self.server = server
-        self.established: Deferred[ClientSession] = Deferred()
-        self.lost: Deferred[None] = Deferred()
-        self.connected = False
-        self.round_trip: float | None = None
-        """Seconds that the last answered REQUEST took."""
-
-    # --- what the application does ---
-
-    def open(self, remote: PubKey, factory: IProtocolFactory, timeout: float = REQUEST_TIMEOUT) -> Deferred[IProtocol]:
-        """Open a transport to ``remote`` through this server.
-
-        Fires with the factory's protocol, connected.  Fails with
-        :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`
-        or :class:`~dmsg.errors.TransportClosed`.  Cancelling closes the transport.
-        """
-        if not self.connected:
-            return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
-        try:
-            transport = self._core.request(remote)
-        except LocalProtocolError:
-            return fail()
-        stream = self._make_stream(transport)
-        started = self._reactor.seconds()
-
-        def opened(_: ClientTransport) -> IProtocol:
-            self.round_trip = self._reactor.seconds() - started
-            protocol = factory.buildProtocol(stream.getPeer())
-            if protocol is None:
-                self.stream_close(stream, CloseReason.REFUSED)
-                raise TransportClosed(CloseReason.REFUSED, "the factory built no protocol")
-            stream.start(protocol)
-            return protocol
-
-        def gave_up(failure: Failure) -> Failure:
-            # refused ones are closed already; this is for a timeout or a cancel
-            self.stream_close(stream, CloseReason.TIMEOUT)
-            return failure
-
-        waiting = self._opening.add(transport)
-        waiting.addTimeout(timeout, self._reactor, _no_answer)
-        waiting.addErrback(gave_up)
-        self._flush()
-        return waiting.addCallback(opened)
-
-    def close(self) -> None:
-        """End the connection; the streams end with it."""
-        if self._link is not None:
-            for transport in list(self._core.transports.values()):
-                is_open = transport.state is State.OPEN
-                self._core.close(transport, CloseReason.UNSPECIFIED)
-                if is_open:
-                    transport.user.carrier_closed(CloseReason.UNSPECIFIED)
-            self._flush()
-            self._link.close()
-
-    @property
-    def transports(self) -> int:
-        """Transports that are open or being opened."""
-        return len(self._core.transports)
-
-    # --- the link's side ---
-
-    def link_up(self, link: NoiseLink) -> None:
-        self._link = link
-
-    def frames_received(self, buffer: bytearray, end: int) -> int:
-        self._core.accepting = self._accept() is not None
-        taken, events = self._core.receive_frames(buffer, end)
-        self._receiving = True
-        for event in events:
-            self._handle[type(event)](self, event)
-        self._receiving = False
-        self._flush()
-        if self._link is not None and self._link.congested and self._link.queued() > CLIENT_QUEUE_LIMIT:
-            raise RemoteProtocolError(DropReason.SEND_BUFFER_FULL, "server provokes answers and reads none")
-        return taken
-
-    def link_congested(self) -> None:
-        self._writable = False
-
-    def link_relieved(self) -> None:
-        self._writable = True
-        for transport in list(self._core.transports.values()):
-            if transport.user is not None:
-                transport.user.window_opened()
-
-    def link_lost(self, reason: Failure) -> None:
-        self._link = None
-        self.connected = False
-        transports = [one for one in self._core.transports.values() if one.state is State.OPEN]
-        gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "connection to the server was lost")
-        self._opening.fail_all(Failure(gone))
-        for transport in transports:
-            transport.user.carrier_closed(CloseReason.PEER_DISCONNECTED)
-        self._core.transports.clear()
-        if not self.established.called:
-            self.established.errback(Failure(gone))
-        self.lost.callback(None)
-
-    # --- events of the core ---
-
-    def _on_established(self, event: Established) -> None:
-        self.connected = True
-        self.established.callback(self)
-
-    def _on_requested(self, event: Requested) -> None:
-        transport = event.transport
-        if transport.state is State.CLOSED:
-            return  # a CLOSE came with the REQUEST
-        stream = self._make_stream(transport)
-        factory = self._accept()
-        protocol = None
-        try:
-            protocol = factory.buildProtocol(stream.getPeer()) if factory is not None else None
-        except Exception:
-            # the application's bug ends its transport, not the connection of all
-            _log.failure("unhandled error in buildProtocol of {factory!r}", factory=factory)
-        if protocol is None:
-            self._core.close(transport, CloseReason.REFUSED)
-        else:
-            self._core.accept(transport)
-            stream.start(protocol)
-
-    def _on_accepted(self, event: Accepted) -> None:
-        self._opening.succeed(event.transport, event.transport)
-
-    def _on_data(self, event: DataReceived) -> None:
-        event.transport.user.data_received(event.data)
-
-    def _on_acknowledged(self, event: Acknowledged) -> None:
-        event.transport.user.acknowledged(event.token)
-
-    def _on_closed(self, event: Closed) -> None:
-        if event.refused:
-            self._opening.fail(event.transport, Failure(TransportRefused(event.reason)))
-        else:
-            event.transport.user.carrier_closed(event.reason)
-
-    _handle: dict[type[Event], Callable[[ClientSession, Any], None]] = {
-        Established: _on_established,
-        Requested: _on_requested,
-        Accepted: _on_accepted,
-        DataReceived: _on_data,
-        Acknowledged: _on_acknowledged,
-        Closed: _on_closed,
-    }
-
-    # --- the streams' side (StreamCarrier) ---
-
-    def stream_may_send(self, stream: StreamTransport) -> bool:
-        return self._writable and stream.token.window_open
-
-    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
-        self._core.send(stream.token, data, token)
-
-    def stream_flush(self) -> None:
-        self._flush()
-
-    def stream_in_flight(self, stream: StreamTransport) -> int:
-        return len(stream.token.in_flight)
-
-    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
-        self._core.consumed(stream.token, size)
-        self._flush()
-
-    def stream_close(self, stream: StreamTransport, reason: int) -> None:
-        self._core.close(stream.token, reason)
-        self._flush()
-
-    def stream_schedule(self, stream: StreamTransport) -> None:
-        self._turn.add_stream(stream)
-
-    def _make_stream(self, transport: ClientTransport) -> StreamTransport:
-        stream = StreamTransport(self._reactor, self, self._host, DmsgAddress(transport.remote))
-        stream.token = transport
-        transport.user = stream
-        return stream
-
-    def _flush(self) -> None:
-        if self._receiving:
-            return  # frames_received() does it once for all its events
-        data = self._core.data_to_send()
-        if data and self._link is not None:
-            self._link.send(data)
-
-
-def _no_answer(result: object, seconds: float) -> None:
-    raise DmsgTimeout(f"no answer to the REQUEST within {seconds:g} s")

@@ -12,10 +12,11 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.discovery.entry import ClientMeta
+from dmsg.discovery.entry import ClientMeta, Entry, with_feature
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
+from dmsg.transport.agreement import FEATURE
 from dmsg.transport.dial import retry_delay
 
 PUBLISH_DELAY = 0.05
@@ -30,6 +31,7 @@ class EntryPublisher:
     """Posts the entry of ``key`` whenever its servers changed, and again what discovery has lost.
 
     :param delegated: says the servers as they are now, as hexadecimal keys in order.
+    :param secure: the entry says that this client takes secure transports.
     :param failed: told why a POST failed; it is tried again with a growing delay.
     :ivar published: the servers that discovery was last told; None before the first time.
     """
@@ -42,6 +44,8 @@ class EntryPublisher:
         delegated: Callable[[], tuple[str, ...]],
         failed: Callable[[str], None],
         random: Random,
+        *,
+        secure: bool,
     ) -> None:
         self._reactor = reactor
         self._lookups = lookups
@@ -49,6 +53,7 @@ class EntryPublisher:
         self._delegated = delegated
         self._failed = failed
         self._random = random
+        self._secure = secure
         self._running = False
         self._again = False
         self._failures = 0
@@ -115,7 +120,7 @@ class EntryPublisher:
         if unchanged and (not wanted or await self._is_there(wanted)):
             return
         try:
-            await self._lookups.update(self._key, lambda entry: replace(entry, client=ClientMeta(wanted)))
+            await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
         except DiscoveryError as error:
             self._failures += 1
             self._failed(str(error))
@@ -132,6 +137,10 @@ class EntryPublisher:
                 if not deferred.called:
                     deferred.callback(None)
 
+    def _make(self, entry: Entry, wanted: tuple[str, ...]) -> Entry:
+        version = with_feature(entry.version, FEATURE, self._secure)
+        return replace(entry, version=version, client=ClientMeta(wanted))
+
     async def _is_there(self, wanted: tuple[str, ...]) -> bool:
         """Whether discovery still has what was posted; it may have lost its store."""
         try:
@@ -140,4 +149,5 @@ class EntryPublisher:
             return False
         except DiscoveryError:
             return True  # away: nothing to be done now
-        return entry.client is not None and entry.client.delegated_servers == wanted
+        is_said = entry.offers(FEATURE) == self._secure
+        return is_said and entry.client is not None and entry.client.delegated_servers == wanted

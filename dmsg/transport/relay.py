@@ -36,6 +36,11 @@ from dmsg.transport.wire import (
     HEADER_SIZE,
     ID_COUNT,
     IDS_PER_SIDE,
+    MAX_HANDSHAKE_PAYLOAD,
+    MAX_PING,
+    MIN_SECURE_REQUEST,
+    PING,
+    PONG,
     REQUEST,
     encode_close,
     encode_frame,
@@ -334,6 +339,9 @@ class Relay:
         if frame_type == REQUEST:
             self._on_request(peer, own_id, payload)
             return
+        if frame_type == PING and own_id == 0 and len(payload) <= MAX_PING:
+            self._answer(peer, encode_frame(PONG, 0, payload))
+            return
         if frame_type not in (ACCEPT, CLOSE, FWD, ACK):
             raise RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")
         route = peer.routes.get(own_id)
@@ -353,8 +361,11 @@ class Relay:
             self.drops[DropReason.ID_IN_USE] += 1
             self._close_both(peer, own_id, used, CloseReason.ID_IN_USE)
             return
-        responder = self.newest.get(payload[PUBKEY_SIZE:])
-        if own_id & 1 or len(payload) != HANDSHAKE_PAYLOAD_SIZE or payload[:PUBKEY_SIZE] != peer.key:
+        size = len(payload)
+        responder = self.newest.get(payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE])
+        # the KK message of a secure transport may follow the two keys, nothing else
+        length_fits = size == HANDSHAKE_PAYLOAD_SIZE or MIN_SECURE_REQUEST <= size <= MAX_HANDSHAKE_PAYLOAD
+        if own_id & 1 or not length_fits or payload[:PUBKEY_SIZE] != peer.key:
             self._refuse(peer, own_id, DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
         elif self.draining:
             self._refuse(peer, own_id, DropReason.DRAINING, CloseReason.SHUTTING_DOWN)

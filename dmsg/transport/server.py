@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
-from dmsg.discovery.entry import Entry, ServerMeta
+from dmsg.discovery.entry import Entry, ServerMeta, with_feature
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.errors import DiscoveryError, DmsgError, DropReason
 from dmsg.keys import SecKey
@@ -28,6 +28,7 @@ from dmsg.telemetry.metrics import ServerMetrics
 from dmsg.transport.dial import parse_address, retry_delay
 from dmsg.transport.protocol import MAX_CONNECTIONS, ServerFactory
 from dmsg.transport.relay import MAX_TRANSPORTS
+from dmsg.transport.wire import RELAY_FEATURE
 
 REFRESH_INTERVAL = 30.0
 """Seconds between refreshes of the entry; discovery lists it for longer than that."""
@@ -163,7 +164,8 @@ class Server(Service):
 
         def make(entry: Entry) -> Entry:
             assert self._address is not None
-            return replace(entry, server=ServerMeta(self._address, available))
+            version = with_feature(entry.version, RELAY_FEATURE)
+            return replace(entry, version=version, server=ServerMeta(self._address, available))
 
         def done(result: Any) -> None:
             self._registering = None

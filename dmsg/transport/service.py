@@ -7,37 +7,54 @@ from random import Random, SystemRandom
 from typing import Any
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, DeferredList, TimeoutError
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.error import CannotListenError
-from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort, IProtocol, IProtocolFactory
+from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IProtocolFactory
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookup import Lookup, Lookups
-from dmsg.errors import ConnectFailed, DiscoveryError, DmsgError, DmsgTimeout, KeyFormatError
+from dmsg.errors import (
+    CloseReason,
+    ConnectFailed,
+    DiscoveryError,
+    DmsgError,
+    DmsgTimeout,
+    EncryptionUnavailable,
+    EntryNotFound,
+    KeyFormatError,
+    TransportClosed,
+    TransportRefused,
+)
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.noise import TurnFlush
-from dmsg.net.stream import DmsgAddress
-from dmsg.transport.dial import ServerLink, SessionEndpoint, retry_delay
+from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.transport.agreement import FEATURE
 from dmsg.transport.lifecycle import LifecycleCore, make_lifecycle
-from dmsg.transport.protocol import ClientSession
 from dmsg.transport.publish import EntryPublisher
+from dmsg.transport.servers import ServerSet
+from dmsg.transport.session import REQUEST_TIMEOUT, ClientSession
+from dmsg.transport.streams import RESUME_TIMEOUT, Encryption, Streams
 
 MIN_SERVERS = 2
 """Servers that a client stays connected to, by default."""
 CONNECT_TIMEOUT = 10.0
 """Seconds for the whole of a connect, by default."""
-AWAY_AFTER = 2
-"""Failed tries in a row after which another server is looked for."""
-AVOID_FOR = 60.0
-"""Seconds that a server that stayed away is not chosen again."""
-CHECK_INTERVAL = 60.0
-"""Seconds between looks at servers and own entry when nothing happens."""
 ENTRY_CACHE_TIME = 10.0
-"""Seconds that a fetched entry is used again."""
+"""Seconds that a fetched entry is used again without asking; it is kept for when discovery is away."""
 ENTRY_CACHE_SIZE = 1024
+SECURE_SEEN_SIZE = 65536
+"""Clients of which is remembered that they offer secure transports."""
+SUCCESSORS = 4
+"""Steps from a key to its successors that are followed."""
+RESUME_ATTEMPT = 5.0
+"""Seconds for one try to let a stream go on through one server."""
+RESUME_DELAY = 0.1
+"""Seconds between the first rounds of tries; grows to ``RESUME_MAX_DELAY``."""
+RESUME_MAX_DELAY = 2.0
 
 _log = Logger()
 
@@ -51,6 +68,11 @@ class Client(Service):
     :param key: the secret key; its public key is the client's address.
     :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.Lookups`.
     :param min_servers: stay connected to so many, when there are so many.
+    :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.transport.streams.Encryption`.
+    :param resume_timeout: seconds that a stream waits for another way to the
+        remote when its server is lost; 0 lets it end with its server.
+    :param prefer: servers to take before others.
+    :param only: take no servers but these.
     """
 
     name = "dmsg-client"
@@ -62,8 +84,13 @@ class Client(Service):
         discovery: Sequence[str] | Lookups,
         *,
         min_servers: int = MIN_SERVERS,
+        encryption: str | Encryption = Encryption.REQUIRE,
+        resume_timeout: float = RESUME_TIMEOUT,
+        prefer: Sequence[PubKey] = (),
+        only: Sequence[PubKey] = (),
         random: Random | None = None,
     ) -> None:
+        """:raises ValueError: min_servers or encryption cannot be that."""
         if min_servers < 1:
             raise ValueError("min_servers must be at least 1")
         self._reactor = reactor
@@ -71,27 +98,45 @@ class Client(Service):
         self._lookups = (
             discovery if isinstance(discovery, Lookups) else Lookups([Lookup(reactor, url) for url in discovery])
         )
-        self._min_servers = min_servers
         self._random: Random = random or SystemRandom()
-        self._turn = TurnFlush(reactor)
-        self._factory: IProtocolFactory | None = None
-        self._links: dict[PubKey, ServerLink] = {}
-        self._visits: dict[PubKey, list[Deferred[ClientSession]]] = {}
-        self._visited: dict[PubKey, ClientSession] = {}
-        self._idle: set[PubKey] = set()
-        self._avoid: dict[PubKey, float] = {}
+        self.encryption = Encryption(encryption)
+        turn = TurnFlush(reactor)
+        self._factories: dict[int, IProtocolFactory] = {}
         self._entries: dict[PubKey, tuple[float, Entry]] = {}
-        self._maintaining = False
-        self._maintain_again = False
-        self._maintain_failures = 0
-        self._wake: IDelayedCall | None = None
+        self._secure_seen: dict[PubKey, None] = {}
+        self.streams = Streams(
+            reactor,
+            key,
+            self._factories.get,
+            turn.add_stream,
+            encryption=self.encryption,
+            resume_timeout=resume_timeout,
+        )
+        self.streams.reconnect = lambda stream: Deferred.fromCoroutine(self._reconnect(stream))
+        self.streams.speaks_secure = lambda remote: Deferred.fromCoroutine(self._speaks_secure(remote))
+        self._set = ServerSet(
+            reactor,
+            key,
+            self._lookups,
+            self.streams,
+            turn,
+            self._random,
+            min_servers=min_servers,
+            prefer=prefer,
+            only=only,
+            changed=self._servers_changed,
+        )
         self._publisher = EntryPublisher(
-            reactor, self._lookups, key, self._delegated, self._publish_failed, self._random
+            reactor,
+            self._lookups,
+            key,
+            self._set.delegated,
+            self._publish_failed,
+            self._random,
+            secure=self.encryption is not Encryption.OFF,
         )
         self._core = LifecycleCore()
         self._lifecycle = make_lifecycle(self._core)
-        self.last_error = ""
-        """Why there is no server, as far as known."""
 
     # --- what an application uses ---
 
@@ -106,9 +151,19 @@ class Client(Service):
         return self._core.state
 
     @property
+    def last_error(self) -> str:
+        """Why there is no server, as far as known."""
+        return self._set.last_error
+
+    @property
     def servers(self) -> list[PubKey]:
         """Keys of the servers it is connected to."""
-        return [session.server for session in self._sessions()]
+        return [session.server for session in self._set.sessions()]
+
+    @property
+    def round_trips(self) -> dict[PubKey, float | None]:
+        """Seconds to each connected server and back, as far as measured."""
+        return {session.server: session.round_trip for session in self._set.sessions()}
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
         """Fires when a server is connected; with a timeout fails with DmsgTimeout that says why not."""
@@ -135,37 +190,66 @@ class Client(Service):
 
     def connect(
         self,
-        remote: PubKey,
+        remote: PubKey | DmsgAddress,
         factory: IProtocolFactory,
         timeout: float = CONNECT_TIMEOUT,
         *,
+        port: int = 0,
         via: PubKey | None = None,
+        resumable: bool = True,
     ) -> Deferred[IProtocol]:
-        """Open a transport to ``remote``; fires with the factory's connected protocol.
+        """Open a stream to ``remote``; fires with the factory's connected protocol.
 
         Tries every server of the remote, those first that this client is
         connected to; with ``via`` only that one.  Fails with :class:`~dmsg.errors.ConnectFailed`, which
         says why each failed, :class:`~dmsg.errors.EntryNotFound`,
-        :class:`~dmsg.errors.DiscoveryError` or :class:`~dmsg.errors.DmsgTimeout`.
+        :class:`~dmsg.errors.DiscoveryError`, :class:`~dmsg.errors.EncryptionUnavailable`
+        or :class:`~dmsg.errors.DmsgTimeout`.
+
+        :param port: whom there: 0 to 65535.
+        :param resumable: the stream goes on over another server when its own is lost.
         """
+        address = remote if isinstance(remote, DmsgAddress) else DmsgAddress(remote, port)
+        key = address.public_key
         attempts: list[tuple[str, str]] = []
-        connecting = Deferred.fromCoroutine(self._connect(remote, factory, timeout, via, attempts))
+        connecting = Deferred.fromCoroutine(
+            self._connect(key, address.port, factory, timeout, via, resumable, attempts)
+        )
 
         def too_late(result: Any, seconds: float) -> Any:
             if isinstance(result, Failure):
-                raise ConnectFailed(f"{remote.short}: not connected within {seconds:g} s", tuple(attempts)) from None
+                raise ConnectFailed(f"{key.short}: not connected within {seconds:g} s", tuple(attempts)) from None
             return result
 
         return connecting.addTimeout(timeout, self._reactor, too_late)
 
-    def listen(self, factory: IProtocolFactory) -> IListeningPort:
-        """Accept transports with ``factory``; one listener at a time.
+    def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
+        """Accept streams with ``factory``; one listener on each port.
+
+        Port 0 is asked for by those who name none.
 
         :raises CannotListenError: there is one already.
+        :raises ValueError: not a port.
         """
-        if self._factory is not None:
-            raise CannotListenError(None, None, OSError("a factory is listening on this client already"))
-        return _Listening(self, factory)
+        if not 0 <= port < 65536:
+            raise ValueError("port is 0 to 65535")
+        if port in self._factories:
+            raise CannotListenError(None, port, OSError(f"a factory is listening on port {port} already"))
+        if port and self.encryption is Encryption.OFF:
+            raise CannotListenError(None, port, OSError("ports need secure transports"))
+        return _Listening(self, factory, port)
+
+    def server_session(self, server: PubKey) -> Deferred[ClientSession]:
+        """The connection to ``server``, for measuring: the present one, or one made now."""
+        return self._set.session(server)
+
+    def entry(self, remote: PubKey) -> Deferred[Entry]:
+        """The entry of ``remote``, verified; not older than ``ENTRY_CACHE_TIME`` unless discovery is away."""
+        return Deferred.fromCoroutine(self._entry_of(remote))
+
+    def sessions(self) -> list[ClientSession]:
+        """The connections to servers."""
+        return self._set.sessions()
 
     # --- service ---
 
@@ -174,7 +258,7 @@ class Client(Service):
             super().startService()  # type: ignore[no-untyped-call]
             self._lifecycle.start()
             self._publisher.start()
-            self._maintain_soon(0)
+            self._set.start()
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
@@ -182,157 +266,51 @@ class Client(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        if self._wake is not None and self._wake.active():
-            self._wake.cancel()
+        self.streams.stop()
         await self._publisher.withdraw()
-        ends = [link.stop() for link in self._links.values()]
-        self._links.clear()
-        for session in list(self._visited.values()):
-            session.close()
-            ends.append(_done_with(session.lost))
-        for visitors in list(self._visits.values()):
-            for visitor in visitors:
-                visitor.cancel()
-        await DeferredList(ends, consumeErrors=True)
+        await self._set.stop()
         await self._lookups.close()
 
-    # --- servers ---
-
-    def _accept(self) -> IProtocolFactory | None:
-        return self._factory
-
-    def _sessions(self) -> list[ClientSession]:
-        kept = [link.session for link in self._links.values() if link.session is not None]
-        return kept + [session for server, session in self._visited.items() if server not in self._links]
-
-    def _delegated(self) -> tuple[str, ...]:
-        return tuple(sorted(link.server.hex() for link in self._links.values() if link.session is not None))
-
-    def _publish_failed(self, error: str) -> None:
-        self.last_error = error
-
-    def _maintain_soon(self, delay: float) -> None:
-        if not self.running:
-            return
-        if self._wake is not None and self._wake.active():
-            if self._wake.getTime() <= self._reactor.seconds() + delay:
-                return
-            self._wake.cancel()
-        self._wake = self._reactor.callLater(delay, self._maintain)
-
-    def _maintain(self) -> None:
-        self._wake = None
-        if self._maintaining:
-            self._maintain_again = True
-            return
-        self._maintaining = True
-
-        def done(result: Any) -> None:
-            self._maintaining = False
-            if isinstance(result, Failure):
-                _log.failure("looking for servers failed", result)
-            if self._maintain_again:
-                self._maintain_again = False
-                self._maintain_soon(0)
-
-        Deferred.fromCoroutine(self._look_for_servers()).addBoth(done)
-
-    async def _look_for_servers(self) -> None:
-        """One look: have so many links that ``min_servers`` of them are good, if there are so many."""
-        delay = CHECK_INTERVAL
-        good = [link for link in self._links.values() if link.failures < AWAY_AFTER]
-        missing = self._min_servers - len(good)
-        if missing > 0:
-            now = self._reactor.seconds()
-            try:
-                entries = await self._lookups.available_servers()
-                self._maintain_failures = 0
-                if not entries:
-                    self.last_error = "discovery lists no server"
-            except DiscoveryError as error:
-                entries = []
-                self.last_error = str(error)
-            if not self.running:
-                return
-            self._random.shuffle(entries)
-            self._avoid = {server: until for server, until in self._avoid.items() if until > now}
-            for entry in entries:
-                if missing > 0 and entry.key not in self._links and entry.key not in self._avoid:
-                    missing -= self._add_link(entry)
-            if missing > 0:
-                self._maintain_failures += 1
-                delay = min(delay, retry_delay(self._maintain_failures, self._random))
-            self._drop_surplus()
-        self._close_idle_visits()
-        self._publisher.soon()
-        self._maintain_soon(delay)
-
-    def _add_link(self, entry: Entry) -> bool:
-        assert entry.server is not None
-        try:
-            endpoint = SessionEndpoint(
-                self._reactor, self._turn, self._key, entry.key, entry.server.address, self._accept
-            )
-        except DmsgError as error:
-            self.last_error = f"server {entry.key.short}: {error}"
-            self._avoid[entry.key] = self._reactor.seconds() + AVOID_FOR
-            return False
-        link = ServerLink(
-            self._reactor, entry.key, endpoint, self._random, changed=self._link_changed, away=self._link_away
-        )
-        self._links[entry.key] = link
-        link.start()
-        return True
-
-    def _drop_surplus(self) -> None:
-        """A server that stayed away goes when another was found in its place."""
-        for link in list(self._links.values()):
-            if len(self._links) <= self._min_servers:
-                return
-            if link.failures >= AWAY_AFTER and link.session is None:
-                _log.info("server {server} stays away, another takes its place", server=link.server.short)
-                del self._links[link.server]
-                self._avoid[link.server] = self._reactor.seconds() + AVOID_FOR
-                link.stop()
-
-    def _link_changed(self, link: ServerLink) -> None:
-        if self._links.get(link.server) is not link:
-            return
-        if link.session is not None:
-            self.last_error = ""
+    def _servers_changed(self) -> None:
+        if self._set.sessions():
             self._lifecycle.server_up()
-        elif not self._sessions():
+        else:
             self._lifecycle.no_server()
         self._publisher.soon()
 
-    def _link_away(self, link: ServerLink, failures: int) -> None:
-        self.last_error = f"server {link.server.short}: {link.last_error}"
-        if failures >= AWAY_AFTER and self._links.get(link.server) is link:
-            self._maintain_soon(0.1)
+    def _publish_failed(self, error: str) -> None:
+        self._set.last_error = error
 
     # --- connecting ---
 
     async def _connect(
         self,
         remote: PubKey,
+        port: int,
         factory: IProtocolFactory,
         timeout: float,
         via: PubKey | None,
+        resumable: bool,
         attempts: list[tuple[str, str]],
     ) -> IProtocol:
         deadline = self._reactor.seconds() + timeout
         tried: set[PubKey] = set()
         cached = remote in self._entries
         while True:
-            servers = [one for one in await self._servers_of(remote) if one not in tried and via in (None, one)]
+            remote, entry = await self._successor(remote)
+            if entry.client is None:
+                raise ConnectFailed(f"{remote.short} is not a client")
+            secure = self._agree(remote, entry, port)
+            servers = [one for one in self._servers_of(remote, entry) if one not in tried and via in (None, one)]
             for position, server in enumerate(servers):
                 tried.add(server)
                 left = deadline - self._reactor.seconds()
                 share = max(left / (len(servers) - position), 0.01)
                 try:
-                    session = await self._session(server).addTimeout(share, self._reactor)
+                    session = await self._set.session(server).addTimeout(share, self._reactor)
                     left = deadline - self._reactor.seconds()
-                    return await session.open(remote, factory, max(left / (len(servers) - position), 0.01))
+                    share = max(left / (len(servers) - position), 0.01)
+                    return await session.open(remote, factory, share, port=port, secure=secure, resumable=resumable)
                 except TimeoutError as error:
                     attempts.append((server.short, str(error) or f"not connected within {share:.3g} s"))
                 except Exception as error:
@@ -341,115 +319,159 @@ class Client(Service):
                 raise ConnectFailed(f"{remote.short} was reached through none of its servers", tuple(attempts))
             # the entry was from the cache: perhaps the remote has moved
             cached = False
-            del self._entries[remote]
+            self._entries.pop(remote, None)
 
-    async def _servers_of(self, remote: PubKey) -> list[PubKey]:
+    async def _successor(self, remote: PubKey) -> tuple[PubKey, Entry]:
+        """The entry of ``remote``, or of the key that it named, signed by both, to follow it."""
+        for _ in range(SUCCESSORS):
+            entry = await self._entry_of(remote)
+            if entry.successor is None:
+                return remote, entry
+            remote = entry.successor.key
+        raise ConnectFailed(f"{remote.short}: more than {SUCCESSORS} keys follow each other")
+
+    def _agree(self, remote: PubKey, entry: Entry, port: int) -> bool:
+        """Whether the transport is to be a secure one.
+
+        :raises EncryptionUnavailable: the policy or the port asks for one and the remote has none.
+        """
+        if self.encryption is Encryption.OFF:
+            if port:
+                raise EncryptionUnavailable("ports need secure transports, and encryption is off")
+            return False
+        if self._offers(remote, entry):
+            return True
+        if self.encryption is Encryption.REQUIRE:
+            raise EncryptionUnavailable(
+                f"{remote.short} does not offer secure transports, and this client requires them (see --encryption)"
+            )
+        if port:
+            raise EncryptionUnavailable(f"{remote.short} does not offer secure transports, which ports need")
+        return False
+
+    def _offers(self, remote: PubKey, entry: Entry) -> bool:
+        """What the signed entry says; who has offered it once is believed to offer it on."""
+        if entry.offers(FEATURE):
+            self._secure_seen[remote] = None
+            if len(self._secure_seen) > SECURE_SEEN_SIZE:
+                del self._secure_seen[next(iter(self._secure_seen))]
+            return True
+        # an old entry that is shown again must not make us speak in the clear
+        return remote in self._secure_seen
+
+    async def _speaks_secure(self, remote: PubKey) -> bool:
+        try:
+            return self._offers(remote, await self._entry_of(remote))
+        except EntryNotFound:
+            return remote in self._secure_seen
+
+    async def _entry_of(self, remote: PubKey) -> Entry:
         now = self._reactor.seconds()
         known = self._entries.get(remote)
         if known is not None and known[0] > now:
-            entry = known[1]
-        else:
+            return known[1]
+        try:
             entry = await self._lookups.entry(remote)
-            self._entries.pop(remote, None)
-            self._entries[remote] = (now + ENTRY_CACHE_TIME, entry)
-            if len(self._entries) > ENTRY_CACHE_SIZE:
-                del self._entries[next(iter(self._entries))]
-        if entry.client is None:
-            raise ConnectFailed(f"{remote.short} is not a client")
+        except EntryNotFound:
+            raise
+        except DiscoveryError:
+            if known is None:
+                raise
+            return known[1]  # discovery is away: what was true lately is better than nothing
+        self._entries.pop(remote, None)
+        self._entries[remote] = (now + ENTRY_CACHE_TIME, entry)
+        if len(self._entries) > ENTRY_CACHE_SIZE:
+            del self._entries[next(iter(self._entries))]
+        return entry
+
+    def _servers_of(self, remote: PubKey, entry: Entry) -> list[PubKey]:
         servers = []
-        for text in entry.client.delegated_servers or ():
+        for text in (entry.client.delegated_servers if entry.client is not None else None) or ():
             try:
                 servers.append(PubKey.from_hex(text))
             except KeyFormatError:
                 continue
         if not servers:
             raise ConnectFailed(f"{remote.short} is connected to no server")
-        connected = {session.server for session in self._sessions()}
-        return sorted(servers, key=lambda server: server not in connected)
 
-    def _session(self, server: PubKey) -> Deferred[ClientSession]:
-        """The session with ``server``: kept, visited, or a new visit."""
-        found: Deferred[ClientSession] = Deferred()
-        link = self._links.get(server)
-        session = (link.session if link is not None else None) or self._visited.get(server)
-        if session is not None:
-            found.callback(session)
-            return found
-        # two connects to one server share one visit
-        waiting = self._visits.get(server)
-        if waiting is not None:
-            waiting.append(found)
-            return found
-        self._visits[server] = [found]
+        def order(server: PubKey) -> tuple[bool, bool, float]:
+            session = self._set.existing(server)
+            if session is None:
+                return True, False, 0.0
+            return False, session.leaving, session.round_trip or 0.0
 
-        def visited(result: Any) -> None:
-            for deferred in self._visits.pop(server):
-                if not deferred.called:
-                    deferred.callback(result)
+        return sorted(servers, key=order)
 
-        Deferred.fromCoroutine(self._visit(server)).addBoth(visited)
-        return found
+    # --- resuming ---
 
-    async def _visit(self, server: PubKey) -> ClientSession:
-        """Connect to a server of somebody else, for as long as transports need it."""
-        entry = await self._lookups.entry(server)
-        if entry.server is None:
-            raise DmsgError("entry is of a client instead of a server")
-        session = await SessionEndpoint(
-            self._reactor, self._turn, self._key, server, entry.server.address, self._accept
-        ).open()
-        if not self.running:
-            session.close()
-            raise DmsgError("client is stopped")
-        self._visited[server] = session
+    async def _reconnect(self, stream: StreamTransport) -> None:
+        """Let a stream go on over whatever server is common to both ends, for as long as it may take.
 
-        def lost(_: None) -> None:
-            self._visited.pop(server, None)
-            if not self._sessions():
-                self._lifecycle.no_server()
+        A stream that still has its transport keeps it until the remote is found elsewhere.
+        """
+        peer = stream.getPeer()
+        assert isinstance(peer, DmsgAddress)
+        remote = peer.public_key
+        left_behind = stream.server
+        deadline = self._reactor.seconds() + self.streams.resume_timeout
+        rounds = 0
+        while self._reactor.seconds() < deadline:
+            moving = stream.end.transport is not None
+            unknown = False
+            for server in await self._ways(remote, left_behind, moving=moving, fresh=rounds > 0):
+                try:
+                    session = await self._set.session(server).addTimeout(RESUME_ATTEMPT, self._reactor)
+                    await session.reopen(stream, min(RESUME_ATTEMPT, REQUEST_TIMEOUT))
+                except TransportRefused as error:
+                    if error.final:
+                        raise
+                    unknown = unknown or error.reason == CloseReason.NO_SUCH_STREAM
+                except Exception as error:  # Twisted's connect errors have no common class
+                    _log.debug("not resumed through {server}: {error}", server=server.short, error=str(error))
+                else:
+                    return
+            if unknown:
+                raise TransportClosed(CloseReason.NO_SUCH_STREAM)
+            rounds += 1
+            delay = min(RESUME_MAX_DELAY, RESUME_DELAY * 1.5**rounds)
+            await deferLater(self._reactor, delay * (0.7 + 0.6 * self._random.random()))
 
-        session.lost.addCallback(lost)
-        return session
-
-    def _close_idle_visits(self) -> None:
-        """End visits that carried nothing at this look and the one before."""
-        idle = {server for server, session in self._visited.items() if not session.transports}
-        for server in idle & self._idle:
-            self._visited[server].close()
-        self._idle = idle
-
-
-def _done_with(deferred: Deferred[None]) -> Deferred[None]:
-    done: Deferred[None] = Deferred()
-
-    def fire(result: None) -> None:
-        done.callback(None)
-        return result
-
-    deferred.addBoth(fire)
-    return done
+    async def _ways(self, remote: PubKey, left_behind: PubKey | None, *, moving: bool, fresh: bool) -> list[PubKey]:
+        """Servers by which to reach ``remote``, other ones than that left behind first."""
+        if fresh and remote in self._entries:
+            self._entries[remote] = (0.0, self._entries[remote][1])
+        try:
+            servers = self._servers_of(remote, await self._entry_of(remote))
+        except DmsgError:
+            servers = []
+        others = [server for server in servers if server != left_behind]
+        if moving or left_behind is None:
+            return others
+        # the entry may be late: the remote may still be, or be again, where it was
+        return [*others, left_behind]
 
 
 @implementer(IListeningPort)
 class _Listening:
-    """A factory that accepts a client's transports."""
+    """A factory that accepts a client's streams on one port."""
 
-    def __init__(self, client: Client, factory: IProtocolFactory) -> None:
+    def __init__(self, client: Client, factory: IProtocolFactory, port: int) -> None:
         self._client = client
         self._factory = factory
+        self._port = port
         self.startListening()
 
     def startListening(self) -> None:
         self._factory.doStart()
-        self._client._factory = self._factory
+        self._client._factories[self._port] = self._factory
 
     def stopListening(self) -> Deferred[None]:
-        if self._client._factory is self._factory:
-            self._client._factory = None
+        if self._client._factories.get(self._port) is self._factory:
+            del self._client._factories[self._port]
             self._factory.doStop()
         stopped: Deferred[None] = Deferred()
         stopped.callback(None)
         return stopped
 
     def getHost(self) -> IAddress:
-        return DmsgAddress(self._client.public_key)
+        return DmsgAddress(self._client.public_key, self._port)

@@ -55,35 +55,43 @@ class _Lazy:
         self._arguments = (reactor, discovery, key)
 
     def connect(
-        self, remote: PubKey, factory: IProtocolFactory, timeout: float = CONNECT_TIMEOUT
+        self, remote: PubKey, factory: IProtocolFactory, timeout: float = CONNECT_TIMEOUT, *, port: int = 0
     ) -> Deferred[IProtocol]:
-        return shared_client(*self._arguments).connect(remote, factory, timeout)
+        return shared_client(*self._arguments).connect(remote, factory, timeout, port=port)
 
-    def listen(self, factory: IProtocolFactory) -> IListeningPort:
-        return shared_client(*self._arguments).listen(factory)
+    def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
+        return shared_client(*self._arguments).listen(factory, port)
+
+
+def parse_port(text: str) -> int:
+    """:raises ValueError: not 0 to 65535."""
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise ValueError(f"{text[:20]!r} is not a port, 0 to 65535")
+    return int(text)
 
 
 def client_endpoint(
     reactor: Any,
     public_key: str,
+    port: str = "0",
     discovery: str | None = None,
     key: str | None = None,
     timeout: str = str(CONNECT_TIMEOUT),
 ) -> DmsgClientEndpoint:
-    """``dmsg:<public key>[:discovery=URL][:key=FILE][:timeout=SECONDS]``; colons in URLs are written ``\\:``.
+    """``dmsg:<public key>[:<port>][:discovery=URL][:key=FILE][:timeout=SECONDS]``; colons in URLs are written ``\\:``.
 
     :raises KeyFormatError: not a public key.
+    :raises ValueError: not a port.
     """
-    return DmsgClientEndpoint(_Lazy(reactor, discovery, key), PubKey.from_hex(public_key), float(timeout))
+    lazy = _Lazy(reactor, discovery, key)
+    return DmsgClientEndpoint(lazy, PubKey.from_hex(public_key), float(timeout), port=parse_port(port))
 
 
 def server_endpoint(
-    reactor: Any, unused: str = "", discovery: str | None = None, key: str | None = None
+    reactor: Any, port: str = "", discovery: str | None = None, key: str | None = None
 ) -> DmsgServerEndpoint:
-    """``dmsg:[:discovery=URL][:key=FILE]``.
+    """``dmsg:[<port>][:discovery=URL][:key=FILE]``; without a port it is 0, which those ask for who name none.
 
-    :raises ValueError: something stands where nothing is expected.
+    :raises ValueError: not a port.
     """
-    if unused:
-        raise ValueError(f"{unused!r}: a dmsg: server endpoint has only discovery= and key=")
-    return DmsgServerEndpoint(_Lazy(reactor, discovery, key))
+    return DmsgServerEndpoint(_Lazy(reactor, discovery, key), parse_port(port or "0"))

@@ -9,6 +9,7 @@ that read them are in :mod:`dmsg.transport.relay` and
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -30,6 +31,16 @@ HANDSHAKE_PAYLOAD_SIZE = 2 * PUBKEY_SIZE
 """66 bytes: REQUEST and ACCEPT."""
 ID_COUNT = 0x10000
 IDS_PER_SIDE = ID_COUNT // 2
+MAX_PING = 64
+"""Bytes of a PING."""
+MAX_HANDSHAKE_PAYLOAD = 66 + 1024
+"""Bytes of a REQUEST, with the KK message of a secure transport."""
+MIN_SECURE_REQUEST = 66 + 33 + 128 + 16
+"""Bytes of the shortest REQUEST with a KK message: a key, a hello, a tag."""
+MAX_HINTS = 16
+"""Servers named in a DRAIN."""
+RELAY_FEATURE = "relay1"
+"""What the version of an entry says of a server that carries secure transports and knows PING."""
 UNREAD_LIMIT = 65535
 """Bytes of unread data beyond which a receiver withholds its ACKs (2019 reference)."""
 
@@ -47,13 +58,17 @@ class FrameType(IntEnum):
 
     OK = 0x0  # empty; the server's first frame, id 0 (not in the 2019 document)
     REQUEST = 0x1  # initiator pk(33) + responder pk(33)
-    ACCEPT = 0x2  # initiator pk(33) + responder pk(33)
-    CLOSE = 0x3  # reason(1)
-    FWD = 0xA  # seq(2) + data
-    ACK = 0xB  # seq(2)
+    ACCEPT = 0x2  # initiator pk(33) + responder pk(33); a secure transport's have a KK message after it
+    CLOSE = 0x3  # reason(1); a secure transport's has encrypt(reason(1)) after it
+    # the next three pass only between clients and servers that know of them (docs/protocol/frames.md)
+    PING = 0x4  # anything up to 64 bytes; client to server, id 0
+    PONG = 0x5  # what was in the PING
+    DRAIN = 0x6  # seconds(2) + pk(33) of other servers; server to client, id 0
+    FWD = 0xA  # seq(2) + data; encrypted on a secure transport
+    ACK = 0xB  # seq(2); encrypted seq(2) + hash(4) [+ window(4)] on a secure transport
 
 
-OK, REQUEST, ACCEPT, CLOSE, FWD, ACK = (int(frame_type) for frame_type in FrameType)
+OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, FWD, ACK = (int(frame_type) for frame_type in FrameType)
 
 unpack_header = struct.Struct(">BHH").unpack_from
 """(type, id, payload size) at an offset."""
@@ -94,6 +109,23 @@ def parse_handshake_payload(payload: bytes) -> tuple[PubKey, PubKey]:
     if len(payload) != HANDSHAKE_PAYLOAD_SIZE:
         raise KeyFormatError(f"payload must be {HANDSHAKE_PAYLOAD_SIZE} bytes, not {len(payload)}")
     return PubKey(payload[:PUBKEY_SIZE]), PubKey(payload[PUBKEY_SIZE:])
+
+
+def encode_drain(seconds: int, servers: Sequence[PubKey]) -> bytes:
+    """DRAIN: the server leaves in so many seconds, these are others."""
+    return encode_frame(DRAIN, 0, seconds.to_bytes(2, "big") + b"".join(servers[:MAX_HINTS]))
+
+
+def parse_drain(payload: bytes) -> tuple[int, list[PubKey]]:
+    """Seconds and servers of a DRAIN.
+
+    :raises KeyFormatError: malformed.
+    """
+    keys = payload[2:]
+    if len(payload) < 2 or len(keys) % PUBKEY_SIZE or len(keys) > MAX_HINTS * PUBKEY_SIZE:
+        raise KeyFormatError(f"{len(payload)} bytes")
+    servers = [PubKey(keys[start : start + PUBKEY_SIZE]) for start in range(0, len(keys), PUBKEY_SIZE)]
+    return int.from_bytes(payload[:2], "big"), servers
 
 
 def close_reason(payload: bytes) -> int:

@@ -127,7 +127,7 @@ class NetworkTests(EntityCase):
         alice = await self.start_client(url, min_servers=1)
         second = await self.start_server(f"--discovery={url}")
         bob = Client(reactor, SecKey.generate(), [url], min_servers=1)
-        bob._avoid[alice.servers[0]] = 1e12
+        bob._set._avoid[alice.servers[0]] = 1e12
         bob.startService()
         self.addCleanup(bob.stopService)
         await bob.when_published(10)
@@ -200,7 +200,7 @@ class NetworkTests(EntityCase):
         registered = await self.start_server(f"--discovery={url}")
         client = await self.start_client(url, min_servers=1)
         (session,) = registered.factory.sessions
-        for link in (session.link, client._sessions()[0]._link):
+        for link in (session.link, client.sessions()[0]._link):
             handle = link.transport.getHandle()
             options = {name: handle.getsockopt(level, getattr(socket, name)) for level, name, _ in socketopts._OPTIONS}
             self.assertEqual(options, {name: value for _, name, value in socketopts._OPTIONS})
@@ -331,6 +331,6 @@ class EndpointTests(EntityCase):
 
     def test_malformed_strings(self) -> None:
         key = SecKey.generate().public
-        for text in ("dmsg:", "dmsg:02ab", f"dmsg:{key}:timeout=x", f"dmsg:{key}:port=1"):
+        for text in ("dmsg:", "dmsg:02ab", f"dmsg:{key}:timeout=x", f"dmsg:{key}:x", f"dmsg:{key}:65536", f"dmsg:{key}:1:more=1"):
             self.assertRaises((ValueError, TypeError), clientFromString, reactor, text)
-        self.assertRaises(ValueError, serverFromString, reactor, "dmsg:8080")
+        self.assertRaises(ValueError, serverFromString, reactor, "dmsg:http")

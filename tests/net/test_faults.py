@@ -25,7 +25,7 @@ from dmsg.net.noise import NoiseClientEndpoint, TurnFlush
 from dmsg.noise.link import LinkHandshake
 from dmsg.transport import relay as relay_module
 from dmsg.transport.client import ClientConnection
-from dmsg.transport.protocol import ClientSession
+from dmsg.transport.session import ClientSession
 from dmsg.transport.wire import ACCEPT, CLOSE, FWD, REQUEST, Frame
 from tests.net.support import EntityCase
 from tests.support import SERVER_KEY, Accepting, MemoryNetwork, RawClient, Recorder, asynchronous
@@ -336,7 +336,8 @@ class ClientTests(FaultCase):
         """There they overflow one record and the transport dies silently."""
         url = await self.start_discovery()
         await self.start_server(f"--discovery={url}")
-        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        alice = await self.start_client(url, min_servers=1, encryption="off")
+        bob = await self.start_client(url, min_servers=1, encryption="off")
         accepting = Accepting()
         bob.listen(accepting)
         protocol: Any = await alice.connect(bob.public_key, Accepting())
@@ -345,7 +346,7 @@ class ClientTests(FaultCase):
         receiver.transport.pauseProducing()
         sending = [protocol.transport.send(bytes(65_000)) for _ in range(2)]
         sending += [protocol.transport.send(b"x") for _ in range(12_000)]
-        session = bob._sessions()[0]
+        session = bob.sessions()[0]
         await self.until(lambda: any(len(t.held_acks) > 8000 for t in session._core.transports.values()))
         receiver.transport.resumeProducing()
         await gatherResults(sending)
@@ -542,7 +543,8 @@ class SignalTests(FaultCase):
             directory=str(directory),
         )
         await child.line("registered in discovery")
-        alice, bob = await self.start_client(url, min_servers=1), await self.start_client(url, min_servers=1)
+        alice = await self.start_client(url, min_servers=1, resume_timeout=0)
+        bob = await self.start_client(url, min_servers=1, resume_timeout=0)
         bob.listen(Accepting())
         protocol: Any = await alice.connect(bob.public_key, Accepting())
         started = reactor.seconds()  # type: ignore[attr-defined]

@@ -22,7 +22,8 @@ from dmsg.keys import SecKey
 from dmsg.net import noise as noise_module
 from dmsg.net.noise import NoiseLink, TurnFlush
 from dmsg.net.stream import SEND_HIGH_WATER, DmsgAddress, StreamLost
-from dmsg.transport.protocol import ClientSession, ServerFactory
+from dmsg.transport.protocol import ServerFactory
+from dmsg.transport.session import ClientSession
 from dmsg.transport.wire import WINDOW_BYTES
 from tests.support import KEYS, SERVER_KEY, Accepting, MemoryNetwork, RawClient, Recorder
 

@@ -1,0 +1,379 @@
+"""The servers of one client: which it stays connected to, and visits to others.
+
+A client stays connected to ``min_servers``.  It chooses by a race: a few more
+than it needs are asked at once, and those that are there first stay, which
+is their round trip and their load in one.  Later the round trips measured by PING
+decide: a server that got slow, one that stays away and one that says that it
+leaves are replaced, and streams move over before they would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.discovery.entry import Entry
+from dmsg.discovery.lookup import Lookups
+from dmsg.errors import DiscoveryError, DmsgError
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.noise import TurnFlush
+from dmsg.transport.dial import ServerLink, SessionEndpoint, retry_delay
+from dmsg.transport.session import ClientSession
+from dmsg.transport.streams import Streams
+from dmsg.transport.wire import RELAY_FEATURE
+
+RACE = 2
+"""Servers asked beyond those that are needed."""
+AWAY_AFTER = 2
+"""Failed tries in a row after which another server is looked for."""
+AVOID_FOR = 60.0
+"""Seconds that a server that stayed away, was slow or left is not chosen again."""
+CHECK_INTERVAL = 60.0
+"""Seconds between looks at servers and own entry when nothing happens."""
+SLOW_FACTOR = 4.0
+SLOW_SECONDS = 0.05
+"""A server is slow whose round trip is both so many times and so much longer than the best one's."""
+
+_log = Logger()
+
+
+class ServerSet:
+    """The sessions of one client.
+
+    :param prefer: servers to take before others when they are there.
+    :param only: take no others; empty means any.
+    :param changed: told when the sessions that others can reach this client by changed.
+    :ivar last_error: why there is no server, as far as known.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: SecKey,
+        lookups: Lookups,
+        streams: Streams,
+        turn: TurnFlush,
+        random: Random,
+        *,
+        min_servers: int,
+        prefer: Sequence[PubKey] = (),
+        only: Sequence[PubKey] = (),
+        changed: Callable[[], None],
+    ) -> None:
+        self._reactor = reactor
+        self._key = key
+        self._lookups = lookups
+        self._streams = streams
+        self._turn = turn
+        self._random = random
+        self._only = tuple(dict.fromkeys(only))
+        self._prefer = tuple(dict.fromkeys(prefer))
+        self._min_servers = min(min_servers, len(self._only)) if self._only else min_servers
+        self._changed = changed
+        self.links: dict[PubKey, ServerLink] = {}
+        self._visits: dict[PubKey, list[Deferred[ClientSession]]] = {}
+        self._visited: dict[PubKey, ClientSession] = {}
+        self._idle: set[PubKey] = set()
+        self._avoid: dict[PubKey, float] = {}
+        self._hints: list[PubKey] = []
+        self._running = False
+        self._maintaining = False
+        self._maintain_again = False
+        self._failures = 0
+        self._wake: IDelayedCall | None = None
+        self.last_error = ""
+
+    # --- what there is ---
+
+    def sessions(self) -> list[ClientSession]:
+        """All sessions, visits too."""
+        kept = [link.session for link in self.links.values() if link.session is not None]
+        return kept + [session for server, session in self._visited.items() if server not in self.links]
+
+    def delegated(self) -> tuple[str, ...]:
+        """The servers at which others find this client, in order; one that leaves only while there is no other."""
+        here = [link for link in self.links.values() if link.session is not None]
+        staying = [link for link in here if link.session is not None and not link.session.leaving]
+        return tuple(sorted(link.server.hex() for link in staying or here))
+
+    def existing(self, server: PubKey) -> ClientSession | None:
+        """The session with ``server``, if there is one."""
+        link = self.links.get(server)
+        return (link.session if link is not None else None) or self._visited.get(server)
+
+    def session(self, server: PubKey) -> Deferred[ClientSession]:
+        """The session with ``server``: kept, visited, or a new visit."""
+        found: Deferred[ClientSession] = Deferred()
+        session = self.existing(server)
+        if session is not None:
+            found.callback(session)
+            return found
+        # two connects to one server share one visit
+        waiting = self._visits.get(server)
+        if waiting is not None:
+            waiting.append(found)
+            return found
+        self._visits[server] = [found]
+
+        def visited(result: Any) -> None:
+            for deferred in self._visits.pop(server):
+                if not deferred.called:
+                    deferred.callback(result)
+
+        Deferred.fromCoroutine(self._visit(server)).addBoth(visited)
+        return found
+
+    # --- start and stop ---
+
+    def start(self) -> None:
+        """Look for servers, and keep them."""
+        self._running = True
+        self.look_soon(0)
+
+    async def stop(self) -> None:
+        """Leave all of them."""
+        self._running = False
+        if self._wake is not None and self._wake.active():
+            self._wake.cancel()
+        ends = [link.stop() for link in self.links.values()]
+        self.links.clear()
+        for session in list(self._visited.values()):
+            session.close()
+            ends.append(_done_with(session.lost))
+        for visitors in list(self._visits.values()):
+            for visitor in visitors:
+                visitor.cancel()
+        await DeferredList(ends, consumeErrors=True)
+
+    def look_soon(self, delay: float) -> None:
+        """Look at the servers in ``delay`` seconds, or before."""
+        if not self._running:
+            return
+        if self._wake is not None and self._wake.active():
+            if self._wake.getTime() <= self._reactor.seconds() + delay:
+                return
+            self._wake.cancel()
+        self._wake = self._reactor.callLater(delay, self._look)
+
+    # --- looking ---
+
+    def _look(self) -> None:
+        self._wake = None
+        if self._maintaining:
+            self._maintain_again = True
+            return
+        self._maintaining = True
+
+        def done(result: Any) -> None:
+            self._maintaining = False
+            if isinstance(result, Failure):
+                _log.failure("looking for servers failed", result)
+            if self._maintain_again:
+                self._maintain_again = False
+                self.look_soon(0)
+
+        Deferred.fromCoroutine(self._look_for_servers()).addBoth(done)
+
+    async def _look_for_servers(self) -> None:
+        """One look: have so many links that ``min_servers`` of them are good, if there are so many."""
+        delay = CHECK_INTERVAL
+        missing = self._min_servers - len(self._good())
+        if missing > 0:
+            now = self._reactor.seconds()
+            self._avoid = {server: until for server, until in self._avoid.items() if until > now}
+            candidates = await self._candidates()
+            if not self._running:
+                return
+            wanted = missing + (0 if self._only else RACE)
+            added = 0
+            for entry in candidates:
+                if added < wanted and entry.key not in self.links and entry.key not in self._avoid:
+                    added += self._add_link(entry)
+            if added < missing:
+                self._failures += 1
+                delay = min(delay, retry_delay(self._failures, self._random))
+            else:
+                self._failures = 0
+        self._drop_surplus()
+        self._close_idle_visits()
+        self._changed()
+        self.look_soon(delay)
+
+    def _good(self) -> list[ServerLink]:
+        """Links to stay with: they work or may come to work, and are not slow."""
+        measured = [s.round_trip for link in self.links.values() if (s := link.session) and s.round_trip is not None]
+        best = min(measured, default=0.0)
+        good = []
+        for link in self.links.values():
+            if link.failures >= AWAY_AFTER or link.leaving:
+                continue
+            session = link.session
+            if session is not None and session.round_trip is not None and link.server not in self._prefer:
+                slow = session.round_trip > best * SLOW_FACTOR and session.round_trip > best + SLOW_SECONDS
+                if slow and self._min_servers > 1:
+                    link.slow = True
+                    continue
+            link.slow = False
+            good.append(link)
+        return good
+
+    async def _candidates(self) -> list[Entry]:
+        """Entries of servers, in the order in which to take them."""
+        entries: list[Entry] = []
+        if not self._only:
+            try:
+                entries = await self._lookups.available_servers()
+                if not entries:
+                    self.last_error = "discovery lists no server"
+            except DiscoveryError as error:
+                self.last_error = str(error)
+            self._random.shuffle(entries)
+            # full ones only when there are no others
+            entries.sort(key=lambda entry: entry.server is not None and entry.server.available_connections <= 0)
+        known = {entry.key: entry for entry in entries}
+        first = list(dict.fromkeys((*self._only, *self._prefer, *self._hints)))
+        for server in first:
+            if server not in known:
+                try:
+                    known[server] = await self._lookups.entry(server)
+                except DmsgError as error:
+                    self.last_error = f"server {server.short}: {error}"
+        ordered = [known[server] for server in first if server in known]
+        ordered += [entry for entry in entries if entry.key not in first]
+        return [entry for entry in ordered if entry.server is not None]
+
+    def _endpoint(self, entry: Entry) -> SessionEndpoint:
+        assert entry.server is not None
+        return SessionEndpoint(
+            self._reactor,
+            self._turn,
+            self._key,
+            entry.key,
+            entry.server.address,
+            self._streams,
+            pings=entry.offers(RELAY_FEATURE),
+        )
+
+    def _add_link(self, entry: Entry) -> bool:
+        try:
+            endpoint = self._endpoint(entry)
+        except DmsgError as error:
+            self.last_error = f"server {entry.key.short}: {error}"
+            self._avoid[entry.key] = self._reactor.seconds() + AVOID_FOR
+            return False
+        link = ServerLink(
+            self._reactor, entry.key, endpoint, self._random, changed=self._link_changed, away=self._link_away
+        )
+        self.links[entry.key] = link
+        link.start()
+        return True
+
+    def _remove(self, link: ServerLink, why: str) -> None:
+        _log.info("server {server} {why}, another takes its place", server=link.server.short, why=why)
+        del self.links[link.server]
+        self._avoid[link.server] = self._reactor.seconds() + AVOID_FOR
+        link.stop()
+
+    def _drop_surplus(self) -> None:
+        """The race is over when there are enough; what stayed away, leaves or is slow goes then."""
+        here = [link for link in self._good() if link.session is not None]
+        if len(here) < self._min_servers:
+            return
+        preferred = {*self._only, *self._prefer}
+        kept = sorted(here, key=lambda link: link.server not in preferred)[: self._min_servers]
+        for link in list(self.links.values()):
+            if link in kept or (link.server in preferred and link.failures < AWAY_AFTER and not link.leaving):
+                continue
+            if link.session is None:
+                if link.failures >= AWAY_AFTER:
+                    self._remove(link, "stays away")
+                else:
+                    del self.links[link.server]
+                    link.stop()
+            elif not link.session.transports:
+                if link.leaving or link.slow:
+                    self._remove(link, "leaves" if link.leaving else "is slow")
+                else:
+                    del self.links[link.server]
+                    link.stop()
+            elif link.leaving or link.slow:
+                for stream in link.session.streams:
+                    self._streams.migrate(stream)
+
+    def _link_changed(self, link: ServerLink) -> None:
+        if self.links.get(link.server) is not link:
+            return
+        if link.session is not None:
+            self.last_error = ""
+            self._welcome(link.session)
+            self._drop_surplus()
+        else:
+            self.look_soon(0.1)
+        self._changed()
+
+    def _link_away(self, link: ServerLink, failures: int) -> None:
+        self.last_error = f"server {link.server.short}: {link.last_error}"
+        if failures >= AWAY_AFTER and self.links.get(link.server) is link:
+            self.look_soon(0.1)
+
+    # --- a server that leaves ---
+
+    def _welcome(self, session: ClientSession) -> None:
+        session.draining = lambda seconds, servers: self._server_leaves(session, seconds, servers)
+
+    def _server_leaves(self, session: ClientSession, seconds: int, servers: list[PubKey]) -> None:
+        _log.info("server {server} leaves in {seconds} s", server=session.server.short, seconds=seconds)
+        self._hints = [server for server in servers if server != session.server][:8]
+        self._avoid[session.server] = self._reactor.seconds() + AVOID_FOR
+        link = self.links.get(session.server)
+        if link is not None and link.session is session:
+            link.leaving = True
+        self.look_soon(0)
+        self._changed()
+        for stream in session.streams:
+            self._streams.migrate(stream)
+
+    # --- visits ---
+
+    async def _visit(self, server: PubKey) -> ClientSession:
+        """Connect to a server of somebody else, for as long as transports need it."""
+        entry = await self._lookups.entry(server)
+        if entry.server is None:
+            raise DmsgError("entry is of a client instead of a server")
+        session = await self._endpoint(entry).open()
+        if not self._running:
+            session.close()
+            raise DmsgError("client is stopped")
+        self._visited[server] = session
+        self._welcome(session)
+
+        def lost(_: None) -> None:
+            self._visited.pop(server, None)
+            self._changed()
+
+        session.lost.addCallback(lost)
+        return session
+
+    def _close_idle_visits(self) -> None:
+        """End visits that carried nothing at this look and the one before."""
+        idle = {server for server, session in self._visited.items() if not session.transports}
+        for server in idle & self._idle:
+            self._visited[server].close()
+        self._idle = idle
+
+
+def _done_with(deferred: Deferred[None]) -> Deferred[None]:
+    done: Deferred[None] = Deferred()
+
+    def fire(result: None) -> None:
+        done.callback(None)
+        return result
+
+    deferred.addBoth(fire)
+    return done

@@ -1,0 +1,593 @@
+"""A client's connection to one server: it carries streams.
+
+Rules are in :mod:`dmsg.transport.client`; here are Deferreds, timers and
+producers.  Streams that can go on over another session are looked after by
+:class:`~dmsg.transport.streams.Streams`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.errors import (
+    CloseReason,
+    DmsgTimeout,
+    DropReason,
+    EncryptionUnavailable,
+    LocalProtocolError,
+    RemoteProtocolError,
+    TransportClosed,
+    TransportRefused,
+)
+from dmsg.keys import PubKey
+from dmsg.net.noise import NoiseLink, TurnFlush
+from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.pending import Pending
+from dmsg.transport.agreement import TOKEN_SIZE, Hello, Proposal
+from dmsg.transport.client import (
+    Accepted,
+    Acknowledged,
+    AcknowledgedAll,
+    ClientConnection,
+    ClientTransport,
+    Closed,
+    Confirmed,
+    DataReceived,
+    Draining,
+    Established,
+    Event,
+    Ponged,
+    Requested,
+    State,
+)
+from dmsg.transport.secure import INITIAL_WINDOW, MAX_SECURE_DATA, SecureEnd, SecureError
+from dmsg.transport.streams import Encryption, Streams
+from dmsg.transport.wire import MAX_FWD_DATA
+
+REQUEST_TIMEOUT = 10.0
+"""Seconds for the answer to a REQUEST, by default."""
+CONFIRM_TIMEOUT = 10.0
+"""Seconds for the first frame after this side's ACCEPT."""
+CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
+"""Bytes of answers that a client holds for a server that does not read."""
+PING_INTERVAL = 10.0
+"""Seconds between PINGs to a server that knows them."""
+PING_TIMEOUT = 10.0
+"""Seconds without a PONG after which the connection is given up."""
+SMOOTHING = 0.25
+"""Weight of a new round trip in the smoothed one."""
+
+_log = Logger()
+
+
+class ClientSession:
+    """A client's connection to one server.
+
+    :param accept: the factory for transports that others open, asked for each
+        time; None refuses them.  Not used when there are ``streams``.
+    :param streams: what makes transports secure and lets them be resumed.
+    :ivar server: the server's key.
+    :ivar established: fires with this session when the server said OK.
+    :ivar lost: fires with None when the connection is gone.
+    :ivar draining: told (seconds, servers) when the server says that it leaves.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        turn: TurnFlush,
+        local: PubKey,
+        server: PubKey,
+        *,
+        accept: Callable[[], IProtocolFactory | None] = lambda: None,
+        streams: Streams | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self._turn = turn
+        self._local = local
+        self._streams = streams
+        key = streams.secure_key if streams is not None else None
+        self._core = ClientConnection(local, key=key, random=random)
+        self._link: NoiseLink | None = None
+        self._accept = accept
+        self._opening: Pending[ClientTransport, Accepted] = Pending()
+        self._unconfirmed: dict[ClientTransport, tuple[IDelayedCall, float, IProtocolFactory | None]] = {}
+        self._writable = True
+        self._receiving = False
+        self._pings: dict[bytes, tuple[float, Deferred[float]]] = {}
+        self._ping_timer: IDelayedCall | None = None
+        self.server = server
+        self.established: Deferred[ClientSession] = Deferred()
+        self.lost: Deferred[None] = Deferred()
+        self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
+        self.leaving = False
+        """The server said that it leaves."""
+        self.connected = False
+        self.round_trip: float | None = None
+        """Seconds to the server and back, smoothed; None while not measured."""
+
+    # --- what the application does ---
+
+    def open(
+        self,
+        remote: PubKey,
+        factory: IProtocolFactory,
+        timeout: float = REQUEST_TIMEOUT,
+        *,
+        port: int = 0,
+        secure: bool = False,
+        resumable: bool = True,
+    ) -> Deferred[IProtocol]:
+        """Open a transport to ``remote`` through this server.
+
+        Fires with the factory's protocol, connected.  Fails with
+        :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
+        :class:`~dmsg.errors.TransportClosed`, or, when ``secure``,
+        :class:`~dmsg.errors.EncryptionUnavailable`.  Cancelling closes the transport.
+        """
+        proposal = None
+        if secure:
+            assert self._streams is not None
+            token = os.urandom(TOKEN_SIZE) if resumable and self._streams.resume_timeout > 0 else None
+            proposal = Proposal(self._streams.key, remote, Hello(port, INITIAL_WINDOW, token))
+        waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
+        if transport is None:
+            return waiting  # type: ignore[return-value]  # it failed
+        stream = self._make_stream(transport, DmsgAddress(self._local), DmsgAddress(remote, port))
+        started = self._reactor.seconds()
+
+        def opened(_: Accepted) -> IProtocol:
+            if secure:
+                self._begin(stream, self._reactor.seconds() - started)
+            protocol = factory.buildProtocol(stream.getPeer())
+            if protocol is None:
+                self.stream_close(stream, CloseReason.REFUSED)
+                raise TransportClosed(CloseReason.REFUSED, "the factory built no protocol")
+            stream.start(protocol)
+            return protocol
+
+        def refused(failure: Failure) -> Failure:
+            error = failure.value
+            if secure and isinstance(error, TransportRefused) and error.reason == CloseReason.UNSPECIFIED:
+                raise EncryptionUnavailable(
+                    f"server {self.server.short} gives no reason, as those of 2019 do, which carry no secure transports"
+                ) from None
+            return failure
+
+        return waiting.addCallbacks(opened, refused)
+
+    def reopen(self, stream: StreamTransport, timeout: float = REQUEST_TIMEOUT) -> Deferred[None]:
+        """Let a stream, which this client opened, go on through this server.
+
+        What carries it now carries nothing more.  Fails as :meth:`open`; when
+        the stream is over at the other end, with a TransportRefused whose
+        ``final`` is true.
+        """
+        streams = self._streams
+        end: SecureEnd = stream.end
+        peer = stream.getPeer()
+        assert streams is not None and isinstance(peer, DmsgAddress)
+        before = end.transport
+        streams.suspend(stream, CloseReason.MOVED)
+        if before is not None:
+            before.user_session._close_moved(before)
+        end.generation += 1
+        window = end.offer_window()
+        proposal = Proposal(streams.key, peer.public_key, Hello(0, window, resume=end.position()))
+        waiting, transport = self._request(peer.public_key, proposal, end, window, timeout)
+        if transport is None:
+            return waiting  # type: ignore[return-value]  # it failed
+        transport.user = stream
+        started = self._reactor.seconds()
+
+        def opened(event: Accepted) -> None:
+            end.round_trip = self._reactor.seconds() - started
+            stream.acknowledged_all(event.tokens)
+            stream.requeue(event.unsent)
+            self._carry(stream, transport)
+
+        return waiting.addCallback(opened)
+
+    def _request(
+        self, remote: PubKey, proposal: Proposal | None, end: SecureEnd | None, told: int, timeout: float
+    ) -> tuple[Deferred[Accepted], ClientTransport | None]:
+        if not self.connected:
+            return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")), None
+        try:
+            transport = self._core.request(remote, proposal, end, told)
+        except LocalProtocolError:
+            return fail(), None
+        transport.user_session = self
+
+        def gave_up(failure: Failure) -> Failure:
+            # refused ones are closed already, lost ones too; this is for a timeout or a cancel
+            if self.connected:
+                self._core.close(transport, CloseReason.TIMEOUT)
+                self._flush()
+            return failure
+
+        waiting = self._opening.add(transport)
+        waiting.addTimeout(timeout, self._reactor, _no_answer)
+        waiting.addErrback(gave_up)
+        self._flush()
+        return waiting, transport
+
+    def close(self) -> None:
+        """End the connection; the streams end with it."""
+        if self._link is not None:
+            for transport in list(self._core.transports.values()):
+                is_open = transport.state is State.OPEN
+                end = transport.secure
+                self._core.close(transport, CloseReason.UNSPECIFIED)
+                if is_open and (end is not None or not transport.is_secure):
+                    stream = transport.user
+                    if end is not None and self._streams is not None:
+                        self._streams.closed(stream, CloseReason.UNSPECIFIED)
+                    stream.carrier_closed(CloseReason.UNSPECIFIED)
+            self._flush()
+            self._link.close()
+
+    @property
+    def transports(self) -> int:
+        """Transports that are open or being opened."""
+        return len(self._core.transports)
+
+    @property
+    def streams(self) -> list[StreamTransport]:
+        """The streams that it carries."""
+        return [
+            transport.user
+            for transport in self._core.transports.values()
+            if transport.state is State.OPEN and (transport.secure is not None or not transport.is_secure)
+        ]
+
+    # --- is the server there, and how far ---
+
+    def watch(self) -> None:
+        """Send PINGs from now on; the server must know of them."""
+        if self._ping_timer is None and self._link is not None:
+            self._ping_now()
+
+    def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
+        """Seconds to the server and back; the server must know of PING.  Fails with DmsgTimeout."""
+        if self._link is None:
+            return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
+        name = os.urandom(8)
+
+        def forget(_: Deferred[float]) -> None:
+            self._pings.pop(name, None)
+
+        answered: Deferred[float] = Deferred(forget)
+        self._pings[name] = (self._reactor.seconds(), answered)
+        self._core.ping(name)
+        self._flush()
+        return answered.addTimeout(timeout, self._reactor, _no_answer)
+
+    def _ping_now(self) -> None:
+        self._ping_timer = None
+
+        def done(result: Any) -> None:
+            if self._link is None:
+                return
+            if isinstance(result, Failure):
+                _log.info("server {server} does not answer", server=self.server.short)
+                self._link.abort(DropReason.STALLED)
+            else:
+                self._ping_timer = self._reactor.callLater(PING_INTERVAL, self._ping_now)
+
+        self.ping().addBoth(done)
+
+    def _on_pong(self, event: Ponged) -> None:
+        sent, answered = self._pings.pop(event.payload, (0.0, None))
+        if answered is None:
+            return
+        seconds = self._reactor.seconds() - sent
+        if self.round_trip is None:
+            self.round_trip = seconds
+        else:
+            self.round_trip += SMOOTHING * (seconds - self.round_trip)
+        answered.callback(seconds)
+
+    def _on_draining(self, event: Draining) -> None:
+        self.leaving = True
+        self.draining(event.seconds, event.servers)
+
+    # --- the link's side ---
+
+    def link_up(self, link: NoiseLink) -> None:
+        self._link = link
+
+    def frames_received(self, buffer: bytearray, end: int) -> int:
+        self._core.accepting = self._streams is not None or self._accept() is not None
+        taken, events = self._core.receive_frames(buffer, end)
+        self._receiving = True
+        for event in events:
+            self._handle[type(event)](self, event)
+        self._receiving = False
+        self._flush()
+        if self._link is not None and self._link.congested and self._link.queued() > CLIENT_QUEUE_LIMIT:
+            raise RemoteProtocolError(DropReason.SEND_BUFFER_FULL, "server provokes answers and reads none")
+        return taken
+
+    def link_congested(self) -> None:
+        self._writable = False
+
+    def link_relieved(self) -> None:
+        self._writable = True
+        for stream in self.streams:
+            stream.window_opened()
+
+    def link_lost(self, reason: Failure) -> None:
+        self._link = None
+        self.connected = False
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+            self._ping_timer = None
+        gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "connection to the server was lost")
+        pings, self._pings = self._pings, {}
+        for _, answered in pings.values():
+            answered.errback(Failure(gone))
+        open_ones = [one for one in self._core.transports.values() if one.state is State.OPEN]
+        for timer, _, _ in self._unconfirmed.values():
+            timer.cancel()
+        self._unconfirmed.clear()
+        self._core.transports.clear()
+        if not self.established.called:
+            self.established.errback(Failure(gone))
+        # first the news that this server is gone: who looks for another must not find this one
+        self.lost.callback(None)
+        self._opening.fail_all(Failure(gone))
+        for transport in open_ones:
+            self._transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
+
+    # --- events of the core ---
+
+    def _on_established(self, event: Established) -> None:
+        self.connected = True
+        self.established.callback(self)
+
+    def _on_requested(self, event: Requested) -> None:
+        transport = event.transport
+        if transport.state is State.CLOSED:
+            return  # a CLOSE came with the REQUEST
+        transport.user_session = self
+        streams = self._streams
+        if transport.offer is not None:
+            self._on_offer(transport)
+        elif streams is None or streams.encryption is Encryption.OFF:
+            self._accept_plain(transport, self._accept() if streams is None else streams.factory(0))
+        elif streams.encryption is Encryption.REQUIRE or streams.speaks_secure is None:
+            self._core.close(transport, CloseReason.ENCRYPTION_REQUIRED)
+        else:
+            # a server could ask in the name of a client that would have asked for more
+            def looked(offers: Any) -> None:
+                if transport.state is not State.OFFERED or self._link is None:
+                    return
+                if offers is not False:
+                    self._core.close(transport, CloseReason.ENCRYPTION_REQUIRED)
+                else:
+                    self._accept_plain(transport, streams.factory(0))
+                self._flush()
+
+            streams.speaks_secure(transport.remote).addBoth(looked)
+
+    def _accept_plain(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
+        stream = self._make_stream(transport, DmsgAddress(self._local), DmsgAddress(transport.remote))
+        protocol = self._build(factory, stream)
+        if protocol is None:
+            self._core.close(transport, CloseReason.REFUSED)
+        else:
+            self._core.accept(transport)
+            stream.start(protocol)
+
+    def _build(self, factory: IProtocolFactory | None, stream: StreamTransport) -> IProtocol | None:
+        try:
+            return factory.buildProtocol(stream.getPeer()) if factory is not None else None
+        except Exception:
+            # the application's bug ends its transport, not the connection of all
+            _log.failure("unhandled error in buildProtocol of {factory!r}", factory=factory)
+            return None
+
+    def _on_offer(self, transport: ClientTransport) -> None:
+        """A secure transport is asked for: answer, and wait for the initiator to show that it holds the keys."""
+        streams = self._streams
+        assert streams is not None and transport.offer is not None
+        hello = transport.offer.hello
+        factory = None
+        if hello.resume is not None:
+            stream = streams.offered(hello.resume, transport.remote)
+            if isinstance(stream, int):
+                self._core.answer_ended(transport, stream)
+                return
+            if stream is None:
+                self._core.close(transport, CloseReason.NO_SUCH_STREAM)
+                return
+            if not self._go_on(stream, transport, hello):
+                return
+        else:
+            factory = streams.factory(hello.port)
+            if factory is None:
+                self._core.close(transport, CloseReason.REFUSED)
+                return
+            token = hello.token if streams.resume_timeout > 0 else None
+            end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token))
+            end.token = token
+            self._make_stream(transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote))
+            transport.user.end = end
+        timer = self._reactor.callLater(CONFIRM_TIMEOUT, self._not_confirmed, transport)
+        self._unconfirmed[transport] = (timer, self._reactor.seconds(), factory)
+
+    def _go_on(self, stream: StreamTransport, transport: ClientTransport, hello: Hello) -> bool:
+        """Take what carried the stream out of service and answer with where it stands."""
+        end: SecureEnd = stream.end
+        streams = self._streams
+        assert streams is not None and hello.resume is not None
+        before = end.transport
+        streams.suspend(stream, CloseReason.MOVED)
+        if before is not None:
+            before.user_session._close_moved(before)
+        end.generation = hello.resume.generation
+        try:
+            tokens, unsent = end.resume(hello.resume)
+        except SecureError as error:
+            self._core.close(transport, error.reason)
+            streams.lost(stream, error.reason, final=True)
+            return False
+        stream.acknowledged_all(tokens)
+        stream.requeue(unsent)
+        transport.user = stream
+        self._core.accept_secure(transport, Hello(0, end.offer_window(), resume=end.position()), end)
+        return True
+
+    def _close_moved(self, transport: ClientTransport) -> None:
+        """What a stream leaves behind."""
+        unconfirmed = self._unconfirmed.pop(transport, None)
+        if unconfirmed is not None:
+            unconfirmed[0].cancel()
+        self._core.close(transport, CloseReason.MOVED)
+        self._flush()
+
+    def _not_confirmed(self, transport: ClientTransport) -> None:
+        del self._unconfirmed[transport]
+        end = transport.secure
+        self._core.close(transport, CloseReason.TIMEOUT)
+        if end is not None:
+            end.detach()
+        self._flush()
+
+    def _on_confirmed(self, event: Confirmed) -> None:
+        transport = event.transport
+        timer, asked, factory = self._unconfirmed.pop(transport)
+        timer.cancel()
+        stream = transport.user
+        stream.end.round_trip = self._reactor.seconds() - asked
+        if factory is None:
+            self._carry(stream, transport)
+            return
+        protocol = self._build(factory, stream)
+        if protocol is None:
+            self._core.close(transport, CloseReason.REFUSED)
+            stream.end.detach()
+        else:
+            self._begin(stream, stream.end.round_trip)
+            stream.start(protocol)
+
+    def _begin(self, stream: StreamTransport, round_trip: float) -> None:
+        """A secure stream is open."""
+        assert self._streams is not None
+        stream.end = stream.token.secure
+        stream.end.round_trip = round_trip
+        self._streams.add(stream)
+
+    def _carry(self, stream: StreamTransport, transport: ClientTransport) -> None:
+        """A stream goes on here."""
+        assert self._streams is not None
+        stream.server = self.server
+        self._streams.moved(stream)
+        stream.move(self, transport)
+
+    def _on_accepted(self, event: Accepted) -> None:
+        self._opening.succeed(event.transport, event)
+
+    def _on_data(self, event: DataReceived) -> None:
+        event.transport.user.data_received(event.data)
+
+    def _on_acknowledged(self, event: Acknowledged) -> None:
+        event.transport.user.acknowledged(event.token)
+
+    def _on_acknowledged_all(self, event: AcknowledgedAll) -> None:
+        event.transport.user.acknowledged_all(event.tokens)
+
+    def _on_closed(self, event: Closed) -> None:
+        transport = event.transport
+        if not event.refused:
+            self._transport_lost(transport, event.end, event.reason, final=event.authentic or not event.by_remote)
+            return
+        unconfirmed = self._unconfirmed.pop(transport, None)
+        if unconfirmed is not None:
+            unconfirmed[0].cancel()
+            if event.end is not None:
+                event.end.detach()
+        error = TransportRefused(event.reason)
+        error.final = event.authentic
+        self._opening.fail(transport, Failure(error))
+
+    def _transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
+        if not transport.is_secure:
+            transport.user.carrier_closed(reason)
+        elif end is not None:  # else its stream has moved on
+            assert self._streams is not None
+            self._streams.lost(transport.user, reason, final=final)
+
+    _handle: dict[type[Event], Callable[[ClientSession, Any], None]] = {
+        Established: _on_established,
+        Requested: _on_requested,
+        Accepted: _on_accepted,
+        Confirmed: _on_confirmed,
+        DataReceived: _on_data,
+        Acknowledged: _on_acknowledged,
+        AcknowledgedAll: _on_acknowledged_all,
+        Closed: _on_closed,
+        Ponged: _on_pong,
+        Draining: _on_draining,
+    }
+
+    # --- the streams' side (StreamCarrier) ---
+
+    def stream_may_send(self, stream: StreamTransport) -> bool:
+        return self._writable and stream.token.window_open
+
+    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
+        self._core.send(stream.token, data, token)
+
+    def stream_flush(self) -> None:
+        self._flush()
+
+    def stream_in_flight(self, stream: StreamTransport) -> int:
+        return len(stream.token.in_flight) if stream.end is None else len(stream.end.in_flight)
+
+    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
+        self._core.consumed(stream.token, size)
+        end: SecureEnd | None = stream.end
+        if end is not None and end.consumed >= end.measure_at:
+            end.measure(self._reactor.seconds())
+        self._flush()
+
+    def stream_close(self, stream: StreamTransport, reason: int) -> None:
+        self._core.close(stream.token, reason)
+        if stream.end is not None and self._streams is not None:
+            self._streams.closed(stream, reason)
+        self._flush()
+
+    def stream_schedule(self, stream: StreamTransport) -> None:
+        self._turn.add_stream(stream)
+
+    def _make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> StreamTransport:
+        largest = MAX_SECURE_DATA if transport.is_secure else MAX_FWD_DATA
+        stream = StreamTransport(self._reactor, self, host, peer, largest)
+        stream.token = transport
+        stream.server = self.server
+        stream.secure = transport.is_secure
+        transport.user = stream
+        transport.user_session = self
+        return stream
+
+    def _flush(self) -> None:
+        if self._receiving:
+            return  # frames_received() does it once for all its events
+        data = self._core.data_to_send()
+        if data and self._link is not None:
+            self._link.send(data)
+
+
+def _no_answer(result: object, seconds: float) -> Any:
+    raise DmsgTimeout(f"no answer within {seconds:.3g} s")

@@ -1,0 +1,281 @@
+"""Streams of one client that outlive their transports, and who may open which.
+
+A secure stream whose transport is lost is *suspended*: the application goes on
+writing, nothing moves, and the end that opened it looks for another way to
+the other (:attr:`Streams.reconnect`).  The other end waits to be found.  After
+:data:`RESUME_TIMEOUT` either gives up and the application learns why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall, IProtocolFactory, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.errors import CloseReason, DmsgError
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.transport.agreement import Resume
+from dmsg.transport.secure import BUDGET, Budget, SecureEnd
+
+RESUME_TIMEOUT = 120.0
+"""Seconds that a stream may be without a transport, by default."""
+MAX_ENDED = 4096
+"""Streams that are over and remembered for ``RESUME_TIMEOUT``, to tell an end that lost the news."""
+STALL_CHECK = 5.0
+"""Seconds between looks at what is in flight."""
+STALL_TIME = 15.0
+"""Seconds without an ACK after which another way is looked for."""
+
+FINAL = frozenset(
+    {
+        CloseReason.HASH_MISMATCH,
+        CloseReason.BUFFER_FULL,
+        CloseReason.NO_SUCH_STREAM,
+        CloseReason.ABORTED,
+        CloseReason.TIMEOUT,
+        CloseReason.UNSPECIFIED,
+        CloseReason.REFUSED,
+        CloseReason.BAD_FRAME,
+    }
+)
+"""Reasons that end a stream with its transport, when the other end, or this one, gave them."""
+
+_log = Logger()
+
+
+class Encryption(Enum):
+    """What a client asks of its transports."""
+
+    REQUIRE = "require"
+    """Secure ones only, in both directions."""
+    PREFER = "prefer"
+    """Secure ones with clients whose signed entry offers them, those of 2019 with the rest."""
+    OFF = "off"
+    """Those of 2019, which servers can read."""
+
+
+class _Nowhere:
+    """Carries suspended streams: it takes nothing and loses nothing."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def stream_may_send(self, stream: StreamTransport) -> bool:
+        return False
+
+    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
+        raise AssertionError("not reached")  # pragma: no cover
+
+    def stream_flush(self) -> None:
+        pass
+
+    def stream_in_flight(self, stream: StreamTransport) -> int:
+        return len(stream.end.in_flight)
+
+    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
+        stream.end.consume(size)
+
+    def stream_close(self, stream: StreamTransport, reason: int) -> None:
+        self._streams.closed(stream, reason)
+
+    def stream_schedule(self, stream: StreamTransport) -> None:
+        self._streams.schedule(stream)
+
+
+class Streams:
+    """What the sessions of one client share.
+
+    :param key: the client's.
+    :param factory: who listens on a port, or None.
+    :param schedule: calls a stream's ``flush`` at the end of the reactor turn.
+    :param resume_timeout: seconds that a stream may be without a transport; 0 means none is resumed.
+    :ivar reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
+    :ivar speaks_secure: whether a client's signed entry offers secure transports.
+    :ivar resumed: how many streams went on over another transport.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        key: SecKey,
+        factory: Callable[[int], IProtocolFactory | None],
+        schedule: Callable[[StreamTransport], None],
+        *,
+        encryption: Encryption = Encryption.REQUIRE,
+        resume_timeout: float = RESUME_TIMEOUT,
+        budget: Budget | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self.key = key
+        self.factory = factory
+        self.schedule = schedule
+        self.encryption = encryption
+        self.resume_timeout = resume_timeout
+        self.budget = BUDGET if budget is None else budget
+        self.reconnect: Callable[[StreamTransport], Deferred[Any]] | None = None
+        self.speaks_secure: Callable[[PubKey], Deferred[bool]] | None = None
+        self.resumed = 0
+        self._nowhere = _Nowhere(self)
+        self._live: dict[bytes, StreamTransport] = {}
+        self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
+        self._waiting: dict[StreamTransport, tuple[IDelayedCall, int]] = {}
+        self._searching: dict[StreamTransport, Deferred[Any]] = {}
+        self._watch: IDelayedCall | None = None
+        self._progress: dict[StreamTransport, tuple[int, float]] = {}
+        self._stopped = False
+
+    @property
+    def secure_key(self) -> SecKey | None:
+        """The key with which sessions take secure transports; None: they do not."""
+        return None if self.encryption is Encryption.OFF else self.key
+
+    @property
+    def suspended(self) -> int:
+        """Streams without a transport now."""
+        return len(self._waiting)
+
+    # --- from the sessions ---
+
+    def add(self, stream: StreamTransport) -> None:
+        """A stream has begun."""
+        if stream.end.token is not None:
+            self._live[stream.end.token] = stream
+            self._watch_soon()
+
+    def closed(self, stream: StreamTransport, reason: int) -> None:
+        """A stream is over at this end."""
+        end: SecureEnd = stream.end
+        if end.token is not None and self._live.get(end.token) is stream:
+            del self._live[end.token]
+            peer = stream.getPeer()
+            assert isinstance(peer, DmsgAddress)
+            self._ended[end.token] = (self._reactor.seconds() + self.resume_timeout, reason, peer.public_key)
+            while len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+        self._progress.pop(stream, None)
+        self._wait_no_longer(stream)
+        searching = self._searching.pop(stream, None)
+        if searching is not None:
+            searching.cancel()
+        end.release()
+
+    def lost(self, stream: StreamTransport, reason: int, *, final: bool) -> None:
+        """A stream's transport is gone: suspend the stream, or end it.
+
+        :param final: one of the two ends wants no other.
+        """
+        end: SecureEnd = stream.end
+        if stream.over:
+            return
+        resumable = end.token is not None and self.resume_timeout > 0 and not self._stopped
+        if reason == CloseReason.QUEUE_FULL:
+            end.queue_was_full()
+        if not resumable or (final and reason in FINAL):
+            self.closed(stream, reason)
+            stream.carrier_closed(reason if final or reason else CloseReason.PEER_DISCONNECTED)
+            return
+        self.suspend(stream, reason)
+        if end.initiator:
+            self._search(stream)
+
+    def suspend(self, stream: StreamTransport, reason: int) -> None:
+        """There is no transport for ``stream`` now, for ``reason``."""
+        stream.end.detach()
+        stream.suspend(self._nowhere)
+        if stream not in self._waiting:
+            timer = self._reactor.callLater(self.resume_timeout, self._too_late, stream)
+            self._waiting[stream] = (timer, reason)
+
+    def offered(self, resume: Resume, remote: PubKey) -> StreamTransport | int | None:
+        """The stream that ``remote`` wants to go on with; the reason if it is over; None if there is none."""
+        stream = self._live.get(resume.token)
+        if stream is not None:
+            peer = stream.getPeer()
+            known = isinstance(peer, DmsgAddress) and peer.public_key == remote
+            return stream if known and resume.generation > stream.end.generation and not stream.end.initiator else None
+        ended = self._ended.get(resume.token)
+        return ended[1] if ended is not None and ended[2] == remote else None
+
+    def moved(self, stream: StreamTransport) -> None:
+        """A stream goes on."""
+        self._wait_no_longer(stream)
+        self._progress.pop(stream, None)
+        self.resumed += 1
+        _log.info("stream with {peer} goes on", peer=str(stream.getPeer())[:13])
+
+    def migrate(self, stream: StreamTransport) -> None:
+        """Look for another way for a stream whose present one is about to go."""
+        if stream.end is not None and stream.end.token is not None and stream.end.initiator and not stream.over:
+            self._search(stream)
+
+    # --- looking for another way ---
+
+    def _search(self, stream: StreamTransport) -> None:
+        if stream in self._searching or self.reconnect is None:
+            return
+        searching = self.reconnect(stream)
+        self._searching[stream] = searching
+
+        def found(result: Any) -> None:
+            self._searching.pop(stream, None)
+            if isinstance(result, Failure) and not result.check(CancelledError):
+                if result.check(DmsgError) is None:
+                    _log.failure("resuming a stream failed", result)
+                if not stream.over and stream in self._waiting:
+                    self._give_up(stream, getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM))
+
+        searching.addBoth(found)
+
+    def _too_late(self, stream: StreamTransport) -> None:
+        reason = self._waiting[stream][1]
+        self._give_up(stream, reason or CloseReason.PEER_DISCONNECTED)
+
+    def _give_up(self, stream: StreamTransport, reason: int) -> None:
+        _log.info("stream with {peer} is given up", peer=str(stream.getPeer())[:13], reason=reason)
+        self.closed(stream, reason)
+        stream.carrier_closed(reason or CloseReason.PEER_DISCONNECTED)
+
+    def _wait_no_longer(self, stream: StreamTransport) -> None:
+        waiting = self._waiting.pop(stream, None)
+        if waiting is not None and waiting[0].active():
+            waiting[0].cancel()
+
+    # --- what stands still ---
+
+    def _watch_soon(self) -> None:
+        if self._watch is None and not self._stopped:
+            self._watch = self._reactor.callLater(STALL_CHECK, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        now = self._reactor.seconds()
+        self._ended = {token: ended for token, ended in self._ended.items() if ended[0] > now}
+        for stream in list(self._live.values()):
+            end: SecureEnd = stream.end
+            before = self._progress.get(stream)
+            if not end.in_flight or end.transport is None or not end.initiator:
+                self._progress.pop(stream, None)
+            elif before is None or before[0] != end.acknowledged:
+                self._progress[stream] = (end.acknowledged, now)
+            elif now - before[1] >= STALL_TIME:
+                del self._progress[stream]
+                self._search(stream)
+        if self._live or self._ended:
+            self._watch_soon()
+
+    def stop(self) -> None:
+        """The client stops: streams without a transport end."""
+        self._stopped = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        for stream in list(self._waiting):
+            self._give_up(stream, CloseReason.ABORTED)
+        for searching in list(self._searching.values()):
+            searching.cancel()
