@@ -118,7 +118,13 @@ class Entity:
 def start_server(*arguments: str, core: int | None = None) -> tuple[Entity, tuple[str, int], PubKey]:
     """A dmsg server on loopback: the process, its address and its key."""
     entity = Entity(
-        "dmsg-server", "--listen=tcp:0:interface=127.0.0.1:backlog=1024", "--key-file=server.key", *arguments, core=core
+        "dmsg-server",
+        "--listen=tcp:0:interface=127.0.0.1:backlog=1024",
+        "--key-file=server.key",
+        "--request-rate=0",
+        "--max-per-address=0",
+        *arguments,
+        core=core,
     )
     try:
         key = PubKey.from_hex(entity.wait_for(r"server ([0-9a-f]{66}) listens")[1])

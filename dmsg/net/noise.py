@@ -165,6 +165,7 @@ class NoiseLink(TwistedProtocol):
         self._congested = False
         self._since_congested = 0
         self._gone = False
+        self._paused = 0
 
     # --- Twisted's side ---
 
@@ -268,14 +269,22 @@ class NoiseLink(TwistedProtocol):
         finally:
             _scratch.append(buffer)
 
-    def pause_reading(self) -> None:
-        """Read no more for now; may be repeated."""
+    def pause_reading(self, why: int = 1) -> None:
+        """Read no more for now; may be repeated.  :param why: a bit for each who pauses."""
+        self._paused |= why
         if not self._gone and self.transport is not None:
             self.transport.pauseProducing()  # type: ignore[attr-defined]
 
-    def resume_reading(self) -> None:
-        """Read again."""
-        if not self._gone and self.ended_for is None and not self._closing and self.transport is not None:
+    def resume_reading(self, why: int = 1) -> None:
+        """Read again, unless somebody else paused it too."""
+        self._paused &= ~why
+        if (
+            not self._paused
+            and not self._gone
+            and self.ended_for is None
+            and not self._closing
+            and self.transport is not None
+        ):
             self.transport.resumeProducing()  # type: ignore[attr-defined]
 
     # --- records out ---

@@ -49,6 +49,17 @@ def number(value: str, low: int, high: int) -> int:
     return result
 
 
+def seconds(value: str) -> float:
+    """Seconds, 0 to 3600."""
+    try:
+        result = float(value)
+    except ValueError:
+        raise UsageError(f"{value!r} is not a number of seconds") from None
+    if not 0 <= result <= 3600:
+        raise UsageError(f"{value} is not between 0 and 3600 seconds")
+    return result
+
+
 def descriptors() -> int:
     """How many connections this process may have, after raising the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

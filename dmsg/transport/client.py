@@ -27,6 +27,7 @@ from dmsg.errors import (
     KeyFormatError,
     LocalProtocolError,
     RemoteProtocolError,
+    close_reason_text,
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.transport.agreement import Hello, Offer, Proposal, is_secure
@@ -521,6 +522,9 @@ class ClientConnection:
         events: list[Event],
     ) -> None:
         if not self.established:
+            if frame_type == CLOSE:
+                text = f"server refuses this client: {close_reason_text(close_reason(payload))}"
+                raise RemoteProtocolError(DropReason.REFUSED, text)
             if frame_type != OK:
                 raise RemoteProtocolError(DropReason.NO_OK_FRAME, f"first frame of the server has type {frame_type:#x}")
             self.established = True

@@ -11,8 +11,9 @@ from random import Random
 from typing import Any
 
 from twisted.application.internet import ClientService
+from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import Deferred, TimeoutError
-from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
@@ -84,7 +85,13 @@ class SessionEndpoint:
         self._turn = turn
         self._key = key
         self._server = server
-        self._endpoint = HostnameEndpoint(reactor, host, port, timeout=timeout)
+        # a literal address needs no resolver, and its refusal is known at once
+        if isIPAddress(host):
+            self._endpoint: Any = TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
+        elif isIPv6Address(host):
+            self._endpoint = TCP6ClientEndpoint(reactor, host, port, timeout=timeout)
+        else:
+            self._endpoint = HostnameEndpoint(reactor, host, port, timeout=timeout)
         self._streams = streams
         self._pings = pings
         self._timeout = timeout

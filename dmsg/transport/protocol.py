@@ -7,8 +7,10 @@ client's are in :mod:`dmsg.transport.session`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
@@ -23,13 +25,15 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.noise import HANDSHAKE_TIMEOUT, NoiseLink, TurnFlush
-from dmsg.transport.relay import MAX_TRANSPORTS, Relay, RelayPeer
-from dmsg.transport.wire import OK_FRAME
+from dmsg.transport.admission import Admission
+from dmsg.transport.policing import BURST_SECONDS, Bucket, Limits
+from dmsg.transport.relay import Relay, RelayPeer
+from dmsg.transport.wire import OK_FRAME, encode_close
 
-MAX_CONNECTIONS = 10_000
-"""Connections of a server, by default."""
 MAX_HANDSHAKES = 512
 """Handshakes under way; one more evicts the oldest."""
+THROTTLED, PENDING = 2, 4
+"""Who pauses a link, besides the relay, which is 1."""
 STALL_GRACE = 0.5
 """Seconds that sources are paused for a receiver that takes nothing."""
 
@@ -39,36 +43,90 @@ _log = Logger()
 class ServerSession:
     """One connected client of a server."""
 
-    __slots__ = ("_factory", "_peer", "link")
+    __slots__ = ("_bytes", "_factory", "_peer", "_slow", "link")
 
     def __init__(self, factory: ServerFactory) -> None:
         self._factory = factory
         self._peer: RelayPeer | None = None
+        self._bytes: Bucket | None = None
+        self._slow: IDelayedCall | None = None
         self.link: NoiseLink | None = None
 
     def link_up(self, link: NoiseLink) -> None:
         self.link = link
         assert link.remote is not None
-        link.send(OK_FRAME)
-        self._peer = self._factory.relay.add(link.remote, link)
         self._factory.session_up(self)
+        admitted = self._factory.admission.check(link.remote)
+        if isinstance(admitted, bool):
+            self._decided(admitted)
+            return
+        link.pause_reading(PENDING)
+
+        def decided(result: Any) -> None:
+            if self.link is not None:
+                link.resume_reading(PENDING)
+                self._decided(result is True)
+
+        admitted.addBoth(decided)
+
+    def _decided(self, admitted: bool) -> None:
+        link = self.link
+        assert link is not None and link.remote is not None
+        if not admitted:
+            self.refuse()
+        elif link.ended_for is None:
+            link.send(OK_FRAME)
+            self._peer = self._factory.relay.add(link.remote, link)
+
+    def refuse(self) -> None:
+        """This key is not, or no longer, admitted."""
+        assert self.link is not None
+        self.link.send(encode_close(0, CloseReason.NOT_ADMITTED))
+        self.link.close(DropReason.NOT_ADMITTED)
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
-        assert self._peer is not None
-        return self._factory.relay.receive_frames(self._peer, buffer, end)
+        if self._peer is None:
+            return 0 if self.link is not None and self.link.ended_for is None else end
+        taken = self._factory.relay.receive_frames(self._peer, buffer, end)
+        if self._factory.limits.byte_rate:
+            self._slow_down(taken)
+        return taken
+
+    def _slow_down(self, taken: int) -> None:
+        """Over its bytes a second a client is read later: what it sends waits at its own end."""
+        factory = self._factory
+        rate = factory.limits.byte_rate
+        now = factory.now()
+        if self._bytes is None:
+            self._bytes = Bucket(rate * BURST_SECONDS, now)
+        self._bytes.fill(rate, rate * BURST_SECONDS, now)
+        self._bytes.level -= taken
+        if self._bytes.level < 0 and self._slow is None and self.link is not None:
+            factory.throttled += 1
+            self.link.pause_reading(THROTTLED)
+            self._slow = factory.call_later(-self._bytes.level / rate, self._go_on)
+
+    def _go_on(self) -> None:
+        self._slow = None
+        if self.link is not None:
+            self.link.resume_reading(THROTTLED)
 
     def link_congested(self) -> None:
-        assert self._peer is not None
-        self._factory.relay.congest(self._peer)
+        if self._peer is not None:
+            self._factory.relay.congest(self._peer)
 
     def link_relieved(self) -> None:
-        assert self._peer is not None
-        self._factory.relay.relieve(self._peer)
+        if self._peer is not None:
+            self._factory.relay.relieve(self._peer)
 
     def link_lost(self, reason: Failure) -> None:
-        assert self._peer is not None
-        self._factory.relay.remove(self._peer)
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        if self._peer is not None:
+            self._factory.relay.remove(self._peer)
         self._factory.session_down(self)
+        self.link = None
 
 
 class ServerFactory(Factory):
@@ -89,8 +147,8 @@ class ServerFactory(Factory):
         reactor: IReactorTime,
         key: SecKey,
         *,
-        max_connections: int = MAX_CONNECTIONS,
-        max_transports: int = MAX_TRANSPORTS,
+        limits: Limits | None = None,
+        admission: Admission | None = None,
         max_handshakes: int = MAX_HANDSHAKES,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         random: Random | None = None,
@@ -104,9 +162,15 @@ class ServerFactory(Factory):
         self._max_handshakes = max_handshakes
         self._handshakes: dict[NoiseLink, None] = {}
         self._stalls: dict[RelayPeer, IDelayedCall] = {}
-        self.max_connections = max_connections
+        self.admission = admission or Admission()
+        self.throttled = 0
+        """How often a client was read later for its bytes a second."""
+        self._of_address: Counter[str] = Counter()
+        self._addresses: dict[NoiseLink, str] = {}
+        self.now = reactor.seconds
+        self.call_later = reactor.callLater
         self.sessions: set[ServerSession] = set()
-        self.relay = Relay(max_transports=max_transports, random=random, on_congested=self._watch)
+        self.relay = Relay(limits=limits, now=reactor.seconds, random=random, on_congested=self._watch)
         self.connections_opened = 0
         self.tuned = False
         """The listening sockets hand their options down."""
@@ -114,9 +178,25 @@ class ServerFactory(Factory):
         self._drained: Deferred[None] | None = None
 
     @property
+    def limits(self) -> Limits:
+        """What one client may have; may be set at any time."""
+        return self.relay.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self.relay.limits = limits
+
+    def admission_changed(self) -> None:
+        """The lists are others now: end the connections of those who are no longer admitted."""
+        for session in list(self.sessions):
+            link = session.link
+            if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:
+                session.refuse()
+
+    @property
     def available_connections(self) -> int:
         """How many more clients may connect."""
-        return max(0, self.max_connections - len(self.sessions))
+        return max(0, self.limits.max_connections - len(self.sessions))
 
     @property
     def handshakes(self) -> int:
@@ -128,8 +208,12 @@ class ServerFactory(Factory):
         if self.relay.draining:
             drops[DropReason.DRAINING] += 1
             return None
-        if len(self.sessions) >= self.max_connections:
+        if len(self.sessions) >= self.limits.max_connections:
             drops[DropReason.TOO_MANY_CONNECTIONS] += 1
+            return None
+        host = getattr(addr, "host", None)
+        if host is not None and 0 < self.limits.max_per_address <= self._of_address[host]:
+            drops[DropReason.TOO_MANY_FROM_ADDRESS] += 1
             return None
         if len(self._handshakes) >= self._max_handshakes:
             # silent connections must not keep honest ones out: the oldest goes
@@ -145,13 +229,24 @@ class ServerFactory(Factory):
             ephemeral=self._ephemeral(),
         )
         self._handshakes[link] = None
+        if host is not None:
+            self._of_address[host] += 1
+            self._addresses[link] = host
         return link
+
+    def _gone(self, link: NoiseLink) -> None:
+        host = self._addresses.pop(link, None)
+        if host is not None:
+            self._of_address[host] -= 1
+            if not self._of_address[host]:
+                del self._of_address[host]
 
     def _make_session(self, remote: PubKey) -> ServerSession:
         return ServerSession(self)
 
     def _handshake_failed(self, link: NoiseLink, failure: Failure) -> None:
         self._handshakes.pop(link, None)
+        self._gone(link)
         error = failure.value
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         self.relay.drops[reason or DropReason.HANDSHAKE_FAILED] += 1
@@ -162,7 +257,7 @@ class ServerFactory(Factory):
         self._handshakes.pop(session.link, None)
         self.sessions.add(session)
         self.connections_opened += 1
-        if len(self.sessions) > self.max_connections:
+        if len(self.sessions) > self.limits.max_connections:
             # handshakes that were under way when the last place was taken
             self.relay.drops[DropReason.TOO_MANY_CONNECTIONS] += 1
             session.link.close(DropReason.TOO_MANY_CONNECTIONS)
@@ -172,6 +267,7 @@ class ServerFactory(Factory):
         """A client is gone."""
         self.sessions.discard(session)
         assert session.link is not None
+        self._gone(session.link)
         if (reason := session.link.ended_for) is not None and reason not in _COUNTED_BY_RELAY:
             self.relay.drops[reason] += 1
         if self._drained is not None and not self.sessions:
@@ -203,8 +299,8 @@ class ServerFactory(Factory):
             return drained
         self._drained = drained
         for session in list(self.sessions):
-            assert session.link is not None
-            session.link.close(DropReason.DRAINING)
+            if session.link is not None:
+                session.link.close(DropReason.DRAINING)
         return drained
 
 

@@ -21,12 +21,13 @@ the route is closed with a reason while the others go on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE, PubKey
+from dmsg.transport.policing import Kind, Limits, Police
 from dmsg.transport.wire import (
     ACCEPT,
     ACK,
@@ -43,13 +44,12 @@ from dmsg.transport.wire import (
     PONG,
     REQUEST,
     encode_close,
+    encode_drain,
     encode_frame,
     pack_id_into,
     unpack_header,
 )
 
-MAX_TRANSPORTS = 8192
-"""Routes of one connection, by default."""
 MAX_CONNECTIONS_PER_KEY = 4
 """Older connections of a key keep their transports, but no more than these in all."""
 ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
@@ -59,6 +59,8 @@ PEER_QUEUE_LIMIT = 16 * 1024 * 1024
 PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
 """Bytes that a peer's queue never exceeds: beyond, the connection is ended."""
 
+
+_KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 
 FIRST_BURST = 16
 """Frames with equal headers that are looked for at first; doubles while they are found."""
@@ -126,9 +128,11 @@ class RelayPeer:
         "next_id",
         "paused_by",
         "pausing",
+        "police",
         "port",
         "routes",
         "sent",
+        "speaks_drain",
         "stalled",
     )
 
@@ -149,6 +153,9 @@ class RelayPeer:
         self.closing = False
         self.frames_in = 0
         self.bytes_in = 0
+        self.police = Police()
+        self.speaks_drain = False
+        """It has sent a PING, so it knows DRAIN."""
 
 
 class Relay:
@@ -161,16 +168,21 @@ class Relay:
     def __init__(
         self,
         *,
-        max_transports: int = MAX_TRANSPORTS,
+        limits: Limits | None = None,
+        now: Callable[[], float] = lambda: 0.0,
         random: Random | None = None,
         on_congested: Callable[[RelayPeer], None] | None = None,
     ) -> None:
-        """:param on_congested: told when a source was paused for that peer, so
-        that :meth:`stall` can follow after a time."""
+        """:param now: seconds of a monotonic clock.
+
+        :param on_congested: told when a source was paused for that peer, so
+            that :meth:`stall` can follow after a time.
+        """
         self.newest: dict[bytes, RelayPeer] = {}
         self.peers: dict[RelayPeer, None] = {}
         self._of_key: dict[bytes, list[RelayPeer]] = {}
-        self.max_transports = min(max_transports, IDS_PER_SIDE)
+        self.limits = limits or Limits()
+        self._now = now
         self.drops: Counter[DropReason] = Counter()
         self.transports_opened = 0
         self.route_count = 0
@@ -340,15 +352,23 @@ class Relay:
             self._on_request(peer, own_id, payload)
             return
         if frame_type == PING and own_id == 0 and len(payload) <= MAX_PING:
-            self._answer(peer, encode_frame(PONG, 0, payload))
+            peer.speaks_drain = True
+            if self._allows(peer, Kind.PING):
+                self._answer(peer, encode_frame(PONG, 0, payload))
             return
         if frame_type not in (ACCEPT, CLOSE, FWD, ACK):
             raise RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")
         route = peer.routes.get(own_id)
+        allowed = self._allows(peer, _KINDS[frame_type])
         if route is None:
-            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
+            if allowed:
+                self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+                self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
             return
+        if not allowed and frame_type == ACCEPT:
+            self._close_both(peer, own_id, route, CloseReason.RATE_LIMITED)
+            return
+        # a CLOSE over the rate takes effect all the same: it frees something
         if frame_type == CLOSE:
             self._drop_route(peer, own_id, route)
         # payloads are the clients' business, as in the reference
@@ -369,10 +389,14 @@ class Relay:
             self._refuse(peer, own_id, DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
         elif self.draining:
             self._refuse(peer, own_id, DropReason.DRAINING, CloseReason.SHUTTING_DOWN)
+        elif not self._allows(peer, Kind.REQUEST):
+            self._answer(peer, encode_close(own_id, CloseReason.RATE_LIMITED))
         elif responder is None:
             self._refuse(peer, own_id, DropReason.NO_SUCH_PEER, CloseReason.NO_SUCH_PEER)
-        elif len(peer.routes) >= self.max_transports or len(responder.routes) >= self.max_transports:
+        elif len(peer.routes) >= self.limits.max_transports or len(responder.routes) >= self.limits.max_transports:
             self._refuse(peer, own_id, DropReason.TOO_MANY_TRANSPORTS, CloseReason.TOO_MANY_TRANSPORTS)
+        elif peer.destinations.get(responder, 0) >= self.limits.max_per_pair:
+            self._refuse(peer, own_id, DropReason.TOO_MANY_PER_PAIR, CloseReason.TOO_MANY_TRANSPORTS)
         else:
             to_id = self._new_id(responder)
             there, back = Route(responder, to_id), Route(peer, own_id)
@@ -392,6 +416,13 @@ class Relay:
     def _refuse(self, peer: RelayPeer, own_id: int, reason: DropReason, byte: CloseReason) -> None:
         self.drops[reason] += 1
         self._answer(peer, encode_close(own_id, byte))
+
+    def _allows(self, peer: RelayPeer, kind: Kind) -> bool:
+        """Whether that frame is within the client's rate; it is counted if not."""
+        if peer.police.allows(kind, self.limits, self._now()):
+            return True
+        self.drops[DropReason.RATE_LIMITED] += 1
+        return False
 
     def _new_id(self, peer: RelayPeer) -> int:
         """The next free odd id: upwards by two, so that none is used again early."""
@@ -444,6 +475,18 @@ class Relay:
             for own_id, route in list(peer.routes.items()):
                 if peer.routes.get(own_id) is route:
                     self._close_both(peer, own_id, route, reason)
+
+    def announce_drain(self, seconds: int, servers: Sequence[PubKey]) -> int:
+        """Refuse new transports, and tell the clients that understand it where else to go.
+
+        :returns: how many were told.
+        """
+        self.draining = True
+        frame = encode_drain(seconds, servers)
+        told = [peer for peer in self.peers if peer.speaks_drain]
+        for peer in told:
+            self._answer(peer, frame)
+        return len(told)
 
     # --- congestion ---
 

@@ -14,6 +14,7 @@ from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, DeferredList, TimeoutError, maybeDeferred
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -22,12 +23,13 @@ from twisted.web.server import Request, Site
 from dmsg.discovery.entry import Entry, ServerMeta, with_feature
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.errors import DiscoveryError, DmsgError, DropReason
-from dmsg.keys import SecKey
+from dmsg.keys import PubKey, SecKey
 from dmsg.net.socketopts import tune_listening
 from dmsg.telemetry.metrics import ServerMetrics
+from dmsg.transport.admission import Admission
 from dmsg.transport.dial import parse_address, retry_delay
-from dmsg.transport.protocol import MAX_CONNECTIONS, ServerFactory
-from dmsg.transport.relay import MAX_TRANSPORTS
+from dmsg.transport.policing import Limits
+from dmsg.transport.protocol import ServerFactory
 from dmsg.transport.wire import RELAY_FEATURE
 
 REFRESH_INTERVAL = 30.0
@@ -36,7 +38,13 @@ CHANGE_DELAY = 2.0
 """Seconds in which changes of available_connections are collected into one POST."""
 WITHDRAW_TIMEOUT = 2.0
 """Seconds that stopping waits for discovery."""
-DRAIN_TIMEOUT = 5.0
+DRAIN_TIMEOUT = 8.0
+"""Seconds that stopping leaves to clients to move their streams elsewhere, by default."""
+DRAIN_LOOK = 0.1
+"""Seconds between looks whether all have moved."""
+DRAIN_GRACE = 1.0
+"""Seconds that clients have at least to be found elsewhere, when there is an elsewhere."""
+CLOSE_TIMEOUT = 5.0
 """Seconds that stopping waits for clients to take their CLOSE frames."""
 
 _log = Logger()
@@ -49,6 +57,9 @@ class Server(Service):
     :param public_address: ``host:port`` at which clients reach it; None takes
         the first listening port, which must then be on one interface.
     :param discovery: URLs, or a Lookups; empty means it is not registered.
+    :param limits: what one client may have; :attr:`ServerFactory.limits` changes it later.
+    :param admission: whom it admits.
+    :param drain_timeout: seconds that stopping leaves to clients to move their streams.
     :param metrics: endpoint string for ``/metrics`` and ``/health``, or None.
     :ivar ready: fires with the listening ports.
     """
@@ -63,8 +74,9 @@ class Server(Service):
         *,
         public_address: str | None = None,
         discovery: Sequence[str] | Lookups = (),
-        max_connections: int = MAX_CONNECTIONS,
-        max_transports: int = MAX_TRANSPORTS,
+        limits: Limits | None = None,
+        admission: Admission | None = None,
+        drain_timeout: float = DRAIN_TIMEOUT,
         metrics: str | None = None,
         random: Random | None = None,
     ) -> None:
@@ -88,7 +100,8 @@ class Server(Service):
         self._registering: Deferred[Any] | None = None
         self.registered_at: float | None = None
         """Seconds of the reactor's clock of the last POST that discovery took."""
-        self.factory = ServerFactory(reactor, key, max_connections=max_connections, max_transports=max_transports)
+        self._drain_timeout = drain_timeout
+        self.factory = ServerFactory(reactor, key, limits=limits, admission=admission)
         self.factory.on_change = self._changed
         self.ports: list[IListeningPort] = []
         self.metrics_port: IListeningPort | None = None
@@ -101,7 +114,17 @@ class Server(Service):
         self._started = time.time()
         self.ready = Deferred.fromCoroutine(self._start())
 
+    def reload(self, limits: Limits | None = None) -> None:
+        """Read the lists again; with other ``limits`` from now on."""
+        if limits is not None:
+            self.factory.limits = limits
+        self.factory.admission.look(force=True)
+        self.factory.admission_changed()
+        self._changed()
+        _log.info("settings and lists were read again")
+
     async def _start(self) -> list[IListeningPort]:
+        self.factory.admission.watch(self._reactor, self.factory.admission_changed)
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(self.factory)
             self.ports.append(port)
@@ -130,14 +153,44 @@ class Server(Service):
         if self.metrics_port is not None:
             stopping.append(maybeDeferred(self.metrics_port.stopListening))
         await DeferredList(stopping, consumeErrors=True)
+        self.factory.admission.stop()
+        others = await self._others()
         # first out of discovery, so that nobody new is sent here meanwhile
         await self._withdraw()
+        await self._hand_over(others)
         try:
-            await self.factory.drain().addTimeout(DRAIN_TIMEOUT, self._reactor)
+            await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
         except TimeoutError:
             _log.info("{count} clients did not leave in time", count=len(self.factory.sessions))
         if self._lookups is not None:
             await self._lookups.close()
+
+    # --- leaving ---
+
+    async def _others(self) -> list[PubKey]:
+        """Servers that clients can go to."""
+        if self._lookups is None or not self.factory.sessions or not self._drain_timeout:
+            return []
+        try:
+            entries = await self._lookups.available_servers().addTimeout(WITHDRAW_TIMEOUT, self._reactor)
+        except (DmsgError, TimeoutError):
+            return []
+        return [entry.key for entry in entries if entry.key != self._key.public]
+
+    async def _hand_over(self, others: list[PubKey]) -> None:
+        """Tell the clients where else to go, and wait until their streams are there."""
+        relay = self.factory.relay
+        if not others or not relay.announce_drain(round(self._drain_timeout), others):
+            return
+        _log.info(
+            "draining: {count} clients are told of {others} other servers", count=len(relay.peers), others=len(others)
+        )
+        started = self._reactor.seconds()
+        while (passed := self._reactor.seconds() - started) < self._drain_timeout:
+            if not relay.peers or (not relay.route_count and passed >= DRAIN_GRACE):
+                break
+            await deferLater(self._reactor, DRAIN_LOOK)
+        _log.info("drained, {count} transports are left", count=relay.route_count // 2)
 
     # --- discovery ---
 
@@ -225,6 +278,11 @@ class Server(Service):
             "transports_opened": ("Transports that were opened", relay.transports_opened),
             "frames": ("Frames received", relay.frames),
             "frame_bytes": ("Bytes of frames received", relay.frame_bytes),
+            "throttled": ("Times that a client was read later for its bytes a second", self.factory.throttled),
+            "admission_unanswered": (
+                "Questions to the admission hook without an answer",
+                hook.unanswered if (hook := self.factory.admission.hook) is not None else 0,
+            ),
         }
 
     def drops(self) -> dict[DropReason, int]:

@@ -78,6 +78,7 @@ class ServerSet:
         self._changed = changed
         self.links: dict[PubKey, ServerLink] = {}
         self._visits: dict[PubKey, list[Deferred[ClientSession]]] = {}
+        self._visiting: dict[PubKey, Deferred[ClientSession]] = {}
         self._visited: dict[PubKey, ClientSession] = {}
         self._idle: set[PubKey] = set()
         self._avoid: dict[PubKey, float] = {}
@@ -122,11 +123,13 @@ class ServerSet:
         self._visits[server] = [found]
 
         def visited(result: Any) -> None:
+            self._visiting.pop(server, None)
             for deferred in self._visits.pop(server):
                 if not deferred.called:
                     deferred.callback(result)
 
-        Deferred.fromCoroutine(self._visit(server)).addBoth(visited)
+        visiting = self._visiting[server] = Deferred.fromCoroutine(self._visit(server))
+        visiting.addBoth(visited)
         return found
 
     # --- start and stop ---
@@ -146,9 +149,8 @@ class ServerSet:
         for session in list(self._visited.values()):
             session.close()
             ends.append(_done_with(session.lost))
-        for visitors in list(self._visits.values()):
-            for visitor in visitors:
-                visitor.cancel()
+        for visiting in list(self._visiting.values()):
+            visiting.cancel()
         await DeferredList(ends, consumeErrors=True)
 
     def look_soon(self, delay: float) -> None:

@@ -7,7 +7,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IProtocolFactory
 from twisted.internet.task import deferLater
@@ -311,6 +311,8 @@ class Client(Service):
                     left = deadline - self._reactor.seconds()
                     share = max(left / (len(servers) - position), 0.01)
                     return await session.open(remote, factory, share, port=port, secure=secure, resumable=resumable)
+                except CancelledError:
+                    raise
                 except TimeoutError as error:
                     attempts.append((server.short, str(error) or f"not connected within {share:.3g} s"))
                 except Exception as error:
@@ -426,6 +428,8 @@ class Client(Service):
                     if error.final:
                         raise
                     unknown = unknown or error.reason == CloseReason.NO_SUCH_STREAM
+                except CancelledError:
+                    raise
                 except Exception as error:  # Twisted's connect errors have no common class
                     _log.debug("not resumed through {server}: {error}", server=server.short, error=str(error))
                 else:

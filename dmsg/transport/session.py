@@ -112,6 +112,7 @@ class ClientSession:
         self.leaving = False
         """The server said that it leaves."""
         self.connected = False
+        self._lost_because = "connection to the server was lost"
         self.round_trip: float | None = None
         """Seconds to the server and back, smoothed; None while not measured."""
 
@@ -308,7 +309,11 @@ class ClientSession:
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
         self._core.accepting = self._streams is not None or self._accept() is not None
-        taken, events = self._core.receive_frames(buffer, end)
+        try:
+            taken, events = self._core.receive_frames(buffer, end)
+        except RemoteProtocolError as error:
+            self._lost_because = str(error)
+            raise
         self._receiving = True
         for event in events:
             self._handle[type(event)](self, event)
@@ -332,7 +337,7 @@ class ClientSession:
         if self._ping_timer is not None:
             self._ping_timer.cancel()
             self._ping_timer = None
-        gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "connection to the server was lost")
+        gone = TransportClosed(CloseReason.PEER_DISCONNECTED, self._lost_because)
         pings, self._pings = self._pings, {}
         for _, answered in pings.values():
             answered.errback(Failure(gone))

@@ -138,10 +138,10 @@ class NetworkTests(EntityCase):
         self.assertEqual(len(second.factory.sessions), 2)  # one visit for three connects
         for protocol in protocols:
             protocol.transport.loseConnection()
-        await self.until(lambda: alice._visited[second._key.public].transports == 0)
-        alice._close_idle_visits()
-        alice._close_idle_visits()
-        await self.until(lambda: not alice._visited)
+        await self.until(lambda: alice._set._visited[second._key.public].transports == 0)
+        alice._set._close_idle_visits()
+        alice._set._close_idle_visits()
+        await self.until(lambda: not alice._set._visited)
 
     @asynchronous
     async def test_discovery_that_comes_late_and_forgets(self) -> None:
@@ -331,6 +331,13 @@ class EndpointTests(EntityCase):
 
     def test_malformed_strings(self) -> None:
         key = SecKey.generate().public
-        for text in ("dmsg:", "dmsg:02ab", f"dmsg:{key}:timeout=x", f"dmsg:{key}:x", f"dmsg:{key}:65536", f"dmsg:{key}:1:more=1"):
+        for text in (
+            "dmsg:",
+            "dmsg:02ab",
+            f"dmsg:{key}:timeout=x",
+            f"dmsg:{key}:x",
+            f"dmsg:{key}:65536",
+            f"dmsg:{key}:1:more=1",
+        ):
             self.assertRaises((ValueError, TypeError), clientFromString, reactor, text)
         self.assertRaises(ValueError, serverFromString, reactor, "dmsg:http")

@@ -253,7 +253,7 @@ class ReceiverTests(FaultCase):
     @asynchronous
     async def test_5_a_flood_of_requests(self) -> None:
         """Ids of a peer are given back when the flooder leaves; others are served meanwhile."""
-        server = await self.start_server("--max-transports=500")
+        server = await self.start_server("--max-transports=500", "--request-rate=0")
         flooder, victim, other = [await self.raw_client(server) for _ in range(3)]
         payload = bytes(flooder.key.public + victim.key.public)
         for number in range(2000):
@@ -272,7 +272,7 @@ class ReceiverTests(FaultCase):
         """Answers that are not read end the flooder, not the server."""
         # the bound itself is tested in test_relay; twenty megabytes of answers take a slow machine too long
         self.patch(relay_module, "PEER_QUEUE_MAXIMUM", 1024 * 1024)
-        server = await self.start_server()
+        server = await self.start_server("--request-rate=0")
         flooder = await self.raw_client(server)
         flooder.transport.pauseProducing()  # type: ignore[union-attr]
         block = Frame(FWD, 9, b"").encode() * 12_000
@@ -357,7 +357,7 @@ class ClientTests(FaultCase):
         """A key that has a server's entry, and a delegated server that is a client: errors, not a crash."""
         url = await self.start_discovery()
         server = await self.start_server(f"--discovery={url}")
-        alice = await self.start_client(url, min_servers=1)
+        alice = await self.start_client(url, min_servers=1, encryption="prefer")
         key = SecKey.generate()
         for delegated in ((alice.public_key.hex(),), (key.public.hex(),), ("00" * 33,), None):
             await alice._lookups.update(

@@ -72,6 +72,32 @@ class ResumeTests(EntityCase):
         return one, accepting.built[0]
 
     @asynchronous
+    async def test_a_rolling_restart_loses_nothing(self) -> None:
+        """Each of two servers leaves in turn under load; a new one stands for it first."""
+        url = await self.start_discovery()
+        children = await self.start_children(url, 2)
+        one, two = await self.stream(url)
+        block = os.urandom(1 << 18)
+        expected = hashlib.sha256()
+        sent = 0
+        for old in list(children):
+            (new,) = await self.start_children(url, 1)
+            child = children[old]
+            child.signal("TERM")
+            while not child.ended.called:
+                await one.transport.send(block, 30)
+                await two.transport.send(block, 30)
+                expected.update(block)
+                sent += len(block)
+            self.assertIsNotNone(await child.line("drained, 0 transports are left"))
+            self.assertNotEqual(one.transport.server, old)
+            del new
+        self.assertEqual((one.count, two.count), (sent, sent))
+        self.assertEqual(one.hash.digest(), expected.digest())
+        self.assertEqual(two.hash.digest(), expected.digest())
+        self.assertIsNone(one.lost)
+
+    @asynchronous
     async def test_kill_9_in_the_middle(self) -> None:
         """Bytes both ways, the server is killed, and the application sees nothing of it."""
         url = await self.start_discovery()

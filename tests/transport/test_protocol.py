@@ -22,6 +22,7 @@ from dmsg.keys import SecKey
 from dmsg.net import noise as noise_module
 from dmsg.net.noise import NoiseLink, TurnFlush
 from dmsg.net.stream import SEND_HIGH_WATER, DmsgAddress, StreamLost
+from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory
 from dmsg.transport.session import ClientSession
 from dmsg.transport.wire import WINDOW_BYTES
@@ -421,7 +422,7 @@ class HandshakeTests(SynchronousTestCase):
         self.assertEqual(self.drops[DropReason.HANDSHAKE_ABANDONED], 4)
 
     def test_connections_are_bounded(self) -> None:
-        self.network.factory.max_connections = 1
+        self.network.factory.limits = Limits(max_connections=1)
         first = self.network.client(KEYS["A"])
         self.assertIsNone(self.network.factory.buildProtocol(None))
         self.assertEqual(self.drops[DropReason.TOO_MANY_CONNECTIONS], 1)
@@ -502,4 +503,4 @@ class KeyTests(SynchronousTestCase):
 
     def test_a_server_needs_no_secret_of_its_clients(self) -> None:
         factory = ServerFactory(Clock(), SecKey.generate())
-        self.assertEqual(factory.available_connections, factory.max_connections)
+        self.assertEqual(factory.available_connections, factory.limits.max_connections)

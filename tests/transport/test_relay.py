@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.transport import relay as relay_module
+from dmsg.transport.policing import Limits
 from dmsg.transport.relay import PEER_QUEUE_MAXIMUM, ROUTE_QUEUE_LIMIT, Relay, RelayPeer
 from dmsg.transport.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer, encode_frame
 from tests.support import Draws, vectors
@@ -161,7 +162,7 @@ class RelayTests(RelayCase):
         self.assertEqual(self.ports[0].closed, [DropReason.REPLACED])
 
     def test_transports_are_bounded_on_both_sides(self) -> None:
-        self.relay.max_transports = 3
+        self.relay.limits = Limits(max_transports=3, request_rate=0)
         for number in range(3):
             self.open(0, 1, 2 * number)
         for source, target in ((0, 2), (2, 1)):
@@ -171,7 +172,7 @@ class RelayTests(RelayCase):
 
     def test_a_flood_of_requests_ends_at_the_bound(self) -> None:
         """Defects 5 and 6: every id of a peer used up at once; the next REQUEST is refused at once."""
-        self.relay.max_transports = 32768
+        self.relay.limits = Limits(max_transports=32768, max_per_pair=32768, request_rate=0)
         for number in range(32768):
             feed(self.relay, self.peers[0], Frame(REQUEST, 2 * number % 65536, bytes(KEYS[0] + KEYS[1])))
         ids = [frame.id for frame in self.ports[1].take()]
@@ -293,6 +294,7 @@ class CongestionTests(RelayCase):
         self.assertIn(2, self.peers[0].routes)
 
     def test_a_peer_that_provokes_answers_and_reads_none_is_ended(self) -> None:
+        self.relay.limits = Limits(request_rate=0)
         self.congest(0)
         answer = encode_frame(CLOSE, 99, b"\4")
         while not self.ports[0].closed:
@@ -307,7 +309,7 @@ class RelayMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.relay = Relay(max_transports=6)
+        self.relay = Relay(limits=Limits(max_transports=6))
         self.peers: list[tuple[RelayPeer, FakePort]] = []
 
     @rule(which=st.integers(0, 3))
