@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -13,8 +14,17 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
-from dmsg.cli.running import PUBLIC_KEY, client_options, human_size, milliseconds, run, timeout_option, with_client
-from dmsg.keys import PubKey, SecKey
+from dmsg.cli.running import (
+    PUBLIC_KEY,
+    ClientSettings,
+    client_options,
+    human_size,
+    milliseconds,
+    run,
+    timeout_option,
+    with_client,
+)
+from dmsg.keys import PubKey
 from dmsg.transport.service import Client
 
 SIZES = (64, 1024, 16 * 1024, 60_000)
@@ -113,9 +123,7 @@ def bench(
     sizes: tuple[int, ...],
     seconds: float,
     in_flight: int,
-    discovery: tuple[str, ...],
-    key_file: str | None,
-    min_servers: int,
+    settings: ClientSettings,
     timeout: float,
 ) -> None:
     """Measure how fast the network carries acknowledged messages.
@@ -139,7 +147,7 @@ def bench(
             elif public_key is not None:
                 await run_bench(reactor, client, public_key, sizes or SIZES, seconds, in_flight, timeout)
             else:
-                other = Client(reactor, SecKey.generate(), discovery)
+                other = replace(settings, key_file=None).make(reactor)
                 other.listen(discard_factory())
                 other.startService()
                 try:
@@ -148,6 +156,6 @@ def bench(
                 finally:
                     await other.stopService()
 
-        await with_client(reactor, discovery, key_file, min_servers, use, published=serve)
+        await with_client(reactor, settings, use, published=serve)
 
     run(main)

@@ -14,13 +14,14 @@ from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
-from dmsg.cli.running import PUBLIC_KEY, client_options, human_size, run, timeout_option, with_client
+from dmsg.cli.running import PUBLIC_KEY, ClientSettings, client_options, human_size, run, timeout_option, with_client
 from dmsg.cli.transfer import ReceiveFile, SendFile, TransferError, Transferred
 from dmsg.keys import PubKey
 from dmsg.transport.service import Client
 
 
-def _progress() -> Progress:
+def transfer_progress() -> Progress:
+    """A bar for each file, on standard error."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -47,9 +48,7 @@ def _report(verb: str, done: Transferred, whom: str) -> None:
 def send(
     file: Path,
     public_key: PubKey,
-    discovery: tuple[str, ...],
-    key_file: str | None,
-    min_servers: int,
+    settings: ClientSettings,
     timeout: float,
 ) -> None:
     """Send FILE to PUBLIC_KEY, where ``dmsg receive`` runs.
@@ -61,7 +60,7 @@ def send(
 
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
-            with _progress() as progress:
+            with transfer_progress() as progress:
                 bar = progress.add_task(file.name, total=file.stat().st_size)
                 protocol = SendFile(file, lambda done: progress.update(bar, completed=done))
                 factory = Factory.forProtocol(lambda: protocol)
@@ -70,7 +69,7 @@ def send(
                 done = await protocol.done
             _report("sent", done, f"to {public_key}")
 
-        await with_client(reactor, discovery, key_file, min_servers, use)
+        await with_client(reactor, settings, use)
 
     run(main)
 
@@ -105,9 +104,7 @@ def receive(
     once: bool,
     overwrite: bool,
     max_size: int | None,
-    discovery: tuple[str, ...],
-    key_file: str | None,
-    min_servers: int,
+    settings: ClientSettings,
 ) -> None:
     """Receive files; prints the public key to send them to.
 
@@ -120,7 +117,7 @@ def receive(
         finished: Deferred[None] = Deferred()
 
         async def use(client: Client) -> None:
-            with _progress() as progress:
+            with transfer_progress() as progress:
 
                 def started(name: str, size: int) -> Callable[[int], None]:
                     bar = progress.add_task(name, total=size)
@@ -158,6 +155,6 @@ def receive(
                 finally:
                     await maybeDeferred(port.stopListening)
 
-        await with_client(reactor, discovery, key_file, min_servers, use, published=True)
+        await with_client(reactor, settings, use, published=True)
 
     run(main)

@@ -18,6 +18,16 @@ _COMMANDS = {
     "receive": ("dmsg.cli.files:receive", "Receive files."),
     "ping": ("dmsg.cli.ping", "Measure round trips to a public key."),
     "bench": ("dmsg.cli.bench", "Measure how fast the network carries data."),
+    "iperf": ("dmsg.cli.iperf", "Measure one peer over time, in either direction."),
+    "trace": ("dmsg.cli.trace", "Show over which servers a peer is reached, and how fast."),
+    "forward": ("dmsg.cli.forward:forward", "A local TCP port leads to a peer's port."),
+    "expose": ("dmsg.cli.forward:expose", "A TCP port of this machine for peers."),
+    "socks": ("dmsg.cli.socks", "A SOCKS5 proxy to which NAME.dmsg and KEY.dmsg are hosts."),
+    "serve": ("dmsg.cli.web:serve", "A directory over HTTP for peers."),
+    "curl": ("dmsg.cli.web:curl", "Fetch a dmsg:// URL."),
+    "nc": ("dmsg.cli.pipe:nc", "Standard input and output over a stream."),
+    "cp": ("dmsg.cli.copy:cp", "Copy files to and from a peer; goes on where it was cut."),
+    "name": ("dmsg.cli.name", "The address book."),
     "demo": ("dmsg.cli.demo", "A whole network on this machine, in under a minute."),
 }
 

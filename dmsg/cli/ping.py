@@ -8,7 +8,7 @@ import click
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
-from dmsg.cli.running import PUBLIC_KEY, client_options, milliseconds, run, timeout_option, with_client
+from dmsg.cli.running import PUBLIC_KEY, ClientSettings, client_options, milliseconds, run, timeout_option, with_client
 from dmsg.errors import DmsgTimeout
 from dmsg.keys import PubKey
 from dmsg.transport.service import Client
@@ -26,9 +26,7 @@ def ping(
     public_key: PubKey,
     count: int,
     interval: float,
-    discovery: tuple[str, ...],
-    key_file: str | None,
-    min_servers: int,
+    settings: ClientSettings,
     timeout: float,
 ) -> None:
     """Measure round trips to PUBLIC_KEY through its server.
@@ -67,6 +65,6 @@ def ping(
             if lost:
                 raise SystemExit(1)
 
-        await with_client(reactor, discovery, key_file, min_servers, use)
+        await with_client(reactor, settings, use)
 
     run(main)

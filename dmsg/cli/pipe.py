@@ -12,8 +12,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.stdio import StandardIO
 from twisted.python.failure import Failure
 
-from dmsg.cli.running import PUBLIC_KEY, client_options, run, timeout_option, with_client
-from dmsg.keys import PubKey
+from dmsg.cli.running import ANY_PORT, ClientSettings, client_options, run, timeout_option, with_client
+from dmsg.net.stream import DmsgAddress
 from dmsg.transport.service import Client
 
 
@@ -112,9 +112,10 @@ wait_option = click.option(
 
 
 @click.command()
+@click.option("--port", "-p", default=0, type=click.IntRange(0, 65535), help="Port to listen on.")
 @client_options
 @wait_option
-def listen(discovery: tuple[str, ...], key_file: str | None, min_servers: int, wait: float) -> None:
+def listen(port: int, settings: ClientSettings, wait: float) -> None:
     """Take one transport and join it to standard input and output.
 
     \b
@@ -125,27 +126,25 @@ def listen(discovery: tuple[str, ...], key_file: str | None, min_servers: int, w
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
             factory = _Once(reactor, wait)
-            port = client.listen(factory)
-            click.echo(f"listening: {client.public_key}", err=True)
+            listening = client.listen(factory, port)
+            click.echo(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
             try:
                 await factory.done
             finally:
-                await maybeDeferred(port.stopListening)
+                await maybeDeferred(listening.stopListening)
 
-        await with_client(reactor, discovery, key_file, min_servers, use, published=True)
+        await with_client(reactor, settings, use, published=True)
 
     run(main)
 
 
 @click.command()
-@click.argument("public_key", type=PUBLIC_KEY)
+@click.argument("address", type=ANY_PORT)
 @client_options
 @timeout_option
 @wait_option
-def connect(
-    public_key: PubKey, discovery: tuple[str, ...], key_file: str | None, min_servers: int, timeout: float, wait: float
-) -> None:
-    """Open a transport to PUBLIC_KEY and join it to standard input and output.
+def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait: float) -> None:
+    """Open a transport to ADDRESS, a key or KEY:PORT, and join it to standard input and output.
 
     \b
     Example:
@@ -155,9 +154,42 @@ def connect(
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
             factory = _Once(reactor, wait)
-            await client.connect(public_key, factory, timeout)
+            await client.connect(address, factory, timeout)
             await factory.done
 
-        await with_client(reactor, discovery, key_file, min_servers, use)
+        await with_client(reactor, settings, use)
 
     run(main)
+
+
+@click.command()
+@click.argument("address", type=ANY_PORT, required=False)
+@click.option("--listen", "-l", "listen_port", type=click.IntRange(0, 65535), metavar="PORT", help="Listen instead.")
+@client_options
+@timeout_option
+@wait_option
+@click.pass_context
+def nc(
+    ctx: click.Context,
+    address: DmsgAddress | None,
+    listen_port: int | None,
+    settings: ClientSettings,
+    timeout: float,
+    wait: float,
+) -> None:
+    """Standard input and output over a stream, as nc(1) over TCP.
+
+    \b
+    Examples:
+      dmsg nc alice:7
+      dmsg nc -l 7 --key-file alice.key
+      ssh -o ProxyCommand='dmsg nc %h:22' alice
+    """
+    if (address is None) == (listen_port is None):
+        raise click.UsageError("one of ADDRESS and --listen PORT is needed")
+    with_settings = listen if address is None else connect
+    inner = with_settings.callback.__wrapped__  # type: ignore[union-attr]
+    if address is None:
+        ctx.invoke(inner, port=listen_port, settings=settings, wait=wait)
+    else:
+        ctx.invoke(inner, address=address, settings=settings, timeout=timeout, wait=wait)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import click
 from twisted.internet import task
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import ConnectionLost
+from twisted.internet.interfaces import IListeningPort
 from twisted.logger import (
     FilteringLogObserver,
     LogLevel,
@@ -21,7 +24,11 @@ from twisted.logger import (
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, load_or_create_key
+from dmsg.names import Names
+from dmsg.net.stream import DmsgAddress
 from dmsg.transport.service import MIN_SERVERS, Client
+from dmsg.transport.streams import RESUME_TIMEOUT
+from dmsg.transport.strings import parse_port
 
 T = TypeVar("T")
 
@@ -32,7 +39,7 @@ ONLINE_TIMEOUT = 15.0
 
 
 class PublicKeyType(click.ParamType[PubKey]):
-    """66 hexadecimal characters."""
+    """66 hexadecimal characters, or a name from the address book."""
 
     name = "public key"
 
@@ -40,9 +47,40 @@ class PublicKeyType(click.ParamType[PubKey]):
         if isinstance(value, PubKey):
             return value
         try:
-            return PubKey.from_hex(str(value).removeprefix("dmsg:"))
+            return Names().find(str(value).removeprefix("dmsg:"))
         except DmsgError as error:
             self.fail(str(error), param, ctx)
+
+
+class AddressType(click.ParamType[DmsgAddress]):
+    """A public key or a name, with a port after a colon."""
+
+    name = "address"
+
+    def __init__(self, default_port: int | None = None) -> None:
+        """:param default_port: when none is given; None makes it an error."""
+        self._default = default_port
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DmsgAddress:
+        if isinstance(value, DmsgAddress):
+            return value
+        try:
+            return parse_target(str(value), self._default)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
+    """``KEY:PORT`` or ``NAME:PORT``, with or without ``dmsg:`` before it.
+
+    :raises ValueError: it is none; the text says so in one line.
+    """
+    who, colon, port = text.removeprefix("dmsg:").partition(":")
+    if not colon:
+        if default_port is None:
+            raise ValueError(f"{text[:80]!r} has no port: KEY:PORT is needed, or NAME:PORT")
+        return DmsgAddress(Names().find(who), default_port)
+    return DmsgAddress(Names().find(who), parse_port(port))
 
 
 class URLType(click.ParamType[str]):
@@ -58,6 +96,36 @@ class URLType(click.ParamType[str]):
 
 
 PUBLIC_KEY = PublicKeyType()
+ADDRESS = AddressType()
+ANY_PORT = AddressType(0)
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """What the options say of the client to run."""
+
+    discovery: tuple[str, ...]
+    key_file: str | None
+    min_servers: int
+    encryption: str
+    prefer: tuple[PubKey, ...]
+    only: tuple[PubKey, ...]
+    resume_timeout: float
+
+    def make(self, reactor: Any) -> Client:
+        """A client, not started."""
+        key = load_or_create_key(self.key_file) if self.key_file else SecKey.generate()
+        return Client(
+            reactor,
+            key,
+            self.discovery,
+            min_servers=self.min_servers,
+            encryption=self.encryption,
+            prefer=self.prefer,
+            only=self.only,
+            resume_timeout=self.resume_timeout,
+        )
+
 
 discovery_option = click.option(
     "--discovery",
@@ -90,9 +158,53 @@ timeout_option = click.option(
 )
 
 
+encryption_option = click.option(
+    "--encryption",
+    default="require",
+    show_default=True,
+    type=click.Choice(["require", "prefer", "off"]),
+    help="Secure transports: only these; these where the remote offers them; none.",
+)
+prefer_option = click.option(
+    "--prefer", multiple=True, type=PUBLIC_KEY, metavar="SERVER", help="Take this server before others; repeatable."
+)
+only_option = click.option(
+    "--only", multiple=True, type=PUBLIC_KEY, metavar="SERVER", help="Take no server but this; repeatable."
+)
+resume_option = click.option(
+    "--resume",
+    "resume_timeout",
+    default=RESUME_TIMEOUT,
+    show_default=True,
+    type=click.FloatRange(0, 86400),
+    metavar="SECONDS",
+    help="How long to look for another way when a server is lost; 0: do not.",
+)
+
+
 def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--discovery, --key-file and --min-servers."""
-    return discovery_option(key_option(servers_option(command)))
+    """The options of every command that runs a client; it gets them as ``settings``."""
+
+    @functools.wraps(command)
+    def with_settings(
+        discovery: tuple[str, ...],
+        key_file: str | None,
+        min_servers: int,
+        encryption: str,
+        prefer: tuple[PubKey, ...],
+        only: tuple[PubKey, ...],
+        resume_timeout: float,
+        **others: Any,
+    ) -> Any:
+        urls = tuple(url for one in discovery for url in one.split())
+        settings = ClientSettings(urls, key_file, min_servers, encryption, prefer, only, resume_timeout)
+        return command(settings=settings, **others)
+
+    options = (discovery_option, key_option, servers_option, encryption_option, prefer_option, only_option)
+    wrapped: Callable[..., Any] = resume_option(with_settings)
+    for option in reversed(options):
+        wrapped = option(wrapped)
+    return wrapped
 
 
 def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
@@ -138,9 +250,7 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
 
 async def with_client(
     reactor: Any,
-    discovery: Sequence[str],
-    key_file: str | None,
-    min_servers: int,
+    settings: ClientSettings,
     use: Callable[[Client], Awaitable[T]],
     *,
     published: bool = False,
@@ -149,9 +259,7 @@ async def with_client(
 
     :param published: wait until others can find it.
     """
-    key = load_or_create_key(key_file) if key_file else SecKey.generate()
-    urls = [url for one in discovery for url in one.split()]
-    client = Client(reactor, key, urls, min_servers=min_servers)
+    client = settings.make(reactor)
     client.startService()
     try:
         await client.when_online(ONLINE_TIMEOUT)
@@ -160,6 +268,15 @@ async def with_client(
         return await use(client)
     finally:
         await client.stopService()
+
+
+async def serve_until_interrupted(port: IListeningPort, *others: IListeningPort) -> None:
+    """Listen until the command is ended."""
+    try:
+        await Deferred()
+    finally:
+        for one in (port, *others):
+            await maybeDeferred(one.stopListening)
 
 
 def human_size(size: float) -> str:

@@ -105,6 +105,8 @@ class ClientSession:
         self._receiving = False
         self._pings: dict[bytes, tuple[float, Deferred[float]]] = {}
         self._ping_timer: IDelayedCall | None = None
+        self.answers_pings = False
+        """The server knows of PING."""
         self.server = server
         self.established: Deferred[ClientSession] = Deferred()
         self.lost: Deferred[None] = Deferred()
@@ -255,6 +257,7 @@ class ClientSession:
 
     def watch(self) -> None:
         """Send PINGs from now on; the server must know of them."""
+        self.answers_pings = True
         if self._ping_timer is None and self._link is not None:
             self._ping_now()
 

@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 
 from dmsg.keys import PubKey, SecKey, load_or_create_key
+from dmsg.names import Names
 from dmsg.net.endpoints import CONNECT_TIMEOUT, DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.transport.service import Client
 
@@ -78,13 +79,13 @@ def client_endpoint(
     key: str | None = None,
     timeout: str = str(CONNECT_TIMEOUT),
 ) -> DmsgClientEndpoint:
-    """``dmsg:<public key>[:<port>][:discovery=URL][:key=FILE][:timeout=SECONDS]``; colons in URLs are written ``\\:``.
+    """``dmsg:<key or name>[:<port>][:discovery=URL][:key=FILE][:timeout=SECONDS]``; colons in URLs are written ``\\:``.
 
-    :raises KeyFormatError: not a public key.
+    :raises UnknownName: not a public key, nor a name in the address book.
     :raises ValueError: not a port.
     """
     lazy = _Lazy(reactor, discovery, key)
-    return DmsgClientEndpoint(lazy, PubKey.from_hex(public_key), float(timeout), port=parse_port(port))
+    return DmsgClientEndpoint(lazy, Names().find(public_key), float(timeout), port=parse_port(port))
 
 
 def server_endpoint(

@@ -68,7 +68,7 @@ class CommandCase(EntityCase):
         command = self.start(*arguments, **environment)
         status = await command.ended
         self.assertNotIn(b"Traceback", command.out + command.err)
-        return status, command.out.decode(), command.err.decode()
+        return status, command.out.decode(errors="replace"), command.err.decode()
 
 
 class KeyTests(CommandCase):

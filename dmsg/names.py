@@ -1,0 +1,119 @@
+"""An address book: names that stand for public keys.
+
+One line for each, ``NAME KEY``, in ``names`` of the configuration directory
+(``$XDG_CONFIG_HOME/dmsg``, else ``~/.config/dmsg``), or in the file that
+``DMSG_NAMES`` names.  It is this user's own: nobody else's word is taken for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from dmsg.errors import DmsgError, KeyFormatError
+from dmsg.keys import PubKey
+
+MAX_NAMES = 100_000
+MAX_NAME = 63
+"""Characters of a name: it has to fit where a label of DNS does."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+class UnknownName(DmsgError, ValueError):
+    """A name that is none, or is not in the book; a book that cannot be used."""
+
+
+def default_path() -> Path:
+    """Where the book lies."""
+    named = os.environ.get("DMSG_NAMES")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(base) / "dmsg" / "names"
+
+
+def check_name(name: str) -> str:
+    """:raises UnknownName: it cannot be a name, or looks like a key."""
+    name = name.lower()
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+        raise UnknownName(f"{name[:80]!r} is not a name: letters, digits and hyphens, at most {MAX_NAME}")
+    return name
+
+
+class Names:
+    """The book in one file, read when it is asked."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or default_path()
+
+    def all(self) -> dict[str, PubKey]:
+        """Every name.
+
+        :raises UnknownName: the file cannot be read, or a line of it is malformed.
+        """
+        try:
+            text = self.path.read_text()
+        except FileNotFoundError:
+            return {}
+        except (OSError, UnicodeDecodeError) as error:
+            raise UnknownName(f"{self.path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+        names = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            try:
+                name, key = words
+                names[check_name(name)] = PubKey.from_hex(key)
+            except ValueError as error:
+                why = error if isinstance(error, DmsgError) else "not NAME KEY"
+                raise UnknownName(f"{self.path}, line {number}: {why}") from None
+        return names
+
+    def find(self, text: str) -> PubKey:
+        """The key that ``text`` is, or stands for.
+
+        :raises UnknownName: neither a key nor a known name.
+        """
+        try:
+            return PubKey.from_hex(text)
+        except KeyFormatError as error:
+            if len(text) > MAX_NAME or not _NAME.fullmatch(text.lower()):
+                raise UnknownName(str(error)) from None
+        key = self.all().get(text.lower())
+        if key is None:
+            raise UnknownName(f"{text!r} is neither a public key (66 hexadecimal digits) nor a name in {self.path}")
+        return key
+
+    def name_of(self, key: PubKey) -> str | None:
+        """A name of ``key``."""
+        return next((name for name, known in self.all().items() if known == key), None)
+
+    def add(self, name: str, key: PubKey, *, replace: bool = False) -> None:
+        """:raises UnknownName: no name, or it stands for another key and is not to be replaced."""
+        names = self.all()
+        name = check_name(name)
+        if names.get(name, key) != key and not replace:
+            raise UnknownName(f"{name!r} stands for {names[name].short}... already (replace it with --replace)")
+        names[name] = key
+        if len(names) > MAX_NAMES:
+            raise UnknownName(f"more than {MAX_NAMES} names")
+        self._write(names)
+
+    def remove(self, name: str) -> None:
+        """:raises UnknownName: there is no such name."""
+        names = self.all()
+        if names.pop(name.lower(), None) is None:
+            raise UnknownName(f"there is no name {name!r}")
+        self._write(names)
+
+    def _write(self, names: dict[str, PubKey]) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".names-", delete=False) as file:
+                file.writelines(f"{name} {key}\n" for name, key in sorted(names.items()))
+            os.replace(file.name, self.path)
+        except OSError as error:
+            raise UnknownName(f"{self.path}: {error.strerror}") from None

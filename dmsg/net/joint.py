@@ -1,0 +1,133 @@
+"""Two connections made one: what comes in at one goes out at the other.
+
+Each is the other's producer, so a slow one slows the other.  When one ends
+cleanly the other is closed after what was written has left; when one is lost
+the other is aborted, so that nobody takes a cut for an end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress, IProtocolFactory
+from twisted.internet.protocol import Factory, Protocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+MAX_JOINTS = 1024
+"""Pairs of connections of one listener at a time; one more is refused."""
+
+_log = Logger()
+
+
+class Half(Protocol):
+    """One of the two; ``other`` is there when both are connected."""
+
+    other: Half | None = None
+
+    def __init__(self, connected: Callable[[Half], None] | None = None, lost: Callable[[], None] | None = None) -> None:
+        self._connected = connected
+        self._on_lost = lost
+        self.over: Failure | None = None
+
+    def connectionMade(self) -> None:
+        if self._connected is not None:
+            self._connected(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.write(data)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self.over = reason
+        other, self.other = self.other, None
+        if other is not None and other.over is None and other.transport is not None:
+            other.other = None
+            other.transport.unregisterProducer()  # type: ignore[attr-defined]
+            _end(other.transport, reason)
+        if self._on_lost is not None:
+            self._on_lost()
+
+
+def _end(transport: Any, reason: Failure) -> None:
+    if reason.check(ConnectionDone):
+        transport.loseConnection()
+    else:
+        transport.abortConnection()
+
+
+def join(one: Half, two: Half) -> None:
+    """Both are connected: let the bytes flow."""
+    for half, other in ((one, two), (two, one)):
+        if other.over is not None:
+            _end(half.transport, other.over)
+            return
+    one.other, two.other = two, one
+    assert one.transport is not None and two.transport is not None
+    one.transport.registerProducer(two.transport, True)  # type: ignore[attr-defined]
+    two.transport.registerProducer(one.transport, True)  # type: ignore[attr-defined]
+    one.transport.resumeProducing()  # type: ignore[attr-defined]
+
+
+class JointFactory(Factory):
+    """Each connection that comes in is joined to one that ``connect`` makes for it.
+
+    :param connect: called with a factory; fires when it is connected.
+    :param allowed: says of an address whether it may come in.
+    :ivar joints: connections now.
+    """
+
+    noisy = False
+
+    def __init__(
+        self,
+        connect: Callable[[IProtocolFactory], Deferred[Any]],
+        *,
+        allowed: Callable[[IAddress], bool] = lambda address: True,
+        failed: Callable[[Failure], None] = lambda failure: None,
+        max_joints: int = MAX_JOINTS,
+    ) -> None:
+        self._connect = connect
+        self._allowed = allowed
+        self._failed = failed
+        self._max = max_joints
+        self.joints = 0
+        self.total = 0
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        if self.joints >= self._max or (addr is not None and not self._allowed(addr)):
+            return None
+        self.joints += 1
+        self.total += 1
+        return Half(self._incoming, self._lost)
+
+    def _lost(self) -> None:
+        self.joints -= 1
+
+    def _incoming(self, one: Half) -> None:
+        transport: Any = one.transport
+        transport.pauseProducing()
+        dial(one, self._connect, self._failed)
+
+
+def dial(one: Half, connect: Callable[[IProtocolFactory], Deferred[Any]], failed: Callable[[Failure], None]) -> None:
+    """Make the other half of ``one``, which is paused."""
+    two = Half()
+    factory = Factory.forProtocol(lambda: two)
+    factory.noisy = False
+
+    def connected(_: Any) -> None:
+        join(one, two)
+
+    def not_connected(failure: Failure) -> None:
+        if not failure.check(CancelledError):
+            failed(failure)
+        if one.over is None and one.transport is not None:
+            one.transport.abortConnection()  # type: ignore[attr-defined]
+
+    connect(factory).addCallbacks(connected, not_connected).addErrback(
+        lambda failure: _log.failure("joining connections failed", failure)
+    )

@@ -1,0 +1,372 @@
+"""The tools over a real network: forward, expose, socks, serve, curl, nc, cp, iperf, trace, name."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import skipUnless
+
+from twisted.internet import reactor, threads
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.utils import getProcessOutputAndValue
+
+from dmsg.cli.copying import PART_SUFFIX, inside, part_of
+from dmsg.cli.transfer import TransferError
+from dmsg.keys import SecKey, write_key_file
+from dmsg.names import Names, UnknownName
+from tests.cli.test_commands import Command, CommandCase
+from tests.support import asynchronous
+
+SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if os.path.exists("/usr/sbin/sshd") else None)
+
+
+class Shout(Protocol):
+    """Gives back what it gets, in capitals."""
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(data.upper())
+
+
+def talk(port: int, data: bytes, answer: int) -> bytes:
+    """Send to a local port and read ``answer`` bytes; in a thread."""
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        connection.sendall(data)
+        got = b""
+        with contextlib.suppress(ConnectionResetError):
+            while len(got) < answer and (more := connection.recv(65536)):
+                got += more
+        return got
+
+
+class ToolCase(CommandCase):
+    """A network, and a key whose name is alice."""
+
+    async def network(self) -> None:
+        self.url = await self.start_discovery()
+        await self.start_server(f"--discovery={self.url}")
+        self.key = SecKey.generate()
+        write_key_file(self.directory / "alice.key", self.key)
+        self.environment = {"DMSG_DISCOVERY": self.url, "DMSG_NAMES": "names"}
+        status, _, err = await self.run_command("name", "add", "alice", self.key.public.hex(), **self.environment)
+        self.assertEqual((status, err), (0, ""))
+
+    def tool(self, *arguments: str) -> Command:
+        return self.start(*arguments, **self.environment)
+
+    async def said(self, command: Command, pattern: str) -> re.Match[str]:
+        def look() -> Any:
+            text = (command.out + command.err).decode()
+            if command.ended.called and not re.search(pattern, text):
+                self.fail(f"it ended: {text}")
+            return re.search(pattern, text)
+
+        return await self.until(look)  # type: ignore[no-any-return]
+
+    async def shouting(self) -> int:
+        """The port of a TCP server."""
+        port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Shout))
+        self.addCleanup(port.stopListening)
+        number: int = port.getHost().port
+        return number
+
+
+class ForwardTests(ToolCase):
+    """TCP over dmsg."""
+
+    @asynchronous
+    async def test_expose_forward_and_socks(self) -> None:
+        await self.network()
+        shouting = await self.shouting()
+        exposing = self.tool("expose", str(shouting), "--port", "7", "-k", "alice.key")
+        await self.said(exposing, "leads to 127.0.0.1")
+        forwarding = self.tool("forward", "0", "alice:7")
+        local = int((await self.said(forwarding, r"127\.0\.0\.1:(\d+) leads to"))[1])
+        big = b"x" * 300_000
+        for data in (b"hello", big):
+            self.assertEqual(await threads.deferToThread(talk, local, data, len(data)), data.upper())
+        proxy = self.tool("socks", "--listen", "0")
+        port = int((await self.said(proxy, r"SOCKS5 at 127\.0\.0\.1:(\d+)"))[1])
+        for host in (b"alice.dmsg", self.key.public.hex().encode() + b".dmsg"):
+            request = b"\5\1\0" + b"\5\1\0\3" + bytes((len(host),)) + host + b"\0\7" + b"hi"
+            answer = await threads.deferToThread(talk, port, request, 14)
+            self.assertEqual(answer, b"\5\0" + b"\5\0\0\1" + bytes(6) + b"HI")
+        for host, number, code in ((b"example.org", 7, 2), (b"nobody.dmsg", 7, 4), (b"alice.dmsg", 9, 5)):
+            request = b"\5\1\0" + b"\5\1\0\3" + bytes((len(host),)) + host + number.to_bytes(2, "big")
+            answer = await threads.deferToThread(talk, port, request, 12)
+            self.assertEqual(answer[3], code, host)
+        self.assertEqual(await threads.deferToThread(talk, port, b"GET / HTTP/1.1\r\n\r\n", 1), b"")
+        self.assertEqual(await threads.deferToThread(talk, port, b"\5\1\2", 2), b"\5\xff")
+
+    @asynchronous
+    async def test_only_those_who_are_allowed(self) -> None:
+        await self.network()
+        shouting = await self.shouting()
+        other = SecKey.generate()
+        write_key_file(self.directory / "friend.key", other)
+        exposing = self.tool("expose", str(shouting), "-p", "7", "-k", "alice.key", "--allow", other.public.hex())
+        await self.said(exposing, "leads to")
+        for options, expected in ((("-k", "friend.key"), b"HI"), ((), b"")):
+            forwarding = self.tool("forward", "0", "alice:7", *options)
+            local = int((await self.said(forwarding, r"127\.0\.0\.1:(\d+) leads to"))[1])
+            self.assertEqual(await threads.deferToThread(talk, local, b"hi", 2), expected)
+
+
+class WebTests(ToolCase):
+    """HTTP over dmsg."""
+
+    @asynchronous
+    async def test_serve_and_curl(self) -> None:
+        await self.network()
+        public = self.directory / "public"
+        public.mkdir()
+        content = os.urandom(500_000)
+        (public / "film").write_bytes(content)
+        (self.directory / "secret").write_text("not for you")
+        (public / "link").symlink_to(self.directory.absolute() / "secret")
+        serving = self.tool("serve", "public", "-k", "alice.key")
+        await self.said(serving, "is at dmsg://")
+        curl = self.run_command
+        self.assertEqual(
+            (await self.fetch("dmsg://alice/film", "-o", "copy"), (self.directory / "copy").read_bytes()), (0, content)
+        )
+        (self.directory / "copy").write_bytes(content[:123_456])
+        self.assertEqual(await self.fetch("dmsg://alice/film", "-o", "copy", "-C"), 0)
+        self.assertEqual((self.directory / "copy").read_bytes(), content)
+        status, out, _ = await curl("curl", "-i", "-r", "0-3", f"dmsg://{self.key.public}:80/film", **self.environment)
+        self.assertEqual(status, 0)
+        self.assertIn("206", out.splitlines()[0])
+        status, out, _ = await curl("curl", "dmsg://alice/", **self.environment)
+        self.assertIn("film", out)
+        for path in ("link", "../secret", "%2e%2e/secret", "nothing"):
+            status, out, err = await curl("curl", "--fail", f"dmsg://alice/{path}", **self.environment)
+            self.assertEqual((status, out), (22, ""), path)
+        for url, text in (
+            ("http://x/", "not a URL"),
+            ("dmsg://nobody/", "nor a name"),
+            ("dmsg://alice:x/", "not a URL"),
+        ):
+            status, out, err = await curl("curl", url, **self.environment)
+            self.assertEqual(status, 1)
+            self.assertIn(text, err)
+        self.assertRegex(serving.out.decode(), r"[0-9a-f]{8} GET /film 206")
+
+    async def fetch(self, *arguments: str) -> int:
+        status, _, err = await self.run_command("curl", *arguments, **self.environment)
+        return status
+
+
+class PipeTests(ToolCase):
+    """``dmsg nc`` by hand and under ssh."""
+
+    @asynchronous
+    async def test_nc(self) -> None:
+        await self.network()
+        listening = self.tool("nc", "-l", "7", "-k", "alice.key")
+        await self.said(listening, "listening: ")
+        calling = self.tool("nc", "alice:7")
+        await self.said(calling, "connected: ")
+        calling.transport.write(b"over there")  # type: ignore[union-attr]
+        await self.until(lambda: listening.out == b"over there")
+        calling.transport.closeStdin()  # type: ignore[union-attr]
+        self.assertEqual((await calling.ended, await listening.ended), (0, 0))
+        status, _, err = await self.run_command("nc", **self.environment)
+        self.assertEqual(status, 2)
+
+    @skipUnless(SSHD and shutil.which("ssh") and shutil.which("scp"), "needs the OpenSSH client and server")
+    @asynchronous
+    async def test_real_ssh_and_scp(self) -> None:
+        """OpenSSH with ``dmsg nc`` as its ProxyCommand, an sshd of our own behind ``dmsg expose``."""
+        await self.network()
+        here = self.directory.absolute()
+        for name in ("host", "user"):
+            await getProcessOutputAndValue("ssh-keygen", ["-q", "-t", "ed25519", "-N", "", "-f", str(here / name)])
+        shutil.copy(here / "user.pub", here / "authorized")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        (here / "sshd_config").write_text(
+            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {here}/host\nAuthorizedKeysFile {here}/authorized\n"
+            f"PidFile none\nStrictModes no\nUsePAM no\nPasswordAuthentication no\nPermitRootLogin yes\n"
+            f"Subsystem sftp internal-sftp\n"
+        )
+        os.makedirs("/run/sshd", exist_ok=True)
+        daemon = Command()
+        process = reactor.spawnProcess(  # type: ignore[attr-defined]
+            daemon, SSHD, [SSHD, "-D", "-e", "-f", str(here / "sshd_config")], env=os.environ
+        )
+        self.addCleanup(lambda: process.signalProcess("KILL") or daemon.ended.addBoth(lambda _: None))
+        await self.said(daemon, "Server listening")
+        exposing = self.tool("expose", str(port), "-p", "22", "-k", "alice.key")
+        await self.said(exposing, "leads to")
+        proxy = f"{sys.executable} -c 'from dmsg.cli.main import entry; entry()' nc %h:22"
+        options = []
+        for option in (
+            f"ProxyCommand={proxy}",
+            f"IdentityFile={here}/user",
+            "StrictHostKeyChecking=no",
+            f"UserKnownHostsFile={here}/known",
+            "IdentitiesOnly=yes",
+            "LogLevel=ERROR",
+        ):
+            options += ["-o", option]
+        environment = {**os.environ, **self.environment, "DMSG_NAMES": str(here / "names")}
+        out, err, status = await getProcessOutputAndValue("ssh", [*options, "alice", "echo $((6*7))"], env=environment)
+        self.assertEqual((out, status), (b"42\n", 0), err)
+        (here / "film").write_bytes(os.urandom(2_000_000))
+        out, err, status = await getProcessOutputAndValue(
+            "scp", [*options, str(here / "film"), f"alice:{here}/copy"], env=environment
+        )
+        self.assertEqual(status, 0, err)
+        self.assertEqual((here / "copy").read_bytes(), (here / "film").read_bytes())
+
+
+class CopyTests(ToolCase):
+    """``dmsg cp``."""
+
+    @asynchronous
+    async def test_there_and_back(self) -> None:
+        await self.network()
+        (self.directory / "shared").mkdir()
+        content = os.urandom(1_000_000)
+        (self.directory / "film").write_bytes(content)
+        (self.directory / "empty").write_bytes(b"")
+        (self.directory / "other").write_bytes(bytes(1_000_000))
+        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key")
+        await self.said(listening, "is at")
+        status, out, err = await self.run_command("cp", "film", "empty", "alice:sub/", **self.environment)
+        self.assertEqual(status, 0, err)
+        self.assertIn(hashlib.sha256(content).hexdigest(), out)
+        self.assertEqual((self.directory / "shared/sub/film").read_bytes(), content)
+        self.assertEqual((self.directory / "shared/sub/empty").read_bytes(), b"")
+        status, out, err = await self.run_command("cp", "film", "alice:sub/", **self.environment)
+        self.assertEqual((status, out.split(" in ")[0]), (0, "film: 0 B"), "it is there already, and the same")
+        status, _, err = await self.run_command("cp", "alice:sub/film", "back", **self.environment)
+        self.assertEqual((status, (self.directory / "back").read_bytes()), (0, content))
+        for arguments, text in (
+            (("film", "alice:sub/empty"), "exists already"),
+            (("other", "alice:sub/film"), "exists already"),
+            (("film", "alice:../film"), "leads out"),
+            (("alice:../alice.key", "x"), "leads out"),
+            (("alice:nothing", "x"), "no file"),
+            (("film", "back"), "of a peer"),
+            (("nothing", "alice:"), "not a regular file"),
+            (("film", "bob:"), "nor a name"),
+        ):
+            status, _, err = await self.run_command("cp", *arguments, **self.environment)
+            self.assertEqual(status, 1, arguments)
+            self.assertIn(text, err)
+
+    @asynchronous
+    async def test_it_goes_on_after_both_ends_were_killed(self) -> None:
+        await self.network()
+        (self.directory / "shared").mkdir()
+        content = os.urandom(40_000_000)
+        (self.directory / "film").write_bytes(content)
+        arguments = ("cp", "-l", "shared", "--writable", "-k", "alice.key")
+        listening = self.tool(*arguments)
+        await self.said(listening, "is at")
+        sending = self.tool("cp", "film", "alice:")
+        part = part_of(self.directory / "shared" / "film")
+        await self.until(lambda: part.exists() and part.stat().st_size > 2_000_000)
+        for command in (sending, listening):
+            command.transport.signalProcess("KILL")  # type: ignore[union-attr]
+            await command.ended
+        arrived = part.stat().st_size
+        self.assertLess(arrived, len(content))
+        listening = self.tool(*arguments)
+        await self.said(listening, "is at")
+        status, out, err = await self.run_command("cp", "film", "alice:", **self.environment)
+        self.assertEqual(status, 0, err)
+        self.assertEqual((self.directory / "shared" / "film").read_bytes(), content)
+        self.assertFalse(part.exists())
+        moved = float(re.search(r"film: ([\d.]+) MB", out)[1])  # type: ignore[index]
+        self.assertLess(moved, (len(content) - arrived) / 1e6 + 0.2)
+
+    @asynchronous
+    async def test_what_is_there_and_is_something_else_is_sent_again(self) -> None:
+        await self.network()
+        shared = self.directory / "shared"
+        shared.mkdir()
+        (self.directory / "film").write_bytes(b"right" * 1000)
+        part_of(shared / "film").write_bytes(b"wrong" * 10)
+        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key")
+        await self.said(listening, "is at")
+        status, _, err = await self.run_command("cp", "film", "alice:", **self.environment)
+        self.assertEqual((status, (shared / "film").read_bytes()), (0, b"right" * 1000), err)
+
+    def test_names_of_files(self) -> None:
+        self.assertEqual(inside(self.directory, "a/b").name, "b")
+        for text in ("", "..", "/etc/passwd", "a/../../b", "x/", "\0", 7, None, "a" * 5000, f".x{PART_SUFFIX}"):
+            self.assertRaises(TransferError, inside, self.directory, text)
+
+
+class MeasureTests(ToolCase):
+    """``dmsg iperf`` and ``dmsg trace``."""
+
+    @asynchronous
+    async def test_iperf(self) -> None:
+        await self.network()
+        serving = self.tool("iperf", "--server", "-k", "alice.key")
+        await self.said(serving, "measured at")
+        for options in (("-t", "0.3"), ("-t", "0.3", "-R"), ("-t", "0.3", "-P", "2")):
+            status, out, err = await self.run_command("iperf", "alice", *options, **self.environment)
+            self.assertEqual(status, 0, err)
+            self.assertRegex(out.splitlines()[-1], r"^[\d.]+ [kMG]?B in [\d.]+ s, [\d.]+ [kMG]?B/s$")
+
+    @asynchronous
+    async def test_trace(self) -> None:
+        await self.network()
+        serving = self.tool("iperf", "--server", "-k", "alice.key")
+        await self.said(serving, "measured at")
+        status, out, err = await self.run_command("trace", "alice", "--port", "5201", **self.environment)
+        self.assertEqual(status, 0, err)
+        self.assertIn("(alice), offers secure transports", out)
+        self.assertRegex(out, r"\* +[0-9a-f]{8}\.\.\. +127\.0\.0\.1:\d+ +\d+ +[\d.]+ ms +[\d.]+ ms")
+        status, out, err = await self.run_command("trace", "alice", **self.environment)
+        self.assertEqual(status, 1)
+        self.assertIn("nobody listens there", err)
+
+
+class NameTests(CommandCase):
+    """The address book."""
+
+    @asynchronous
+    async def test_commands(self) -> None:
+        environment = {"DMSG_NAMES": "book"}
+        one, two = SecKey.generate().public.hex(), SecKey.generate().public.hex()
+        for arguments, status in (
+            (("add", "alice", one), 0),
+            (("add", "alice", one), 0),
+            (("add", "alice", two), 1),
+            (("add", "alice", two, "--replace"), 0),
+            (("add", "no name", two), 1),
+            (("add", "bob", "02ab"), 1),
+            (("remove", "bob"), 1),
+            (("show", "bob"), 1),
+        ):
+            self.assertEqual((await self.run_command("name", *arguments, **environment))[0], status, arguments)
+        self.assertEqual((await self.run_command("name", "show", "alice", **environment))[1].strip(), two)
+        self.assertEqual((await self.run_command("name", "list", **environment))[1].strip(), f"alice {two}")
+        self.assertEqual((await self.run_command("name", "remove", "alice", **environment))[0], 0)
+        self.assertEqual((await self.run_command("name", "list", **environment))[1], "")
+
+    def test_a_damaged_book(self) -> None:
+        path = self.directory / "names"
+        for text in ("alice\n", "alice 02ab\n", "alice " + "zz" * 33, "\x00"):
+            path.write_text(text)
+            with self.assertRaises(UnknownName) as caught:
+                Names(path).find("alice")
+            self.assertIn("line 1", str(caught.exception))
+        path.write_bytes(b"\xff\xfe")
+        self.assertRaises(UnknownName, Names(path).all)
+        self.assertRaises(UnknownName, Names(self.directory).all)
+        Names(Path(self.directory / "new" / "names")).add("x", SecKey.generate().public)
