@@ -108,13 +108,13 @@ class StreamCarrier(Protocol):
 
 
 class _Ticket:
-    """A caller of ``send`` and how many frames it still waits for."""
+    """A caller of ``send`` and how many things it still waits for: frames, and what is queued."""
 
     __slots__ = ("deferred", "frames")
 
     def __init__(self, deferred: Deferred[None]) -> None:
         self.deferred: Deferred[None] | None = deferred
-        self.frames = 0
+        self.frames = 1
 
     def fire(self, result: Failure | None) -> None:
         deferred, self.deferred = self.deferred, None
@@ -222,10 +222,7 @@ class StreamTransport:
             self._queue.appendleft((memoryview(data)[self._offset :], ticket))
             self._offset = 0
         again = list(frames)
-        for data, ticket in again:
-            self._queued += len(data)
-            if ticket is not None:
-                ticket.frames -= 1
+        self._queued += sum(len(data) for data, _ in again)
         self._queue.extendleft(reversed(again))
 
     def move(self, carrier: StreamCarrier, token: Any) -> None:
@@ -233,7 +230,7 @@ class StreamTransport:
         self._carrier = carrier
         self.token = token
         if self.disconnecting and self._lost is None and self._linger is None:
-            self._linger = self._reactor.callLater(LINGER, self._close_now)
+            self._linger = self._reactor.callLater(LINGER, self._lingered)
         self._schedule()
 
     def window_opened(self) -> None:
@@ -321,6 +318,8 @@ class StreamTransport:
                 piece: bytes | memoryview = memoryview(data)[self._offset : self._offset + largest]
                 self._offset += largest
                 size = largest
+                if ticket is not None:
+                    ticket.frames += 1  # and the rest goes on waiting
             else:
                 queue.popleft()
                 piece = memoryview(data)[self._offset :] if self._offset else data
@@ -328,8 +327,6 @@ class StreamTransport:
                 if ticket is None and size < JOIN_SIZE and queue and queue[0][1] is None:
                     piece, size = self._join(piece, size)
             self._queued -= size
-            if ticket is not None:
-                ticket.frames += 1
             carrier.stream_send(self, piece, ticket)
         carrier.stream_flush()
         if self.disconnecting and not queue and not carrier.stream_in_flight(self):
@@ -435,7 +432,7 @@ class StreamTransport:
         if self.disconnecting or self._lost is not None:
             return
         self.disconnecting = True
-        self._linger = self._reactor.callLater(LINGER, self._close_now)
+        self._linger = self._reactor.callLater(LINGER, self._lingered)
         self._schedule()
 
     def abortConnection(self) -> None:
@@ -449,6 +446,20 @@ class StreamTransport:
         self._carrier.stream_close(self, CloseReason.ABORTED)
         self._unread.clear()
         self._end(Failure(ConnectionAborted()), CloseReason.ABORTED)
+
+    def _lingered(self) -> None:
+        """No ACK for so long: what was not acknowledged is given up, and nobody is told that all was well."""
+        self._linger = None
+        if not self._queue and self.end is None:
+            # all was sent, and a reader that has stopped holds the ACKs back: it may have everything
+            self._close_now()
+        elif self._lost is None:
+            self._carrier.stream_close(self, CloseReason.TIMEOUT)
+            self._unread.clear()
+            self._end(
+                Failure(StreamTimeout(f"closed with data that was not acknowledged for {LINGER:g} s")),
+                CloseReason.TIMEOUT,
+            )
 
     def _close_now(self) -> None:
         if self._lost is not None:

@@ -192,6 +192,8 @@ class Offer:
         """
         self._keys = payload[:HANDSHAKE_PAYLOAD_SIZE]
         message = _message(payload)
+        if self._keys[PUBKEY_SIZE:] != key.public:
+            raise HandshakeError("REQUEST is to another key")
         self._handshake = _handshake(key, PubKey(payload[:PUBKEY_SIZE]), initiator=False, ephemeral=ephemeral)
         self.hello = Hello.decode(self._handshake.read_message(message))
 

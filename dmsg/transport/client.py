@@ -657,8 +657,8 @@ class ClientConnection:
         return transport
 
     def _remove(self, transport: ClientTransport) -> None:
-        del self.transports[transport.id]
-        if not transport.initiator:
+        # a connection that was lost has forgotten its transports already
+        if self.transports.pop(transport.id, None) is not None and not transport.initiator:
             self.incoming -= 1
         transport.held_acks.clear()
 

@@ -345,8 +345,10 @@ class ClientSession:
         for _, answered in pings.values():
             answered.errback(Failure(gone))
         open_ones = [one for one in self._core.transports.values() if one.state is State.OPEN]
-        for timer, _, _ in self._unconfirmed.values():
+        for transport, (timer, _, _) in self._unconfirmed.items():
             timer.cancel()
+            if transport.secure is not None:
+                transport.secure.detach()
         self._unconfirmed.clear()
         self._core.transports.clear()
         if not self.established.called:
@@ -526,7 +528,7 @@ class ClientSession:
             if event.end is not None:
                 event.end.detach()
         error = TransportRefused(event.reason)
-        error.final = event.authentic
+        error.final = event.authentic or (not event.by_remote and event.reason == CloseReason.HASH_MISMATCH)
         self._opening.fail(transport, Failure(error))
 
     def _transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:

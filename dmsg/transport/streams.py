@@ -228,7 +228,8 @@ class Streams:
                 if result.check(DmsgError) is None:
                     _log.failure("resuming a stream failed", result)
                 if not stream.over and stream in self._waiting:
-                    self._give_up(stream, getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM))
+                    reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
+                    self._give_up(stream, reason, clean=getattr(result.value, "final", False))
 
         searching.addBoth(found)
 
@@ -236,10 +237,11 @@ class Streams:
         reason = self._waiting[stream][1]
         self._give_up(stream, reason or CloseReason.PEER_DISCONNECTED)
 
-    def _give_up(self, stream: StreamTransport, reason: int) -> None:
+    def _give_up(self, stream: StreamTransport, reason: int, *, clean: bool = False) -> None:
+        """:param clean: the remote closed it, and a reason of 0 says that it was done."""
         _log.info("stream with {peer} is given up", peer=str(stream.getPeer())[:13], reason=reason)
         self.closed(stream, reason)
-        stream.carrier_closed(reason or CloseReason.PEER_DISCONNECTED)
+        stream.carrier_closed(reason if clean else reason or CloseReason.PEER_DISCONNECTED)
 
     def _wait_no_longer(self, stream: StreamTransport) -> None:
         waiting = self._waiting.pop(stream, None)

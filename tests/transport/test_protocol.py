@@ -21,7 +21,7 @@ from dmsg.errors import (
 from dmsg.keys import SecKey
 from dmsg.net import noise as noise_module
 from dmsg.net.noise import NoiseLink, TurnFlush
-from dmsg.net.stream import SEND_HIGH_WATER, DmsgAddress, StreamLost
+from dmsg.net.stream import SEND_HIGH_WATER, DmsgAddress, StreamLost, StreamTimeout
 from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory
 from dmsg.transport.session import ClientSession
@@ -181,6 +181,29 @@ class EndTests(NetworkCase):
         two.transport.resumeProducing()
         self.assertEqual(len(two.data), 200_000)
         self.assertTrue(two.lost.check(ConnectionDone))
+
+    def test_a_send_of_more_than_a_window_waits_for_all_of_it(self) -> None:
+        """Also when everything that fits the window was acknowledged before the rest was sent."""
+        one, two = self.open()
+        sending = one.transport.send(bytes(3 * WINDOW_BYTES))
+        two.transport.pauseProducing()
+        self.network.settle()
+        self.assertNoResult(sending)
+        two.transport.resumeProducing()
+        self.network.settle()
+        self.successResultOf(sending)
+
+    def test_what_could_not_be_sent_is_no_clean_end(self) -> None:
+        one, two = self.open()
+        two.transport.pauseProducing()
+        one.transport.write(bytes(2 * WINDOW_BYTES))
+        one.transport.loseConnection()
+        self.network.settle()
+        self.network.clock.advance(10)
+        self.network.settle()
+        two.transport.resumeProducing()
+        self.assertTrue(one.lost.check(StreamTimeout))
+        self.assertEqual(two.lost.value.close_reason, CloseReason.TIMEOUT)
 
     def test_abort(self) -> None:
         one, two = self.open()
