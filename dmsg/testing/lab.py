@@ -1,0 +1,177 @@
+"""A whole dmsg network in memory: discovery, servers and clients, each on a host of its own.
+
+Nothing here is a stand-in: the entities are those that run elsewhere, over
+:mod:`dmsg.testing.network` instead of the kernel.
+
+.. code-block:: python
+
+    lab = Lab(seed=1)
+    lab.add_servers(2)
+    alice, bob = lab.add_client("alice"), lab.add_client("bob")
+    lab.settle()
+    bob.listen(factory, 7)
+    opening = alice.connect(bob.public_key, other_factory, port=7)
+    lab.network.run_until(lambda: opening.called)
+    lab.network.host("server-1").kill()
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from treq.client import HTTPClient
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer
+from zope.interface import implementer
+
+from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.discovery.service import Discovery
+from dmsg.keys import SecKey
+from dmsg.testing.network import Host, Network
+from dmsg.transport.server import Server
+from dmsg.transport.service import Client
+
+DISCOVERY_PORT = 9090
+SERVER_PORT = 8080
+
+
+@implementer(IAgentEndpointFactory)
+class _Endpoints:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def endpointForURI(self, uri: Any) -> TCP4ClientEndpoint:
+        return TCP4ClientEndpoint(self._host, uri.host.decode(), uri.port)
+
+
+@implementer(IBodyProducer)
+class _Bytes:
+    """A body that is written at once; the usual one takes its turns from the global reactor."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.length = len(body)
+
+    def startProducing(self, consumer: Any) -> Deferred[None]:
+        consumer.write(self._body)
+        return succeed(None)
+
+    def pauseProducing(self) -> None:
+        pass
+
+    def resumeProducing(self) -> None:
+        pass
+
+    def stopProducing(self) -> None:
+        pass
+
+
+class _HTTP(HTTPClient):
+    def request(self, method: str, url: Any, *, data: Any = None, **options: Any) -> Any:
+        return super().request(method, url, data=None if data is None else _Bytes(data), **options)
+
+
+class Lab:
+    """:param seed: of keys and of everything that happens by chance."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+        self.network = Network(seed)
+        self.clock = self.network.clock
+        self.random = self.network.random
+        self.discovery: Discovery | None = None
+        self.servers: dict[str, Server] = {}
+        self.clients: dict[str, Client] = {}
+        self._options: dict[str, dict[str, Any]] = {}
+        self.start_discovery()
+
+    def key(self, name: str) -> SecKey:
+        """The key of an entity of this lab."""
+        return SecKey.from_seed(hashlib.sha256(f"{self.seed} {name}".encode()).digest())
+
+    def lookups(self, host: Host) -> Lookups:
+        """Discovery, as a host reaches it."""
+        pool = HTTPConnectionPool(host, persistent=False)
+        http = _HTTP(Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool))
+        address = self.network.host("discovery").address
+        return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http)])
+
+    def start_discovery(self) -> Discovery:
+        """Discovery, with its store in memory."""
+        host = self.network.host("discovery")
+        self.discovery = Discovery(
+            host, [f"tcp:{DISCOVERY_PORT}:interface={host.address}"], "memory:", rate=0, max_servers=1000
+        )
+        self.discovery.startService()
+        return self.discovery
+
+    def add_server(self, name: str, **options: Any) -> Server:
+        """A server on the host of that name, which may have been killed before."""
+        host = self.network.host(name)
+        host.revive()
+        server = Server(
+            host,
+            self.key(name),
+            [f"tcp:{SERVER_PORT}:interface={host.address}"],
+            public_address=f"{host.address}:{SERVER_PORT}",
+            discovery=self.lookups(host),
+            random=self.random,
+            **options,
+        )
+        server.startService()
+        self.servers[name] = server
+        return server
+
+    def add_servers(self, count: int) -> list[Server]:
+        """``server-1`` and so on."""
+        return [self.add_server(f"server-{number}") for number in range(1, count + 1)]
+
+    def add_client(self, name: str, **options: Any) -> Client:
+        """A client on the host of that name."""
+        host = self.network.host(name)
+        client = Client(host, self.key(name), self.lookups(host), random=self.random, **options)
+        client.startService()
+        self.clients[name] = client
+        return client
+
+    def settle(self, patience: float = 60.0) -> None:
+        """Let all clients come online and be found.
+
+        :raises AssertionError: they do not.
+        """
+        published = [client.when_published() for client in self.clients.values()]
+        for deferred in published:
+            deferred.addErrback(lambda _: None)
+        self.network.run_until(lambda: all(deferred.called for deferred in published), patience)
+
+    def kill(self, name: str) -> None:
+        """``kill -9`` of the entity on that host."""
+        self.network.host(name).kill()
+        self.servers.pop(name, None)
+        self.clients.pop(name, None)
+
+    def result(self, deferred: Deferred[Any], patience: float = 60.0) -> Any:
+        """What the Deferred fires with, after as much time as it takes; raises its failure."""
+        results: list[Any] = []
+        deferred.addBoth(results.append)
+        self.network.run_until(lambda: results, patience)
+        (result,) = results
+        if hasattr(result, "raiseException"):
+            result.raiseException()
+        return result
+
+    def stop(self) -> None:
+        """Stop everything, politely."""
+        stopping = [client.stopService() for client in self.clients.values()]
+        stopping += [server.stopService() for server in self.servers.values()]
+        done = [False] * len(stopping)
+
+        def finished(_: Any, number: int) -> None:
+            done[number] = True
+
+        for number, one in enumerate(stopping):
+            one.addBoth(finished, number)
+        self.network.run_until(lambda: all(done), 60)

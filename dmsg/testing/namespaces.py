@@ -1,0 +1,202 @@
+"""A lab of real processes over real TCP, each host a network namespace (Linux, root).
+
+Synchronous on purpose: it is for tests and experiments that run programs, and
+knows nothing of a reactor.
+
+.. code-block:: python
+
+    with NamespaceLab(["relay", "alice", "bob"], seed=1) as lab:
+        lab.path("relay", "bob", delay=0.05, rate=125e6)
+        relay = lab.run("relay", "twistd", "-n", "dmsg-server", ...)
+        lab.pause(relay)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from dmsg.errors import DmsgError
+
+START_TIMEOUT = 30.0
+"""Seconds for a process to say what it is waited for."""
+
+
+class LabError(DmsgError):
+    """The lab cannot be made, or something in it did not do what it should."""
+
+
+def available() -> str:
+    """Why there can be no such lab here; empty if there can."""
+    if sys.platform != "linux":
+        return "network namespaces are Linux's"
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if not os.path.exists("/dev/net/tun"):
+        return "there is no /dev/net/tun"
+    name = f"dmsg-probe-{os.getpid()}"
+    try:
+        done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    except OSError:
+        return "there is no ip command (package iproute2)"
+    if done.returncode:
+        return f"no network namespace can be made: {done.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=False)
+    return ""
+
+
+class Running:
+    """A process in a namespace; its output is in a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        self.process = process
+        self._output = output
+
+    @property
+    def output(self) -> str:
+        """All that it said."""
+        return self._output.read_text(errors="replace")
+
+    def line(self, pattern: str, timeout: float = START_TIMEOUT) -> re.Match[str]:
+        """Wait until it says that.
+
+        :raises LabError: it ended, or the time is up.
+        """
+        end = time.monotonic() + timeout
+        while (match := re.search(pattern, self.output)) is None:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise LabError(f"{pattern!r} was not said: {self.output[-2000:]}")
+            time.sleep(0.02)
+        return match
+
+    def wait(self, timeout: float = 60.0) -> int:
+        """The exit status.
+
+        :raises LabError: it does not end.
+        """
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise LabError(f"it does not end: {self.output[-2000:]}") from None
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        self.process.kill()
+        self.process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
+
+class NamespaceLab:
+    """:param hosts: names.  :param seed: of what the wire does by chance.
+
+    :ivar addresses: name -> IPv4 address.
+    """
+
+    def __init__(self, hosts: Sequence[str], *, seed: int = 0) -> None:
+        self._seed = seed
+        self._prefix = f"dmsg{os.getpid()}"
+        self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(hosts, 1)}
+        self._wire: subprocess.Popen[str] | None = None
+        self._running: list[Running] = []
+        self._directory = tempfile.TemporaryDirectory(prefix="dmsg-lab-")
+        self.directory = Path(self._directory.name)
+
+    def __enter__(self) -> Self:
+        problem = available()
+        if problem:
+            raise LabError(problem)
+        try:
+            for name in self.addresses:
+                subprocess.run(["ip", "netns", "add", self._namespace(name)], check=True)
+            hosts = [f"{self._namespace(name)}={address}" for name, address in self.addresses.items()]
+            self._wire = subprocess.Popen(
+                [sys.executable, "-m", "dmsg.testing.wire", str(self._seed), *hosts],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert self._wire.stdout is not None
+            if self._wire.stdout.readline() != "ready\n":
+                raise LabError("the wire did not start")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for running in self._running:
+            running.resume()
+            running.kill()
+        if self._wire is not None:
+            self._wire.kill()
+            self._wire.wait()
+        for name in self.addresses:
+            subprocess.run(["ip", "netns", "delete", self._namespace(name)], check=False, capture_output=True)
+        with contextlib.suppress(OSError):
+            self._directory.cleanup()
+
+    def _namespace(self, name: str) -> str:
+        return f"{self._prefix}-{name}"
+
+    def run(self, host: str, *arguments: str, environment: dict[str, str] | None = None) -> Running:
+        """Start a program on a host, in the lab's directory."""
+        output = self.directory / f"output-{len(self._running)}"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                ["ip", "netns", "exec", self._namespace(host), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                env={**os.environ, **(environment or {})},
+            )
+        running = Running(process, output)
+        self._running.append(running)
+        return running
+
+    # --- faults by name ---
+
+    def _order(self, **order: Any) -> None:
+        assert self._wire is not None and self._wire.stdin is not None and self._wire.stdout is not None
+        self._wire.stdin.write(json.dumps(order) + "\n")
+        self._wire.stdin.flush()
+        if self._wire.stdout.readline() != "ok\n":
+            raise LabError("the wire is broken")
+
+    def path(self, one: str, two: str, **settings: float) -> None:
+        """Both directions between two hosts.
+
+        :param settings: ``delay`` in seconds, ``rate`` in bytes a second (0: any),
+            ``loss`` and ``reorder`` as shares of packets.
+        """
+        for source, target in ((one, two), (two, one)):
+            self._order(**{"from": self.addresses[source], "to": self.addresses[target]}, **settings)
+
+    def partition(self, one: str, two: str) -> None:
+        """Nothing passes between two hosts."""
+        self.path(one, two, cut=1)
+
+    def heal(self, one: str, two: str) -> None:
+        """It passes again."""
+        self.path(one, two, cut=0)
+
+    def reset(self, host: str, seconds: float = 0.5) -> None:
+        """TCP connections of a host that carry something within ``seconds`` are reset."""
+        self._order(reset=self.addresses[host], seconds=seconds)

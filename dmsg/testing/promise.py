@@ -1,0 +1,121 @@
+"""The promise, and a check of it.
+
+Every byte that an application was told to be acknowledged arrived at the other
+end, exactly once and in order; and nothing arrived that was not sent.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+
+BLOCK = 4096
+"""Bytes of the pattern that are made at a time."""
+
+
+class Broken(AssertionError):
+    """The promise was not kept."""
+
+
+class Pattern:
+    """Bytes by chance that both ends can make: what stands where is known without keeping it."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self._made = b""
+        self.offset = 0
+
+    def take(self, size: int) -> bytes:
+        """The next bytes."""
+        parts = [self._made]
+        have = len(self._made)
+        while have < size:
+            parts.append(self._random.randbytes(BLOCK))
+            have += BLOCK
+        data = b"".join(parts)
+        self._made = data[size:]
+        self.offset += size
+        return data[:size]
+
+
+class Talker(Protocol):
+    """One end of a stream under test: sends one pattern, checks another.
+
+    :ivar acknowledged: bytes that the transport said had arrived.
+    :ivar received: bytes that came and were right.
+    """
+
+    def __init__(self, sends: int, expects: int) -> None:
+        self._sends = Pattern(sends)
+        self._expects = Pattern(expects)
+        self.sent = 0
+        self.acknowledged = 0
+        self.received = 0
+        self.lost: Failure | None = None
+        self.other: Talker | None = None
+        self.failures: list[Failure] = []
+
+    def say(self, size: int) -> Deferred[Any]:
+        """Send so many bytes more."""
+        assert self.transport is not None
+        self.sent += size
+        sending: Deferred[Any] = self.transport.send(self._sends.take(size))  # type: ignore[attr-defined]
+
+        def arrived(_: Any) -> None:
+            self.acknowledged += size
+
+        return sending.addCallbacks(arrived, self.failures.append)
+
+    def dataReceived(self, data: bytes) -> None:
+        expected = self._expects.take(len(data))
+        if data != expected:
+            wrong = next(number for number, (a, b) in enumerate(zip(data, expected, strict=True)) if a != b)
+            raise Broken(f"byte {self.received + wrong} is not the one that was sent")
+        self.received += len(data)
+
+    def connectionLost(self, reason: Failure = Failure(Exception("lost"))) -> None:
+        self.lost = reason
+
+    def check(self) -> None:
+        """:raises Broken: more was acknowledged than arrived, or more arrived than was sent."""
+        other = self.other
+        assert other is not None
+        end = getattr(other.transport, "end", None)
+        # what a reader that has stopped did not take yet has arrived all the same
+        arrived = end.received if end is not None and other.lost is None else other.received
+        if self.acknowledged > arrived:
+            raise Broken(f"{self.acknowledged} bytes were acknowledged and {arrived} have arrived")
+        if other.received > self.sent:
+            raise Broken(f"{other.received} bytes arrived of {self.sent}")
+
+
+class Talkers(Factory):
+    """Builds the accepting ends, in the order in which :meth:`pair` was called."""
+
+    noisy = False
+
+    def __init__(self) -> None:
+        self._expected: list[Talker] = []
+        self.pairs: list[tuple[Talker, Talker]] = []
+
+    def pair(self, seed: int) -> Talker:
+        """The connecting end of a stream whose accepting end is built next."""
+        one, two = Talker(seed * 2, seed * 2 + 1), Talker(seed * 2 + 1, seed * 2)
+        one.other, two.other = two, one
+        self._expected.append(two)
+        self.pairs.append((one, two))
+        return one
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        return self._expected.pop(0) if self._expected else None
+
+    def check(self) -> None:
+        """:raises Broken: for any stream."""
+        for pair in self.pairs:
+            for talker in pair:
+                talker.check()

@@ -1,0 +1,218 @@
+"""The wire between network namespaces: forwards IP packets with delay, rate, loss, reordering, and cuts.
+
+Run by :mod:`dmsg.testing.namespaces` as a process of its own, as root: one TUN
+device in each namespace is its network.  netem would do the same inside the
+kernel, where the kernel has it; this works wherever TUN does, and what
+happens by chance is seeded.
+
+Orders come as JSON lines on standard input, as in
+``{"from": "10.77.0.1", "to": "10.77.0.2", "delay": 0.05, "rate": 125e6}``;
+an ``ok`` line answers each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import heapq
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from random import Random
+from typing import Any
+
+MTU = 65520
+"""Large packets: the wire is a program and pays per packet."""
+QUEUE = 32 * 1024 * 1024
+"""Bytes on one path, delayed or waiting for their turn; more are dropped."""
+_TUNSETIFF = 0x400454CA
+_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+_CLONE_NEWNET = 0x40000000
+_RST = 0x04
+_TCP = 6
+
+
+def open_tun(namespace: str, device: str, address: str) -> int:
+    """A TUN device in that namespace, up and with its address; the descriptor."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    there = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    try:
+        if libc.setns(there, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+        try:
+            tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN | _IFF_NO_PI))
+            for command in (
+                ("link", "set", "lo", "up"),
+                ("addr", "add", f"{address}/16", "dev", device),
+                ("link", "set", device, "mtu", str(MTU), "txqueuelen", "10000", "up"),
+            ):
+                subprocess.run(["ip", *command], check=True)
+        finally:
+            libc.setns(home, _CLONE_NEWNET)
+    finally:
+        os.close(home)
+        os.close(there)
+    return tun
+
+
+class Path:
+    """One direction between two addresses."""
+
+    def __init__(self) -> None:
+        self.delay = 0.0
+        self.rate = 0.0
+        self.loss = 0.0
+        self.reorder = 0.0
+        self.cut = False
+        self.waiting = 0
+        self._free_at = 0.0
+
+    def departure(self, now: float, size: int, random: Random) -> float | None:
+        """When a packet is at the other end; None: never."""
+        if self.cut or self.waiting + size > QUEUE or (self.loss and random.random() < self.loss):
+            return None
+        start = max(now, self._free_at)
+        self._free_at = start + (size / self.rate if self.rate else 0.0)
+        late = self.delay if self.reorder and random.random() < self.reorder else 0.0
+        return self._free_at + self.delay + late
+
+
+class Wire:
+    """:param tuns: address -> descriptor."""
+
+    def __init__(self, tuns: dict[str, int], seed: int) -> None:
+        self._tuns = tuns
+        self._random = Random(seed)
+        self._paths: dict[tuple[bytes, bytes], Path] = {}
+        self._by_address = {_packed(address): tun for address, tun in tuns.items()}
+        self._waiting: list[tuple[float, int, bytes, Path]] = []
+        self._count = 0
+        self._reset_until: dict[bytes, float] = {}
+
+    def path(self, source: bytes, target: bytes) -> Path:
+        """The way from one address to another, both packed."""
+        return self._paths.setdefault((source, target), Path())
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Change a path, or let connections of an address be reset."""
+        if "reset" in order:
+            self._reset_until[_packed(order["reset"])] = time.monotonic() + float(order.get("seconds", 0.5))
+            return
+        path = self.path(_packed(order["from"]), _packed(order["to"]))
+        for name in ("delay", "rate", "loss", "reorder"):
+            if name in order:
+                setattr(path, name, float(order[name]))
+        if "cut" in order:
+            path.cut = bool(order["cut"])
+
+    def run(self) -> None:
+        """Forward until standard input ends."""
+        poll = select.epoll()
+        poll.register(0, select.EPOLLIN)
+        for tun in self._tuns.values():
+            poll.register(tun, select.EPOLLIN)
+        rest = b""
+        while True:
+            self._deliver()
+            wait = -1.0 if not self._waiting else max(0.0, self._waiting[0][0] - time.monotonic())
+            for descriptor, _ in poll.poll(wait):
+                if descriptor:
+                    self._forward(descriptor)
+                    continue
+                data = os.read(0, 65536)
+                if not data:
+                    return
+                rest += data
+                while b"\n" in rest:
+                    line, rest = rest.split(b"\n", 1)
+                    self.order(json.loads(line))
+                    sys.stdout.write("ok\n")
+                    sys.stdout.flush()
+
+    def _forward(self, tun: int) -> None:
+        for _ in range(64):
+            try:
+                packet = os.read(tun, MTU + 64)
+            except BlockingIOError:
+                return
+            if len(packet) < 20 or packet[0] >> 4 != 4:
+                continue
+            source, target = packet[12:16], packet[16:20]
+            now = time.monotonic()
+            if self._reset_until and self._is_reset(packet, source, target, now):
+                packet = _as_reset(packet)
+            path = self.path(source, target)
+            at = path.departure(now, len(packet), self._random)
+            if at is None:
+                continue
+            self._count += 1
+            path.waiting += len(packet)
+            heapq.heappush(self._waiting, (at, self._count, packet, path))
+
+    def _is_reset(self, packet: bytes, source: bytes, target: bytes, now: float) -> bool:
+        until = max(self._reset_until.get(source, 0.0), self._reset_until.get(target, 0.0))
+        return now < until and packet[9] == _TCP and packet[(packet[0] & 15) * 4 + 13] & 0x17 == 0x10
+
+    def _deliver(self) -> None:
+        now = time.monotonic()
+        while self._waiting and self._waiting[0][0] <= now:
+            _, _, packet, path = heapq.heappop(self._waiting)
+            path.waiting -= len(packet)
+            tun = self._by_address.get(packet[16:20])
+            if tun is not None:
+                try:
+                    os.write(tun, packet)
+                except OSError:
+                    continue  # the namespace is going away, or its queue is full: packets get lost
+
+
+def _packed(address: str) -> bytes:
+    return bytes(int(part) for part in address.split("."))
+
+
+def _checksum(data: bytes) -> int:
+    if len(data) % 2:
+        data += b"\0"
+    total: int = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def _as_reset(packet: bytes) -> bytes:
+    """The same packet as a TCP reset, which its receiver takes for the sender's."""
+    start = (packet[0] & 15) * 4
+    segment = bytearray(packet[start : start + 20])
+    segment[12] = 5 << 4
+    segment[13] = _RST
+    segment[16:18] = b"\0\0"
+    pseudo = packet[12:20] + bytes((0, _TCP)) + len(segment).to_bytes(2, "big")
+    segment[16:18] = _checksum(pseudo + bytes(segment)).to_bytes(2, "big")
+    header = bytearray(packet[:20])
+    header[0] = 0x45
+    header[2:4] = (20 + len(segment)).to_bytes(2, "big")
+    header[10:12] = b"\0\0"
+    header[10:12] = _checksum(bytes(header)).to_bytes(2, "big")
+    return bytes(header + segment)
+
+
+def main() -> None:
+    """``SEED NAMESPACE=ADDRESS...``; says ``ready`` when all devices are up."""
+    seed, *hosts = sys.argv[1:]
+    tuns = {}
+    for number, host in enumerate(hosts):
+        namespace, _, address = host.partition("=")
+        tuns[address] = open_tun(namespace, f"wire{number}", address)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    Wire(tuns, int(seed)).run()
+
+
+if __name__ == "__main__":
+    main()
