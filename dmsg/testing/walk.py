@@ -7,13 +7,16 @@ seeds of their own and prints the seed of the first that fails.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any, cast
 
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory
+from twisted.logger import ILogObserver, formatEvent, globalLogPublisher
 
 from dmsg.testing.lab import Lab
 from dmsg.testing.promise import Talker, Talkers
@@ -202,10 +205,23 @@ class _Fixed(Factory):
 def walk(seed: int, *, steps: int = STEPS) -> Walk:
     """A walk; what goes wrong has the seed and the faults in its text."""
     one = Walk(seed, steps=steps)
+    errors: list[str] = []
+
+    def note(event: Any) -> None:
+        if event.get("log_failure") is not None or event.get("isError"):
+            errors.append(formatEvent(event) + str(event.get("log_failure", "")))
+
+    observer = cast(ILogObserver, note)
+    globalLogPublisher.addObserver(observer)
     try:
         one.run()
+        gc.collect()  # Deferreds that failed and were let go say so now
+        if errors:
+            raise AssertionError(f"{len(errors)} errors were logged: {errors[0]}")
     except AssertionError as error:
         raise type(error)(f"seed {seed}: {error}; faults: {', '.join(one.faults)}") from error
+    finally:
+        globalLogPublisher.removeObserver(observer)
     return one
 
 

@@ -152,7 +152,8 @@ class _ServiceEndpoint:
             assert protocol is not None
             protocol.makeConnection(_SessionTransport(session))  # type: ignore[arg-type]
             session.lost.addCallback(lambda _: protocol.connectionLost(Failure(DmsgError("session ended"))))
-            self._link._up(session)
+            # not before ClientService knows of it: who is told may stop the service at once
+            self._link.up_soon(session)
             return protocol
 
         def failed(failure: Failure) -> Failure:
@@ -187,6 +188,7 @@ class ServerLink:
         self.slow = False
         self.leaving = False
         """The server said that it leaves."""
+        self._reactor = reactor
         self._random = random
         self._changed = changed
         self._away = away
@@ -212,6 +214,10 @@ class ServerLink:
         self.failures = failures
         self._away(self, failures)
         return retry_delay(failures - 1, self._random)
+
+    def up_soon(self, session: ClientSession) -> None:
+        """The session is there, in the next turn."""
+        self._reactor.callLater(0, lambda: None if session.lost.called else self._up(session))
 
     def _up(self, session: ClientSession) -> None:
         self.session = session

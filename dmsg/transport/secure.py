@@ -35,6 +35,11 @@ MAX_WINDOW = 32 * 1024 * 1024
 """Bytes to which the window of one stream grows."""
 WINDOW_BUDGET = 256 * 1024 * 1024
 """Bytes by which all windows of a process together grow beyond their first size."""
+GROW_WITHIN = 2.0
+"""Round trips in which a window full has to be taken for the window to grow."""
+EARLY_WINDOW = 2 * 1024 * 1024
+EARLY_GROW_WITHIN = 6.0
+"""The same below ``EARLY_WINDOW``: TCP on the way begins slowly too, and is not to be waited for."""
 MAX_FRAMES = 16384
 """Frames in flight; below 2**15, so that the order of two sequences is never in doubt."""
 MIN_LIMIT = 64 * 1024
@@ -381,7 +386,8 @@ class SecureEnd:
         :param now: seconds of a monotonic clock.
         """
         before, self._measured_at = self._measured_at, now
-        if before is not None and self.round_trip is not None and now - before <= 2 * self.round_trip:
+        within = EARLY_GROW_WITHIN if self.window < EARLY_WINDOW else GROW_WITHIN
+        if before is not None and self.round_trip is not None and now - before <= within * self.round_trip:
             more = min(self.window, MAX_WINDOW - self.window)
             if more and self._budget.take(more):
                 self.window += more

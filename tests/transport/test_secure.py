@@ -239,7 +239,7 @@ class EndTests(SynchronousTestCase):
         self.assertFalse(one.may_send)
 
     def test_windows_grow_while_that_helps_and_there_is_budget(self) -> None:
-        for seconds, budget, grows in ((0.1, 10**9, True), (0.3, 10**9, False), (0.1, 1000, False)):
+        for seconds, budget, grows in ((0.1, 10**9, True), (0.7, 10**9, False), (0.1, 1000, False)):
             end = SecureEnd(bytes(32), initiator=True, budget=Budget(budget))
             end.round_trip = 0.1
             now = 0.0
