@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import click
 
+from dmsg.cli.running import discovery_option, run
+from dmsg.discovery.entry import ClientMeta, Entry, Successor
+from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.errors import KeyFileError
 from dmsg.keys import SecKey, read_key_file, write_key_file
 
@@ -29,6 +35,35 @@ def new(file: str) -> None:
     except KeyFileError as error:
         raise click.ClickException(str(error)) from None
     click.echo(secret.public.hex())
+
+
+@key.command()
+@click.argument("old", type=click.Path(dir_okay=False))
+@click.argument("new_file", metavar="NEW", type=click.Path(dir_okay=False))
+@discovery_option
+def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
+    """Let the key in NEW follow the one in OLD: both sign it, discovery keeps it.
+
+    Whoever connects to the old key then reaches the new one.
+
+    \b
+    Example:
+      dmsg key succeed alice.key alice-2027.key -d http://127.0.0.1:9090
+    """
+
+    async def main(reactor: Any) -> None:
+        before, after = read_key_file(old), read_key_file(new_file)
+        successor = Successor.make(before.public, after)
+        lookups = Lookups([Lookup(reactor, url) for one in discovery for url in one.split()])
+
+        def make(entry: Entry) -> Entry:
+            return replace(entry, successor=successor, client=entry.client or ClientMeta(()))
+
+        await lookups.update(before, make)
+        await lookups.close()
+        click.echo(f"{before.public} is followed by {after.public}")
+
+    run(main)
 
 
 @key.command()

@@ -387,6 +387,6 @@ def make_site(
     """
     gate = _Gate(api.resource(), reactor, RateLimit(rate, burst), proxied, metrics)
     bounded = type("BoundedRequest", (_BoundedRequest,), {"metrics": metrics})
-    site = Site(gate, requestFactory=bounded, timeout=IDLE_TIMEOUT, parsePOSTFormSubmission=False)
+    site = Site(gate, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=reactor, parsePOSTFormSubmission=False)
     site.noisy = False
     return site

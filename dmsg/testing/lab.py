@@ -106,6 +106,7 @@ class Lab:
             host, [f"tcp:{DISCOVERY_PORT}:interface={host.address}"], "memory:", rate=0, max_servers=1000
         )
         self.discovery.startService()
+        self.discovery._store._random = self.random  # which servers it names has to follow from the seed too
         return self.discovery
 
     def add_server(self, name: str, **options: Any) -> Server:

@@ -134,7 +134,7 @@ class Host:
         self._paused: list[Callable[[], object]] | None = None
         self._life = 0
         self._ports: dict[int, _Port] = {}
-        self._ends: set[_End] = set()
+        self._ends: dict[_End, None] = {}  # in order: chance has no part in it
         self._next_port = 40_000
 
     # --- IReactorTime, and what else is asked of a reactor ---
@@ -198,7 +198,7 @@ class Host:
         self._life += 1
         self._paused = None
         self._ports.clear()
-        ends, self._ends = self._ends, set()
+        ends, self._ends = self._ends, {}
         for end in ends:
             end.dead = True
             end.other.reset_by_peer()
@@ -301,8 +301,8 @@ class _Connector:
         here = _End(self._host, target, source, self.getDestination(), self)
         there = _End(target, self._host, self.getDestination(), source, None)
         here.other, there.other = there, here
-        self._host._ends.add(here)
-        target._ends.add(there)
+        self._host._ends[here] = None
+        target._ends[there] = None
         there.protocol = protocol
         protocol.makeConnection(there)
         self._host.network.clock.callLater(delay, self._host.do, lambda: self._up(here))
@@ -509,7 +509,7 @@ class _End:
         self.gone = Failure(error)
         self.disconnected = True
         self.connected = False
-        self._host._ends.discard(self)
+        self._host._ends.pop(self, None)
         self._unsent.clear()
         self._host.callLater(0, self._tell)
 

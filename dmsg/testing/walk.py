@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from random import Random
 from typing import Any, cast
 
 from twisted.internet.interfaces import IAddress
@@ -38,7 +39,7 @@ class Walk:
     def __init__(self, seed: int, *, steps: int = STEPS) -> None:
         self.seed = seed
         self.lab = Lab(seed)
-        self.random = self.lab.random
+        self.random = Random(seed)
         self.faults: list[str] = []
         self._steps = steps
         self._talkers = Talkers()
@@ -88,11 +89,23 @@ class Walk:
             self.lab.network.run(self.random.choice((0.0, 0.01, 0.3, 3.0, 12.0)))
             self._talkers.check()
         self._mend()
-        self.lab.network.run_until(self._all_there, PATIENCE)
+        try:
+            self.lab.network.run_until(self._all_there, PATIENCE)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self._state()}") from error
         self._talkers.check()
         for talker in self._streams:
             if talker.lost is not None:
                 raise AssertionError(f"a stream was lost: {talker.lost.value}")
+
+    def _state(self) -> str:
+        """Where it stands still."""
+        talkers = [(talker.sent, talker.acknowledged, talker.received) for talker in self._streams]
+        clients = [
+            (client.status, len(client.servers), client.last_error, client.streams.suspended)
+            for client in (self.alice, self.bob)
+        ]
+        return f"sent, acknowledged, received {talkers}; clients {clients}; servers {list(self.lab.servers)}"
 
     def _all_there(self) -> bool:
         if any(talker.lost is not None for talker in self._streams):

@@ -321,7 +321,8 @@ class Client(Service):
                 raise ConnectFailed(f"{remote.short} was reached through none of its servers", tuple(attempts))
             # the entry was from the cache: perhaps the remote has moved
             cached = False
-            self._entries.pop(remote, None)
+            if remote in self._entries:
+                self._entries[remote] = (0.0, self._entries[remote][1])
 
     async def _successor(self, remote: PubKey) -> tuple[PubKey, Entry]:
         """The entry of ``remote``, or of the key that it named, signed by both, to follow it."""

@@ -1,0 +1,261 @@
+"""The lab in memory: entities on a network that can be broken by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
+from twisted.internet.error import ConnectionLost, ConnectionRefusedError, TimeoutError
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.discovery.entry import ClientMeta, Successor
+from dmsg.errors import ConnectFailed, DiscoveryError
+from dmsg.keys import SecKey
+from dmsg.testing.lab import Lab
+from dmsg.testing.network import BUFFER, USER_TIMEOUT, Network
+from dmsg.testing.promise import Broken, Pattern, Talkers
+from dmsg.testing.walk import walk
+from dmsg.transport.policing import Limits
+from tests.support import Accepting, Recorder
+
+SEEDS = range(100, 112)
+"""Walks of an ordinary run; ``make lab`` takes others for minutes."""
+
+
+class NetworkTests(SynchronousTestCase):
+    """Hosts and TCP in memory."""
+
+    def setUp(self) -> None:
+        self.network = Network(1)
+        self.one, self.two = self.network.host("one"), self.network.host("two")
+        self.accepting = Accepting()
+        listening: Any = self.successResultOf(TCP4ServerEndpoint(self.two, 80).listen(self.accepting))
+        self.assertEqual(listening.getHost().port, 80)
+
+    def connect(self) -> tuple[Recorder, Recorder]:
+        connecting = TCP4ClientEndpoint(self.one, self.two.address, 80).connect(Accepting())
+        self.network.run(1)
+        return self.successResultOf(connecting), self.accepting.built[-1]  # type: ignore[return-value]
+
+    def test_bytes_delay_and_bandwidth(self) -> None:
+        here, there = self.connect()
+        path = self.network.path(self.one, self.two)
+        path.delay, path.rate = 0.5, 100_000
+        here.transport.write(bytes(50_000))  # type: ignore[union-attr]
+        self.network.run(0.9)
+        self.assertEqual(there.data, b"")
+        self.network.run(0.2)
+        self.assertEqual(there.data, bytes(50_000))
+        there.transport.loseConnection()  # type: ignore[union-attr]
+        self.network.run(1)
+        self.assertIsNotNone(here.lost and there.lost)
+
+    def test_loss_and_reordering_make_late_and_keep_order(self) -> None:
+        here, there = self.connect()
+        path = self.network.path(self.one, self.two)
+        path.delay, path.loss, path.reorder = 0.01, 0.5, 0.5
+        data = b"".join(b"%d," % number for number in range(2000))
+        for start in range(0, len(data), 100):
+            here.transport.write(data[start : start + 100])  # type: ignore[union-attr]
+        self.network.run(10)
+        self.assertEqual(there.data, data)
+
+    def test_a_slow_reader_stops_the_writer(self) -> None:
+        here, there = self.connect()
+        there.transport.pauseProducing()  # type: ignore[union-attr]
+        here.transport.write(bytes(3 * BUFFER))  # type: ignore[union-attr]
+        self.network.run(1)
+        self.assertLessEqual(sum(len(one or b"") for one in there.transport._received), BUFFER)  # type: ignore[union-attr]
+        there.transport.resumeProducing()  # type: ignore[union-attr]
+        self.network.run(1)
+        self.assertEqual(len(there.data), 3 * BUFFER)
+
+    def test_partition_and_its_end(self) -> None:
+        here, there = self.connect()
+        path = self.network.path(self.one, self.two)
+        for seconds, lives in ((USER_TIMEOUT - 5, True), (USER_TIMEOUT + 5, False)):
+            path.cut_since = self.network.clock.seconds()
+            here.transport.write(b"x")  # type: ignore[union-attr]
+            self.network.run(seconds)
+            path.cut_since = None
+            self.network.run(2)
+            self.assertEqual((there.data, here.lost is None), (b"x", lives))
+
+    def test_kill_reset_pause(self) -> None:
+        here, there = self.connect()
+        self.two.pause()
+        here.transport.write(b"later")  # type: ignore[union-attr]
+        self.network.run(5)
+        self.assertEqual(there.data, b"")
+        self.two.resume()
+        self.network.run(1)
+        self.assertEqual(there.data, b"later")
+        self.assertEqual(self.one.reset(), 1)
+        self.network.run(1)
+        self.assertTrue(here.lost.check(ConnectionLost) and there.lost.check(ConnectionLost))
+        here, there = self.connect()
+        self.two.kill()
+        self.network.run(1)
+        self.assertTrue(here.lost.check(ConnectionLost))
+        self.assertIsNone(there.lost, "a process that was killed is told nothing")
+        refused = TCP4ClientEndpoint(self.one, self.two.address, 80).connect(Accepting())
+        self.network.run(1)
+        self.failureResultOf(refused, ConnectionRefusedError)
+        self.network.path(self.two, self.one).cut_since = 0.0
+        late = TCP4ClientEndpoint(self.one, self.two.address, 80, timeout=5).connect(Accepting())
+        self.network.run(6)
+        self.failureResultOf(late, TimeoutError)
+
+
+class LabTests(SynchronousTestCase):
+    """Entities in the lab."""
+
+    def test_a_stream_outlives_its_server(self) -> None:
+        lab = Lab(3)
+        lab.add_servers(2)
+        alice, bob = lab.add_client("alice"), lab.add_client("bob")
+        lab.settle()
+        accepting = Accepting()
+        bob.listen(accepting, 7)
+        one = lab.result(alice.connect(bob.public_key, Accepting(), port=7))
+        lab.result(one.transport.send(b"before"))
+        name = next(n for n, server in lab.servers.items() if server._key.public == one.transport.server)
+        lab.kill(name)
+        lab.result(one.transport.send(b" and after"))
+        self.assertEqual(accepting.built[0].data, b"before and after")
+        self.assertEqual(alice.streams.resumed, 1)
+        lab.stop()
+        self.assertIsNotNone(accepting.built[0].lost)
+
+    def test_a_slow_server_is_replaced_and_a_preferred_one_kept(self) -> None:
+        lab = Lab(4)
+        lab.add_servers(3)
+        alice = lab.add_client("alice", min_servers=2)
+        lab.settle()
+        slow = next(n for n, s in lab.servers.items() if s._key.public in alice.servers)
+        for path in lab.network.both_ways(lab.network.host("alice"), lab.network.host(slow)):
+            path.delay = 0.5
+        key = lab.servers[slow]._key.public
+        lab.network.run_until(lambda: key not in alice.servers and len(alice.servers) == 2, 300)
+        bob = lab.add_client("bob", min_servers=2, prefer=[key])
+        for path in lab.network.both_ways(lab.network.host("bob"), lab.network.host(slow)):
+            path.delay = 0.5
+        lab.network.run(200)
+        self.assertIn(key, bob.servers)
+        carol = lab.add_client("carol", min_servers=2, only=[key])
+        lab.network.run(100)
+        self.assertEqual(carol.servers, [key])
+        lab.stop()
+
+    def test_bytes_over_the_rate_are_read_later_and_none_is_lost(self) -> None:
+        lab = Lab(9)
+        server = lab.add_server("server-1", limits=Limits(byte_rate=100_000))
+        alice, bob = lab.add_client("alice"), lab.add_client("bob")
+        lab.settle()
+        accepting = Accepting()
+        bob.listen(accepting, 7)
+        one = lab.result(alice.connect(bob.public_key, Accepting(), port=7))
+        started = lab.clock.seconds()
+        lab.result(one.transport.send(bytes(1_000_000)))
+        passed = lab.clock.seconds() - started
+        self.assertEqual(len(accepting.built[0].data), 1_000_000)
+        self.assertTrue(6 < passed < 15, passed)
+        self.assertGreater(server.factory.throttled, 1)
+        lab.stop()
+
+    def test_a_key_that_follows_another(self) -> None:
+        lab = Lab(10)
+        lab.add_servers(1)
+        alice, bob = lab.add_client("alice"), lab.add_client("bob")
+        carol = lab.add_client("carol")
+        lab.settle()
+        old, new = lab.key("old"), lab.key("bob")
+        lookups = lab.lookups(lab.network.host("old"))
+
+        def name(key: SecKey, successor: Successor) -> None:
+            lab.result(lookups.update(key, lambda entry: replace(entry, client=ClientMeta(()), successor=successor)))
+
+        name(old, Successor.make(old.public, new))
+        bob.listen(Accepting(), 7)
+        one = lab.result(alice.connect(old.public, Accepting(), port=7))
+        self.assertEqual(one.transport.getPeer().public_key, bob.public_key)
+        forged = Successor(new.public.hex(), old.sign(Successor.signing_json(old.public.hex(), new.public.hex())).hex())
+        with self.assertRaises(DiscoveryError):
+            name(old, forged)
+        # two keys that follow each other lead nowhere
+        for one_key, other in ((lab.key("x"), lab.key("y")), (lab.key("y"), lab.key("x"))):
+            name(one_key, Successor.make(one_key.public, other))
+        with self.assertRaises(ConnectFailed):
+            lab.result(carol.connect(lab.key("x").public, Accepting(), port=7))
+        lab.stop()
+
+    def test_discovery_away_and_names_known(self) -> None:
+        """Who was reached before is reached while discovery is down."""
+        lab = Lab(5)
+        lab.add_servers(1)
+        alice, bob = lab.add_client("alice"), lab.add_client("bob")
+        lab.settle()
+        bob.listen(Accepting(), 7)
+        lab.result(alice.connect(bob.public_key, Accepting(), port=7))
+        lab.network.run(60)
+        lab.kill("discovery")
+        lab.result(alice.connect(bob.public_key, Accepting(), port=7))
+        with self.assertRaises(ConnectFailed):
+            lab.result(alice.connect(bob.public_key, Accepting(), port=8))
+        lab.network.run(1)
+        lab.servers.popitem()
+        lab.clients.clear()
+
+    def test_a_server_that_hangs_is_found_out(self) -> None:
+        """It is there, and does nothing: PINGs are not answered, streams move."""
+        lab = Lab(6)
+        lab.add_servers(2)
+        alice, bob = lab.add_client("alice"), lab.add_client("bob")
+        lab.settle()
+        accepting = Accepting()
+        bob.listen(accepting, 7)
+        one = lab.result(alice.connect(bob.public_key, Accepting(), port=7))
+        name = next(n for n, server in lab.servers.items() if server._key.public == one.transport.server)
+        lab.network.host(name).pause()
+        lab.result(one.transport.send(b"x"), 60)
+        self.assertNotEqual(one.transport.server, lab.servers[name]._key.public)
+
+    def test_the_same_seed_does_the_same(self) -> None:
+        def story(seed: int) -> list[Any]:
+            done = walk(seed, steps=12)
+            return [done.faults, done.lab.clock.seconds(), [talker.sent for talker in done._streams]]
+
+        self.assertEqual(story(7), story(7))
+        self.assertNotEqual(story(7), story(8))
+
+
+class PromiseTests(SynchronousTestCase):
+    """The checker sees what is wrong."""
+
+    def test_patterns(self) -> None:
+        whole = Pattern(1).take(100_000)
+        pieces = Pattern(1)
+        self.assertEqual(b"".join(pieces.take(size) for size in (1, 4095, 4096, 91_808)), whole)
+
+    def test_what_it_sees(self) -> None:
+        talkers = Talkers()
+        one = talkers.pair(1)
+        two = one.other
+        assert two is not None
+        data = Pattern(2).take(100)
+        two.dataReceived(data[:50])
+        self.assertRaises(Broken, two.dataReceived, data[:50])  # again
+        one.sent = one.acknowledged = 50
+        two.received = 49
+        self.assertRaises(Broken, talkers.check)  # lost
+        two.received = 51
+        self.assertRaises(Broken, talkers.check)  # from nowhere
+
+
+class WalkTests(SynchronousTestCase):
+    """Random walks over all faults; the seed is in what a failure says."""
+
+    def test_walks(self) -> None:
+        for seed in SEEDS:
+            walk(seed)

@@ -1,0 +1,155 @@
+"""The lab of real processes: each fault by name does what it says, and streams live through it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from typing import Any
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from dmsg.keys import SecKey, write_key_file
+from dmsg.testing.namespaces import NamespaceLab, Running, available
+
+TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=")
+DMSG = (sys.executable, "-c", "from dmsg.cli.main import entry; entry()")
+PING = """
+import socket, sys, time
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)
+for _ in range(3):
+    t = time.monotonic(); s.sendall(b'x'); s.recv(1); print('rtt', time.monotonic() - t, flush=True)
+"""
+ECHO = """
+import socket, sys
+s = socket.create_server((sys.argv[1], 5000)); print('listens', flush=True)
+while True:
+    c, _ = s.accept()
+    try:
+        while d := c.recv(65536): c.sendall(d)
+    except OSError as error: print('lost', error.strerror, flush=True)
+"""
+
+
+class NamespaceCase(SynchronousTestCase):
+    """Discovery and relays, alice and bob, each a namespace."""
+
+    hosts = ("hub", "relay1", "relay2", "alice", "bob")
+
+    def setUp(self) -> None:
+        if problem := available():
+            raise SkipTest(problem)
+        self.lab = NamespaceLab(self.hosts, seed=1)
+        self.lab.__enter__()
+        self.addCleanup(self.lab.__exit__)
+
+    def network(self) -> None:
+        """The entities; alice and bob are to be started."""
+        addresses = self.lab.addresses
+        self.discovery = self.lab.run(
+            "hub", *TWISTD, "dmsg-discovery", f"--listen=tcp:9090:interface={addresses['hub']}", "--store=memory:"
+        )
+        self.discovery.line("listens on")
+        self.url = f"http://{addresses['hub']}:9090"
+        self.relays: dict[str, Running] = {}
+        for name in ("relay1", "relay2"):
+            self.relays[name] = self.lab.run(
+                name,
+                *TWISTD,
+                "dmsg-server",
+                f"--listen=tcp:8080:interface={addresses[name]}",
+                f"--key-file={name}.key",
+                f"--discovery={self.url}",
+            )
+        for relay in self.relays.values():
+            relay.line("registered")
+        self.key = SecKey.generate()
+        write_key_file(self.lab.directory / "bob.key", self.key)
+
+    def dmsg(self, host: str, *arguments: str) -> Running:
+        return self.lab.run(host, *DMSG, *arguments, environment={"DMSG_DISCOVERY": self.url})
+
+
+class FaultTests(NamespaceCase):
+    """Faults on the wire."""
+
+    hosts = ("alice", "bob")
+
+    def echo(self) -> Running:
+        echo = self.lab.run("bob", sys.executable, "-c", ECHO, self.lab.addresses["bob"])
+        echo.line("listens")
+        return echo
+
+    def ping(self) -> list[float]:
+        pinging = self.lab.run("alice", sys.executable, "-c", PING, self.lab.addresses["bob"], "5000")
+        self.assertEqual(pinging.wait(), 0, pinging.output)
+        return [float(line.split()[1]) for line in pinging.output.splitlines()]
+
+    def test_delay_partition_and_reset(self) -> None:
+        echo = self.echo()
+        self.lab.path("alice", "bob", delay=0.1)
+        self.assertTrue(all(seconds >= 0.2 for seconds in self.ping()))
+        self.lab.path("alice", "bob", delay=0)
+        self.lab.partition("alice", "bob")
+        pinging = self.lab.run("alice", sys.executable, "-c", PING, self.lab.addresses["bob"], "5000")
+        time.sleep(0.5)
+        self.assertEqual(pinging.output, "")
+        self.lab.heal("alice", "bob")
+        self.assertEqual(pinging.wait(), 0)
+        self.lab.reset("bob", 5)
+        pinging = self.lab.run("alice", sys.executable, "-c", PING, self.lab.addresses["bob"], "5000")
+        self.assertEqual(pinging.wait(), 1)
+        self.assertIn("ConnectionResetError", pinging.output)
+        del echo
+
+
+class StreamTests(NamespaceCase):
+    """A copy of a file over a network that breaks."""
+
+    def copy(self, size: int, breaking: Any) -> None:
+        self.network()
+        lab = self.lab
+        for relay in self.relays:
+            lab.path(relay, "bob", delay=0.005, rate=20e6)
+        (lab.directory / "shared").mkdir()
+        content = os.urandom(size)
+        (lab.directory / "film").write_bytes(content)
+        bob = self.dmsg("bob", "cp", "-l", "shared", "-w", "-k", "bob.key")
+        bob.line("is at")
+        alice = self.dmsg("alice", "-v", "cp", "film", f"{self.key.public}:")
+        part = lab.directory / "shared" / ".film.dmsg-part"
+        end = time.monotonic() + 30
+        while time.monotonic() < end and not (part.exists() and part.stat().st_size > size // 5):
+            time.sleep(0.01)
+        self.assertTrue(part.exists(), alice.output)
+        breaking()
+        self.assertEqual(alice.wait(120), 0, alice.output)
+        copied = (lab.directory / "shared" / "film").read_bytes()
+        self.assertEqual(hashlib.sha256(copied).digest(), hashlib.sha256(content).digest())
+        self.assertIn("goes on", alice.output)
+
+    def carrying(self) -> str:
+        """The relay over which most goes: the one with more bytes on its way to bob."""
+        return max(self.relays, key=lambda name: self._sent(name))
+
+    def _sent(self, name: str) -> int:
+        done = self.lab.run(name, "cat", "/proc/net/dev")
+        done.wait()
+        line = next(line for line in done.output.splitlines() if "wire" in line)
+        return int(line.split(":")[1].split()[8])
+
+    def test_kill_9(self) -> None:
+        self.copy(20_000_000, lambda: self.relays[self.carrying()].kill())
+
+    def test_a_relay_that_hangs(self) -> None:
+        self.copy(20_000_000, lambda: self.relays[self.carrying()].pause())
+
+    def test_a_cut_way_and_loss(self) -> None:
+        def cut() -> None:
+            carrying = self.carrying()
+            self.lab.partition(carrying, "bob")
+            other = next(name for name in self.relays if name != carrying)
+            self.lab.path(other, "bob", loss=0.01, reorder=0.01)
+
+        self.copy(5_000_000, cut)
