@@ -19,6 +19,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
 
 from dmsg.cli.copying import PART_SUFFIX, inside, part_of
+from dmsg.cli.processes import start_twistd
 from dmsg.cli.transfer import TransferError
 from dmsg.keys import SecKey, write_key_file
 from dmsg.names import Names, UnknownName
@@ -45,6 +46,12 @@ def talk(port: int, data: bytes, answer: int) -> bytes:
             while len(got) < answer and (more := connection.recv(65536)):
                 got += more
         return got
+
+
+def work(child: Any) -> int:
+    """Ticks of CPU that a process has used."""
+    fields = Path(f"/proc/{child.transport.pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 class ToolCase(CommandCase):
@@ -290,6 +297,46 @@ class CopyTests(ToolCase):
         self.assertFalse(part.exists())
         moved = float(re.search(r"film: ([\d.]+) MB", out)[1])  # type: ignore[index]
         self.assertLess(moved, (len(content) - arrived) / 1e6 + 0.2)
+
+    @asynchronous
+    async def test_200_megabytes_over_a_server_that_is_killed(self) -> None:
+        """The file arrives whole over the other server, and nobody does anything."""
+        await self.network()
+        children = {}
+        for number in (1, 2):
+            child = start_twistd(
+                reactor,
+                "dmsg-server",
+                "--listen=tcp:0:interface=127.0.0.1",
+                f"--discovery={self.url}",
+                f"--key-file={number}.key",
+                directory=str(self.directory),
+            )
+            self.addCleanup(lambda child=child: child.status is None and (child.signal("KILL"), child.ended)[1])
+            key = (await child.line(r"server ([0-9a-f]{66}) listens"))[1].decode()
+            await child.line("registered in discovery")
+            children[key] = child
+        only = [word for key in children for word in ("--only", key)]
+        (self.directory / "shared").mkdir()
+        digest = hashlib.sha256()
+        with (self.directory / "film").open("wb") as film:
+            for _ in range(50):
+                block = os.urandom(4_000_000)
+                digest.update(block)
+                film.write(block)
+        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", *only)
+        await self.said(listening, "is at")
+        sending = self.tool("--verbose", "cp", "film", "alice:", *only)
+        part = part_of(self.directory / "shared" / "film")
+        await self.until(lambda: part.exists() and part.stat().st_size > 60_000_000)
+        carrying = max(children.values(), key=work)
+        carrying.signal("KILL")
+        self.assertEqual(await sending.ended, 0, sending.err)
+        self.assertIn(b"goes on", sending.err)
+        self.assertIn(b"film: 200.0 MB in", sending.out)
+        self.assertIn(digest.hexdigest().encode(), sending.out)
+        copied = hashlib.sha256((self.directory / "shared" / "film").read_bytes())
+        self.assertEqual(copied.digest(), digest.digest())
 
     @asynchronous
     async def test_what_is_there_and_is_something_else_is_sent_again(self) -> None:

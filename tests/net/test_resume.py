@@ -6,6 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 from typing import Any
+from unittest import skipUnless
 
 from twisted.internet import reactor
 from twisted.internet.error import ConnectionDone
@@ -60,6 +61,25 @@ class ResumeTests(EntityCase):
             child.signal("KILL")
         return child.ended.addBoth(lambda _: None)
 
+    async def memory_of(self, child: Any) -> bytes:
+        """All that a process can write to, read from outside."""
+        parts = []
+        with (
+            open(f"/proc/{child.transport.pid}/maps") as maps,
+            open(f"/proc/{child.transport.pid}/mem", "rb", 0) as memory,
+        ):
+            for line in maps:
+                span, mode, *_ = line.split()
+                if not mode.startswith("rw"):
+                    continue
+                low, high = (int(one, 16) for one in span.split("-"))
+                try:
+                    memory.seek(low)
+                    parts.append(memory.read(high - low))
+                except (OSError, OverflowError, ValueError):
+                    continue  # vvar and the like
+        return b"".join(parts)
+
     async def stream(self, url: str) -> tuple[Any, Any]:
         """A stream between two clients: the protocols at its ends."""
         self.alice, self.bob = await self.start_client(url), await self.start_client(url)
@@ -96,6 +116,29 @@ class ResumeTests(EntityCase):
         self.assertEqual(one.hash.digest(), expected.digest())
         self.assertEqual(two.hash.digest(), expected.digest())
         self.assertIsNone(one.lost)
+
+    @skipUnless(os.path.exists("/proc/self/mem"), "reads the memory of another process through /proc")
+    @asynchronous
+    async def test_the_server_never_holds_what_passes(self) -> None:
+        """Its memory is searched: a plain transport leaves the marker there, a secure one does not."""
+        url = await self.start_discovery()
+        ((_, child),) = (await self.start_children(url, 1)).items()
+        found = {}
+        for encryption in ("require", "off"):
+            marker = os.urandom(24).hex().encode()
+            alice = await self.start_client(url, encryption=encryption)
+            bob = await self.start_client(url, encryption=encryption)
+            accepting = Accepting(Hashing)
+            bob.listen(accepting)
+            one: Any = await alice.connect(bob.public_key, Accepting())
+            # as one frame, in many small ones, and at the end of much else
+            for data in (marker, marker * 1000, bytes(300_000) + marker, *[marker] * 50):
+                await one.transport.send(data)
+            memory = await self.memory_of(child)
+            self.assertIn(bytes(bob.public_key), memory)  # so this is the right memory
+            found[encryption] = memory.count(marker)
+        self.assertEqual(found["require"], 0)
+        self.assertGreater(found["off"], 0)
 
     @asynchronous
     async def test_kill_9_in_the_middle(self) -> None:

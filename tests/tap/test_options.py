@@ -22,6 +22,66 @@ from dmsg.tap.options import json_log
 from tests.support import asynchronous
 
 
+class ConfigTests(SynchronousTestCase):
+    """Settings in a file, and what of them can change."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.directory.mkdir()
+        self.file = self.directory / "server.toml"
+
+    def parse(self, *arguments: str) -> Any:
+        options = server.Options()
+        options.parseOptions([f"--config={self.file}", f"--key-file={self.directory / 'key'}", *arguments])
+        return options
+
+    def test_the_command_line_goes_before_the_file(self) -> None:
+        self.file.write_text(
+            'listen = ["tcp:8081", "tcp:8082"]\npublic-address = "h:1"\nmax_connections = 77\nbyte-rate = 1000\n'
+            'discovery = "http://127.0.0.1:9"\n'
+        )
+        options = self.parse("--max-connections=5")
+        self.assertEqual(options["listen"], ["tcp:8081", "tcp:8082"])
+        self.assertEqual(options["discovery"], ["http://127.0.0.1:9"])
+        limits = options.limits()
+        self.assertEqual((limits.max_connections, limits.byte_rate), (5, 1000))
+
+    def test_mistakes(self) -> None:
+        for text in (
+            "nonsense",
+            "no-such-setting = 1",
+            "max-connections = 0",
+            "max-connections = true",
+            "listen = 5",
+            "listen = [5]",
+            "config = 'x'",
+            "allow = '/nowhere'",
+            "admission-hook = 'ftp://x'",
+            "admission-down = 'maybe'",
+            "drain-timeout = -1",
+            "byte-rate = 'fast'",
+            "key-file = ['x']",
+            "\x00",
+        ):
+            self.file.write_text(text)
+            with self.assertRaises(UsageError, msg=text) as caught:
+                self.parse()
+            self.assertNotIn("\n", str(caught.exception))
+        self.file.write_bytes(b"\xff\xfe")
+        self.assertRaises(UsageError, self.parse)
+        self.file.unlink()
+        self.assertRaises(UsageError, self.parse)
+
+    def test_what_hangup_changes(self) -> None:
+        self.file.write_text("max-connections = 7")
+        options = self.parse("--request-rate=9")
+        self.file.write_text("max-connections = 8\nrequest-rate = 1")
+        limits = options.changed_limits()
+        self.assertEqual((limits.max_connections, limits.request_rate), (8, 9))
+        self.file.write_text("max-connections = none")
+        self.assertRaises(UsageError, options.changed_limits)
+
+
 class OptionTests(SynchronousTestCase):
     """Bad input is a UsageError of one line."""
 
