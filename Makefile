@@ -5,7 +5,7 @@ VENV = .venv
 BIN = $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test coverage lint docs bench soak fuzz clean
+.PHONY: help demo test coverage lint docs bench soak lab fuzz clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
@@ -14,6 +14,7 @@ help:
 	@echo "make docs      the documentation, into docs/_build/html"
 	@echo "make bench     benchmarks beside the limits of this machine (a quarter of an hour)"
 	@echo "make soak      a network under load and faults for SECONDS=600"
+	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"
 	@echo "make fuzz      the property tests with many more examples"
 
 # the marks say which extras are installed, and are renewed when setup.cfg changes
@@ -61,6 +62,10 @@ bench: $(VENV)/.test
 SECONDS ?= 600
 soak: $(VENV)/.test
 	$(BIN)/python -m benchmarks.soak --seconds $(SECONDS)
+
+lab: $(VENV)/.test
+	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.testing.long_namespaces
+	$(BIN)/python -m dmsg.testing.walk --seconds $(SECONDS)
 
 EXAMPLES ?= 20000
 fuzz: $(VENV)/.test

@@ -17,11 +17,13 @@ from rich.table import Table
 
 from benchmarks.client import client_rows
 from benchmarks.discovery import discovery_rows
+from benchmarks.flood import flood_rows
 from benchmarks.machine import aead, cores, pin, raise_descriptor_limit
+from benchmarks.path import path_rows
 from benchmarks.relay import connect_row, crowd_row, memory_rows, mixed_rows, relay_rows, transport_row
 from dmsg.keys import PubKey, SecKey
 
-PARTS = ("relay", "crowd", "client", "connects", "transports", "memory", "discovery")
+PARTS = ("relay", "crowd", "client", "flood", "connects", "transports", "memory", "discovery", "path")
 
 
 def machine() -> dict[str, Any]:
@@ -120,6 +122,8 @@ def main() -> None:
         ),
         "crowd": ("the cost per frame with 1,000 connections", lambda: [crowd_row()]),
         "client": ("through the client API, 64 messages in flight, each acknowledged", client_rows),
+        "flood": ("round trips of a pair while another client floods the relay with control frames", flood_rows),
+        "path": ("one stream over 100 ms and 1 Gbit/s, beside plain TCP (network namespaces, root)", path_rows),
         "connects": ("connections: TCP, handshake, OK", lambda: [connect_row()]),
         "transports": ("transports opened and closed, one after the other", lambda: [transport_row()]),
         "memory": ("resident memory of the relay per idle connection", memory_rows),

@@ -30,8 +30,9 @@ def client_rows() -> list[dict[str, Any]]:
     rows = []
     server, (host, port), key = start_server(core=away())
     with server:
-        for pairs in (1, 8):
-            where = {"host": host, "port": port, "server": key.hex(), "pairs": pairs}
+        plain: dict[tuple[int, int], float] = {}
+        for pairs, secure in ((1, False), (1, True), (8, False), (8, True)):
+            where = {"host": host, "port": port, "server": key.hex(), "pairs": pairs, "secure": secure}
             receiver = _child("receive", where)
             assert receiver.stdout is not None
             where["keys"] = json.loads(receiver.stdout.readline())
@@ -41,8 +42,12 @@ def client_rows() -> list[dict[str, Any]]:
             receiver.terminate()
             receiver.wait()
             for line in out.splitlines():
-                row = {"pairs": pairs, **json.loads(line)}
+                row = {"pairs": pairs, "secure": secure, **json.loads(line)}
                 if "size" in row:
+                    if secure:
+                        row["of_plain"] = row["per_second"] / plain[pairs, row["size"]]
+                    else:
+                        plain[pairs, row["size"]] = row["per_second"]
                     # what a sender cannot do without: seal the message, open the ACK
                     limit = (aead(row["size"] + 7) + aead(7)) / 2
                     row["aead_us"] = limit * 1e6
@@ -65,12 +70,14 @@ async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any)
     from dmsg.keys import PubKey, SecKey
     from dmsg.net.noise import NoiseClientEndpoint
     from dmsg.transport.session import ClientSession
+    from dmsg.transport.streams import Streams
 
     key = SecKey.generate()
+    streams = Streams(reactor, key, lambda port: factory, turn.add_stream) if where["secure"] else None
     endpoint = TCP4ClientEndpoint(reactor, where["host"], where["port"])
     noise = NoiseClientEndpoint(reactor, endpoint, turn, key, PubKey.from_hex(where["server"]))
     session = await noise.connect(
-        lambda remote: ClientSession(reactor, turn, key.public, remote, accept=lambda: factory)
+        lambda remote: ClientSession(reactor, turn, key.public, remote, accept=lambda: factory, streams=streams)
     )
     await session.established
     return key, session
@@ -119,7 +126,8 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
     protocols: list[Any] = []
     for key in where["keys"]:
         _, session = await _session(reactor, turn, where, None)
-        protocols.append(await session.open(PubKey.from_hex(key), Factory.forProtocol(Echo)))
+        factory = Factory.forProtocol(Echo)
+        protocols.append(await session.open(PubKey.from_hex(key), factory, secure=where["secure"]))
     for size in SIZES:
         before = _cpu()
         results = await gatherResults(

@@ -25,12 +25,18 @@ import time
 from random import Random
 from typing import Any
 
-MTU = 65520
-"""Large packets: the wire is a program and pays per packet."""
+MTU = 1500
+READ_SIZE = 65536 + 64
+"""TCP hands over up to 64 KiB at once, with a note where to cut it (GSO): the wire is a
+program and pays per packet.  Such a packet is lost, late or overtaken as a whole."""
+VNET = 10
+"""Bytes of that note, the virtio_net_hdr before each packet."""
 QUEUE = 32 * 1024 * 1024
 """Bytes on one path, delayed or waiting for their turn; more are dropped."""
 _TUNSETIFF = 0x400454CA
-_IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+_IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
+_TUNSETOFFLOAD = 0x400454D0
+_TUN_F_CSUM, _TUN_F_TSO4 = 0x01, 0x02
 _CLONE_NEWNET = 0x40000000
 _RST = 0x04
 _TCP = 6
@@ -46,7 +52,9 @@ def open_tun(namespace: str, device: str, address: str) -> int:
             raise OSError(ctypes.get_errno(), "setns")
         try:
             tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-            fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN | _IFF_NO_PI))
+            flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
+            fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", device.encode(), flags))
+            fcntl.ioctl(tun, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
             for command in (
                 ("link", "set", "lo", "up"),
                 ("addr", "add", f"{address}/16", "dev", device),
@@ -138,22 +146,24 @@ class Wire:
     def _forward(self, tun: int) -> None:
         for _ in range(64):
             try:
-                packet = os.read(tun, MTU + 64)
+                data = os.read(tun, READ_SIZE)
             except BlockingIOError:
                 return
+            packet = data[VNET:]
             if len(packet) < 20 or packet[0] >> 4 != 4:
                 continue
             source, target = packet[12:16], packet[16:20]
             now = time.monotonic()
             if self._reset_until and self._is_reset(packet, source, target, now):
                 packet = _as_reset(packet)
+                data = bytes(VNET) + packet
             path = self.path(source, target)
             at = path.departure(now, len(packet), self._random)
             if at is None:
                 continue
             self._count += 1
             path.waiting += len(packet)
-            heapq.heappush(self._waiting, (at, self._count, packet, path))
+            heapq.heappush(self._waiting, (at, self._count, data, path))
 
     def _is_reset(self, packet: bytes, source: bytes, target: bytes, now: float) -> bool:
         until = max(self._reset_until.get(source, 0.0), self._reset_until.get(target, 0.0))
@@ -162,12 +172,12 @@ class Wire:
     def _deliver(self) -> None:
         now = time.monotonic()
         while self._waiting and self._waiting[0][0] <= now:
-            _, _, packet, path = heapq.heappop(self._waiting)
-            path.waiting -= len(packet)
-            tun = self._by_address.get(packet[16:20])
+            _, _, data, path = heapq.heappop(self._waiting)
+            path.waiting -= len(data) - VNET
+            tun = self._by_address.get(data[VNET + 16 : VNET + 20])
             if tun is not None:
                 try:
-                    os.write(tun, packet)
+                    os.write(tun, data)
                 except OSError:
                     continue  # the namespace is going away, or its queue is full: packets get lost
 

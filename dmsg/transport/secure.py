@@ -35,11 +35,12 @@ MAX_WINDOW = 32 * 1024 * 1024
 """Bytes to which the window of one stream grows."""
 WINDOW_BUDGET = 256 * 1024 * 1024
 """Bytes by which all windows of a process together grow beyond their first size."""
-GROW_WITHIN = 2.0
-"""Round trips in which a window full has to be taken for the window to grow."""
+GROW_WITHIN = 4.0
+"""Round trips in which a window full has to be taken for the window to double."""
 EARLY_WINDOW = 2 * 1024 * 1024
 EARLY_GROW_WITHIN = 6.0
-"""The same below ``EARLY_WINDOW``: TCP on the way begins slowly too, and is not to be waited for."""
+"""The same below ``EARLY_WINDOW``, where it is made four times as large: TCP on the
+way begins slowly too, and goes on slowly while a window holds it back."""
 MAX_FRAMES = 16384
 """Frames in flight; below 2**15, so that the order of two sequences is never in doubt."""
 MIN_LIMIT = 64 * 1024
@@ -159,7 +160,7 @@ class SecureEnd:
         self.limit = MAX_WINDOW
         self.round_trip: float | None = None
         """Seconds, from the handshake."""
-        self.measure_at = window
+        self.measure_at = 1  # the first byte starts the clock
         self._measured_at: float | None = None
         self._budget = BUDGET if budget is None else budget
         self._told = 0
@@ -380,15 +381,16 @@ class SecureEnd:
         """A window full of bytes was taken since the last measure: let it grow if that was quick.
 
         While the window is what holds the sender back, a window full takes
-        one round trip; when it takes two, something else does, and a larger
-        window would only fill queues.
+        one round trip, or a few when TCP is still finding its own speed; when it
+        takes more, something else does, and a larger window would only fill queues.
 
         :param now: seconds of a monotonic clock.
         """
         before, self._measured_at = self._measured_at, now
-        within = EARLY_GROW_WITHIN if self.window < EARLY_WINDOW else GROW_WITHIN
+        early = self.window < EARLY_WINDOW
+        within = EARLY_GROW_WITHIN if early else GROW_WITHIN
         if before is not None and self.round_trip is not None and now - before <= within * self.round_trip:
-            more = min(self.window, MAX_WINDOW - self.window)
+            more = min(self.window * (3 if early else 1), MAX_WINDOW - self.window)
             if more and self._budget.take(more):
                 self.window += more
         self.measure_at = self.consumed + self.window

@@ -496,7 +496,6 @@ class ClientSession:
         assert self._streams is not None
         stream.end = stream.token.secure
         stream.end.round_trip = round_trip
-        stream.end.measure(self._reactor.seconds())
         self._streams.add(stream)
 
     def _carry(self, stream: StreamTransport, transport: ClientTransport) -> None:
