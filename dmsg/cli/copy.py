@@ -191,17 +191,19 @@ async def _copy(
             return lambda done: progress.update(bar, completed=done)
 
         give_up = reactor.seconds() + retry
+        reached = False
         while True:
             copier = make(reactor, started)
             factory = Factory.forProtocol(lambda copier=copier: copier)  # type: ignore[misc]
             factory.noisy = False
             try:
                 await client.connect(peer, factory, port=port)
+                reached = True
                 done = await copier.done
                 break
             except (ConnectFailed, DiscoveryError, DmsgTimeout, TransferError) as error:
                 lost = not isinstance(error, TransferError) or str(error).startswith("connection lost")
-                if not lost or reactor.seconds() >= give_up:
+                if not lost or not reached or reactor.seconds() >= give_up:
                     raise
             await deferLater(reactor, RETRY_DELAY)
             while bars:

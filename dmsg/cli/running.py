@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 from twisted.internet import task
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
-from twisted.internet.error import ConnectionLost
+from twisted.internet.error import CannotListenError, ConnectionLost
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import (
     FilteringLogObserver,
@@ -222,7 +222,7 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
             await main(reactor)
         except CancelledError:
             raise SystemExit(EXIT_INTERRUPTED) from None
-        except (DmsgError, OSError, ConnectionLost) as error:
+        except (DmsgError, OSError, ConnectionLost, CannotListenError) as error:
             click.echo(f"dmsg: {' '.join(str(error).split()) or type(error).__name__}", err=True)
             raise SystemExit(EXIT_FAILED) from None
 

@@ -181,7 +181,7 @@ def _http_url(url: str) -> bytes:
 @click.option("--continue", "-C", "go_on", is_flag=True, help="Go on with the file that --output names.")
 @click.option("--range", "-r", "byte_range", metavar="FROM-TO", help="Only these bytes.")
 @click.option("--request", "-X", "method", help="Method; GET if there is no --data.")
-@click.option("--data", "-d", "body", help="Body of a POST; @FILE takes it from a file.")
+@click.option("--data", "body", help="Body of a POST; @FILE takes it from a file.")
 @click.option("--header", "-H", "headers", multiple=True, metavar="NAME: VALUE", help="Header; repeatable.")
 @click.option("--include", "-i", is_flag=True, help="Show status and headers too.")
 @click.option("--fail", "-f", "fail_fast", is_flag=True, help="A status of 400 and more ends with 22 and no output.")
