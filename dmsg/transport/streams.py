@@ -17,7 +17,7 @@ from twisted.internet.interfaces import IDelayedCall, IProtocolFactory, IReactor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.errors import CloseReason, DmsgError
+from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.transport.agreement import Resume
@@ -176,6 +176,9 @@ class Streams:
         resumable = end.token is not None and self.resume_timeout > 0 and not self._stopped
         if reason == CloseReason.QUEUE_FULL:
             end.queue_was_full()
+        if reason:
+            text = close_reason_text(reason)
+            _log.info("stream with {peer} lost its transport: {text}", peer=str(stream.getPeer())[:13], text=text)
         if not resumable or (final and reason in FINAL):
             self.closed(stream, reason)
             stream.carrier_closed(reason if final or reason else CloseReason.PEER_DISCONNECTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
@@ -10,7 +11,7 @@ from twisted.internet.error import ConnectionLost, ConnectionRefusedError, Timeo
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entry import ClientMeta, Successor
-from dmsg.errors import ConnectFailed, DiscoveryError
+from dmsg.errors import ConnectFailed, DiscoveryError, EncryptionUnavailable
 from dmsg.keys import SecKey
 from dmsg.testing.lab import Lab
 from dmsg.testing.network import BUFFER, USER_TIMEOUT, Network
@@ -228,6 +229,67 @@ class LabTests(SynchronousTestCase):
 
         self.assertEqual(story(7), story(7))
         self.assertNotEqual(story(7), story(8))
+
+
+class PolicyTests(SynchronousTestCase):
+    """Who speaks securely with whom; a client with encryption off stands for one of 2019."""
+
+    def setUp(self) -> None:
+        self.lab = Lab(20)
+        self.lab.add_servers(1)
+        self.clients = {
+            name: self.lab.add_client(name, encryption=name, min_servers=1) for name in ("require", "prefer", "off")
+        }
+        self.lab.settle()
+        self.accepting = {name: Accepting() for name in self.clients}
+        for name, client in self.clients.items():
+            client.listen(self.accepting[name])
+
+    def connect(self, one: str, two: str, **options: Any) -> Any:
+        return self.lab.result(self.clients[one].connect(self.clients[two].public_key, Accepting(), **options))
+
+    def test_every_pair(self) -> None:
+        for one, two, secure in (
+            ("require", "require", True),
+            ("require", "prefer", True),
+            ("prefer", "require", True),
+            ("prefer", "prefer", True),
+            ("prefer", "off", False),
+            ("off", "prefer", False),
+            ("off", "off", False),
+        ):
+            protocol = self.connect(one, two)
+            self.assertEqual(protocol.transport.secure, secure, (one, two))
+            self.lab.result(protocol.transport.send(b"hello"))
+            self.assertEqual(self.accepting[two].built[-1].data, b"hello")
+        with self.assertRaises(EncryptionUnavailable) as caught:
+            self.connect("require", "off")
+        self.assertIn("does not offer secure transports", str(caught.exception))
+        with self.assertRaises(ConnectFailed) as refused:
+            self.connect("off", "require")
+        self.assertIn("takes only secure transports", str(refused.exception))
+        for one, two in (("off", "prefer"), ("prefer", "off")):
+            with self.assertRaises(EncryptionUnavailable):
+                self.connect(one, two, port=7)
+
+    def test_an_old_entry_shown_again_is_no_downgrade(self) -> None:
+        prefer, require = self.clients["prefer"], self.clients["require"]
+        self.connect("prefer", "require")
+        until, entry = prefer._entries[require.public_key]
+        old = replace(entry, version="0.0.1").sign(self.lab.key("require"))
+        prefer._entries[require.public_key] = (until + 1000, old)
+        self.assertTrue(self.connect("prefer", "require").transport.secure)
+
+    def test_plain_in_the_name_of_somebody_who_is_secure(self) -> None:
+        """A server could ask so; a client that prefers asks discovery and refuses."""
+        liar = self.lab.add_client("liar", encryption="off", min_servers=1)
+        self.lab.settle()
+        lookups = self.lab.lookups(self.lab.network.host("liar"))
+        make = partial(replace, version="0.0.1+secure1")
+        self.lab.result(lookups.update(self.lab.key("liar"), make))
+        with self.assertRaises(ConnectFailed) as caught:
+            self.lab.result(liar.connect(self.clients["prefer"].public_key, Accepting()))
+        self.assertIn("takes only secure transports", str(caught.exception))
 
 
 class PromiseTests(SynchronousTestCase):

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.error import ConnectionDone
+from twisted.logger import formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import (
@@ -351,6 +352,29 @@ class StreamTests(SecureCase):
         self.a.frames_received(*whole(Frame(CLOSE, transport.id, b"\0").encode()))
         error = self.failureResultOf(opening, EncryptionUnavailable).value
         self.assertIn("as those of 2019 do", str(error))
+
+    def test_nothing_of_it_is_in_the_log(self) -> None:
+        """Not at any level, and not when things go wrong."""
+        marker = b"MARKER-not-for-the-log"
+        events: list[str] = []
+
+        def note(event: Any) -> None:
+            events.append(formatEvent(event) + repr(event) + str(event.get("log_failure", "")))
+
+        globalLogPublisher.addObserver(note)  # type: ignore[arg-type]
+        self.addCleanup(globalLogPublisher.removeObserver, note)
+        one, two = self.open()
+        one.transport.write(marker)
+        self.network.settle()
+        two.transport.end._received_hash.update(b"wrong")
+        two.transport.write(marker)
+        one.transport.write(marker * 10)
+        self.network.settle()
+        self.cut("A")
+        self.network.clock.advance(self.resume_timeout)
+        self.assertIsNotNone(one.lost and two.lost)
+        self.assertTrue(events)
+        self.assertFalse([event for event in events if marker.decode() in event])
 
     def test_no_plaintext_passes_the_server(self) -> None:
         marker = b"MARKER-that-nobody-else-may-read"
