@@ -55,5 +55,6 @@ class Pending(Generic[K, V]):
         # the table is taken away first: callbacks may come back and add
         waiting, self._waiting = self._waiting, None
         self._reason = reason
-        for deferred in (waiting or {}).values():
-            deferred.errback(reason)
+        for deferred in list((waiting or {}).values()):
+            if not deferred.called:  # a callback before may have cancelled this one
+                deferred.errback(reason)

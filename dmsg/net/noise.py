@@ -75,6 +75,15 @@ class Flushable(Protocol):
         """Pass on what was collected."""
 
 
+def _flush_all(ones: list[Flushable]) -> None:
+    """An error in one, which is a producer's or ours, does not keep the others waiting."""
+    for one in ones:
+        try:
+            one.flush()
+        except Exception:
+            _log.failure("flushing {one!r} failed", one=one)
+
+
 class TurnFlush:
     """Streams and links that have something to send, until the reactor turn ends.
 
@@ -105,11 +114,9 @@ class TurnFlush:
 
     def _run(self) -> None:
         streams, self._streams = self._streams, []
-        for stream in streams:
-            stream.flush()
+        _flush_all(streams)
         links, self._links = self._links, []
-        for link in links:
-            link.flush()
+        _flush_all(links)
         if self._streams or self._links:
             self._reactor.callLater(0, self._run)
         else:

@@ -158,6 +158,7 @@ class StreamTransport:
         self._producer_paused = False
         # deadlines: name -> timer, and the idle time
         self._deadlines: dict[str, IDelayedCall] = {}
+        self._suspended = False
         self._idle: float | None = None
         self._last_traffic = 0.0
         # receiving
@@ -211,6 +212,7 @@ class StreamTransport:
     def suspend(self, carrier: StreamCarrier) -> None:
         """The connection is lost and another is looked for; ``carrier`` stands for it meanwhile."""
         self._carrier = carrier
+        self._suspended = True
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
@@ -228,6 +230,7 @@ class StreamTransport:
     def move(self, carrier: StreamCarrier, token: Any) -> None:
         """The stream goes on over ``carrier``."""
         self._carrier = carrier
+        self._suspended = False
         self.token = token
         if self.disconnecting and self._lost is None and self._linger is None:
             self._linger = self._reactor.callLater(LINGER, self._lingered)
@@ -241,6 +244,11 @@ class StreamTransport:
     def carrier_closed(self, reason: int) -> None:
         """The remote, or the carrier in its name, closed the stream."""
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
+
+    @property
+    def unsent(self) -> bool:
+        """Something was written that is in no frame yet."""
+        return bool(self._queue)
 
     @property
     def over(self) -> bool:
@@ -285,7 +293,8 @@ class StreamTransport:
     def _enqueue(self, data: bytes, ticket: _Ticket | None) -> None:
         if not isinstance(data, bytes):
             raise TypeError("data must be bytes")
-        if self.disconnecting or self._lost is not None or not (data or ticket):
+        closed = self.disconnecting and self._producer is None  # a producer is let finish, as over TCP
+        if closed or self._lost is not None or not (data or ticket):
             return
         if self._queued + len(data) > SEND_LIMIT:
             _log.error(
@@ -329,7 +338,7 @@ class StreamTransport:
             self._queued -= size
             carrier.stream_send(self, piece, ticket)
         carrier.stream_flush()
-        if self.disconnecting and not queue and not carrier.stream_in_flight(self):
+        if self.disconnecting and not queue and self._producer is None and not carrier.stream_in_flight(self):
             self._close_now()
         else:
             self._tell_producer()
@@ -432,7 +441,8 @@ class StreamTransport:
         if self.disconnecting or self._lost is not None:
             return
         self.disconnecting = True
-        self._linger = self._reactor.callLater(LINGER, self._lingered)
+        if not self._suspended:
+            self._linger = self._reactor.callLater(LINGER, self._lingered)
         self._schedule()
 
     def abortConnection(self) -> None:
@@ -489,8 +499,11 @@ class StreamTransport:
         if producer is not None:
             producer.stopProducing()
         # bytes that came before the CLOSE are the application's, paused or not
-        if not self._unread and not self._delivering:
-            self._finish()
+        if not self._unread:
+            if self._delivering:
+                self._reactor.callLater(0, self._finish)
+            else:
+                self._finish()
         elif self._delivering:
             self._reactor.callLater(0, self.resume_if_unpaused)
         else:
@@ -500,7 +513,10 @@ class StreamTransport:
         protocol, self._protocol = self._protocol, None
         if protocol is not None and self._lost is not None:
             self.disconnected = True
-            protocol.connectionLost(self._lost)
+            try:
+                protocol.connectionLost(self._lost)
+            except Exception:
+                _log.failure("unhandled error in {protocol!r}", protocol=protocol)
 
     # --- deadlines ---
 

@@ -539,9 +539,15 @@ class ClientConnection:
         elif frame_type == REQUEST and transport.state is not State.REQUESTED:
             raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
         elif frame_type == CLOSE:
-            refused = transport.state is not State.OPEN
             end = transport.secure
-            said = end.open_close(payload) if end is not None and not refused else None
+            said = None
+            if end is not None and transport.state in (State.OPEN, State.ANSWERED):
+                said = end.open_close(payload)
+                if said is not None and transport.state is State.ANSWERED:
+                    # its first frame, so it holds the keys, and its last
+                    self._move(transport, Input.RECV_CONFIRM)
+                    events.append(Confirmed(transport))
+            refused = transport.state is not State.OPEN
             self._move(transport, Input.RECV_CLOSE)
             self._remove(transport)
             reason = close_reason(payload) if said is None else said
@@ -606,6 +612,10 @@ class ClientConnection:
         if transport.state is State.ANSWERED:
             self._move(transport, Input.RECV_CONFIRM)
             events.append(Confirmed(transport))
+            if transport.secure.offer_window() != transport.secure.told and not transport.ack_due:
+                # the application has read since the ACCEPT named the window
+                transport.ack_due = True
+                self._due.append(transport)
         events += after
 
     def _on_server_frame(self, frame_type: int, payload: bytes, events: list[Event]) -> None:

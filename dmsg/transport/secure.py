@@ -101,6 +101,7 @@ class SecureEnd:
     :ivar acknowledged: bytes of the stream that the other end has.
     :ivar received: bytes of the stream that this end has.
     :ivar consumed: bytes of them that the application has taken.
+    :ivar told: the window that the other end knows.
     """
 
     __slots__ = (
@@ -115,7 +116,6 @@ class SecureEnd:
         "_received_sequence",
         "_seal_nonce",
         "_sent_hash",
-        "_told",
         "acknowledged",
         "consumed",
         "generation",
@@ -128,6 +128,7 @@ class SecureEnd:
         "received",
         "round_trip",
         "token",
+        "told",
         "transport",
         "window",
     )
@@ -163,7 +164,7 @@ class SecureEnd:
         self.measure_at = 1  # the first byte starts the clock
         self._measured_at: float | None = None
         self._budget = BUDGET if budget is None else budget
-        self._told = 0
+        self.told = 0
 
     # --- transports come and go ---
 
@@ -183,7 +184,7 @@ class SecureEnd:
         self._next_sequence = 0
         self._acked_sequence = self._received_sequence = 0xFFFF  # of the frame before the first
         self.peer_window = hello.window
-        self._told = told
+        self.told = told
 
     def detach(self) -> None:
         """There is no transport now."""
@@ -262,10 +263,10 @@ class SecureEnd:
         """
         window = max(0, self.consumed + self.window - self.received)
         digest = self._received_hash.digest()[:ACK_HASH_SIZE]
-        if window == self._told:
+        if window == self.told:
             plain = _ack.pack(self._received_sequence, digest)
         else:
-            self._told = window
+            self.told = window
             plain = _long_ack.pack(self._received_sequence, digest, window)
         nonce = self._seal_nonce
         self._seal_nonce = nonce + 1
@@ -375,7 +376,7 @@ class SecureEnd:
         :returns: the sender should hear of it now: a quarter of the window is free again.
         """
         self.consumed += size
-        return self.consumed + self.window - self.received - self._told >= self.window // 4
+        return self.consumed + self.window - self.received - self.told >= self.window // 4
 
     def measure(self, now: float) -> None:
         """A window full of bytes was taken since the last measure: let it grow if that was quick.

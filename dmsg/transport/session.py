@@ -151,10 +151,14 @@ class ClientSession:
         def opened(_: Accepted) -> IProtocol:
             if secure:
                 self._begin(stream, self._reactor.seconds() - started)
-            protocol = factory.buildProtocol(stream.getPeer())
-            if protocol is None:
+            try:
+                protocol = factory.buildProtocol(stream.getPeer())
+                if protocol is None:
+                    raise TransportClosed(CloseReason.REFUSED, "the factory built no protocol")
+            except Exception:
                 self.stream_close(stream, CloseReason.REFUSED)
-                raise TransportClosed(CloseReason.REFUSED, "the factory built no protocol")
+                stream.carrier_closed(CloseReason.REFUSED)
+                raise
             stream.start(protocol)
             return protocol
 
@@ -194,9 +198,10 @@ class ClientSession:
 
         def opened(event: Accepted) -> None:
             end.round_trip = self._reactor.seconds() - started
-            stream.acknowledged_all(event.tokens)
             stream.requeue(event.unsent)
             self._carry(stream, transport)
+            # last: who is told may do anything, also end the stream
+            stream.acknowledged_all(event.tokens)
 
         return waiting.addCallback(opened)
 
@@ -228,14 +233,17 @@ class ClientSession:
         """End the connection; the streams end with it."""
         if self._link is not None:
             for transport in list(self._core.transports.values()):
-                is_open = transport.state is State.OPEN
                 end = transport.secure
-                self._core.close(transport, CloseReason.UNSPECIFIED)
-                if is_open and (end is not None or not transport.is_secure):
-                    stream = transport.user
-                    if end is not None and self._streams is not None:
-                        self._streams.closed(stream, CloseReason.UNSPECIFIED)
-                    stream.carrier_closed(CloseReason.UNSPECIFIED)
+                if transport.state is not State.OPEN or (end is None and transport.is_secure):
+                    self._core.close(transport, CloseReason.UNSPECIFIED)
+                    continue
+                stream = transport.user
+                # what was not sent yet never will be: that is no clean end
+                reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
+                self._core.close(transport, reason)
+                if end is not None and self._streams is not None:
+                    self._streams.closed(stream, reason)
+                stream.carrier_closed(reason)
             self._flush()
             self._link.close()
 
@@ -318,10 +326,12 @@ class ClientSession:
             self._lost_because = str(error)
             raise
         self._receiving = True
-        for event in events:
-            self._handle[type(event)](self, event)
-        self._receiving = False
-        self._flush()
+        try:
+            for event in events:
+                self._handle[type(event)](self, event)
+        finally:
+            self._receiving = False
+            self._flush()
         if self._link is not None and self._link.congested and self._link.queued() > CLIENT_QUEUE_LIMIT:
             raise RemoteProtocolError(DropReason.SEND_BUFFER_FULL, "server provokes answers and reads none")
         return taken
@@ -395,6 +405,7 @@ class ClientSession:
         protocol = self._build(factory, stream)
         if protocol is None:
             self._core.close(transport, CloseReason.REFUSED)
+            stream.carrier_closed(CloseReason.REFUSED)
         else:
             self._core.accept(transport)
             stream.start(protocol)
@@ -412,7 +423,6 @@ class ClientSession:
         streams = self._streams
         assert streams is not None and transport.offer is not None
         hello = transport.offer.hello
-        factory = None
         if hello.resume is not None:
             stream = streams.offered(hello.resume, transport.remote)
             if isinstance(stream, int):
@@ -421,22 +431,24 @@ class ClientSession:
             if stream is None:
                 self._core.close(transport, CloseReason.NO_SUCH_STREAM)
                 return
-            if not self._go_on(stream, transport, hello):
-                return
-        else:
-            factory = streams.factory(hello.port)
-            if factory is None:
-                self._core.close(transport, CloseReason.REFUSED)
-                return
-            token = hello.token if streams.resume_timeout > 0 else None
-            end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token))
-            end.token = token
-            self._make_stream(transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote))
-            transport.user.end = end
+            self._go_on(stream, transport, hello)
+            return
+        factory = streams.factory(hello.port)
+        if factory is None:
+            self._core.close(transport, CloseReason.REFUSED)
+            return
+        token = hello.token if streams.resume_timeout > 0 else None
+        end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token))
+        end.token = token
+        self._make_stream(transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote))
+        transport.user.end = end
+        self._await_confirmation(transport, factory)
+
+    def _await_confirmation(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
         timer = self._reactor.callLater(CONFIRM_TIMEOUT, self._not_confirmed, transport)
         self._unconfirmed[transport] = (timer, self._reactor.seconds(), factory)
 
-    def _go_on(self, stream: StreamTransport, transport: ClientTransport, hello: Hello) -> bool:
+    def _go_on(self, stream: StreamTransport, transport: ClientTransport, hello: Hello) -> None:
         """Take what carried the stream out of service and answer with where it stands."""
         end: SecureEnd = stream.end
         streams = self._streams
@@ -451,12 +463,13 @@ class ClientSession:
         except SecureError as error:
             self._core.close(transport, error.reason)
             streams.lost(stream, error.reason, final=True)
-            return False
-        stream.acknowledged_all(tokens)
+            return
         stream.requeue(unsent)
         transport.user = stream
         self._core.accept_secure(transport, Hello(0, end.offer_window(), resume=end.position()), end)
-        return True
+        self._await_confirmation(transport, None)
+        # last: who is told may do anything, also end the stream
+        stream.acknowledged_all(tokens)
 
     def _close_moved(self, transport: ClientTransport) -> None:
         """What a stream leaves behind."""
@@ -464,6 +477,14 @@ class ClientSession:
         if unconfirmed is not None:
             unconfirmed[0].cancel()
         self._core.close(transport, CloseReason.MOVED)
+        self._flush()
+
+    def _close_ended(self, transport: ClientTransport, reason: int) -> None:
+        """A stream has ended whose transport was not closed yet."""
+        unconfirmed = self._unconfirmed.pop(transport, None)
+        if unconfirmed is not None:
+            unconfirmed[0].cancel()
+        self._core.close(transport, reason)
         self._flush()
 
     def _not_confirmed(self, transport: ClientTransport) -> None:
@@ -476,9 +497,14 @@ class ClientSession:
 
     def _on_confirmed(self, event: Confirmed) -> None:
         transport = event.transport
-        timer, asked, factory = self._unconfirmed.pop(transport)
-        timer.cancel()
         stream = transport.user
+        unconfirmed = self._unconfirmed.pop(transport, None)
+        if unconfirmed is None or stream.over:
+            # an application ended it while this was on its way
+            self._core.close(transport, CloseReason.ABORTED)
+            return
+        timer, asked, factory = unconfirmed
+        timer.cancel()
         stream.end.round_trip = self._reactor.seconds() - asked
         if factory is None:
             self._carry(stream, transport)
@@ -487,6 +513,7 @@ class ClientSession:
         if protocol is None:
             self._core.close(transport, CloseReason.REFUSED)
             stream.end.detach()
+            stream.carrier_closed(CloseReason.REFUSED)
         else:
             self._begin(stream, stream.end.round_trip)
             stream.start(protocol)
@@ -570,6 +597,11 @@ class ClientSession:
         end: SecureEnd | None = stream.end
         if end is not None and end.consumed >= end.measure_at:
             end.measure(self._reactor.seconds())
+        self._flush()
+
+    def give_up(self, stream: StreamTransport, reason: int) -> None:
+        """The stream's transport here is no good: the other end is told, and looks for another."""
+        self._core.close(stream.token, reason)
         self._flush()
 
     def stream_close(self, stream: StreamTransport, reason: int) -> None:

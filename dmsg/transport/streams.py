@@ -76,7 +76,8 @@ class _Nowhere:
         pass
 
     def stream_in_flight(self, stream: StreamTransport) -> int:
-        return len(stream.end.in_flight)
+        # the end that looks for another way closes when it has one: the other would wait in vain
+        return len(stream.end.in_flight) or int(stream.end.initiator)
 
     def stream_consumed(self, stream: StreamTransport, size: int) -> None:
         stream.end.consume(size)
@@ -163,6 +164,9 @@ class Streams:
         searching = self._searching.pop(stream, None)
         if searching is not None:
             searching.cancel()
+        if end.transport is not None:
+            # one that would have carried it on
+            end.transport.user_session._close_ended(end.transport, reason)
         end.release()
 
     def lost(self, stream: StreamTransport, reason: int, *, final: bool) -> None:
@@ -264,13 +268,17 @@ class Streams:
         for stream in list(self._live.values()):
             end: SecureEnd = stream.end
             before = self._progress.get(stream)
-            if not end.in_flight or end.transport is None or not end.initiator:
+            if not end.in_flight or end.transport is None:
                 self._progress.pop(stream, None)
             elif before is None or before[0] != end.acknowledged:
                 self._progress[stream] = (end.acknowledged, now)
             elif now - before[1] >= STALL_TIME:
                 del self._progress[stream]
-                self._search(stream)
+                if end.initiator:
+                    self._search(stream)
+                else:
+                    end.transport.user_session.give_up(stream, CloseReason.STALLED)
+                    self.suspend(stream, CloseReason.STALLED)
         if self._live or self._ended:
             self._watch_soon()
 
