@@ -276,7 +276,7 @@ class CopyTests(ToolCase):
     async def test_it_goes_on_after_both_ends_were_killed(self) -> None:
         await self.network()
         (self.directory / "shared").mkdir()
-        content = os.urandom(40_000_000)
+        content = os.urandom(24_000_000)
         (self.directory / "film").write_bytes(content)
         arguments = ("cp", "-l", "shared", "--writable", "-k", "alice.key")
         listening = self.tool(*arguments)

@@ -317,6 +317,23 @@ class EndpointTests(EntityCase):
         protocol: Any = await client.connect(Accepting())
         await protocol.transport.send(b"by string")
         await self.until(lambda: protocol.data == b"by string")
+        # and each port has its own
+        accepting = Accepting()
+        other = await serverFromString(reactor, f"dmsg:80:discovery={escaped}:key={key_file}").listen(accepting)
+        self.assertEqual(str(other.getHost()), f"dmsg:{bob.public_key}:80")
+        client = clientFromString(reactor, f"dmsg:{bob.public_key}:80:discovery={escaped}")
+        protocol = await client.connect(Accepting())
+        await protocol.transport.send(b"to port 80")
+        self.assertEqual(accepting.built[0].data, b"to port 80")
+        self.assertEqual(protocol.transport.getPeer().port, 80)
+        client = clientFromString(reactor, f"dmsg:{bob.public_key}:81:discovery={escaped}")
+        try:
+            await client.connect(Accepting())
+        except ConnectFailed as error:
+            self.assertIn("nobody listens there", str(error))
+        else:
+            self.fail("connected")
+        await other.stopListening()
         await port.stopListening()
 
     async def _stop_all(self) -> None:
