@@ -22,7 +22,7 @@ def _write_transitions() -> None:
     """The state table of the documentation is the one that the code uses."""
     from pathlib import Path
 
-    from dmsg.transport.client import TRANSITIONS
+    from dmsg.transport.state import TRANSITIONS
 
     lines = ["| state | input | next |", "|---|---|---|"]
     for (state, what), following in TRANSITIONS.items():

@@ -3,9 +3,9 @@
 No I/O, no clock.  Bytes go in through :meth:`ClientConnection.receive_frames`,
 events come out, frames to send collect until :meth:`ClientConnection.data_to_send`.
 
-Control frames go through :data:`TRANSITIONS`; FWD and ACK test one attribute.
+Control frames go through :data:`~dmsg.transport.state.TRANSITIONS`; FWD and ACK test one attribute.
 Where the 2019 client waits for each ACK, this one keeps a window in flight
-(``WINDOW_BYTES``, ``WINDOW_FRAMES``); the receiving side is the reference's:
+(``WINDOW_BYTES``, ``WINDOW_FRAMES`` of :mod:`dmsg.transport.wire`); the receiving side is the reference's:
 an ACK goes out on receipt while at most ``UNREAD_LIMIT`` bytes are unread,
 later ones are held until the application has read.
 
@@ -15,8 +15,6 @@ has the same frames with encrypted payloads, and one ACK for all that came at on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from random import Random
 from typing import Any
 
@@ -31,7 +29,21 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.transport.agreement import Hello, Offer, Proposal, is_secure
+from dmsg.transport.events import (
+    Accepted,
+    Acknowledged,
+    AcknowledgedAll,
+    Closed,
+    Confirmed,
+    DataReceived,
+    Draining,
+    Established,
+    Event,
+    Ponged,
+    Requested,
+)
 from dmsg.transport.secure import SecureEnd, SecureError
+from dmsg.transport.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.transport.wire import (
     ACCEPT,
     ACK,
@@ -49,8 +61,6 @@ from dmsg.transport.wire import (
     REQUEST,
     SEQUENCE_SIZE,
     UNREAD_LIMIT,
-    WINDOW_BYTES,
-    WINDOW_FRAMES,
     close_reason,
     encode_ack,
     encode_close,
@@ -69,220 +79,6 @@ FRAME_OVERHEAD = 64
 """What each unread frame counts for besides its bytes."""
 MAX_INCOMING = 4096
 """Transports of one connection that others opened."""
-
-
-class State(Enum):
-    """Where a transport is; None, no state, is an id without a transport."""
-
-    REQUESTED = auto()
-    OFFERED = auto()
-    ANSWERED = auto()
-    OPEN = auto()
-    CLOSED = auto()
-
-
-class Input(Enum):
-    """What moves a transport from state to state."""
-
-    SEND_REQUEST = auto()
-    RECV_REQUEST = auto()
-    SEND_ACCEPT = auto()
-    SEND_ANSWER = auto()
-    RECV_CONFIRM = auto()
-    RECV_ACCEPT = auto()
-    RECV_CLOSE = auto()
-    SEND_CLOSE = auto()
-
-
-TRANSITIONS: dict[tuple[State | None, Input], State] = {
-    (None, Input.SEND_REQUEST): State.REQUESTED,
-    (None, Input.RECV_REQUEST): State.OFFERED,
-    (State.OFFERED, Input.SEND_ACCEPT): State.OPEN,
-    # a secure transport is open when its initiator has shown that it holds the keys
-    (State.OFFERED, Input.SEND_ANSWER): State.ANSWERED,
-    (State.ANSWERED, Input.RECV_CONFIRM): State.OPEN,
-    (State.ANSWERED, Input.RECV_CLOSE): State.CLOSED,
-    (State.ANSWERED, Input.SEND_CLOSE): State.CLOSED,
-    (State.OFFERED, Input.SEND_CLOSE): State.CLOSED,
-    (State.OFFERED, Input.RECV_CLOSE): State.CLOSED,
-    (State.REQUESTED, Input.RECV_ACCEPT): State.OPEN,
-    (State.REQUESTED, Input.RECV_CLOSE): State.CLOSED,
-    # "accept check failed" of the reference, for anything but ACCEPT and CLOSE
-    (State.REQUESTED, Input.SEND_CLOSE): State.CLOSED,
-    (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
-    (State.OPEN, Input.SEND_CLOSE): State.CLOSED,
-    # what is missing is an error; two pairs of an open transport are no inputs
-    # at all: ACCEPT and unknown types are ignored, as the reference does, and
-    # REQUEST on a used id ends the connection
-}
-
-
-class ClientTransport:
-    """One end of a transport.
-
-    :ivar id: even when this side opened it, odd when the server assigned it.
-    :ivar remote: the other client's key.
-    :ivar user: whatever the shell wants to find again; ``user_session`` likewise.
-    :ivar in_flight: sequence -> (size, token) of what is not acknowledged.
-    :ivar is_secure: its frames are encrypted from end to end.
-    :ivar secure: the end that it carries, when it does.
-    """
-
-    __slots__ = (
-        "_next_sequence",
-        "ack_due",
-        "held_acks",
-        "held_size",
-        "id",
-        "in_flight",
-        "in_flight_bytes",
-        "initiator",
-        "is_secure",
-        "offer",
-        "payload",
-        "proposal",
-        "remote",
-        "secure",
-        "state",
-        "told",
-        "unread",
-        "user",
-        "user_session",
-    )
-
-    def __init__(self, transport_id: int, remote: PubKey, payload: bytes, initiator: bool, sequence: int) -> None:
-        self.id = transport_id
-        self.remote = remote
-        self.payload = payload
-        self.initiator = initiator
-        self.state: State | None = None
-        self.user: Any = None
-        self.user_session: Any = None
-        self.unread = 0
-        self.held_size = 0
-        self.held_acks: list[int] = []
-        self.in_flight: dict[int, tuple[int, Any]] = {}
-        self.in_flight_bytes = 0
-        self._next_sequence = sequence
-        self.is_secure = False
-        self.secure: SecureEnd | None = None
-        self.proposal: Proposal | None = None
-        self.offer: Offer | None = None
-        self.told = 0
-        self.ack_due = False
-
-    @property
-    def window_open(self) -> bool:
-        """Another frame may be sent now."""
-        if self.is_secure:
-            return self.secure is not None and self.secure.may_send
-        return self.in_flight_bytes < WINDOW_BYTES and len(self.in_flight) < WINDOW_FRAMES
-
-
-@dataclass(slots=True)
-class Established:
-    """The server's OK frame is there."""
-
-
-@dataclass(slots=True)
-class Requested:
-    """Another client asks for ``transport``: answer with
-    :meth:`ClientConnection.accept`, :meth:`ClientConnection.accept_secure` when it
-    has an offer, or :meth:`ClientConnection.close`, unless its state is CLOSED meanwhile."""
-
-    transport: ClientTransport
-
-
-@dataclass(slots=True)
-class Accepted:
-    """``transport``, which this side opened, is open.
-
-    :ivar hello: what the other end says, when it is secure.
-    """
-
-    transport: ClientTransport
-    hello: Hello | None = None
-    tokens: list[Any] = field(default_factory=list)
-    unsent: list[tuple[bytes | memoryview, Any]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Confirmed:
-    """``transport``, which the other side opened and this side answered, is open."""
-
-    transport: ClientTransport
-
-
-@dataclass(slots=True)
-class DataReceived:
-    """User bytes, never empty; say :meth:`ClientConnection.consumed` when they are read."""
-
-    transport: ClientTransport
-    data: bytes
-
-
-@dataclass(slots=True)
-class Acknowledged:
-    """The remote has the frame that was sent with ``token``."""
-
-    transport: ClientTransport
-    token: Any
-
-
-@dataclass(slots=True)
-class AcknowledgedAll:
-    """The remote has ``count`` frames more, among them those that were sent with ``tokens``."""
-
-    transport: ClientTransport
-    count: int
-    tokens: list[Any]
-
-
-@dataclass(slots=True)
-class Closed:
-    """``transport`` is over.
-
-    :ivar refused: it never was open.
-    :ivar by_remote: a CLOSE frame said so.
-    :ivar authentic: the remote's client made that frame; False when a server may have.
-    :ivar end: what it carried, when it was secure.
-    """
-
-    transport: ClientTransport
-    reason: int
-    refused: bool
-    by_remote: bool
-    authentic: bool = False
-    end: SecureEnd | None = None
-
-
-@dataclass(slots=True)
-class Ponged:
-    """The server answers a PING with its ``payload``."""
-
-    payload: bytes
-
-
-@dataclass(slots=True)
-class Draining:
-    """The server leaves in ``seconds``; ``servers`` are others that it knows."""
-
-    seconds: int
-    servers: list[PubKey]
-
-
-Event = (
-    Established
-    | Requested
-    | Accepted
-    | Confirmed
-    | DataReceived
-    | Acknowledged
-    | AcknowledgedAll
-    | Closed
-    | Ponged
-    | Draining
-)
 
 
 class ClientConnection:

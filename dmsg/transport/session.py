@@ -32,12 +32,11 @@ from dmsg.net.noise import NoiseLink, TurnFlush
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.pending import Pending
 from dmsg.transport.agreement import TOKEN_SIZE, Hello, Proposal
-from dmsg.transport.client import (
+from dmsg.transport.client import ClientConnection
+from dmsg.transport.events import (
     Accepted,
     Acknowledged,
     AcknowledgedAll,
-    ClientConnection,
-    ClientTransport,
     Closed,
     Confirmed,
     DataReceived,
@@ -46,9 +45,9 @@ from dmsg.transport.client import (
     Event,
     Ponged,
     Requested,
-    State,
 )
 from dmsg.transport.secure import INITIAL_WINDOW, MAX_SECURE_DATA, SecureEnd, SecureError
+from dmsg.transport.state import ClientTransport, State
 from dmsg.transport.streams import Encryption, Streams
 from dmsg.transport.wire import MAX_FWD_DATA
 

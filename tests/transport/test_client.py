@@ -8,19 +8,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import SecKey
-from dmsg.transport.client import (
-    RECEIVE_LIMIT,
-    TRANSITIONS,
-    Acknowledged,
-    ClientConnection,
-    ClientTransport,
-    Closed,
-    DataReceived,
-    Event,
-    Input,
-    Requested,
-    State,
-)
+from dmsg.transport.client import RECEIVE_LIMIT, ClientConnection
+from dmsg.transport.events import Acknowledged, Closed, DataReceived, Event, Requested
+from dmsg.transport.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.transport.wire import (
     ACCEPT,
     ACK,

@@ -13,16 +13,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason as R
 from dmsg.errors import RemoteProtocolError
-from dmsg.transport.client import (
-    Accepted,
-    Acknowledged,
-    ClientConnection,
-    ClientTransport,
-    Closed,
-    DataReceived,
-    Event,
-    Requested,
-)
+from dmsg.transport.client import ClientConnection
+from dmsg.transport.events import Accepted, Acknowledged, Closed, DataReceived, Event, Requested
+from dmsg.transport.state import ClientTransport
 from dmsg.transport.wire import ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer
 from tests.support import KEYS, Draws, vectors
 
