@@ -84,7 +84,7 @@ async def _row(
         if entry.server is not None:
             address, free = entry.server.address, str(entry.server.available_connections)
         session = await client.server_session(server)
-        if session.answers_pings:
+        if session.pings.known:
             to_server = milliseconds(min([await session.ping() for _ in range(SAMPLES)]))
         protocol: Any = await client.connect(peer, Factory.forProtocol(Protocol), timeout, port=port, via=server)
         times = []

@@ -116,9 +116,9 @@ class SessionEndpoint:
         except BaseException:
             session.close()
             raise
-        session.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
+        session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
         if self._pings:
-            session.watch()
+            session.pings.watch()
         return session
 
 

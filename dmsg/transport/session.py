@@ -46,6 +46,7 @@ from dmsg.transport.events import (
     Ponged,
     Requested,
 )
+from dmsg.transport.pings import PING_TIMEOUT, Pings
 from dmsg.transport.secure import INITIAL_WINDOW, MAX_SECURE_DATA, SecureEnd, SecureError
 from dmsg.transport.state import ClientTransport, State
 from dmsg.transport.streams import Encryption, Streams
@@ -57,12 +58,6 @@ CONFIRM_TIMEOUT = 10.0
 """Seconds for the first frame after this side's ACCEPT."""
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes of answers that a client holds for a server that does not read."""
-PING_INTERVAL = 10.0
-"""Seconds between PINGs to a server that knows them."""
-PING_TIMEOUT = 10.0
-"""Seconds without a PONG after which the connection is given up."""
-SMOOTHING = 0.25
-"""Weight of a new round trip in the smoothed one."""
 
 _log = Logger()
 
@@ -102,10 +97,7 @@ class ClientSession:
         self._unconfirmed: dict[ClientTransport, tuple[IDelayedCall, float, IProtocolFactory | None]] = {}
         self._writable = True
         self._receiving = False
-        self._pings: dict[bytes, tuple[float, Deferred[float]]] = {}
-        self._ping_timer: IDelayedCall | None = None
-        self.answers_pings = False
-        """The server knows of PING."""
+        self.pings = Pings(reactor, self._send_ping, self._stalled)
         self.server = server
         self.established: Deferred[ClientSession] = Deferred()
         self.lost: Deferred[None] = Deferred()
@@ -114,8 +106,6 @@ class ClientSession:
         """The server said that it leaves."""
         self.connected = False
         self._lost_because = "connection to the server was lost"
-        self.round_trip: float | None = None
-        """Seconds to the server and back, smoothed; None while not measured."""
 
     # --- what the application does ---
 
@@ -262,51 +252,28 @@ class ClientSession:
 
     # --- is the server there, and how far ---
 
-    def watch(self) -> None:
-        """Send PINGs from now on; the server must know of them."""
-        self.answers_pings = True
-        if self._ping_timer is None and self._link is not None:
-            self._ping_now()
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds to the server and back, smoothed; None while not measured."""
+        return self.pings.round_trip
 
     def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
         """Seconds to the server and back; the server must know of PING.  Fails with DmsgTimeout."""
         if self._link is None:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
-        name = os.urandom(8)
+        return self.pings.ping(timeout)
 
-        def forget(_: Deferred[float]) -> None:
-            self._pings.pop(name, None)
-
-        answered: Deferred[float] = Deferred(forget)
-        self._pings[name] = (self._reactor.seconds(), answered)
+    def _send_ping(self, name: bytes) -> None:
         self._core.ping(name)
         self._flush()
-        return answered.addTimeout(timeout, self._reactor, _no_answer)
 
-    def _ping_now(self) -> None:
-        self._ping_timer = None
-
-        def done(result: Any) -> None:
-            if self._link is None:
-                return
-            if isinstance(result, Failure):
-                _log.info("server {server} does not answer", server=self.server.short)
-                self._link.abort(DropReason.STALLED)
-            else:
-                self._ping_timer = self._reactor.callLater(PING_INTERVAL, self._ping_now)
-
-        self.ping().addBoth(done)
+    def _stalled(self) -> None:
+        if self._link is not None:
+            _log.info("server {server} does not answer", server=self.server.short)
+            self._link.abort(DropReason.STALLED)
 
     def _on_pong(self, event: Ponged) -> None:
-        sent, answered = self._pings.pop(event.payload, (0.0, None))
-        if answered is None:
-            return
-        seconds = self._reactor.seconds() - sent
-        if self.round_trip is None:
-            self.round_trip = seconds
-        else:
-            self.round_trip += SMOOTHING * (seconds - self.round_trip)
-        answered.callback(seconds)
+        self.pings.pong(event.payload)
 
     def _on_draining(self, event: Draining) -> None:
         self.leaving = True
@@ -346,13 +313,8 @@ class ClientSession:
     def link_lost(self, reason: Failure) -> None:
         self._link = None
         self.connected = False
-        if self._ping_timer is not None:
-            self._ping_timer.cancel()
-            self._ping_timer = None
         gone = TransportClosed(CloseReason.PEER_DISCONNECTED, self._lost_because)
-        pings, self._pings = self._pings, {}
-        for _, answered in pings.values():
-            answered.errback(Failure(gone))
+        self.pings.stop(Failure(gone))
         open_ones = [one for one in self._core.transports.values() if one.state is State.OPEN]
         for transport, (timer, _, _) in self._unconfirmed.items():
             timer.cancel()

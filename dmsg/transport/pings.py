@@ -1,0 +1,98 @@
+"""Is the server there, and how far: PING and PONG on one connection."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgTimeout
+
+PING_INTERVAL = 10.0
+"""Seconds between PINGs to a server that knows them."""
+PING_TIMEOUT = 10.0
+"""Seconds without a PONG after which the connection is given up."""
+SMOOTHING = 0.25
+"""Weight of a new round trip in the smoothed one."""
+
+
+class Pings:
+    """Those of one connection.
+
+    :param send: sends a PING with these 8 bytes.
+    :param stalled: told when the server did not answer one in time.
+    :ivar round_trip: seconds to the server and back, smoothed; None while not measured.
+    :ivar known: the server knows of PING.
+    """
+
+    def __init__(self, reactor: IReactorTime, send: Callable[[bytes], None], stalled: Callable[[], None]) -> None:
+        self._reactor = reactor
+        self._send = send
+        self._stalled = stalled
+        self._waiting: dict[bytes, tuple[float, Deferred[float]]] | None = {}
+        self._timer: IDelayedCall | None = None
+        self.round_trip: float | None = None
+        self.known = False
+
+    def watch(self) -> None:
+        """Send them from now on; the server must know of them."""
+        if not self.known and self._waiting is not None:
+            self.known = True
+            self._next()
+
+    def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
+        """Seconds to the server and back.  Fails with DmsgTimeout, or with why the connection ended."""
+        assert self._waiting is not None
+        name = os.urandom(8)
+        waiting = self._waiting
+
+        def forget(_: Deferred[float]) -> None:
+            waiting.pop(name, None)
+
+        answered: Deferred[float] = Deferred(forget)
+        waiting[name] = (self._reactor.seconds(), answered)
+        self._send(name)
+        return answered.addTimeout(timeout, self._reactor, _no_answer)
+
+    def pong(self, payload: bytes) -> None:
+        """An answer; one that nobody waits for means nothing."""
+        sent, answered = (self._waiting or {}).pop(payload, (0.0, None))
+        if answered is None:
+            return
+        seconds = self._reactor.seconds() - sent
+        if self.round_trip is None:
+            self.round_trip = seconds
+        else:
+            self.round_trip += SMOOTHING * (seconds - self.round_trip)
+        answered.callback(seconds)
+
+    def stop(self, reason: Failure) -> None:
+        """The connection is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        waiting, self._waiting = self._waiting or {}, None
+        for _, answered in list(waiting.values()):
+            if not answered.called:
+                answered.errback(reason)
+
+    def _next(self) -> None:
+        self._timer = None
+
+        def done(result: Any) -> None:
+            if self._waiting is None:
+                return
+            if isinstance(result, Failure):
+                self._stalled()
+            else:
+                self._timer = self._reactor.callLater(PING_INTERVAL, self._next)
+
+        self.ping().addBoth(done)
+
+
+def _no_answer(result: object, seconds: float) -> Any:
+    raise DmsgTimeout(f"no answer within {seconds:.3g} s")
