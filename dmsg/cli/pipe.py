@@ -62,7 +62,13 @@ class _Stream(Protocol):
         """A transport has no half-close: it stays ``wait`` seconds, then all of it ends."""
         if not self._ending and self.transport is not None:
             self._ending = True
-            self._reactor.callLater(wait, self.transport.loseConnection)
+            self._reactor.callLater(wait, self._close)
+
+    def _close(self) -> None:
+        assert self.transport is not None
+        # a stream closes when its producer is done, as TCP does
+        self.transport.unregisterProducer()  # type: ignore[attr-defined]
+        self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._ending = True

@@ -38,6 +38,10 @@ SEND_LIMIT = 64 * 1024 * 1024
 """Unsent bytes that a stream holds for an application that never waits."""
 JOIN_SIZE = 32 * 1024
 """Small writes are joined into frames of up to this many bytes."""
+UNREAD_PIECES = 64
+UNREAD_PIECE = 4096
+"""What a reader that has stopped does not take is kept as it came, up to so many pieces; from
+then on small ones are joined up to this size."""
 LINGER = 10.0
 """Seconds without an ACK after which a stream that is being closed waits no longer."""
 
@@ -184,7 +188,11 @@ class StreamTransport:
             self._carrier.stream_consumed(self, len(data))
             return
         if self._paused or self._unread or self._delivering:
-            self._unread.append(data)
+            # many small pieces would take many times their size
+            if len(self._unread) > UNREAD_PIECES and len(data) + len(self._unread[-1]) <= UNREAD_PIECE:
+                self._unread[-1] += data
+            else:
+                self._unread.append(data)
         else:
             self._deliver(data)
             if self._unread:  # came while the application was busy with this

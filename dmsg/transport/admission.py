@@ -73,12 +73,12 @@ class KeyList:
         self._stamp = self._stat()
         self.keys = read_keys(path)
 
-    def _stat(self) -> tuple[int, int, int] | None:
+    def _stat(self) -> tuple[int, int, int, int] | None:
         try:
             status = os.stat(self.path)
         except OSError:
             return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino, status.st_ctime_ns
 
     def look(self, *, force: bool = False) -> bool:
         """Whether the keys are others than before."""

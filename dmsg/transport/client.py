@@ -42,7 +42,7 @@ from dmsg.transport.events import (
     Ponged,
     Requested,
 )
-from dmsg.transport.secure import SecureEnd, SecureError
+from dmsg.transport.secure import Budget, SecureEnd, SecureError
 from dmsg.transport.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.transport.wire import (
     ACCEPT,
@@ -85,11 +85,20 @@ class ClientConnection:
     """The table of one connection to a server.
 
     :param key: makes it take secure transports.
+    :param budget: by which their windows grow; the process's own, if none is given.
     :ivar accepting: a REQUEST is offered to the application; else answered with CLOSE.
     """
 
-    def __init__(self, local: PubKey, *, key: SecKey | None = None, random: Random | None = None) -> None:
+    def __init__(
+        self,
+        local: PubKey,
+        *,
+        key: SecKey | None = None,
+        random: Random | None = None,
+        budget: Budget | None = None,
+    ) -> None:
         self.local = local
+        self._budget = budget
         self._key = key
         self._due: list[ClientTransport] = []
         self._pinged = False
@@ -104,6 +113,11 @@ class ClientConnection:
 
     # --- what the application does ---
 
+    @property
+    def has_free_id(self) -> bool:
+        """Another transport can be asked for."""
+        return len(self.transports) - self.incoming < IDS_PER_SIDE
+
     def request(
         self, remote: PubKey, proposal: Proposal | None = None, end: SecureEnd | None = None, told: int = 0
     ) -> ClientTransport:
@@ -116,7 +130,7 @@ class ClientConnection:
         :raises LocalProtocolError: all 32768 ids are in use.
         """
         transport_id = self._next_id
-        if len(self.transports) - self.incoming >= IDS_PER_SIDE:
+        if not self.has_free_id:
             raise LocalProtocolError("all transport ids of this connection are in use")
         while transport_id in self.transports:
             transport_id = (transport_id + 2) % ID_COUNT
@@ -151,7 +165,8 @@ class ClientConnection:
         assert offer is not None
         result, payload = offer.accept(hello)
         if end is None:
-            end = SecureEnd(result.hash, initiator=False, window=hello.window, token=offer.hello.token)
+            token = offer.hello.token
+            end = SecureEnd(result.hash, initiator=False, window=hello.window, token=token, budget=self._budget)
         end.attach(transport, result, offer.hello, hello.window)
         self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
         return end
@@ -378,7 +393,7 @@ class ClientConnection:
                 return
             if end is None:
                 token = hello.token if hello.token == proposal.hello.token else None
-                end = SecureEnd(result.hash, initiator=True, window=transport.told, token=token)
+                end = SecureEnd(result.hash, initiator=True, window=transport.told, token=token, budget=self._budget)
             elif hello.resume is None or hello.resume.token != end.token:
                 raise HandshakeError("ACCEPT resumes no stream, or another")
             else:

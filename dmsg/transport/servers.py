@@ -106,7 +106,9 @@ class ServerSet:
     def existing(self, server: PubKey) -> ClientSession | None:
         """The session with ``server``, if there is one."""
         link = self.links.get(server)
-        return (link.session if link is not None else None) or self._visited.get(server)
+        session = (link.session if link is not None else None) or self._visited.get(server)
+        # one that is being closed takes nothing more
+        return session if session is not None and session.connected else None
 
     def session(self, server: PubKey) -> Deferred[ClientSession]:
         """The session with ``server``: kept, visited, or a new visit."""

@@ -55,6 +55,13 @@ RESUME_ATTEMPT = 5.0
 RESUME_DELAY = 0.1
 """Seconds between the first rounds of tries; grows to ``RESUME_MAX_DELAY``."""
 RESUME_MAX_DELAY = 2.0
+DENIALS = 8
+"""How often one server alone has to say that the remote does not know a stream."""
+RESUME_BACK_OFF = 0.25
+"""Seconds that all resumptions wait when a server finds them too many."""
+RESUME_RATE = 200.0
+"""REQUESTs a second with which the streams of a client go on: when a server is lost all of
+them look for another way at once, and the next server polices them."""
 
 _log = Logger()
 
@@ -104,6 +111,7 @@ class Client(Service):
         self._factories: dict[int, IProtocolFactory] = {}
         self._entries: dict[PubKey, tuple[float, Entry]] = {}
         self._secure_seen: dict[PubKey, None] = {}
+        self._next_resume = 0.0
         self.streams = Streams(
             reactor,
             key,
@@ -418,28 +426,39 @@ class Client(Service):
         left_behind = stream.server
         deadline = self._reactor.seconds() + self.streams.resume_timeout
         rounds = 0
+        denied: dict[PubKey, int] = {}
         while self._reactor.seconds() < deadline:
             moving = stream.end.transport is not None
-            unknown = False
             for server in await self._ways(remote, left_behind, moving=moving, fresh=rounds > 0):
                 try:
+                    await self._turn_to_resume()
                     session = await self._set.session(server).addTimeout(RESUME_ATTEMPT, self._reactor)
                     await session.reopen(stream, min(RESUME_ATTEMPT, REQUEST_TIMEOUT))
                 except TransportRefused as error:
                     if error.final:
                         raise
-                    unknown = unknown or error.reason == CloseReason.NO_SUCH_STREAM
+                    if error.reason == CloseReason.RATE_LIMITED:
+                        self._next_resume = max(self._next_resume, self._reactor.seconds()) + RESUME_BACK_OFF
+                    if error.reason == CloseReason.NO_SUCH_STREAM:
+                        denied[server] = denied.get(server, 0) + 1
                 except CancelledError:
                     raise
                 except Exception as error:  # Twisted's connect errors have no common class
                     _log.debug("not resumed through {server}: {error}", server=server.short, error=str(error))
                 else:
                     return
-            if unknown:
+            # any server can say that; two of them, or one again and again, are believed
+            if len(denied) > 1 or max(denied.values(), default=0) >= DENIALS:
                 raise TransportClosed(CloseReason.NO_SUCH_STREAM)
             rounds += 1
             delay = min(RESUME_MAX_DELAY, RESUME_DELAY * 1.5**rounds)
             await deferLater(self._reactor, delay * (0.7 + 0.6 * self._random.random()))
+
+    async def _turn_to_resume(self) -> None:
+        now = self._reactor.seconds()
+        at = self._next_resume = max(now, self._next_resume + 1 / RESUME_RATE)
+        if at > now:
+            await deferLater(self._reactor, at - now)
 
     async def _ways(self, remote: PubKey, left_behind: PubKey | None, *, moving: bool, fresh: bool) -> list[PubKey]:
         """Servers by which to reach ``remote``, other ones than that left behind first."""

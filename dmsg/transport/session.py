@@ -90,7 +90,8 @@ class ClientSession:
         self._local = local
         self._streams = streams
         key = streams.secure_key if streams is not None else None
-        self._core = ClientConnection(local, key=key, random=random)
+        budget = streams.budget if streams is not None else None
+        self._core = ClientConnection(local, key=key, random=random, budget=budget)
         self._link: NoiseLink | None = None
         self._accept = accept
         self._opening: Pending[ClientTransport, Accepted] = Pending()
@@ -172,6 +173,9 @@ class ClientSession:
         end: SecureEnd = stream.end
         peer = stream.getPeer()
         assert streams is not None and isinstance(peer, DmsgAddress)
+        # what carries the stream is given up only for a way that can be tried
+        if not self.connected or not self._core.has_free_id:
+            return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
         before = end.transport
         streams.suspend(stream, CloseReason.MOVED)
         if before is not None:
@@ -220,6 +224,7 @@ class ClientSession:
 
     def close(self) -> None:
         """End the connection; the streams end with it."""
+        self.connected = False
         if self._link is not None:
             for transport in list(self._core.transports.values()):
                 end = transport.secure
@@ -522,7 +527,7 @@ class ClientSession:
     def _transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
         if not transport.is_secure:
             transport.user.carrier_closed(reason)
-        elif end is not None:  # else its stream has moved on
+        elif end is not None and end.transport is transport:  # else its stream has moved on
             assert self._streams is not None
             self._streams.lost(transport.user, reason, final=final)
 

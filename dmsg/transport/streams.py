@@ -237,6 +237,9 @@ class Streams:
                 if not stream.over and stream in self._waiting:
                     reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
                     self._give_up(stream, reason, clean=getattr(result.value, "final", False))
+            elif not stream.over and stream in self._waiting and not isinstance(result, Failure):
+                # it looked for a better way while there was one, gave up on that, and now there is none
+                self._search(stream)
 
         searching.addBoth(found)
 

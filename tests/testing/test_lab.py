@@ -11,12 +11,13 @@ from twisted.internet.error import ConnectionLost, ConnectionRefusedError, Timeo
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entry import ClientMeta, Successor
-from dmsg.errors import ConnectFailed, DiscoveryError, EncryptionUnavailable
+from dmsg.errors import ConnectFailed, DiscoveryError, DropReason, EncryptionUnavailable
 from dmsg.keys import SecKey
 from dmsg.testing.lab import Lab
 from dmsg.testing.network import BUFFER, USER_TIMEOUT, Network
 from dmsg.testing.promise import Broken, Pattern, Talkers
 from dmsg.testing.walk import walk
+from dmsg.transport import service
 from dmsg.transport.policing import Limits
 from tests.support import Accepting, Recorder
 
@@ -128,6 +129,30 @@ class LabTests(SynchronousTestCase):
         self.assertEqual(alice.streams.resumed, 1)
         lab.stop()
         self.assertIsNotNone(accepting.built[0].lost)
+
+    def test_very_many_streams_go_on_without_a_flood(self) -> None:
+        """The next server polices its clients, and they take their turns."""
+        self.patch(service, "RESUME_RATE", 20.0)
+        lab = Lab(30)
+        for number in (1, 2):
+            lab.add_server(f"server-{number}", limits=Limits(request_rate=15))
+        alice, bob = lab.add_client("alice"), lab.add_client("bob")
+        lab.settle()
+        accepting = Accepting()
+        bob.listen(accepting, 7)
+        streams = []
+        for _ in range(10):
+            opening = [alice.connect(bob.public_key, Accepting(), port=7) for _ in range(15)]
+            streams += [lab.result(one) for one in opening]
+            lab.network.run(1)
+        by_key = {server._key.public: name for name, server in lab.servers.items()}
+        (used,) = {by_key[one.transport.server] for one in streams}
+        lab.kill(used)
+        (other,) = lab.servers.values()
+        lab.network.run_until(lambda: alice.streams.resumed == len(streams), 60)
+        self.assertEqual(other.factory.relay.drops[DropReason.FLOOD], 0)
+        self.assertEqual({one.lost for one in streams}, {None})
+        lab.stop()
 
     def test_a_slow_server_is_replaced_and_a_preferred_one_kept(self) -> None:
         lab = Lab(4)

@@ -248,6 +248,42 @@ class MomentTests(StepCase):
         self.assertTrue(two.lost.check(ConnectionDone) and one.lost.check(ConnectionDone))
         self.assert_empty()
 
+    def test_a_way_that_is_none_costs_nothing(self) -> None:
+        """A session that was lost meanwhile: the stream keeps the transport that it has."""
+        one, two = self.open()
+        gone = self.a
+        here = self.reconnect("A")
+        self.assertTrue(here.connected)
+        gone.connected, connected = False, gone.connected
+        self.failureResultOf(gone.reopen(one.transport), TransportClosed)
+        gone.connected = connected
+        one.transport.write(b"as before")
+        self.network.settle()
+        self.assertEqual(two.data, b"as before")
+
+    def test_tiny_pieces_for_a_reader_that_has_stopped(self) -> None:
+        one, two = self.open()
+        two.transport.pauseProducing()
+        for number in range(20_000):
+            one.transport.send(b"%d" % (number % 10))
+        self.network.settle()
+        self.assertLess(len(two.transport._unread), 200)
+        two.transport.resumeProducing()
+        self.assertEqual(two.data, b"0123456789" * 2000)
+
+    def test_a_search_that_ends_just_after_the_transport_did(self) -> None:
+        """It was for a better way; now any way is wanted."""
+        one, two = self.open()
+        self.streams["A"].migrate(one.transport)
+        ((_, searching),) = self.wanted
+        self.cut("A")
+        self.wanted.clear()
+        searching.callback(None)
+        self.find()
+        one.transport.write(b"there")
+        self.network.settle()
+        self.assertEqual(two.data, b"there")
+
     def test_nothing_is_acknowledged_to_the_other_end(self) -> None:
         """It cannot look for another way itself, and makes the end that opened do it."""
         one, two = self.open()

@@ -203,6 +203,16 @@ class AdmissionTests(ServerCase):
         self.assertIs(self.admission.check(KEYS["A"].public), False)
         self.assertRaises(ListError, KeyList, path)
 
+    def test_a_change_that_leaves_time_and_size_as_they_were(self) -> None:
+        """As when a list that could not be read gets its permissions."""
+        path = self.write("deny", KEYS["A"])
+        status = os.stat(path)
+        deny = KeyList(path)
+        Path(path).write_text(f"{KEYS['B'].public}  # a friend\n")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        self.assertTrue(deny.look())
+        self.assertEqual(deny.keys, {KEYS["B"].public})
+
     def test_the_hook(self) -> None:
         clock = Clock()
         for result, when_down, expected in (
