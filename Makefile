@@ -43,7 +43,7 @@ demo: $(VENV)/.run
 
 test: $(VENV)/.test
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m twisted.trial --temp-directory=_trial_temp tests
+	$(BIN)/python -m coverage run -m twisted.trial -j2 --temp-directory=_trial_temp tests
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
