@@ -45,8 +45,11 @@ def inside(root: Path, text: Any) -> Path:
 
     :raises TransferError: it would be elsewhere, or cannot be a name.
     """
-    if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or "\0" in text or text.endswith("/"):
+    if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or text.endswith("/"):
         raise TransferError("path is malformed")
+    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+        # it would be shown on terminals
+        raise TransferError("path has control characters")
     base = root.resolve()
     path = (base / text).resolve()
     if not path.is_relative_to(base) or path == base:
@@ -106,7 +109,8 @@ class Copier(Protocol):
         except TransferError as error:
             self._refuse(error)
         except OSError as error:
-            self._refuse(TransferError(f"{self._path.name}: {error.strerror}"))
+            name = Path(error.filename).name if isinstance(error.filename, str) else self._path.name
+            self._refuse(TransferError(f"{name.removesuffix(PART_SUFFIX)}: {error.strerror}"))
 
     def _unexpected(self, message: dict[str, Any]) -> None:
         raise TransferError("the other side does not speak dmsg's file copying")

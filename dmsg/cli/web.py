@@ -87,7 +87,7 @@ class _Site(Site):
     def log(self, request: Any) -> None:
         peer: IAddress = request.getClientAddress()
         who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
-        path = request.uri.decode("ascii", "replace")
+        path = "".join(char if char.isprintable() else "?" for char in request.uri.decode("ascii", "replace"))
         click.echo(f"{who} {request.method.decode('ascii', 'replace')} {path} {request.code}")
 
 
@@ -242,12 +242,12 @@ def curl(
                     for value in values:
                         click.echo(f"{name.decode('latin-1')}: {value.decode('latin-1')}")
                 click.echo()
-            if response.code >= 400 and (fail_fast or output is not None):
-                click.echo(f"dmsg: {url[:200]}: status {response.code}", err=True)
-                raise SystemExit(22)
             if start and response.code == 416:
                 click.echo(f"{output} is whole already", err=True)
                 return
+            if response.code >= 400 and (fail_fast or output is not None):
+                click.echo(f"dmsg: {url[:200]}: status {response.code}", err=True)
+                raise SystemExit(22)
             await _save(response, output, append=bool(start) and response.code == 206)
 
         await with_client(reactor, settings, use)

@@ -346,7 +346,9 @@ class StreamTransport:
             self._queued -= size
             carrier.stream_send(self, piece, ticket)
         carrier.stream_flush()
-        if self.disconnecting and not queue and self._producer is None and not carrier.stream_in_flight(self):
+        # as over TCP: a producer that is being waited for finishes first
+        waited_for = self._producer is not None and (not self._streaming or self._producer_paused)
+        if self.disconnecting and not queue and not waited_for and not carrier.stream_in_flight(self):
             self._close_now()
         else:
             self._tell_producer()
@@ -394,6 +396,8 @@ class StreamTransport:
             elif self._producer_paused and self._queued <= SEND_HIGH_WATER // 2:
                 self._producer_paused = False
                 producer.resumeProducing()
+                if self.disconnecting:
+                    self._schedule()
         elif not self._queue:
             producer.resumeProducing()
 

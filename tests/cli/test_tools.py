@@ -352,7 +352,20 @@ class CopyTests(ToolCase):
 
     def test_names_of_files(self) -> None:
         self.assertEqual(inside(self.directory, "a/b").name, "b")
-        for text in ("", "..", "/etc/passwd", "a/../../b", "x/", "\0", 7, None, "a" * 5000, f".x{PART_SUFFIX}"):
+        for text in (
+            "",
+            "..",
+            "/etc/passwd",
+            "a/../../b",
+            "x/",
+            "\0",
+            "\x1b[31m",
+            "a\nb",
+            7,
+            None,
+            "a" * 5000,
+            f".x{PART_SUFFIX}",
+        ):
             self.assertRaises(TransferError, inside, self.directory, text)
 
 

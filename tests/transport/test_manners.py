@@ -185,6 +185,29 @@ class CallbackTests(StepCase):
         self.assertEqual(len(two.data), 300)
         self.assertTrue(two.lost.check(ConnectionDone))
 
+    def test_a_push_producer_that_is_not_waited_for_keeps_nothing_open(self) -> None:
+        """As over TCP, where LineReceiver counts on it."""
+        one, two = self.open()
+
+        class Producer:
+            def pauseProducing(self) -> None:
+                pass
+
+            def resumeProducing(self) -> None:
+                pass
+
+            def stopProducing(self) -> None:
+                pass
+
+        for data in (b"bye", bytes(500_000)):
+            one, two = self.open()
+            one.transport.registerProducer(Producer(), True)
+            one.transport.write(data)
+            one.transport.loseConnection()
+            self.network.settle()
+            self.assertTrue(two.lost.check(ConnectionDone))
+            self.assertEqual(two.data, data)
+
     def test_a_turn_goes_on_after_an_error(self) -> None:
         clock = Clock()
         turn = TurnFlush(clock)
