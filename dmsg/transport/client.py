@@ -178,7 +178,7 @@ class ClientConnection:
         assert offer is not None
         self._outgoing.append(encode_frame(ACCEPT, transport.id, offer.accept(Hello(ended=reason))[1]))
         # the answer is all; the server keeps the route until it is told
-        self.close(transport)
+        self.close(transport, reason)
 
     def ping(self, payload: bytes) -> None:
         """Ask the server, which must know of it, for :class:`Ponged`."""

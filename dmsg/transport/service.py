@@ -26,7 +26,6 @@ from dmsg.errors import (
     EncryptionUnavailable,
     EntryNotFound,
     KeyFormatError,
-    TransportClosed,
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
@@ -55,8 +54,6 @@ RESUME_ATTEMPT = 5.0
 RESUME_DELAY = 0.1
 """Seconds between the first rounds of tries; grows to ``RESUME_MAX_DELAY``."""
 RESUME_MAX_DELAY = 2.0
-DENIALS = 8
-"""How often one server alone has to say that the remote does not know a stream."""
 RESUME_BACK_OFF = 0.25
 """Seconds that all resumptions wait when a server finds them too many."""
 RESUME_RATE = 200.0
@@ -426,7 +423,6 @@ class Client(Service):
         left_behind = stream.server
         deadline = self._reactor.seconds() + self.streams.resume_timeout
         rounds = 0
-        denied: dict[PubKey, int] = {}
         while self._reactor.seconds() < deadline:
             moving = stream.end.transport is not None
             for server in await self._ways(remote, left_behind, moving=moving, fresh=rounds > 0):
@@ -439,17 +435,12 @@ class Client(Service):
                         raise
                     if error.reason == CloseReason.RATE_LIMITED:
                         self._next_resume = max(self._next_resume, self._reactor.seconds()) + RESUME_BACK_OFF
-                    if error.reason == CloseReason.NO_SUCH_STREAM:
-                        denied[server] = denied.get(server, 0) + 1
                 except CancelledError:
                     raise
                 except Exception as error:  # Twisted's connect errors have no common class
                     _log.debug("not resumed through {server}: {error}", server=server.short, error=str(error))
                 else:
                     return
-            # any server can say that; two of them, or one again and again, are believed
-            if len(denied) > 1 or max(denied.values(), default=0) >= DENIALS:
-                raise TransportClosed(CloseReason.NO_SUCH_STREAM)
             rounds += 1
             delay = min(RESUME_MAX_DELAY, RESUME_DELAY * 1.5**rounds)
             await deferLater(self._reactor, delay * (0.7 + 0.6 * self._random.random()))

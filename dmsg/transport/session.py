@@ -395,7 +395,8 @@ class ClientSession:
                 self._core.answer_ended(transport, stream)
                 return
             if stream is None:
-                self._core.close(transport, CloseReason.NO_SUCH_STREAM)
+                # in the encrypted answer: a server cannot say it in this client's name
+                self._core.answer_ended(transport, CloseReason.NO_SUCH_STREAM)
                 return
             self._go_on(stream, transport, hello)
             return

@@ -176,9 +176,26 @@ class ResumeTests(ResumeCase):
         stream, searching = self.wanted.pop()
         refused = self.a.reopen(stream)
         self.network.settle()
-        self.assertEqual(self.failureResultOf(refused, TransportRefused).value.reason, CloseReason.NO_SUCH_STREAM)
-        searching.errback(TransportClosed(CloseReason.NO_SUCH_STREAM))
+        error = self.failureResultOf(refused, TransportRefused).value
+        self.assertEqual((error.reason, error.final), (CloseReason.NO_SUCH_STREAM, True))
+        searching.errback(error)
         self.assertEqual(one.lost.value.close_reason, CloseReason.NO_SUCH_STREAM)
+
+    def test_a_server_that_says_so_is_not_believed(self) -> None:
+        """The other end's answer is encrypted; what a server makes up is one way less, and no end."""
+        one, two = self.open()
+        self.cut("A")
+        self.reconnect("A")
+        stream, searching = self.wanted.pop()
+        refused = self.a.reopen(stream)
+        (transport,) = self.a._core.transports.values()
+        frame = Frame(3, transport.id, bytes((CloseReason.NO_SUCH_STREAM,))).encode()
+        self.a.frames_received(bytearray(frame), len(frame))
+        self.assertFalse(self.failureResultOf(refused, TransportRefused).value.final)
+        self.wanted.append((stream, searching))
+        one.transport.write(b"on it goes")
+        self.find()
+        self.assertEqual(two.data, b"on it goes")
 
     def test_moving_while_all_is_well(self) -> None:
         """What is in flight on the old transport arrives over the new one, once."""
