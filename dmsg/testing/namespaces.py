@@ -51,8 +51,12 @@ def available() -> str:
         return "there is no ip command (package iproute2)"
     if done.returncode:
         return f"no network namespace can be made: {done.stderr.strip()}"
-    subprocess.run(["ip", "netns", "delete", name], check=False)
-    return ""
+    try:
+        tun = ["ip", "netns", "exec", name, "ip", "tuntap", "add", "dev", "probe", "mode", "tun"]
+        done = subprocess.run(tun, capture_output=True, text=True, check=False)
+        return f"no TUN device can be made: {done.stderr.strip()}" if done.returncode else ""
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=False)
 
 
 class Running:
