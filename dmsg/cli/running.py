@@ -111,6 +111,7 @@ class ClientSettings:
     prefer: tuple[PubKey, ...]
     only: tuple[PubKey, ...]
     resume_timeout: float
+    receipts: bool
 
     def make(self, reactor: Any) -> Client:
         """A client, not started."""
@@ -124,6 +125,7 @@ class ClientSettings:
             prefer=self.prefer,
             only=self.only,
             resume_timeout=self.resume_timeout,
+            receipts=self.receipts,
         )
 
 
@@ -181,6 +183,12 @@ resume_option = click.option(
     help="How long to look for another way when a server is lost; 0: do not.",
 )
 
+receipts_option = click.option(
+    "--receipts/--no-receipts",
+    default=False,
+    help="Sign for servers that ask for it how much they delivered, and between whom.",
+)
+
 
 def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that runs a client; it gets them as ``settings``."""
@@ -194,14 +202,23 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
         prefer: tuple[PubKey, ...],
         only: tuple[PubKey, ...],
         resume_timeout: float,
+        receipts: bool,
         **others: Any,
     ) -> Any:
         urls = tuple(url for one in discovery for url in one.split())
-        settings = ClientSettings(urls, key_file, min_servers, encryption, prefer, only, resume_timeout)
+        settings = ClientSettings(urls, key_file, min_servers, encryption, prefer, only, resume_timeout, receipts)
         return command(settings=settings, **others)
 
-    options = (discovery_option, key_option, servers_option, encryption_option, prefer_option, only_option)
-    wrapped: Callable[..., Any] = resume_option(with_settings)
+    options = (
+        discovery_option,
+        key_option,
+        servers_option,
+        encryption_option,
+        prefer_option,
+        only_option,
+        resume_option,
+    )
+    wrapped: Callable[..., Any] = receipts_option(with_settings)
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped

@@ -25,6 +25,7 @@ from werkzeug.routing import RequestRedirect
 from dmsg.discovery.entry import (
     MAX_ENTRY_SIZE,
     NULL_KEY,
+    Entry,
     EntryDecodeError,
     EntryInvalid,
     EntrySignatureError,
@@ -34,9 +35,11 @@ from dmsg.discovery.entry import (
     is_key_text,
 )
 from dmsg.discovery.limits import RateLimit
+from dmsg.discovery.ranking import RankingFile
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.telemetry.metrics import Metrics
+from dmsg.telemetry.service import Telemetry
 
 _log = Logger()
 
@@ -44,6 +47,8 @@ MAX_SERVERS = 10
 """Servers in one answer of available_servers, by default."""
 SERVER_TTL = 120.0
 """Seconds without a refresh after which a server is not listed, by default."""
+RANKED_POOL = 512
+"""Live servers of which a ranking chooses."""
 RATE = 50.0
 """Requests a second and address, by default."""
 BURST = 200.0
@@ -105,6 +110,8 @@ class DiscoveryAPI:
         *,
         max_servers: int = MAX_SERVERS,
         server_ttl: float = SERVER_TTL,
+        ranking: RankingFile | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """:param wall_clock: returns seconds since 1970; kept apart from the
         reactor's clock because stores outlive the process."""
@@ -114,6 +121,10 @@ class DiscoveryAPI:
         self._metrics = metrics
         self._max_servers = max_servers
         self._server_ttl = server_ttl
+        self._ranking = ranking
+        self._telemetry = telemetry
+        self.requests = 0
+        """Requests that came to a route."""
         self._openapi = importlib.resources.files("dmsg.discovery").joinpath("openapi.json").read_bytes()
 
     def resource(self) -> IResource:
@@ -133,16 +144,38 @@ class DiscoveryAPI:
         return result.addErrback(failed)
 
     def _post(self, request: IRequest, form: Form) -> Deferred[bytes]:
+        self.requests += 1
         entry = decode_verified(request.content.read(), form)
 
         def posted(first: bool) -> bytes:
-            self._metrics.posted.labels("first" if first else "next").inc()
+            result = "first" if first else "next"
+            self._metrics.posted.labels(result).inc()
+            self._tell(entry, result)
             return _answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
 
         return self._ask(self._store.post(entry, self._now())).addCallback(posted)
 
+    def _tell(self, entry: Entry, result: str) -> None:
+        """For telemetry: servers are public, clients are not."""
+        if self._telemetry is None:
+            return
+        fields: dict[str, Any] = {"server": entry.server is not None, "result": result, "sequence": entry.sequence}
+        fields["subject"] = entry.static if entry.server is not None else entry.key
+        if entry.server is not None:
+            fields["available"] = entry.server.available_connections
+        if entry.client is not None and entry.client.delegated_servers is not None:
+            fields["delegated"] = len(entry.client.delegated_servers)
+        self._telemetry.record("entry", fields)
+
     def _available(self) -> Deferred[list[bytes]]:
-        return self._ask(self._store.available(self._max_servers, self._now() - self._server_ttl))
+        self.requests += 1
+        since = self._now() - self._server_ttl
+        if self._ranking is None or self._ranking.current(self._now()) is None:
+            return self._ask(self._store.available(self._max_servers, since))
+        ranking = self._ranking
+        return self._ask(self._store.available(RANKED_POOL, since)).addCallback(
+            lambda servers: ranking.choose(servers, self._max_servers, self._now())
+        )
 
     # --- paths of the seed documents ---
 
@@ -154,6 +187,7 @@ class DiscoveryAPI:
     @_app.route("/discovery/entries/<static>", methods=["GET"])
     def get_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
         """GET Entry."""
+        self.requests += 1
         return self._ask(self._store.get(_path_key(static))).addCallback(lambda body: _json(request, body))
 
     @_app.route("/discovery/entries/<static>", methods=["DELETE"])
@@ -166,6 +200,9 @@ class DiscoveryAPI:
 
         def deleted(_: None) -> bytes:
             self._metrics.posted.labels("deleted").inc()
+            if self._telemetry is not None:
+                fields = {"subject": bytes.fromhex(key), "result": "deleted", "sequence": deletion.sequence}
+                self._telemetry.record("entry", fields)
             return _answer(request, 200, "deleted the entry")
 
         return self._ask(self._store.delete(deletion)).addCallback(deleted)
@@ -217,7 +254,7 @@ class DiscoveryAPI:
         try:
             return act()
         except EntryDecodeError as error:
-            self._refused("undecodable", error)
+            self._refused(request, "undecodable", error)
             return _answer(request, 500, UNEXPECTED)
         except KeyFormatError:
             return _answer(request, 400, BAD_INPUT)
@@ -249,8 +286,12 @@ class DiscoveryAPI:
 
     # --- errors ---
 
-    def _refused(self, kind: str, error: BaseException | None) -> None:
+    def _refused(self, request: IRequest, kind: str, error: BaseException | None) -> None:
         self._metrics.refused.labels(kind).inc()
+        if self._telemetry is not None:
+            # behind a proxy this is the proxy: then all refusals have one source
+            source = self._telemetry.network(str(getattr(request.getClientAddress(), "host", "")))
+            self._telemetry.record_repeated("entry_refuse", (kind, source), {"reason": kind, "source": source})
         _log.debug("refused: {error}", error=str(error))
 
     @_app.handle_errors(EntryNotFound)
@@ -259,22 +300,22 @@ class DiscoveryAPI:
 
     @_app.handle_errors(KeyFormatError)
     def _bad_key(self, request: IRequest, failure: Failure) -> bytes:
-        self._refused("bad_key", failure.value)
+        self._refused(request, "bad_key", failure.value)
         return _answer(request, 400, f"{BAD_INPUT}: {failure.value}")
 
     @_app.handle_errors(EntryDecodeError)
     def _undecodable(self, request: IRequest, failure: Failure) -> bytes:
-        self._refused("undecodable", failure.value)
+        self._refused(request, "undecodable", failure.value)
         return _answer(request, 400, f"{BAD_INPUT}: {failure.value}")
 
     @_app.handle_errors(EntrySignatureError)
     def _bad_signature(self, request: IRequest, failure: Failure) -> bytes:
-        self._refused("signature", failure.value)
+        self._refused(request, "signature", failure.value)
         return _answer(request, 401, BAD_SIGNATURE)
 
     @_app.handle_errors(EntryInvalid)
     def _invalid(self, request: IRequest, failure: Failure) -> bytes:
-        self._refused("invalid", failure.value)
+        self._refused(request, "invalid", failure.value)
         return _answer(request, 422, str(failure.value))
 
     @_app.handle_errors(HTTPException)

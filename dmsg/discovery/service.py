@@ -13,8 +13,10 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from dmsg.discovery.api import BURST, MAX_SERVERS, RATE, SERVER_TTL, DiscoveryAPI, make_site
+from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import open_store
 from dmsg.telemetry.metrics import Metrics
+from dmsg.telemetry.service import Telemetry, TelemetrySettings
 
 _log = Logger()
 
@@ -24,6 +26,8 @@ class Discovery(Service):
 
     :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
     :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.open_store`.
+    :param ranking: by which servers are preferred.
+    :param telemetry: where to write events for the pipeline.
     :ivar ready: fires with the listening ports; fails with StoreError or
         what listening raises.
     """
@@ -41,15 +45,22 @@ class Discovery(Service):
         proxied: bool = False,
         max_servers: int = MAX_SERVERS,
         server_ttl: float = SERVER_TTL,
+        ranking: RankingFile | None = None,
+        telemetry: TelemetrySettings | None = None,
     ) -> None:
+        """:raises DmsgError: the directory of telemetry cannot be used."""
         self._reactor = reactor
         self._listen = tuple(listen)
         self._store_description = store
         self._rate, self._burst, self._proxied = rate, burst, proxied
         self._max_servers, self._server_ttl = max_servers, server_ttl
         self._store: Any = None
+        self._api: DiscoveryAPI | None = None
         self.ports: list[IListeningPort] = []
+        self._ranking = ranking
         self.metrics = Metrics()
+        self.telemetry = Telemetry(reactor, telemetry, "discovery") if telemetry is not None else None
+        self._requests = 0
         self.ready: Deferred[list[IListeningPort]] = Deferred()
 
     def startService(self) -> None:
@@ -58,20 +69,41 @@ class Discovery(Service):
 
     async def _start(self) -> list[IListeningPort]:
         self._store = await open_store(self._store_description, self._reactor)
-        api = DiscoveryAPI(
+        self._api = api = DiscoveryAPI(
             self._reactor,
             self._store,
             time.time,
             self.metrics,
             max_servers=self._max_servers,
             server_ttl=self._server_ttl,
+            ranking=self._ranking,
+            telemetry=self.telemetry,
         )
+        if self._ranking is not None:
+            self._ranking.watch(self._reactor)
+        if self.telemetry is not None:
+            self.telemetry.load = self._load
+            self.telemetry.beats.append(self._count_entries)
+            self._count_entries()
+            self.telemetry.start()
         site = make_site(api, self._reactor, self.metrics, rate=self._rate, burst=self._burst, proxied=self._proxied)
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(site)
             self.ports.append(port)
             _log.info("discovery listens on {address}", address=str(port.getHost()))
         return self.ports
+
+    # --- a heartbeat, for telemetry ---
+
+    def _count_entries(self) -> None:
+        """The store answers later: a heartbeat says what was true at the one before."""
+        if self._store is not None:
+            self._store.count().addCallbacks(self.metrics.entries.set, lambda _: None)
+
+    def _load(self) -> dict[str, Any]:
+        assert self._api is not None
+        requests, self._requests = self._api.requests - self._requests, self._api.requests
+        return {"entries": int(self.metrics.entries._value.get()), "requests": requests}
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
@@ -82,6 +114,10 @@ class Discovery(Service):
         self.ready.cancel()
         await DeferredList([maybeDeferred(port.stopListening) for port in self.ports], consumeErrors=True)
         self.ports.clear()
+        if self._ranking is not None:
+            self._ranking.stop()
+        if self.telemetry is not None:
+            await self.telemetry.stop()
         if self._store is not None:
             await self._store.close()
             self._store = None

@@ -137,6 +137,8 @@ class NoiseLink(TwistedProtocol):
     remote: PubKey | None = None
     ended_for: DropReason | None = None
     """Why this side ended the link; None when the peer or the network did."""
+    made_at = 0.0
+    """When TCP was there: seconds of the reactor's clock."""
 
     def __init__(
         self,
@@ -179,6 +181,7 @@ class NoiseLink(TwistedProtocol):
     def connectionMade(self) -> None:
         if not self._tuned:
             tune(self.transport)
+        self.made_at = self._reactor.seconds()
         self._timer = self._reactor.callLater(self._timeout, self._too_late)
         self._send_handshake()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from twisted.application.service import IService
@@ -9,8 +10,11 @@ from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from dmsg.discovery.api import BURST, MAX_SERVERS, RATE, SERVER_TTL
+from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.service import Discovery
-from dmsg.tap.options import endpoint, number, own_pid_file, set_log_format
+from dmsg.errors import KeyFormatError
+from dmsg.keys import PubKey
+from dmsg.tap.options import TELEMETRY_OPTIONS, endpoint, number, own_pid_file, set_log_format, telemetry
 from dmsg.tap.running import StopOnFailure
 
 DEFAULT_LISTEN = "tcp:9090"
@@ -37,6 +41,9 @@ class Options(UsageOptions):
         ["burst", None, str(int(BURST)), "requests of one address at once", str],
         ["server-ttl", None, str(int(SERVER_TTL)), "seconds without a refresh after which a server is not listed", str],
         ["max-servers", None, str(MAX_SERVERS), "servers in one answer", str],
+        ["ranking", None, None, "file with a signed ranking of servers, which is watched (dmsg analytics rank)", str],
+        ["ranking-key", None, None, "public key whose rankings are believed", str],
+        *TELEMETRY_OPTIONS,
         ["log-format", None, "text", "text or json", str],
     ]
     optFlags = [["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"]]
@@ -61,6 +68,14 @@ class Options(UsageOptions):
             self[name] = number(self[name], low, high)
         if self["log-format"] not in ("text", "json"):
             raise UsageError("log-format is text or json")
+        self["telemetry-settings"] = telemetry(self)
+        if (self["ranking"] is None) != (self["ranking-key"] is None):
+            raise UsageError("ranking and ranking-key go together")
+        if self["ranking-key"] is not None:
+            try:
+                self["ranking-key"] = PubKey.from_hex(self["ranking-key"])
+            except KeyFormatError as error:
+                raise UsageError(f"ranking-key: {error}") from None
         kind, colon, rest = self["store"].partition(":")
         if not colon or kind not in ("memory", "sqlite", "redis") or (kind != "memory" and not rest):
             raise UsageError("store is memory:, sqlite:PATH or redis://HOST:PORT/DB")
@@ -80,6 +95,8 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         proxied=bool(options["proxied"]),
         max_servers=options["max-servers"],
         server_ttl=options["server-ttl"],
+        ranking=None if options["ranking"] is None else RankingFile(Path(options["ranking"]), options["ranking-key"]),
+        telemetry=options["telemetry-settings"],
     )
     service: IService = StopOnFailure(reactor, discovery)
     return service

@@ -7,13 +7,17 @@ import os
 import resource
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TextIO
 
 from twisted.internet.endpoints import serverFromString
 from twisted.logger import FileLogObserver, ILogObserver, LogEvent, eventAsText, globalLogBeginner
+from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from dmsg.discovery.lookup import check_url
+from dmsg.errors import DmsgError
+from dmsg.telemetry.service import TelemetrySettings
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""
@@ -36,6 +40,36 @@ def url(value: str) -> str:
         return check_url(value)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+TELEMETRY_OPTIONS = [
+    ["telemetry", None, None, "directory for events that the data pipeline reads (dmsg analytics)", str],
+    ["telemetry-keys", None, "hashed", "how events name clients: hashed, or clear, by their keys", str],
+    ["telemetry-rotate", None, "300", "seconds after which a file of events is finished", str],
+    ["telemetry-limit", None, "1024", "MiB of finished files that are kept", str],
+]
+
+
+def telemetry(options: UsageOptions) -> TelemetrySettings | None:
+    """What the options say of telemetry; None without a directory.
+
+    :raises UsageError: one of them cannot be.
+    """
+    if options["telemetry"] is None:
+        return None
+    if options["telemetry-keys"] not in ("hashed", "clear"):
+        raise UsageError("telemetry-keys is hashed or clear")
+    settings = TelemetrySettings(
+        Path(options["telemetry"]).absolute(),
+        clear=options["telemetry-keys"] == "clear",
+        rotate_seconds=number(options["telemetry-rotate"], 1, 86400),
+        limit=number(options["telemetry-limit"], 1, 2**30) * 1024 * 1024,
+    )
+    try:
+        settings.prepare()
+    except DmsgError as error:
+        raise UsageError(str(error)) from None
+    return settings
 
 
 def number(value: str, low: int, high: int) -> int:

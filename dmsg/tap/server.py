@@ -14,6 +14,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import load_or_create_key
 from dmsg.tap import config
 from dmsg.tap.options import (
+    TELEMETRY_OPTIONS,
     default_key_file,
     descriptors,
     endpoint,
@@ -21,6 +22,7 @@ from dmsg.tap.options import (
     own_pid_file,
     seconds,
     set_log_format,
+    telemetry,
     url,
 )
 from dmsg.tap.running import StopOnFailure
@@ -61,6 +63,7 @@ class Options(UsageOptions):
         ["admission-down", None, "refuse", "refuse or admit, when it does not answer", str],
         ["drain-timeout", None, str(DRAIN_TIMEOUT), "seconds that leaving waits for streams to move elsewhere", str],
         ["metrics", None, None, "endpoint string for /metrics and /health, as in tcp:9100:interface=127.0.0.1", str],
+        *TELEMETRY_OPTIONS,
         ["log-format", None, "text", "text or json", str],
     ]
 
@@ -154,6 +157,7 @@ class Options(UsageOptions):
             endpoint(self["metrics"])
         if self["log-format"] not in ("text", "json"):
             raise UsageError("log-format is text or json")
+        self["telemetry-settings"] = telemetry(self)
         try:
             if self["public-address"] is not None:
                 parse_address(self["public-address"])
@@ -179,6 +183,7 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         admission=options.admission(reactor),
         drain_timeout=seconds(options["drain-timeout"]),
         metrics=options["metrics"],
+        telemetry=options["telemetry-settings"],
     )
 
     def hung_up() -> None:

@@ -28,6 +28,7 @@ from dmsg.errors import (
     close_reason_text,
 )
 from dmsg.keys import PubKey, SecKey
+from dmsg.telemetry.receipts import Receipt, Role
 from dmsg.transport.agreement import Hello, Offer, Proposal, is_secure
 from dmsg.transport.events import (
     Accepted,
@@ -42,6 +43,7 @@ from dmsg.transport.events import (
     Ponged,
     Requested,
 )
+from dmsg.transport.observe import transport_identity
 from dmsg.transport.secure import Budget, SecureEnd, SecureError
 from dmsg.transport.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.transport.wire import (
@@ -58,6 +60,7 @@ from dmsg.transport.wire import (
     OK,
     PING,
     PONG,
+    RECEIPT,
     REQUEST,
     SEQUENCE_SIZE,
     UNREAD_LIMIT,
@@ -86,6 +89,7 @@ class ClientConnection:
 
     :param key: makes it take secure transports.
     :param budget: by which their windows grow; the process's own, if none is given.
+    :param receipts_to: the server's key, if it is to have receipts for what it delivers.
     :ivar accepting: a REQUEST is offered to the application; else answered with CLOSE.
     """
 
@@ -96,8 +100,10 @@ class ClientConnection:
         key: SecKey | None = None,
         random: Random | None = None,
         budget: Budget | None = None,
+        receipts_to: PubKey | None = None,
     ) -> None:
         self.local = local
+        self._receipts_to = receipts_to if key is not None else None
         self._budget = budget
         self._key = key
         self._due: list[ClientTransport] = []
@@ -168,6 +174,7 @@ class ClientConnection:
             token = offer.hello.token
             end = SecureEnd(result.hash, initiator=False, window=hello.window, token=token, budget=self._budget)
         end.attach(transport, result, offer.hello, hello.window)
+        self._identify(transport, payload)
         self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
         return end
 
@@ -228,7 +235,7 @@ class ClientConnection:
         state = transport.state
         if state in (State.REQUESTED, State.OFFERED, State.ANSWERED, State.OPEN):
             self._move(transport, Input.SEND_CLOSE)
-            self._remove(transport)
+            self._remove(transport, was_open=state is State.OPEN)
             if transport.secure is not None and state is State.OPEN:
                 payload = transport.secure.seal_close(reason)
                 self._outgoing.append(encode_frame(CLOSE, transport.id, payload))
@@ -360,7 +367,7 @@ class ClientConnection:
                     events.append(Confirmed(transport))
             refused = transport.state is not State.OPEN
             self._move(transport, Input.RECV_CLOSE)
-            self._remove(transport)
+            self._remove(transport, was_open=not refused)
             reason = close_reason(payload) if said is None else said
             events.append(Closed(transport, reason, refused, by_remote=True, authentic=said is not None, end=end))
         elif transport.state is State.REQUESTED:
@@ -405,6 +412,7 @@ class ClientConnection:
             self._fail(transport, error.reason, events)
             return
         end.attach(transport, result, hello, transport.told)
+        self._identify(transport, payload)
         self._move(transport, Input.RECV_ACCEPT)
         # an ACK of what is there already: it shows the other end that this one holds the keys
         transport.ack_due = True
@@ -477,7 +485,27 @@ class ClientConnection:
             self.incoming += 1
         return transport
 
-    def _remove(self, transport: ClientTransport) -> None:
+    def _identify(self, transport: ClientTransport, accept: bytes) -> None:
+        if self._receipts_to is not None:
+            transport.identity = transport_identity(transport.payload, accept)
+
+    def _give_receipt(self, transport: ClientTransport) -> None:
+        """Say, signed, what the server has delivered over a transport that is over."""
+        assert self._receipts_to is not None and self._key is not None and transport.identity is not None
+        end = transport.secure
+        receipt = Receipt(
+            Role.INITIATOR if transport.initiator else Role.RESPONDER,
+            transport.identity,
+            self._receipts_to,
+            self.local,
+            transport.remote,
+            *(transport.delivered if end is None else end.delivered),
+        )
+        self._outgoing.append(encode_frame(RECEIPT, 0, receipt.sign(self._key)))
+
+    def _remove(self, transport: ClientTransport, *, was_open: bool) -> None:
+        if was_open and transport.identity is not None:
+            self._give_receipt(transport)
         # a connection that was lost has forgotten its transports already
         if self.transports.pop(transport.id, None) is not None and not transport.initiator:
             self.incoming -= 1

@@ -75,8 +75,10 @@ class SessionEndpoint:
         timeout: float = HANDSHAKE_TIMEOUT,
         *,
         pings: bool = False,
+        receipts: bool = False,
     ) -> None:
         """:param address: ``host:port``.  :param pings: the server knows of PING.
+        :param receipts: it is to have receipts.
 
         :raises DmsgError: the address is malformed.
         """
@@ -94,6 +96,7 @@ class SessionEndpoint:
             self._endpoint = HostnameEndpoint(reactor, host, port, timeout=timeout)
         self._streams = streams
         self._pings = pings
+        self._receipts = receipts
         self._timeout = timeout
 
     def open(self) -> Deferred[ClientSession]:
@@ -106,7 +109,14 @@ class SessionEndpoint:
             self._reactor, self._endpoint, self._turn, self._key, self._server, timeout=self._timeout
         )
         session: ClientSession = await noise.connect(
-            lambda remote: ClientSession(self._reactor, self._turn, self._key.public, remote, streams=self._streams)
+            lambda remote: ClientSession(
+                self._reactor,
+                self._turn,
+                self._key.public,
+                remote,
+                streams=self._streams,
+                receipts=self._receipts,
+            )
         )
         try:
             await session.established.addTimeout(self._timeout, self._reactor)

@@ -44,6 +44,8 @@ class Kind(IntEnum):
     STRAY = 4
     """FWD and ACK of no transport: a window full of them is on its way when a remote is lost,
     so they are no reason to end a connection; what is over their rate is not answered."""
+    RECEIPT = 5
+    """At most one for each end of a transport; what is over the rate is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Police:
             bucket = self._buckets[kind] = Bucket(burst, now)
         if bucket.take(1, rate, burst, now):
             return True
-        if kind is Kind.STRAY:
+        if kind in (Kind.STRAY, Kind.RECEIPT):
             return False
         rate = limits.request_rate * FLOOD_FACTOR
         burst = rate * BURST_SECONDS

@@ -25,9 +25,11 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.noise import HANDSHAKE_TIMEOUT, NoiseLink, TurnFlush
+from dmsg.telemetry.service import Telemetry
 from dmsg.transport.admission import Admission
 from dmsg.transport.policing import BURST_SECONDS, Bucket, Limits
 from dmsg.transport.relay import Relay, RelayPeer
+from dmsg.transport.telemetry import RelayTelemetry
 from dmsg.transport.wire import OK_FRAME, encode_close
 
 MAX_HANDSHAKES = 512
@@ -43,19 +45,26 @@ _log = Logger()
 class ServerSession:
     """One connected client of a server."""
 
-    __slots__ = ("_bytes", "_factory", "_peer", "_slow", "link")
+    __slots__ = ("_bytes", "_factory", "_opened", "_peer", "_slow", "link", "number")
 
     def __init__(self, factory: ServerFactory) -> None:
         self._factory = factory
         self._peer: RelayPeer | None = None
         self._bytes: Bucket | None = None
         self._slow: IDelayedCall | None = None
+        self._opened = 0.0
+        self.number = 0
+        """Of the session, for telemetry."""
         self.link: NoiseLink | None = None
 
     def link_up(self, link: NoiseLink) -> None:
         self.link = link
         assert link.remote is not None
-        self._factory.session_up(self)
+        factory = self._factory
+        self._opened = factory.now()
+        if factory.telemetry is not None:
+            self.number = factory.telemetry.session_opened(link, self._opened - link.made_at)
+        factory.session_up(self)
         admitted = self._factory.admission.check(link.remote)
         if isinstance(admitted, bool):
             self._decided(admitted)
@@ -125,6 +134,9 @@ class ServerSession:
             self._slow = None
         if self._peer is not None:
             self._factory.relay.remove(self._peer)
+        if self.number and self._factory.telemetry is not None and self.link is not None:
+            duration = self._factory.now() - self._opened
+            self._factory.telemetry.session_closed(self.number, self.link, duration, self._peer)
         self._factory.session_down(self)
         self.link = None
 
@@ -153,9 +165,11 @@ class ServerFactory(Factory):
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         random: Random | None = None,
         ephemeral: Callable[[], SecKey | None] = lambda: None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._reactor = reactor
         self._key = key
+        self.telemetry = RelayTelemetry(telemetry, reactor.seconds) if telemetry is not None else None
         self._turn = TurnFlush(reactor)
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout
@@ -170,12 +184,31 @@ class ServerFactory(Factory):
         self.now = reactor.seconds
         self.call_later = reactor.callLater
         self.sessions: set[ServerSession] = set()
-        self.relay = Relay(limits=limits, now=reactor.seconds, random=random, on_congested=self._watch)
+        self.relay = Relay(
+            limits=limits, now=reactor.seconds, random=random, on_congested=self._watch, observer=self.telemetry
+        )
+        if telemetry is not None and self.telemetry is not None:
+            self.telemetry.relay = self.relay
+            telemetry.load = self._load
+            telemetry.about = lambda: {"capacity": self.limits.max_connections}
         self.connections_opened = 0
         self.tuned = False
         """The listening sockets hand their options down."""
         self.on_change: Callable[[], None] = lambda: None
+        self.registered: Callable[[], bool | None] = lambda: None
+        """Whether discovery has taken the last entry; None without a discovery."""
         self._drained: Deferred[None] | None = None
+
+    def _load(self) -> dict[str, Any]:
+        """A heartbeat, for telemetry."""
+        assert self.telemetry is not None
+        return {
+            "sessions": len(self.sessions),
+            "capacity": self.limits.max_connections,
+            "handshakes": self.handshakes,
+            "registered": self.registered(),
+            **self.telemetry.load(),
+        }
 
     @property
     def limits(self) -> Limits:
@@ -246,10 +279,15 @@ class ServerFactory(Factory):
 
     def _handshake_failed(self, link: NoiseLink, failure: Failure) -> None:
         self._handshakes.pop(link, None)
+        if self.telemetry is not None:
+            host = self._addresses.get(link)
         self._gone(link)
         error = failure.value
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
-        self.relay.drops[reason or DropReason.HANDSHAKE_FAILED] += 1
+        reason = reason or DropReason.HANDSHAKE_FAILED
+        self.relay.drops[reason] += 1
+        if self.telemetry is not None:
+            self.telemetry.handshake_failed(reason, host)
 
     def session_up(self, session: ServerSession) -> None:
         """A handshake is done."""

@@ -27,6 +27,8 @@ from typing import Protocol
 
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE, PubKey
+from dmsg.telemetry.receipts import RECEIPT_SIZE
+from dmsg.transport.observe import Carried
 from dmsg.transport.policing import Kind, Limits, Police
 from dmsg.transport.wire import (
     ACCEPT,
@@ -42,7 +44,11 @@ from dmsg.transport.wire import (
     MIN_SECURE_REQUEST,
     PING,
     PONG,
+    RECEIPT,
     REQUEST,
+    SECURE_OVERHEAD,
+    SEQUENCE_SIZE,
+    close_reason,
     encode_close,
     encode_drain,
     encode_frame,
@@ -103,16 +109,50 @@ class Port(Protocol):
 class Route:
     """One direction of one transport, kept at its source under the source's id."""
 
-    __slots__ = ("back", "mark", "peer", "queued", "to_id")
+    __slots__ = (
+        "ack_wire",
+        "acks",
+        "asked_at",
+        "back",
+        "carried",
+        "frames",
+        "mark",
+        "peer",
+        "queued",
+        "seen",
+        "tick",
+        "to_id",
+        "wire",
+    )
 
     def __init__(self, peer: RelayPeer, to_id: int) -> None:
         self.peer = peer
         self.to_id = to_id
         self.back: Route
+        self.carried: Carried | None = None
+        """What an observer keeps of the transport."""
+        self.frames = 0
+        """FWD and ACK frames that went this way; ``wire``: their bytes, headers and all."""
+        self.acks = 0
+        """ACKs among them; ``ack_wire``: the bytes of those."""
+        self.wire = 0
+        self.ack_wire = 0
+        self.tick = 0
+        """The observer is told of frames when this is not the relay's."""
+        self.seen = 0
+        """The tick in which frames went this way last, for the observer."""
+        self.asked_at: float | None = None
+        """When the FWD passed whose ACK the observer waits for."""
         self.queued = 0
         """Bytes queued over this route since ``mark``: never less than what
         it really has in the peer's queue, at most about twice that."""
         self.mark = 0
+
+    def user_data(self, secure: bool) -> int:
+        """Bytes of user data that went this way."""
+        frames = self.frames - self.acks
+        around = HEADER_SIZE + (SECURE_OVERHEAD if secure else SEQUENCE_SIZE)
+        return max(0, self.wire - self.ack_wire - frames * around)
 
 
 class RelayPeer:
@@ -158,6 +198,28 @@ class RelayPeer:
         """It has sent a PING, so it knows DRAIN."""
 
 
+class Observer(Protocol):
+    """Who is told what a relay does."""
+
+    def requested(self, source: RelayPeer, there: Route, back: Route, payload: bytes) -> Carried:
+        """A REQUEST was passed on."""
+
+    def accepted(self, carried: Carried, payload: bytes) -> None:
+        """Its ACCEPT was."""
+
+    def refused(self, source: RelayPeer, payload: bytes, reason: str) -> None:
+        """A REQUEST was not passed on."""
+
+    def ended(self, carried: Carried, reason: int, by: str) -> None:
+        """A transport is over.  :param by: src, dst or server."""
+
+    def look(self, carried: Carried, route: Route, data: int, acks: int) -> None:
+        """Frames passed on a route whose gate was open: ``data`` FWD and ``acks`` ACK frames."""
+
+    def receipt(self, source: RelayPeer, payload: bytes) -> None:
+        """A client hands in a receipt."""
+
+
 class Relay:
     """The table of a server.
 
@@ -172,12 +234,17 @@ class Relay:
         now: Callable[[], float] = lambda: 0.0,
         random: Random | None = None,
         on_congested: Callable[[RelayPeer], None] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """:param now: seconds of a monotonic clock.
 
         :param on_congested: told when a source was paused for that peer, so
             that :meth:`stall` can follow after a time.
+        :param observer: told of transports that come and go.
         """
+        self.observer = observer
+        self.tick = 0
+        """Counted up by the observer: each route's next frames are told to it."""
         self.newest: dict[bytes, RelayPeer] = {}
         self.peers: dict[RelayPeer, None] = {}
         self._of_key: dict[bytes, list[RelayPeer]] = {}
@@ -229,7 +296,7 @@ class Relay:
         for own_id in list(peer.routes):
             route = peer.routes.get(own_id)
             if route is not None:  # a transport to oneself is in the table twice
-                self._drop_route(peer, own_id, route)
+                self._drop_route(peer, own_id, route, CloseReason.PEER_DISCONNECTED)
                 if route.peer is not peer:
                     self.drops[DropReason.PEER_DISCONNECTED] += 1
                     self._answer(route.peer, encode_close(route.to_id, CloseReason.PEER_DISCONNECTED))
@@ -265,6 +332,7 @@ class Relay:
         last_id = -1
         route: Route | None = None
         last_route: Route | None = None
+        first = mark = acks = ack_bytes = 0  # of the frames of last_route
         view = memoryview(buffer)
         try:
             while position <= stop:
@@ -282,9 +350,21 @@ class Relay:
                         if route is not last_route:
                             if last_route is None:
                                 start = position
-                            elif last_route.peer is not route.peer or route.peer.congested:
-                                self._forward(peer, last_route, view[start:position])
-                                start = position
+                            else:
+                                count = frames - 1 - first
+                                last_route.frames += count
+                                last_route.wire += position - mark
+                                if acks:
+                                    last_route.acks += acks
+                                    last_route.ack_wire += ack_bytes
+                                if last_route.tick != self.tick:
+                                    self._look(last_route, count, acks)
+                                if last_route.peer is not route.peer or route.peer.congested:
+                                    self._forward(peer, last_route, view[start:position])
+                                    start = position
+                            first = frames - 1
+                            mark = position
+                            acks = ack_bytes = 0
                             last_route = route
                             to_id = route.to_id
                         elif header == last_header:
@@ -299,14 +379,21 @@ class Relay:
                                 buffer[position + 1 : following : step] = bytes((to_id >> 8,)) * count
                                 buffer[position + 2 : following : step] = bytes((to_id & 0xFF,)) * count
                                 frames += count - 1
+                                if frame_type == ACK:
+                                    acks += count
+                                    ack_bytes += following - position
                                 position = following
                                 continue
+                        if frame_type == ACK:
+                            acks += 1
+                            ack_bytes += size + HEADER_SIZE
                         last_header = header
                         pack_id_into(buffer, position + 1, to_id)
                         position = following
                         continue
                 # everything else leaves the fast path: first what came before it
                 if last_route is not None:
+                    self._count(last_route, frames - 1 - first, position - mark, acks, ack_bytes)
                     self._forward(peer, last_route, view[start:position])
                     last_route = None
                 last_id = -1
@@ -317,8 +404,23 @@ class Relay:
             peer.frames_in += frames
             peer.bytes_in += position
         if last_route is not None:
+            self._count(last_route, frames - first, position - mark, acks, ack_bytes)
             self._forward(peer, last_route, view[start:position])
         return position
+
+    def _count(self, route: Route, frames: int, wire: int, acks: int, ack_bytes: int) -> None:
+        route.frames += frames
+        route.wire += wire
+        route.acks += acks
+        route.ack_wire += ack_bytes
+        if route.tick != self.tick:
+            self._look(route, frames, acks)
+
+    def _look(self, route: Route, frames: int, acks: int) -> None:
+        if self.observer is not None and route.carried is not None:
+            self.observer.look(route.carried, route, frames - acks, acks)
+        else:
+            route.tick = self.tick
 
     def _forward(self, source: RelayPeer, route: Route, run: memoryview) -> None:
         """Hand frames on that all go to the peer of ``route``."""
@@ -356,6 +458,10 @@ class Relay:
             if self._allows(peer, Kind.PING):
                 self._answer(peer, encode_frame(PONG, 0, payload))
             return
+        if frame_type == RECEIPT and own_id == 0 and len(payload) == RECEIPT_SIZE:
+            if self._allows(peer, Kind.RECEIPT) and self.observer is not None:
+                self.observer.receipt(peer, payload)
+            return
         if frame_type not in (ACCEPT, CLOSE, FWD, ACK):
             raise RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")
         route = peer.routes.get(own_id)
@@ -370,7 +476,10 @@ class Relay:
             return
         # a CLOSE over the rate takes effect all the same: it frees something
         if frame_type == CLOSE:
-            self._drop_route(peer, own_id, route)
+            self._drop_route(peer, own_id, route, close_reason(payload))
+        elif frame_type == ACCEPT and (carried := route.carried) is not None and carried.back is route:
+            assert self.observer is not None
+            self.observer.accepted(carried, payload)
         # payloads are the clients' business, as in the reference
         self._answer(route.peer, encode_frame(frame_type, route.to_id, payload))
 
@@ -386,21 +495,25 @@ class Relay:
         # the KK message of a secure transport may follow the two keys, nothing else
         length_fits = size == HANDSHAKE_PAYLOAD_SIZE or MIN_SECURE_REQUEST <= size <= MAX_HANDSHAKE_PAYLOAD
         if own_id & 1 or not length_fits or payload[:PUBKEY_SIZE] != peer.key:
-            self._refuse(peer, own_id, DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
+            self._refuse(peer, own_id, b"", DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
         elif self.draining:
-            self._refuse(peer, own_id, DropReason.DRAINING, CloseReason.SHUTTING_DOWN)
+            self._refuse(peer, own_id, payload, DropReason.DRAINING, CloseReason.SHUTTING_DOWN)
         elif not self._allows(peer, Kind.REQUEST):
+            if self.observer is not None:
+                self.observer.refused(peer, payload, DropReason.RATE_LIMITED.value)
             self._answer(peer, encode_close(own_id, CloseReason.RATE_LIMITED))
         elif responder is None:
-            self._refuse(peer, own_id, DropReason.NO_SUCH_PEER, CloseReason.NO_SUCH_PEER)
+            self._refuse(peer, own_id, payload, DropReason.NO_SUCH_PEER, CloseReason.NO_SUCH_PEER)
         elif len(peer.routes) >= self.limits.max_transports or len(responder.routes) >= self.limits.max_transports:
-            self._refuse(peer, own_id, DropReason.TOO_MANY_TRANSPORTS, CloseReason.TOO_MANY_TRANSPORTS)
+            self._refuse(peer, own_id, payload, DropReason.TOO_MANY_TRANSPORTS, CloseReason.TOO_MANY_TRANSPORTS)
         elif peer.destinations.get(responder, 0) >= self.limits.max_per_pair:
-            self._refuse(peer, own_id, DropReason.TOO_MANY_PER_PAIR, CloseReason.TOO_MANY_TRANSPORTS)
+            self._refuse(peer, own_id, payload, DropReason.TOO_MANY_PER_PAIR, CloseReason.TOO_MANY_TRANSPORTS)
         else:
             to_id = self._new_id(responder)
             there, back = Route(responder, to_id), Route(peer, own_id)
             there.back, back.back = back, there
+            if self.observer is not None:
+                there.carried = back.carried = self.observer.requested(peer, there, back, payload)
             peer.routes[own_id] = there
             responder.routes[to_id] = back
             peer.destinations[responder] = peer.destinations.get(responder, 0) + 1
@@ -413,8 +526,10 @@ class Relay:
                 self._resume(responder)
             self._answer(responder, encode_frame(REQUEST, to_id, payload))
 
-    def _refuse(self, peer: RelayPeer, own_id: int, reason: DropReason, byte: CloseReason) -> None:
+    def _refuse(self, peer: RelayPeer, own_id: int, payload: bytes, reason: DropReason, byte: CloseReason) -> None:
         self.drops[reason] += 1
+        if self.observer is not None:
+            self.observer.refused(peer, payload, reason.value)
         self._answer(peer, encode_close(own_id, byte))
 
     def _allows(self, peer: RelayPeer, kind: Kind) -> bool:
@@ -448,9 +563,12 @@ class Relay:
 
     # --- ends of transports ---
 
-    def _drop_route(self, peer: RelayPeer, own_id: int, route: Route) -> None:
+    def _drop_route(self, peer: RelayPeer, own_id: int, route: Route, reason: int, by_server: bool = False) -> None:
         """Forget both directions of a transport."""
         other = route.peer
+        if (carried := route.carried) is not None and self.observer is not None:
+            by = "server" if by_server else "src" if carried.there is route else "dst"
+            self.observer.ended(carried, reason, by)
         del peer.routes[own_id]
         del other.routes[route.to_id]
         self.route_count -= 2
@@ -464,7 +582,7 @@ class Relay:
                     self._resume(one)
 
     def _close_both(self, peer: RelayPeer, own_id: int, route: Route, reason: CloseReason) -> None:
-        self._drop_route(peer, own_id, route)
+        self._drop_route(peer, own_id, route, reason, by_server=True)
         self._answer(peer, encode_close(own_id, reason))
         self._answer(route.peer, encode_close(route.to_id, reason))
 

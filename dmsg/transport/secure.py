@@ -106,6 +106,7 @@ class SecureEnd:
 
     __slots__ = (
         "_acked_sequence",
+        "_before",
         "_budget",
         "_decrypt",
         "_encrypt",
@@ -165,6 +166,7 @@ class SecureEnd:
         self._measured_at: float | None = None
         self._budget = BUDGET if budget is None else budget
         self.told = 0
+        self._before = (0, 0)
 
     # --- transports come and go ---
 
@@ -174,9 +176,9 @@ class SecureEnd:
         :param hello: the other end's.
         :param told: the window that this end named in its own.
         """
-        if self.transport is not None:
-            self.transport.secure = None
+        self.detach()
         self.transport = transport
+        self._before = (self.acknowledged, self.received)
         transport.secure = self
         self._encrypt = ChaCha20Poly1305(result.send_key).encrypt
         self._decrypt = ChaCha20Poly1305(result.receive_key).decrypt
@@ -189,8 +191,14 @@ class SecureEnd:
     def detach(self) -> None:
         """There is no transport now."""
         if self.transport is not None:
+            self.transport.delivered = self.delivered
             self.transport.secure = None
             self.transport = None
+
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """Bytes that the other end has acknowledged, and that this end has received, over this transport."""
+        return self.acknowledged - self._before[0], self.received - self._before[1]
 
     def offer_window(self) -> int:
         """What to name in a hello: the window less what the application has not taken."""

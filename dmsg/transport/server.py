@@ -26,11 +26,12 @@ from dmsg.errors import DiscoveryError, DmsgError, DropReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.socketopts import tune_listening
 from dmsg.telemetry.metrics import ServerMetrics
+from dmsg.telemetry.service import Telemetry, TelemetrySettings
 from dmsg.transport.admission import Admission
 from dmsg.transport.dial import parse_address, retry_delay
 from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory
-from dmsg.transport.wire import RELAY_FEATURE
+from dmsg.transport.wire import RECEIPT_FEATURE, RELAY_FEATURE
 
 REFRESH_INTERVAL = 30.0
 """Seconds between refreshes of the entry; discovery lists it for longer than that."""
@@ -61,6 +62,7 @@ class Server(Service):
     :param admission: whom it admits.
     :param drain_timeout: seconds that stopping leaves to clients to move their streams.
     :param metrics: endpoint string for ``/metrics`` and ``/health``, or None.
+    :param telemetry: where to write events for the pipeline, or None.
     :ivar ready: fires with the listening ports.
     """
 
@@ -78,9 +80,10 @@ class Server(Service):
         admission: Admission | None = None,
         drain_timeout: float = DRAIN_TIMEOUT,
         metrics: str | None = None,
+        telemetry: TelemetrySettings | None = None,
         random: Random | None = None,
     ) -> None:
-        """:raises DmsgError: the public address is malformed."""
+        """:raises DmsgError: the public address is malformed, or the directory of telemetry cannot be used."""
         if public_address is not None:
             parse_address(public_address)
         self._reactor = reactor
@@ -101,7 +104,10 @@ class Server(Service):
         self.registered_at: float | None = None
         """Seconds of the reactor's clock of the last POST that discovery took."""
         self._drain_timeout = drain_timeout
-        self.factory = ServerFactory(reactor, key, limits=limits, admission=admission)
+        self.telemetry = Telemetry(reactor, telemetry, "server", key.public.hex()) if telemetry is not None else None
+        self.factory = ServerFactory(reactor, key, limits=limits, admission=admission, telemetry=self.telemetry)
+        if self._lookups is not None:
+            self.factory.registered = lambda: self._failures == 0 and self._posted is not None
         self.factory.on_change = self._changed
         self.ports: list[IListeningPort] = []
         self.metrics_port: IListeningPort | None = None
@@ -112,6 +118,8 @@ class Server(Service):
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
         self._started = time.time()
+        if self.telemetry is not None:
+            self.telemetry.start()
         self.ready = Deferred.fromCoroutine(self._start())
 
     def reload(self, limits: Limits | None = None) -> None:
@@ -162,6 +170,8 @@ class Server(Service):
             await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
         except TimeoutError:
             _log.info("{count} clients did not leave in time", count=len(self.factory.sessions))
+        if self.telemetry is not None:
+            await self.telemetry.stop()
         if self._lookups is not None:
             await self._lookups.close()
 
@@ -218,6 +228,7 @@ class Server(Service):
         def make(entry: Entry) -> Entry:
             assert self._address is not None
             version = with_feature(entry.version, RELAY_FEATURE)
+            version = with_feature(version, RECEIPT_FEATURE, self.telemetry is not None)
             return replace(entry, version=version, server=ServerMeta(self._address, available))
 
         def done(result: Any) -> None:
@@ -273,11 +284,18 @@ class Server(Service):
     def counters(self) -> dict[str, tuple[str, float]]:
         """What only goes up."""
         relay = self.factory.relay
+        telemetry = self.telemetry
         return {
             "connections_opened": ("Clients that have connected", self.factory.connections_opened),
             "transports_opened": ("Transports that were opened", relay.transports_opened),
             "frames": ("Frames received", relay.frames),
             "frame_bytes": ("Bytes of frames received", relay.frame_bytes),
+            "telemetry_written": ("Events written for the pipeline", 0 if telemetry is None else telemetry.written),
+            "telemetry_lost": ("Events that could not be written", 0 if telemetry is None else telemetry.lost),
+            "telemetry_files_removed": (
+                "Files of events that made room for newer ones",
+                0 if telemetry is None else telemetry.removed,
+            ),
             "throttled": ("Times that a client was read later for its bytes a second", self.factory.throttled),
             "admission_unanswered": (
                 "Questions to the admission hook without an answer",

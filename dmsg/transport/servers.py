@@ -26,7 +26,7 @@ from dmsg.net.noise import TurnFlush
 from dmsg.transport.dial import ServerLink, SessionEndpoint, retry_delay
 from dmsg.transport.session import ClientSession
 from dmsg.transport.streams import Streams
-from dmsg.transport.wire import RELAY_FEATURE
+from dmsg.transport.wire import RECEIPT_FEATURE, RELAY_FEATURE
 
 RACE = 2
 """Servers asked beyond those that are needed."""
@@ -262,6 +262,7 @@ class ServerSet:
             entry.server.address,
             self._streams,
             pings=entry.offers(RELAY_FEATURE),
+            receipts=self._streams.receipts and entry.offers(RECEIPT_FEATURE),
         )
 
     def _add_link(self, entry: Entry) -> bool:

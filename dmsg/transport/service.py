@@ -77,6 +77,7 @@ class Client(Service):
         remote when its server is lost; 0 lets it end with its server.
     :param prefer: servers to take before others.
     :param only: take no servers but these.
+    :param receipts: sign for servers that ask for it how much they delivered (docs/pipeline/receipts.md).
     """
 
     name = "dmsg-client"
@@ -92,6 +93,7 @@ class Client(Service):
         resume_timeout: float = RESUME_TIMEOUT,
         prefer: Sequence[PubKey] = (),
         only: Sequence[PubKey] = (),
+        receipts: bool = False,
         random: Random | None = None,
     ) -> None:
         """:raises ValueError: min_servers or encryption cannot be that."""
@@ -116,6 +118,7 @@ class Client(Service):
             turn.add_stream,
             encryption=self.encryption,
             resume_timeout=resume_timeout,
+            receipts=receipts,
         )
         self.streams.reconnect = lambda stream: Deferred.fromCoroutine(self._reconnect(stream))
         self.streams.speaks_secure = lambda remote: Deferred.fromCoroutine(self._speaks_secure(remote))

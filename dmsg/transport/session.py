@@ -68,6 +68,7 @@ class ClientSession:
     :param accept: the factory for transports that others open, asked for each
         time; None refuses them.  Not used when there are ``streams``.
     :param streams: what makes transports secure and lets them be resumed.
+    :param receipts: the server takes RECEIPT, and is to have them.
     :ivar server: the server's key.
     :ivar established: fires with this session when the server said OK.
     :ivar lost: fires with None when the connection is gone.
@@ -83,6 +84,7 @@ class ClientSession:
         *,
         accept: Callable[[], IProtocolFactory | None] = lambda: None,
         streams: Streams | None = None,
+        receipts: bool = False,
         random: Random | None = None,
     ) -> None:
         self._reactor = reactor
@@ -91,7 +93,9 @@ class ClientSession:
         self._streams = streams
         key = streams.secure_key if streams is not None else None
         budget = streams.budget if streams is not None else None
-        self._core = ClientConnection(local, key=key, random=random, budget=budget)
+        self._core = ClientConnection(
+            local, key=key, random=random, budget=budget, receipts_to=server if receipts else None
+        )
         self._link: NoiseLink | None = None
         self._accept = accept
         self._opening: Pending[ClientTransport, Accepted] = Pending()

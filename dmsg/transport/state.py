@@ -69,14 +69,18 @@ class ClientTransport:
     :ivar in_flight: sequence -> (size, token) of what is not acknowledged.
     :ivar is_secure: its frames are encrypted from end to end.
     :ivar secure: the end that it carries, when it does.
+    :ivar identity: 16 bytes, when receipts are signed.
+    :ivar delivered: bytes out and in that it had delivered when its stream left it.
     """
 
     __slots__ = (
         "_next_sequence",
         "ack_due",
+        "delivered",
         "held_acks",
         "held_size",
         "id",
+        "identity",
         "in_flight",
         "in_flight_bytes",
         "initiator",
@@ -113,6 +117,8 @@ class ClientTransport:
         self.offer: Offer | None = None
         self.told = 0
         self.ack_due = False
+        self.identity: bytes | None = None
+        self.delivered = (0, 0)
 
     @property
     def window_open(self) -> bool:

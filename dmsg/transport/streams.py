@@ -96,6 +96,7 @@ class Streams:
     :param factory: who listens on a port, or None.
     :param schedule: calls a stream's ``flush`` at the end of the reactor turn.
     :param resume_timeout: seconds that a stream may be without a transport; 0 means none is resumed.
+    :param receipts: sign for servers that ask for it what they have delivered.
     :ivar reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
     :ivar speaks_secure: whether a client's signed entry offers secure transports.
     :ivar resumed: how many streams went on over another transport.
@@ -111,9 +112,11 @@ class Streams:
         encryption: Encryption = Encryption.REQUIRE,
         resume_timeout: float = RESUME_TIMEOUT,
         budget: Budget | None = None,
+        receipts: bool = False,
     ) -> None:
         self._reactor = reactor
         self.key = key
+        self.receipts = receipts
         self.factory = factory
         self.schedule = schedule
         self.encryption = encryption

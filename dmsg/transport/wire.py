@@ -41,6 +41,10 @@ MAX_HINTS = 16
 """Servers named in a DRAIN."""
 RELAY_FEATURE = "relay1"
 """What the version of an entry says of a server that carries secure transports and knows PING."""
+RECEIPT_FEATURE = "receipt1"
+"""What the version of an entry says of a server that takes RECEIPT."""
+SECURE_OVERHEAD = SEQUENCE_SIZE + 16
+"""Bytes of a FWD's payload on a secure transport besides user data: the sequence and the tag."""
 UNREAD_LIMIT = 65535
 """Bytes of unread data beyond which a receiver withholds its ACKs (2019 reference)."""
 
@@ -64,11 +68,12 @@ class FrameType(IntEnum):
     PING = 0x4  # anything up to 64 bytes; client to server, id 0
     PONG = 0x5  # what was in the PING
     DRAIN = 0x6  # seconds(2) + pk(33) of other servers; server to client, id 0
+    RECEIPT = 0x7  # what was delivered, signed (telemetry.receipts); client to server, id 0
     FWD = 0xA  # seq(2) + data; encrypted on a secure transport
     ACK = 0xB  # seq(2); encrypted seq(2) + hash(4) [+ window(4)] on a secure transport
 
 
-OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, FWD, ACK = (int(frame_type) for frame_type in FrameType)
+OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, RECEIPT, FWD, ACK = (int(frame_type) for frame_type in FrameType)
 
 unpack_header = struct.Struct(">BHH").unpack_from
 """(type, id, payload size) at an offset."""

@@ -1,0 +1,196 @@
+"""The operator's ranking of servers: which of the live ones to name first.
+
+``dmsg analytics rank`` writes it from what the pipeline found, signed; the
+discovery reads it again when the file changes.  It only orders: it can neither
+bring in a server that is not live nor keep one out.  One that is stale, badly
+signed or malformed is ignored, with a word in the log, and servers are drawn
+as if there were none.
+
+The file is JSON: ``generated_at`` and ``valid_until`` (seconds since 1970),
+``servers`` (``static``, ``weight``, ``reasons``), ``operator`` (a public key)
+and ``signature`` over SHA-256 of the same object without the signature, with
+sorted keys and no spaces.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey, SecKey, Signature
+
+LOOK_INTERVAL = 5.0
+"""Seconds between looks at the file."""
+FILE_LIMIT = 4 * 1024 * 1024
+"""Bytes of a ranking."""
+MAX_RANKED = 10_000
+"""Servers of a ranking."""
+KNOWN_LIMIT = 1024
+"""Entries whose key is remembered."""
+LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
+
+_log = Logger()
+
+
+class RankingError(DmsgError):
+    """It is no ranking, or not the operator's."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Weights by server, valid for a time.
+
+    :ivar weights: key in hex -> weight, 0.001 to 1000.
+    :ivar valid_until: seconds since 1970.
+    """
+
+    weights: dict[str, float]
+    generated_at: float
+    valid_until: float
+
+
+def _signed(document: dict[str, Any]) -> bytes:
+    rest = {name: value for name, value in document.items() if name != "signature"}
+    return json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
+
+
+def sign_ranking(servers: Sequence[dict[str, Any]], key: SecKey, generated_at: int, valid_until: int) -> bytes:
+    """The file's content.  :param servers: ``static``, ``weight``, ``reasons`` each."""
+    document: dict[str, Any] = {
+        "generated_at": generated_at,
+        "valid_until": valid_until,
+        "servers": list(servers),
+        "operator": key.public.hex(),
+    }
+    document["signature"] = key.sign(_signed(document)).hex()
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def read_ranking(data: bytes, operator: PubKey) -> Ranking:
+    """What a file says.
+
+    :raises RankingError: malformed, or not signed by ``operator``.
+    """
+    try:
+        document = json.loads(data)
+        signature = Signature.from_hex(document["signature"])
+        generated_at, valid_until = float(document["generated_at"]), float(document["valid_until"])
+        servers = document["servers"]
+        if len(servers) > MAX_RANKED:
+            raise RankingError(f"more than {MAX_RANKED} servers")
+        weights = {PubKey.from_hex(one["static"]).hex(): float(one["weight"]) for one in servers}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RankingError(f"malformed: {error}") from None
+    try:
+        operator.verify(_signed(document), signature)
+    except DmsgError:
+        raise RankingError("not signed by the operator's key") from None
+    if not all(LEAST_WEIGHT <= weight <= MOST_WEIGHT for weight in weights.values()):
+        raise RankingError(f"a weight is not between {LEAST_WEIGHT} and {MOST_WEIGHT:.0f}")
+    return Ranking(weights, generated_at, valid_until)
+
+
+class RankingFile:
+    """A ranking that is read again when it changes.
+
+    :param operator: whose signature is believed.
+    """
+
+    def __init__(self, path: Path, operator: PubKey, random: Random | None = None) -> None:
+        self._path = path
+        self._operator = operator
+        self._random = random or SystemRandom()
+        self._ranking: Ranking | None = None
+        self._stamp: tuple[int, int, int] | None = None
+        self._said = ""
+        self._keys: dict[bytes, str] = {}
+        self._reactor: IReactorTime | None = None
+        self._call: IDelayedCall | None = None
+
+    def watch(self, reactor: IReactorTime) -> None:
+        """Look at the file now and every few seconds."""
+        self._reactor = reactor
+        self._look_again()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+    def _look_again(self) -> None:
+        assert self._reactor is not None
+        self.look()
+        self._call = self._reactor.callLater(LOOK_INTERVAL, self._look_again)
+
+    def look(self) -> None:
+        """Read the file if it is another than before."""
+        try:
+            with open(self._path, "rb") as file:
+                stat = os.fstat(file.fileno())
+                stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+                if stamp == self._stamp:
+                    return
+                self._stamp = stamp
+                if stat.st_size > FILE_LIMIT:
+                    raise RankingError(f"longer than {FILE_LIMIT} bytes")
+                ranking = read_ranking(file.read(FILE_LIMIT + 1), self._operator)
+        except (OSError, RankingError) as error:
+            if isinstance(error, OSError):
+                self._stamp = None
+            self._ranking = None
+            self._say(f"ranking is not used: {error}")
+            return
+        self._ranking = ranking
+        self._say("")
+        _log.info("ranking of {count} servers is read", count=len(ranking.weights))
+
+    def _say(self, what: str) -> None:
+        if what and what != self._said:
+            _log.warn("{what}", what=what)
+        self._said = what
+
+    def current(self, now: float) -> Ranking | None:
+        """The ranking that holds; None without one.
+
+        :param now: seconds since 1970.
+        """
+        ranking = self._ranking
+        if ranking is not None and not ranking.generated_at - 300 <= now < ranking.valid_until:
+            self._say("ranking is not used: it is not valid now")
+            return None
+        return ranking
+
+    def _key_of(self, body: bytes) -> str:
+        key = self._keys.get(body)
+        if key is None:
+            if len(self._keys) >= KNOWN_LIMIT:
+                self._keys.clear()
+            key = self._keys[body] = str(json.loads(body).get("static", ""))
+        return key
+
+    def choose(self, servers: Sequence[bytes], most: int, now: float) -> list[bytes]:
+        """Draw ``most`` of the servers, by their weights, the luckiest first.
+
+        Each gets the key ``u ** (1 / weight)`` (Efraimidis and Spirakis): a
+        server of twice the weight comes first twice as often.  One that is not
+        ranked, because it is new, has the middle weight.
+        """
+        ranking = self.current(now)
+        weights = {} if ranking is None else ranking.weights
+        middle = sorted(weights.values())[len(weights) // 2] if weights else 1.0
+
+        def luck(body: bytes) -> float:
+            return math.log(1.0 - self._random.random()) / weights.get(self._key_of(body), middle)
+
+        return sorted(servers, key=luck, reverse=True)[:most]

@@ -1,0 +1,134 @@
+"""Events on their way from an entity to its spool.
+
+:meth:`Recorder.record` puts an event into a queue and returns: a microsecond
+on the reactor's thread, whatever the disk does.  Once a second a thread takes
+the queue, names clients, makes JSON and appends it to the spool.  What does not
+fit into the queue, or onto the disk, is lost and counted; its number is used
+up, so that the reader sees the gap.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from json import JSONEncoder
+from pathlib import Path
+from typing import Any
+
+from twisted.logger import Logger
+
+from dmsg.telemetry.pseudonyms import Pseudonyms
+from dmsg.telemetry.schema import SCHEMA_VERSION
+from dmsg.telemetry.spool import SPOOL_LIMIT, Spool, end_line
+
+QUEUE_LIMIT = 65536
+"""Events that wait to be written."""
+BATCH = 2048
+"""Events of one write."""
+
+_log = Logger()
+
+
+class Recorder:
+    """Writes the events of one process.
+
+    :param producer: a server's key in hex, or another name of at most 66 letters.
+    :param wall: seconds since 1970.
+    :param monotonic: seconds of a clock that nobody sets.
+    :ivar boot: 32 hex digits.
+    :ivar lost: events that could not be written.
+    :ivar written: events that were.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        producer: str,
+        role: str,
+        names: Pseudonyms,
+        *,
+        rotate_seconds: float,
+        limit: int = SPOOL_LIMIT,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.names = names
+        self.boot = os.urandom(16).hex()
+        self.lost = 0
+        self.written = 0
+        self._failing = False
+        self._producer, self._role = producer, role
+        self._wall, self._monotonic = wall, monotonic
+        self._started = monotonic()
+        self._numbers = count()
+        self._queue: deque[tuple[int, str, float, float, dict[str, Any]]] = deque()
+        self._encode = JSONEncoder(separators=(",", ":"), default=names.client, check_circular=False).encode
+        self._prefix = f'"producer":"{producer}","role":"{role}","boot":"{self.boot}",'
+        self.spool = Spool(directory, self.boot, self._ending, rotate_seconds=rotate_seconds, limit=limit)
+
+    def record(self, event: str, fields: dict[str, Any]) -> None:
+        """Take an event.
+
+        :param event: its type, of :data:`~dmsg.telemetry.schema.EVENTS`.
+        :param fields: what it holds besides the envelope; a value of bytes is a
+            client's key and is written as its pseudonym.
+        """
+        number = next(self._numbers)
+        if len(self._queue) >= QUEUE_LIMIT:
+            self.lost += 1
+            return
+        self._queue.append((number, event, self._wall(), self._monotonic(), fields))
+
+    def network(self, host: str) -> str | None:
+        """The pseudonym, of today, of the network of an address."""
+        return self.names.network(host, int(self._wall() // 86400))
+
+    def _ending(self, lines: int, digest: str) -> bytes:
+        number = next(self._numbers)
+        envelope = {
+            "v": SCHEMA_VERSION,
+            "producer": self._producer,
+            "role": self._role,
+            "boot": self.boot,
+            "seq": number,
+            "ts": int(self._wall() * 1000),
+            "mono": int((self._monotonic() - self._started) * 1000),
+        }
+        return end_line(envelope, lines, digest, recovered=False)
+
+    # --- on the writer's thread ---
+
+    def flush(self, *, last: bool = False) -> None:
+        """Write what waits; on the writer's thread.  Never raises."""
+        queue = self._queue
+        encode, prefix, started = self._encode, self._prefix, self._started
+        while queue:
+            lines = []
+            for _ in range(min(len(queue), BATCH)):
+                number, event, wall, mono, fields = queue.popleft()
+                lines.append(
+                    f'{{"v":{SCHEMA_VERSION},"type":"{event}",{prefix}"seq":{number},"ts":{int(wall * 1000)},'
+                    f'"mono":{int((mono - started) * 1000)}{"," if fields else ""}{encode(fields)[1:]}\n'
+                )
+            try:
+                self.spool.write("".join(lines).encode(), len(lines), self._monotonic())
+                self.written += len(lines)
+                self._failing = False
+            except OSError as error:
+                self._failed(error)
+                self.lost += len(lines)
+        try:
+            if last:
+                self.spool.seal()
+            else:
+                self.spool.look(self._monotonic())
+        except OSError as error:
+            self._failed(error)
+
+    def _failed(self, error: OSError) -> None:
+        if not self._failing:
+            _log.warn("telemetry cannot be written: {error}", error=str(error))
+        self._failing = True

@@ -1,0 +1,263 @@
+"""Telemetry of an entity: its recorder, its heartbeats, its writer's thread."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.threads import deferToThreadPool
+from twisted.logger import Logger
+
+from dmsg.errors import DmsgError
+from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
+from dmsg.telemetry.recorder import Recorder
+from dmsg.telemetry.spool import ROTATE_SECONDS, SPOOL_LIMIT, recover
+
+HEARTBEAT_INTERVAL = 60.0
+"""Seconds between heartbeats."""
+FLUSH_INTERVAL = 1.0
+"""Seconds between writes: what a kill can cost."""
+STOP_TIMEOUT = 5.0
+"""Seconds that stopping waits for the disk."""
+REPEATS_LIMIT = 4096
+"""Kinds of repeated events that are kept apart within a heartbeat; the oldest makes room."""
+TARGETS_LIMIT = 1024
+"""Different targets of a repeated event that are counted."""
+
+_log = Logger()
+
+
+@dataclass(frozen=True)
+class TelemetrySettings:
+    """What an operator says of telemetry.
+
+    :ivar directory: where the spool is.
+    :ivar clear: name clients by their keys.
+    :ivar rotate_seconds: after which a file is sealed.
+    :ivar limit: bytes of sealed files.
+    """
+
+    directory: Path
+    clear: bool = False
+    rotate_seconds: float = ROTATE_SECONDS
+    limit: int = SPOOL_LIMIT
+
+    def prepare(self) -> bytes:
+        """Make the directory and its secret, and try to write there.
+
+        :returns: the secret.
+        :raises DmsgError: it cannot be used.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            probe = self.directory / f".probe-{os.getpid()}"
+            probe.write_bytes(b"")
+            probe.unlink()
+            return load_or_create_secret(self.directory)
+        except OSError as error:
+            raise DmsgError(f"telemetry directory cannot be used: {error}") from None
+
+
+class _Repeated:
+    """What of one kind occurred again since it was written."""
+
+    __slots__ = ("count", "fields", "targets")
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+        self.count = 0
+        self.targets: set[bytes] = set()
+
+
+class Telemetry:
+    """Writes what an entity tells.
+
+    :param role: server or discovery.
+    :param producer: the server's key in hex; None names it after its secret.
+    :ivar load: fields of a heartbeat, asked for each minute; ``about``: of the start event.
+    :ivar beats: called before each heartbeat, for what is written with it; ``turns`` each second.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        settings: TelemetrySettings,
+        role: str,
+        producer: str | None = None,
+        *,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """:raises DmsgError: the directory cannot be used."""
+        names = Pseudonyms(settings.prepare(), clear=settings.clear)
+        self._reactor = reactor
+        self._settings = settings
+        self.load: Callable[[], dict[str, Any]] = dict
+        self.about: Callable[[], dict[str, Any]] = dict
+        self._recorder = Recorder(
+            settings.directory,
+            producer or f"{role}-{names.name()}",
+            role,
+            names,
+            rotate_seconds=settings.rotate_seconds,
+            limit=settings.limit,
+            wall=wall,
+            monotonic=reactor.seconds,
+        )
+        self.record = self._recorder.record
+        self.network = self._recorder.network
+        self.beats: list[Callable[[], None]] = []
+        self.turns: list[Callable[[], None]] = []
+        self._repeated: OrderedDict[tuple[Any, ...], _Repeated] = OrderedDict()
+        self._call: IDelayedCall | None = None
+        self._expected = 0.0
+        self._beat_at = 0.0
+        self._lag = 0.0
+        self._cpu = 0.0
+        self._lost = 0
+        self._writing: Deferred[None] | None = None
+        self._stopped = False
+
+    @property
+    def lost(self) -> int:
+        """Events that could not be written."""
+        return self._recorder.lost
+
+    @property
+    def written(self) -> int:
+        """Events that were written."""
+        return self._recorder.written
+
+    @property
+    def removed(self) -> int:
+        """Sealed files that made room for newer ones."""
+        return self._recorder.spool.removed
+
+    # --- events ---
+
+    def record_repeated(
+        self, event: str, key: tuple[Any, ...], fields: dict[str, Any], target: bytes | None = None
+    ) -> None:
+        """Take an event of which a stranger can cause any number.
+
+        The first of a ``key`` is written at once, those that follow within the
+        interval of a heartbeat are one event with their number ``n``.
+        """
+        key = (event, *key)
+        repeated = self._repeated.get(key)
+        if repeated is None:
+            if len(self._repeated) >= REPEATS_LIMIT:
+                self._write_repeated(*self._repeated.popitem(last=False))
+            self._repeated[key] = _Repeated(fields)
+            self.record(event, {**fields, "n": 1} if target is None else {**fields, "n": 1, "targets": 1})
+            return
+        repeated.count += 1
+        if target is not None and len(repeated.targets) < TARGETS_LIMIT:
+            repeated.targets.add(target)
+
+    def _write_repeated(self, key: tuple[Any, ...], repeated: _Repeated) -> None:
+        if repeated.count:
+            fields = {**repeated.fields, "n": repeated.count}
+            if repeated.targets:
+                fields["targets"] = len(repeated.targets)
+            self.record(key[0], fields)
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Begin to write."""
+        now = self._reactor.seconds()
+        self._beat_at = now
+        self._cpu = time.process_time()
+        self._lost = self.lost
+        keys = "clear" if self._settings.clear else "hashed"
+        self.record("start", {"version": version("dmsg"), "keys": keys, **self.about()})
+        self._in_thread(recover, self._settings.directory)
+        self._expected = now + FLUSH_INTERVAL
+        self._call = self._reactor.callLater(FLUSH_INTERVAL, self._turn)
+
+    def _turn(self) -> None:
+        now = self._reactor.seconds()
+        self._lag = max(self._lag, now - self._expected)
+        for turn in self.turns:
+            turn()
+        if now - self._beat_at >= HEARTBEAT_INTERVAL:
+            self.beat()
+        if self._writing is None:
+            self._in_thread(self._recorder.flush)
+        self._expected = now + FLUSH_INTERVAL
+        self._call = self._reactor.callLater(FLUSH_INTERVAL, self._turn)
+
+    def beat(self) -> None:
+        """Write a heartbeat now."""
+        for told in self.beats:
+            told()
+        repeated = list(self._repeated.items())
+        self._repeated.clear()
+        for key, one in repeated:
+            self._write_repeated(key, one)
+        now = self._reactor.seconds()
+        cpu, lost = time.process_time(), self.lost
+        self.record(
+            "heartbeat",
+            {
+                "interval_ms": round((now - self._beat_at) * 1000),
+                **self.load(),
+                "lag_ms": round(self._lag * 1000),
+                "cpu_ms": round((cpu - self._cpu) * 1000),
+                "rss_kb": _resident(),
+                "lost": lost - self._lost,
+            },
+        )
+        self._beat_at, self._cpu, self._lag, self._lost = now, cpu, 0.0, lost
+
+    def stop(self) -> Deferred[None]:
+        """Write the rest and seal; fires when it is on the disk, or after STOP_TIMEOUT."""
+        if self._call is None:
+            return maybeDeferred(lambda: None)
+        self._call.cancel()
+        self._call = None
+        self.beat()
+        self.record("stop", {})
+
+        def flush(_: object = None) -> Deferred[None]:
+            return self._in_thread(self._recorder.flush, last=True)
+
+        def late(error: Any) -> None:
+            error.trap(TimeoutError)
+            _log.warn("telemetry is not written yet; it is left behind")
+
+        done = flush() if self._writing is None else self._writing.addCallback(flush)
+        return done.addTimeout(STOP_TIMEOUT, self._reactor).addErrback(late)
+
+    def _in_thread(self, act: Callable[..., Any], *args: Any, **options: Any) -> Deferred[Any]:
+        pool = getattr(self._reactor, "getThreadPool", None)
+        if pool is None:  # a clock: there are no threads in a lab
+            return maybeDeferred(act, *args, **options)
+        done: Deferred[Any] = deferToThreadPool(self._reactor, pool(), act, *args, **options)
+        self._writing = done
+
+        def finished(result: Any) -> None:
+            if self._writing is done:
+                self._writing = None
+            if result is not None and not isinstance(result, int):
+                _log.failure("writing telemetry failed", result)
+
+        return done.addBoth(finished)
+
+
+def _resident() -> int:
+    """KiB of memory that the process has now."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * resource.getpagesize() // 1024
+    except (OSError, ValueError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,241 @@
+"""Files of events: appended to, sealed, found again after a crash.
+
+The file being written is plain text, ``.<boot>-<number>.open``, held by a lock;
+each write ends with a whole line, so that a process that is killed loses what
+it had not written and nothing else.  Sealing compresses it into
+``<boot>-<number>.jsonl.gz``, complete on the disk before it has that name: who
+collects files by name never sees half of one.  At the start, files that a
+killed process left are cut at their last whole line and sealed.
+
+Everything here blocks and is called from one thread.  The directory's size is
+limited: the oldest sealed files make room.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gzip
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from dmsg.telemetry.schema import SCHEMA_VERSION, SEGMENT_SUFFIX
+
+ROTATE_BYTES = 16 * 1024 * 1024
+"""Bytes of text after which a file is sealed."""
+ROTATE_SECONDS = 300.0
+"""Seconds after which a file is sealed, by default."""
+SPOOL_LIMIT = 1024 * 1024 * 1024
+"""Bytes of sealed files that a directory holds, by default."""
+COMPRESSION = 3
+"""Level of gzip: half the work of the usual 6 for 4 % more bytes."""
+UNSEALED_LIMIT = 8
+"""Files that wait for a disk with room to be sealed; older ones are given up."""
+OPEN_SUFFIX = ".open"
+
+
+def end_line(envelope: dict[str, Any], lines: int, digest: str, *, recovered: bool) -> bytes:
+    """The last line of a file."""
+    row = {**envelope, "type": "segment_end", "lines": lines, "sha256": digest, "recovered": recovered}
+    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+
+
+class Spool:
+    """One process's files in a directory.
+
+    :param boot: names them.
+    :param ending: makes the last line from (lines, SHA-256 in hex).
+    :ivar removed: sealed files that made room for newer ones.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        boot: str,
+        ending: Callable[[int, str], bytes],
+        *,
+        rotate_bytes: int = ROTATE_BYTES,
+        rotate_seconds: float = ROTATE_SECONDS,
+        limit: int = SPOOL_LIMIT,
+    ) -> None:
+        self._directory = directory
+        self._boot = boot
+        self._ending = ending
+        self._rotate_bytes, self._rotate_seconds, self._limit = rotate_bytes, rotate_seconds, limit
+        self._number = 0
+        self._file: IO[bytes] | None = None
+        self._opened = 0.0
+        self._size = 0
+        self._lines = 0
+        self._hash = hashlib.sha256()
+        self._unsealed: list[Path] = []
+        self.removed = 0
+
+    def write(self, lines: bytes, count: int, now: float) -> None:
+        """Append whole lines.
+
+        :param now: seconds of a monotonic clock.
+        :raises OSError: nothing of them is kept.
+        """
+        file = self._file
+        if file is None:
+            file = self._open(now)
+        try:
+            if file.write(lines) != len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(self._size)
+            file.seek(self._size)
+            raise
+        self._size += len(lines)
+        self._lines += count
+        self._hash.update(lines)
+
+    def look(self, now: float) -> None:
+        """Seal if it is time."""
+        if self._file is not None and (
+            self._size >= self._rotate_bytes or (self._lines and now - self._opened >= self._rotate_seconds)
+        ):
+            self.seal()
+
+    def _open(self, now: float) -> IO[bytes]:
+        self._number += 1
+        path = self._directory / f".{self._boot}-{self._number:06d}{OPEN_SUFFIX}"
+        file = open(path, "xb", buffering=0)  # it stays open
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._file, self._opened = file, now
+        self._size = self._lines = 0
+        self._hash = hashlib.sha256()
+        return file
+
+    def seal(self) -> None:
+        """Finish the file that is open, if there is one.
+
+        :raises OSError: there is no room; it is tried again at the next time.
+        """
+        file = self._file
+        if file is not None:
+            ending = self._ending(self._lines, self._hash.hexdigest())
+            try:
+                whole = file.write(ending) == len(ending)
+            except OSError:
+                whole = False
+            if not whole:
+                file.truncate(self._size)  # sealed without its last line: it tells of itself that it is torn
+            self._file = None
+            file.close()
+            self._unsealed.append(Path(file.name))
+            for path in self._unsealed[:-UNSEALED_LIMIT]:
+                path.unlink(missing_ok=True)
+                self.removed += 1
+            del self._unsealed[:-UNSEALED_LIMIT]
+        while self._unsealed:
+            compress(self._unsealed[0])
+            del self._unsealed[0]
+        self._make_room()
+
+    def _make_room(self) -> None:
+        paths = self._directory.glob(f"*{SEGMENT_SUFFIX}")
+        sealed = sorted((stat.st_mtime_ns, stat.st_size, path) for path, stat in _stats(paths))
+        total = sum(size for _, size, _ in sealed)
+        for _, size, path in sealed:
+            if total <= self._limit:
+                break
+            path.unlink(missing_ok=True)
+            self.removed += 1
+            total -= size
+
+
+def _stats(paths: Iterable[Path]) -> Iterable[tuple[Path, os.stat_result]]:
+    for path in paths:
+        try:
+            yield path, path.stat()
+        except FileNotFoundError:
+            continue  # somebody collects them
+
+
+def compress(path: Path) -> Path:
+    """Make the sealed file of an open one, and remove that.
+
+    :raises OSError: no room; the open file is still there.
+    """
+    sealed = path.with_name(path.name.removeprefix(".").removesuffix(OPEN_SUFFIX) + SEGMENT_SUFFIX)
+    fresh = path.with_name(f".{sealed.name}.part")
+    try:
+        with open(path, "rb") as source, open(fresh, "wb") as raw:
+            with gzip.GzipFile("", "wb", COMPRESSION, raw, mtime=0) as target:
+                shutil.copyfileobj(source, target, 256 * 1024)
+            raw.flush()
+            os.fsync(raw.fileno())
+        fresh.replace(sealed)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    path.unlink()
+    return sealed
+
+
+def recover(directory: Path) -> int:
+    """Seal what processes that are no more left open.
+
+    :returns: how many files.
+    """
+    found = 0
+    for path in sorted(directory.glob(f".*{OPEN_SUFFIX}")):
+        try:
+            with open(path, "r+b") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue  # its process lives
+                if not _mend(file):
+                    path.unlink()
+                    continue
+                compress(path)
+                found += 1
+        except FileNotFoundError:
+            continue  # another process was quicker
+    for path in directory.glob(f".*{SEGMENT_SUFFIX}.part"):
+        boot = path.name.removeprefix(".").rpartition("-")[0]
+        if not any(directory.glob(f".{boot}-*{OPEN_SUFFIX}")):
+            path.unlink(missing_ok=True)
+    return found
+
+
+def _mend(file: IO[bytes]) -> bool:
+    """Cut at the last whole line and write the last one; False if nothing is left."""
+    digest = hashlib.sha256()
+    lines = size = 0
+    last = b""
+    for line in file:
+        if not line.endswith(b"\n"):
+            break
+        digest.update(line)
+        lines += 1
+        size += len(line)
+        last = line
+    file.truncate(size)
+    if not lines:
+        return False
+    try:
+        row = json.loads(last)
+        if row["type"] == "segment_end":
+            return True
+        envelope = {name: row[name] for name in ("producer", "role", "boot", "ts", "mono")}
+        envelope = {"v": SCHEMA_VERSION, **envelope, "seq": row["seq"] + 1}
+    except (ValueError, KeyError, TypeError):
+        return True  # not one of ours; the reader puts it in quarantine
+    file.seek(size)
+    file.write(end_line(envelope, lines, digest.hexdigest(), recovered=True))
+    file.flush()
+    return True
