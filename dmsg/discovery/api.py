@@ -159,7 +159,7 @@ class DiscoveryAPI:
         """For telemetry: servers are public, clients are not."""
         if self._telemetry is None:
             return
-        fields: dict[str, Any] = {"server": entry.server is not None, "result": result, "sequence": entry.sequence}
+        fields: dict[str, Any] = {"is_server": entry.server is not None, "result": result, "sequence": entry.sequence}
         fields["subject"] = entry.static if entry.server is not None else entry.key
         if entry.server is not None:
             fields["available"] = entry.server.available_connections

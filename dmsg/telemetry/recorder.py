@@ -21,7 +21,7 @@ from typing import Any
 from twisted.logger import Logger
 
 from dmsg.telemetry.pseudonyms import Pseudonyms
-from dmsg.telemetry.schema import SCHEMA_VERSION
+from dmsg.telemetry.schema import EVENTS_PREFIX, SCHEMA_VERSION
 from dmsg.telemetry.spool import SPOOL_LIMIT, Spool, end_line
 
 QUEUE_LIMIT = 65536
@@ -50,6 +50,7 @@ class Recorder:
         role: str,
         names: Pseudonyms,
         *,
+        prefix: str = EVENTS_PREFIX,
         rotate_seconds: float,
         limit: int = SPOOL_LIMIT,
         wall: Callable[[], float] = time.time,
@@ -67,7 +68,7 @@ class Recorder:
         self._queue: deque[tuple[int, str, float, float, dict[str, Any]]] = deque()
         self._encode = JSONEncoder(separators=(",", ":"), default=names.client, check_circular=False).encode
         self._prefix = f'"producer":"{producer}","role":"{role}","boot":"{self.boot}",'
-        self.spool = Spool(directory, self.boot, self._ending, rotate_seconds=rotate_seconds, limit=limit)
+        self.spool = Spool(directory, prefix + self.boot, self._ending, rotate_seconds=rotate_seconds, limit=limit)
 
     def record(self, event: str, fields: dict[str, Any]) -> None:
         """Take an event.

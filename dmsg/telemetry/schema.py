@@ -19,6 +19,8 @@ SCHEMA_VERSION = 1
 
 SEGMENT_SUFFIX = ".jsonl.gz"
 """What the names of finished files of a spool end with."""
+EVENTS_PREFIX, RECEIPTS_PREFIX = "events-", "receipts-"
+"""What they begin with: receipts have files of their own, which are verified before they are counted."""
 
 MAX_LINE = 16 * 1024
 """Bytes of one line; what is longer is not an event."""
@@ -220,8 +222,24 @@ EVENTS = (
     EventType(
         "receipt",
         "server",
-        "What a client says was delivered to and from it, signed (docs/pipeline/receipts.md).",
+        "What a client says was delivered to and from it, signed (docs/pipeline/receipts.md). In files of their own.",
         (Field("receipt", Type.STRING, "the signed bytes, in hex"),),
+    ),
+    EventType(
+        "receipt_checked",
+        "verifier",
+        "A receipt whose signature was checked, as `dmsg analytics verify` writes it; identity and time are the "
+        "receipt's.",
+        (
+            Field("reason", Type.STRING, "why it is not believed; absent if it is"),
+            _TRANSPORT,
+            Field("server", Type.STRING, "over which server, its key in hex"),
+            Field("signer", Type.STRING, "whose word it is: a pseudonym of the pipeline, or the key"),
+            Field("partner", Type.STRING, "the other end, as signer"),
+            Field("initiator", Type.BOOLEAN, "the signer asked for the transport"),
+            Field("delivered_out", Type.LONG, "bytes that the other end has acknowledged to the signer"),
+            Field("delivered_in", Type.LONG, "bytes that the signer has received"),
+        ),
     ),
     EventType(
         "entry",
@@ -229,7 +247,7 @@ EVENTS = (
         "An entry was posted or deleted.",
         (
             Field("subject", Type.STRING, "whose: a server's key, a client's pseudonym"),
-            Field("server", Type.BOOLEAN, "it is a server's entry"),
+            Field("is_server", Type.BOOLEAN, "it is a server's entry"),
             Field("result", Type.STRING, "first, next or deleted"),
             Field("sequence", Type.LONG, "of the entry"),
             Field("available", Type.LONG, "connections that the server still takes"),

@@ -20,6 +20,7 @@ from twisted.logger import Logger
 from dmsg.errors import DmsgError
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.recorder import Recorder
+from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX
 from dmsg.telemetry.spool import ROTATE_SECONDS, SPOOL_LIMIT, recover
 
 HEARTBEAT_INTERVAL = 60.0
@@ -102,17 +103,24 @@ class Telemetry:
         self._settings = settings
         self.load: Callable[[], dict[str, Any]] = dict
         self.about: Callable[[], dict[str, Any]] = dict
-        self._recorder = Recorder(
-            settings.directory,
-            producer or f"{role}-{names.name()}",
-            role,
-            names,
-            rotate_seconds=settings.rotate_seconds,
-            limit=settings.limit,
-            wall=wall,
-            monotonic=reactor.seconds,
-        )
+
+        def recorder(prefix: str) -> Recorder:
+            return Recorder(
+                settings.directory,
+                producer or f"{role}-{names.name()}",
+                role,
+                names,
+                prefix=prefix,
+                rotate_seconds=settings.rotate_seconds,
+                limit=settings.limit,
+                wall=wall,
+                monotonic=reactor.seconds,
+            )
+
+        self._recorder = recorder(EVENTS_PREFIX)
+        self._receipts = recorder(RECEIPTS_PREFIX)
         self.record = self._recorder.record
+        self.record_receipt = self._receipts.record
         self.network = self._recorder.network
         self.beats: list[Callable[[], None]] = []
         self.turns: list[Callable[[], None]] = []
@@ -129,17 +137,17 @@ class Telemetry:
     @property
     def lost(self) -> int:
         """Events that could not be written."""
-        return self._recorder.lost
+        return self._recorder.lost + self._receipts.lost
 
     @property
     def written(self) -> int:
         """Events that were written."""
-        return self._recorder.written
+        return self._recorder.written + self._receipts.written
 
     @property
     def removed(self) -> int:
         """Sealed files that made room for newer ones."""
-        return self._recorder.spool.removed
+        return self._recorder.spool.removed + self._receipts.spool.removed
 
     # --- events ---
 
@@ -192,9 +200,13 @@ class Telemetry:
         if now - self._beat_at >= HEARTBEAT_INTERVAL:
             self.beat()
         if self._writing is None:
-            self._in_thread(self._recorder.flush)
+            self._in_thread(self._flush)
         self._expected = now + FLUSH_INTERVAL
         self._call = self._reactor.callLater(FLUSH_INTERVAL, self._turn)
+
+    def _flush(self, *, last: bool = False) -> None:
+        self._recorder.flush(last=last)
+        self._receipts.flush(last=last)
 
     def beat(self) -> None:
         """Write a heartbeat now."""
@@ -229,7 +241,7 @@ class Telemetry:
         self.record("stop", {})
 
         def flush(_: object = None) -> Deferred[None]:
-            return self._in_thread(self._recorder.flush, last=True)
+            return self._in_thread(self._flush, last=True)
 
         def late(error: Any) -> None:
             error.trap(TimeoutError)

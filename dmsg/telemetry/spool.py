@@ -1,9 +1,9 @@
 """Files of events: appended to, sealed, found again after a crash.
 
-The file being written is plain text, ``.<boot>-<number>.open``, held by a lock;
+The file being written is plain text, ``.<kind>-<boot>-<number>.open``, held by a lock;
 each write ends with a whole line, so that a process that is killed loses what
 it had not written and nothing else.  Sealing compresses it into
-``<boot>-<number>.jsonl.gz``, complete on the disk before it has that name: who
+``<kind>-<boot>-<number>.jsonl.gz``, complete on the disk before it has that name: who
 collects files by name never sees half of one.  At the start, files that a
 killed process left are cut at their last whole line and sealed.
 
@@ -48,7 +48,7 @@ def end_line(envelope: dict[str, Any], lines: int, digest: str, *, recovered: bo
 class Spool:
     """One process's files in a directory.
 
-    :param boot: names them.
+    :param stem: what their names begin with.
     :param ending: makes the last line from (lines, SHA-256 in hex).
     :ivar removed: sealed files that made room for newer ones.
     """
@@ -56,7 +56,7 @@ class Spool:
     def __init__(
         self,
         directory: Path,
-        boot: str,
+        stem: str,
         ending: Callable[[int, str], bytes],
         *,
         rotate_bytes: int = ROTATE_BYTES,
@@ -64,7 +64,7 @@ class Spool:
         limit: int = SPOOL_LIMIT,
     ) -> None:
         self._directory = directory
-        self._boot = boot
+        self._stem = stem
         self._ending = ending
         self._rotate_bytes, self._rotate_seconds, self._limit = rotate_bytes, rotate_seconds, limit
         self._number = 0
@@ -105,7 +105,7 @@ class Spool:
 
     def _open(self, now: float) -> IO[bytes]:
         self._number += 1
-        path = self._directory / f".{self._boot}-{self._number:06d}{OPEN_SUFFIX}"
+        path = self._directory / f".{self._stem}-{self._number:06d}{OPEN_SUFFIX}"
         file = open(path, "xb", buffering=0)  # it stays open
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._file, self._opened = file, now

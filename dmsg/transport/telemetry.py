@@ -134,7 +134,7 @@ class RelayTelemetry:
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: RelayPeer, payload: bytes) -> None:
-        self._telemetry.record("receipt", {"receipt": payload.hex()})
+        self._telemetry.record_receipt("receipt", {"receipt": payload.hex()})
 
     # --- from time to time ---
 

@@ -1,0 +1,9 @@
+"""For ``spark-submit dmsg/analytics/__main__.py`` and ``python -m dmsg.analytics``."""
+
+from __future__ import annotations
+
+import sys
+
+from dmsg.analytics.main import main
+
+sys.exit(main())

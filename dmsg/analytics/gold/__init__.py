@@ -1,0 +1,1 @@
+"""Silver -> gold: a module for each group of questions, functions from tables to a table."""

@@ -1,0 +1,144 @@
+"""What was refused, and who causes more of it than is usual.
+
+Scores compare with fixed limits (100 is the limit): a limit that is written down
+can be argued with, one that follows the crowd moves with the abuse.  Every row
+carries its evidence.  Nobody is punished here: an operator decides.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from dmsg.analytics.schemas import DAILY
+
+SCAN_LIMIT = 100
+"""Different clients that do not exist, asked for in a day."""
+FLOOD_LIMIT = 1000
+"""Requests over the rate in a day."""
+HANDSHAKE_LIMIT = 200
+"""Failed handshakes of one network in a day."""
+ENTRY_LIMIT = 500
+"""Refused requests to discovery of one network in a day."""
+CHURN_LIMIT = 5000
+"""Entries of one client in a day; the usual one posts every few minutes."""
+UNANSWERED_LIMIT = 0.9
+"""Share of its requests that nobody accepted, with :data:`UNANSWERED_LEAST` of them and more."""
+UNANSWERED_LEAST = 50
+SHOWN_FROM = 10.0
+"""Scores below are not in the table."""
+
+
+def refusal_hour(refusals: DataFrame) -> DataFrame:
+    """What was refused, why, how often?"""
+    return refusals.groupBy("producer", "dt", "hour", "what", "reason").agg(
+        F.sum("n").alias("n"), F.count_distinct("who").alias("who")
+    )
+
+
+def _score(amount: Column, limit: float) -> Column:
+    return F.round(100.0 * amount / limit, 1)
+
+
+def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) -> DataFrame:
+    """Who floods, scans, churns?"""
+    names = DAILY["abuse_day"].schema.fieldNames()
+    nothing = F.lit(0).cast("long")
+    by_who = (
+        refusals.where(F.col("who").isNotNull())
+        .groupBy("producer", "dt", "who", "what")
+        .agg(
+            F.sum("n").alias("refused"),
+            F.coalesce(F.sum(F.when(F.col("reason") == "no_such_peer", F.col("targets"))), nothing).alias("targets"),
+            F.coalesce(F.sum(F.when(F.col("reason").isin("rate_limited", "flood"), F.col("n"))), nothing).alias("over"),
+        )
+    )
+
+    def kind(rows: DataFrame, name: str, score: Column, evidence: Column) -> DataFrame:
+        for column in ("requests", "refused", "targets", "posts"):
+            if column not in rows.columns:
+                rows = rows.withColumn(column, nothing)
+        return rows.select(
+            "producer",
+            "dt",
+            "who",
+            F.lit(name).alias("kind"),
+            "requests",
+            "refused",
+            "targets",
+            "posts",
+            score.alias("score"),
+            evidence.alias("evidence"),
+        )
+
+    asked = by_who.where(F.col("what") == "request")
+    parts = [
+        kind(
+            asked,
+            "scan",
+            _score(F.col("targets"), SCAN_LIMIT),
+            F.format_string("asked for %d clients that are not there", "targets"),
+        ),
+        kind(
+            asked,
+            "flood",
+            _score(F.col("over"), FLOOD_LIMIT),
+            F.format_string("%d requests over its rate", "over"),
+        ),
+        kind(
+            by_who.where(F.col("what") == "handshake"),
+            "handshakes",
+            _score(F.col("refused"), HANDSHAKE_LIMIT),
+            F.format_string("%d failed handshakes from its network", "refused"),
+        ),
+        kind(
+            by_who.where(F.col("what") == "entry"),
+            "entries",
+            _score(F.col("refused"), ENTRY_LIMIT),
+            F.format_string("%d requests that discovery refused", "refused"),
+        ),
+        kind(
+            entries.where(~F.col("is_server"))
+            .groupBy("producer", "dt", F.col("subject").alias("who"))
+            .agg(F.count(F.lit(1)).alias("posts")),
+            "churn",
+            _score(F.col("posts"), CHURN_LIMIT),
+            F.format_string("%d entries in a day", "posts"),
+        ),
+    ]
+    requests = (
+        transports.where(F.col("what") == "close")
+        .groupBy(F.col("server").alias("producer"), "dt", F.col("src").alias("who"))
+        .agg(
+            F.count(F.lit(1)).alias("requests"),
+            F.count_if(F.col("accept_ms").isNull()).alias("refused"),
+        )
+        .where((F.col("requests") >= UNANSWERED_LEAST) & (F.col("refused") > UNANSWERED_LIMIT * F.col("requests")))
+    )
+    parts.append(
+        kind(
+            requests,
+            "unanswered",
+            _score(F.col("refused"), SCAN_LIMIT),
+            F.format_string("%d of %d requests nobody accepted", "refused", "requests"),
+        )
+    )
+    rows = parts[0]
+    for part in parts[1:]:
+        rows = rows.unionByName(part)
+    return rows.where(F.col("score") >= SHOWN_FROM).select(*names)
+
+
+def discovery_hour(entries: DataFrame, refusals: DataFrame) -> DataFrame:
+    """What does discovery take and refuse?"""
+    keys = ["producer", "dt", "hour"]
+    taken = entries.groupBy(*keys).agg(
+        *[F.count_if(F.col("result") == result).alias(result) for result in ("first", "next", "deleted")],
+        F.count_distinct(F.when(F.col("is_server"), F.col("subject"))).alias("servers"),
+    )
+    refused = refusals.where(F.col("what") == "entry").groupBy(*keys).agg(F.sum("n").alias("refused"))
+    return (
+        taken.join(refused, keys, "full_outer")
+        .fillna(0, ["first", "next", "deleted", "refused", "servers"])
+        .select(*DAILY["discovery_hour"].schema.fieldNames())
+    )

@@ -1,0 +1,162 @@
+"""How near servers are to their limits, and where clients should be sent."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from dmsg.analytics.schemas import DAILY, OVERALL
+
+BUSY = 0.8
+"""Share of its capacity from which an hour is busy."""
+FORECAST_DAYS = 28
+"""Days that a forecast looks back."""
+FORECAST_LEAST = 3
+"""Days without which there is none."""
+FORECAST_HORIZON = 3650
+"""Days beyond which a date means nothing."""
+PLACEMENT_DAYS = 7
+"""Days that the ranking looks back."""
+LEAST_WEIGHT = 0.001
+LATENCY_FLOOR = 0.2
+"""The factor of a server that is slow beyond measure."""
+DISHONEST = 0.1
+"""The factor of one that claims more than it delivered."""
+
+
+def capacity_day(hours: DataFrame, refusals: DataFrame) -> DataFrame:
+    """How near is a server to its limit?"""
+    full = (
+        refusals.where((F.col("what") == "drop") & (F.col("reason") == "too_many_connections"))
+        .groupBy(F.col("producer").alias("server"), "dt")
+        .agg(F.sum("n").alias("refused_full"))
+    )
+    return (
+        hours.where(F.col("capacity").isNotNull())
+        .groupBy("server", "dt")
+        .agg(
+            F.max("peak_sessions").alias("peak_sessions"),
+            F.max("capacity").alias("capacity"),
+            F.max(F.col("peak_sessions") / F.col("capacity")).alias("peak_share"),
+            F.count_if(F.col("peak_sessions") >= BUSY * F.col("capacity")).alias("busy_hours"),
+            F.coalesce(F.sum("bytes"), F.lit(0)).alias("bytes"),
+        )
+        .join(F.broadcast(full), ["server", "dt"], "left")
+        .fillna(0, ["refused_full"])
+        .select(*DAILY["capacity_day"].schema.fieldNames())
+    )
+
+
+def capacity_forecast(days: DataFrame, *, today: date) -> DataFrame:
+    """When does a server reach its limit?  A line through the daily peaks of the whole days before ``today``."""
+    since = F.date_sub(F.lit(today), FORECAST_DAYS)
+    number = F.unix_date("dt").cast("double")
+    last = (
+        Window.partitionBy("server")
+        .orderBy(F.col("dt").desc())
+        .rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    )
+    return (
+        days.where((F.col("dt") >= since) & (F.col("dt") < F.lit(today)))
+        .withColumn("latest_capacity", F.first("capacity").over(last))
+        .groupBy("server")
+        .agg(
+            F.count(F.lit(1)).alias("days"),
+            F.max("peak_sessions").alias("peak_sessions"),
+            F.max("latest_capacity").alias("capacity"),
+            F.regr_slope(F.col("peak_sessions").cast("double"), number).alias("slope"),
+            F.regr_intercept(F.col("peak_sessions").cast("double"), number).alias("intercept"),
+            F.regr_r2(F.col("peak_sessions").cast("double"), number).alias("r2"),
+            F.max(number).alias("newest"),
+        )
+        .withColumn("enough", F.col("days") >= FORECAST_LEAST)
+        .withColumn("growth_per_day", F.when(F.col("enough"), F.round("slope", 3)))
+        .withColumn("fit", F.when(F.col("enough"), F.round("r2", 3)))
+        .withColumn(
+            "days_left",
+            F.when(
+                F.col("enough") & (F.col("growth_per_day") > 0),
+                F.greatest(
+                    F.lit(0.0),
+                    F.round((F.col("capacity") - F.col("intercept")) / F.col("slope") - F.col("newest"), 1),
+                ),
+            ),
+        )
+        .withColumn(
+            "full_on",
+            F.when(
+                F.col("days_left") <= FORECAST_HORIZON,
+                F.date_from_unix_date((F.col("newest") + F.ceil("days_left")).cast("int")),
+            ),
+        )
+        .select(*OVERALL["capacity_forecast"].schema.fieldNames())
+    )
+
+
+def placement(
+    uptime: DataFrame, capacity: DataFrame, latency: DataFrame, settlement: DataFrame, *, today: date
+) -> DataFrame:
+    """Where should clients be sent?
+
+    weight = availability squared, times the share of free places (of the server that has most), times how
+    near its median answer is to the best one's, times a tenth if it claims more than it delivered.
+    """
+    since = F.date_sub(F.lit(today), PLACEMENT_DAYS)
+
+    def recent(table: DataFrame) -> DataFrame:
+        return table.where((F.col("dt") > since) & (F.col("dt") <= F.lit(today)))
+
+    up = (
+        recent(uptime)
+        .groupBy("server")
+        .agg(
+            # by two words where there are two
+            F.avg(F.coalesce("availability", "uptime")).alias("availability"),
+            F.count(F.lit(1)).alias("days"),
+        )
+    )
+    room = (
+        recent(capacity)
+        .groupBy("server")
+        .agg(
+            F.avg(F.greatest(F.lit(0), F.col("capacity") - F.col("peak_sessions"))).alias("free"),
+            F.max("peak_share").alias("peak_share"),
+        )
+    )
+    speed = (
+        recent(latency)
+        .where(F.col("rtt_samples") > 0)
+        .groupBy("server")
+        .agg((F.sum(F.col("rtt_p50") * F.col("rtt_samples")) / F.sum("rtt_samples")).alias("latency_ms"))
+    )
+    lies = recent(settlement).groupBy("server").agg(F.bool_or(F.col("verdict").startswith("claims more")).alias("lies"))
+    most = room.agg(F.max("free").alias("most"))
+    best = speed.agg(F.min("latency_ms").alias("best"))
+    factor = F.coalesce(F.greatest(F.lit(LATENCY_FLOOR), F.col("best") / F.greatest("latency_ms", "best")), F.lit(0.5))
+    headroom = F.coalesce(F.col("free") / F.nullif(F.col("most"), F.lit(0)), F.lit(0.0))
+    honesty = F.when(F.coalesce("lies", F.lit(False)), DISHONEST).otherwise(1.0)
+    reasons = F.concat_ws(
+        ", ",
+        F.when(F.col("availability") < 0.99, F.format_string("up %.1f %% of the time", F.col("availability") * 100)),
+        F.when(F.col("peak_share") >= BUSY, F.format_string("%.0f %% full at its peak", F.col("peak_share") * 100)),
+        F.when(F.col("latency_factor") < 0.5, F.format_string("answers in %.1f ms", F.col("latency_ms"))),
+        F.when(F.col("honesty") < 1, F.lit("claims more than it delivered")),
+    )
+    weight = F.pow("availability", F.lit(2.0)) * F.col("headroom") * F.col("latency_factor") * F.col("honesty")
+    return (
+        up.join(room, "server", "left")
+        .join(speed, "server", "left")
+        .join(lies, "server", "left")
+        .crossJoin(F.broadcast(most))
+        .crossJoin(F.broadcast(best))
+        .withColumn("headroom", F.round(headroom, 4))
+        .withColumn("availability", F.round("availability", 4))
+        .withColumn("latency_factor", F.round(factor, 4))
+        .withColumn("latency_ms", F.round("latency_ms", 3))
+        .withColumn("honesty", honesty)
+        .withColumn("weight", F.greatest(F.lit(LEAST_WEIGHT), F.round(weight, 4)))
+        .withColumn("reasons", F.coalesce(F.nullif(reasons, F.lit("")), F.lit("good")))
+        .select(*OVERALL["placement"].schema.fieldNames())
+    )

@@ -1,0 +1,140 @@
+"""What a server delivered: three words for each transport.
+
+The server's own count, and what both clients signed at its end
+(docs/pipeline/receipts.md).  Credited is, each way, the smaller of the two
+clients' words, so that neither the server nor the server with one friend can
+raise it; a word that is missing is not 0 but unknown, and then nothing is
+credited.  Both ends in one hand cannot be told from counters.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from dmsg.analytics.schemas import DAILY
+
+LEAST_TOLERANCE = 4096
+"""Bytes by which words may differ: what was on its way when a transport ended."""
+TOLERANCE = 0.01
+"""Or that share of the larger word."""
+INFLATION_LIMIT = 0.02
+"""Share that a server claims beyond what is credited, over transports with both words, from which it is named."""
+SIDED_LIMIT = 0.01
+"""Share of transports in which the server and one end claim more than the other, from which it is named."""
+WITNESS_LIMIT = 0.5
+"""Share of transports with both words below which nothing can be said."""
+
+
+def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
+    """One row for each transport that a server or a client speaks of."""
+    claims = transports.where((F.col("what") == "close") & F.col("transport").isNotNull()).select(
+        "server",
+        "transport",
+        F.col("dt").alias("claimed_on"),
+        F.lit(None).cast("date").alias("signed_on"),
+        F.col("total_ab").alias("relay_ab"),
+        F.col("total_ba").alias("relay_ba"),
+        *[F.lit(None).cast("long").alias(name) for name in ("a_out", "a_in", "b_out", "b_in")],
+        *[F.lit(None).cast("string").alias(name) for name in ("signer_a", "signer_b")],
+    )
+    asked = F.col("initiator")
+    words = receipts.select(
+        "server",
+        "transport",
+        F.lit(None).cast("date").alias("claimed_on"),
+        F.col("dt").alias("signed_on"),
+        *[F.lit(None).cast("long").alias(name) for name in ("relay_ab", "relay_ba")],
+        F.when(asked, F.col("delivered_out")).alias("a_out"),
+        F.when(asked, F.col("delivered_in")).alias("a_in"),
+        F.when(~asked, F.col("delivered_out")).alias("b_out"),
+        F.when(~asked, F.col("delivered_in")).alias("b_in"),
+        F.when(asked, F.col("signer")).alias("signer_a"),
+        F.when(~asked, F.col("signer")).alias("signer_b"),
+    )
+    # one aggregation instead of two outer joins; min, so that a word said twice is the smaller one
+    return (
+        claims.unionByName(words)
+        .groupBy("server", "transport")
+        .agg(
+            F.coalesce(F.max("claimed_on"), F.min("signed_on")).alias("dt"),
+            *[
+                F.min(name).alias(name)
+                for name in ("relay_ab", "relay_ba", "a_out", "a_in", "b_out", "b_in", "signer_a", "signer_b")
+            ],
+        )
+    )
+
+
+def _near(one: Column, other: Column) -> Column:
+    return F.abs(one - other) <= F.greatest(F.lit(LEAST_TOLERANCE), TOLERANCE * F.greatest(one, other))
+
+
+def judged(words: DataFrame) -> DataFrame:
+    """What is credited, and who disagrees."""
+    both = F.col("a_out").isNotNull() & F.col("b_out").isNotNull()
+    one = F.col("a_out").isNotNull() | F.col("b_out").isNotNull()
+    relay = F.col("relay_ab").isNotNull()
+    a_word, b_word = F.col("a_out") + F.col("a_in"), F.col("b_in") + F.col("b_out")
+    claimed = F.coalesce(F.col("relay_ab") + F.col("relay_ba"), F.lit(0))
+    credited = F.when(both, F.least("a_out", "b_in") + F.least("b_out", "a_in")).otherwise(0)
+    rows = words.withColumns({"claimed": claimed, "credited": credited, "a_word": a_word, "b_word": b_word}).withColumn(
+        "state",
+        F.when(~relay, "unclaimed")
+        .when(~one, "relay_only")
+        .when(~both, "one_sided")
+        .when(_near(F.col("a_word"), F.col("b_word")) & _near(F.col("claimed"), F.col("credited")), "matched")
+        .otherwise("conflict"),
+    )
+    agree = _near(F.col("a_word"), F.col("b_word"))
+    larger = F.greatest("a_word", "b_word")
+    word = (
+        F.when(agree & (F.col("claimed") > F.col("credited")), "relay claims more than both ends")
+        .when(agree, "relay claims less than both ends")
+        .when(
+            _near(F.col("claimed"), larger) & (F.col("a_word") > F.col("b_word")),
+            "relay and initiator against responder",
+        )
+        .when(_near(F.col("claimed"), larger), "relay and responder against initiator")
+        .otherwise("no two agree")
+    )
+    return rows.withColumn("word", F.when(F.col("state") == "conflict", word))
+
+
+def settlement_day(rows: DataFrame) -> DataFrame:
+    """What did a server deliver by the word of both ends, and what does it claim?"""
+    conflict = F.col("state") == "conflict"
+    witnessed = F.col("state").isin("matched", "conflict")
+    sums = rows.groupBy("server", "dt").agg(
+        F.count(F.lit(1)).alias("transports"),
+        F.sum("claimed").alias("claimed_bytes"),
+        F.sum(F.when(F.col("state") != "unclaimed", F.col("credited")).otherwise(0)).alias("credited_bytes"),
+        *[
+            F.count_if(F.col("state") == state).alias(state)
+            for state in ("matched", "conflict", "one_sided", "relay_only", "unclaimed")
+        ],
+        F.coalesce(F.sum(F.when(conflict, F.greatest(F.lit(0), F.col("claimed") - F.col("credited")))), F.lit(0)).alias(
+            "inflated_bytes"
+        ),
+        F.sum(F.when(witnessed, F.col("claimed"))).alias("witnessed_claims"),
+        F.count_if(F.col("word").contains("against")).alias("sided_with_one"),
+    )
+    seen = F.col("matched") + F.col("conflict")
+    inflation = F.col("witnessed_claims") / F.nullif(F.col("credited_bytes"), F.lit(0)) - 1
+    verdict = (
+        F.when(seen == 0, "nobody but the server speaks of it")
+        .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, with one end's word")
+        .when(F.col("inflation") > INFLATION_LIMIT, "claims more than both ends")
+        .when(seen < WITNESS_LIMIT * F.col("transports"), "too few receipts")
+        .otherwise("agrees")
+    )
+    return (
+        sums.withColumn("inflation", inflation)
+        .withColumn("verdict", verdict)
+        .select(*DAILY["settlement_day"].schema.fieldNames())
+    )
+
+
+def settlement_conflict_day(rows: DataFrame) -> DataFrame:
+    """The transports about which three words disagree, with the words."""
+    return rows.where(F.col("state") == "conflict").select(*DAILY["settlement_conflict_day"].schema.fieldNames())

@@ -1,0 +1,358 @@
+"""Reading, transforming, writing: one run over what is new.
+
+Every step is named to ``progress``, so that a person sees where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from dmsg.analytics import bronze, silver
+from dmsg.analytics.gold import abuse, capacity, network, settlement, traffic, uptime
+from dmsg.analytics.lake import FILES, Lake, State
+from dmsg.analytics.schemas import CORRUPT, DAILY, OVERALL, QUARANTINE, RAW, SILVER
+from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
+
+BATCH_BYTES = 2 * 1024**3
+"""Bytes of files of one batch of bronze."""
+MIDNIGHT_MS = 10 * 60 * 1000
+"""Three words of one transport lie within this of each other: only events so near to midnight matter to the
+day before or after."""
+DAY_MS = 86_400_000
+HISTORY_DAYS = 28
+"""Days that the tables without days look back."""
+
+Progress = Callable[[str, int, int], None]
+"""Told (what begins, steps done, steps in all)."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files to read.
+
+    :ivar name: of its part of bronze.
+    :ivar path: directory or URI; looked through with all below.
+    :ivar pattern: of the files' names.
+    """
+
+    name: str
+    path: str
+    pattern: str
+
+
+def spool_source(path: str) -> Source:
+    """What entities wrote."""
+    return Source("spool", path, f"{EVENTS_PREFIX}*{SEGMENT_SUFFIX}")
+
+
+def receipts_source(path: str) -> Source:
+    """Receipts that were checked."""
+    return Source("receipts", path, f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did."""
+
+    state: State
+    days: list[str]
+    events: int
+    quarantined: int
+    torn_files: int
+    duplicates: int
+
+
+def _no_progress(what: str, done: int, total: int) -> None:
+    pass
+
+
+class Pipeline:
+    """The jobs over one lake.
+
+    :param now: the time of the run, for events of the future, the age of days.
+    """
+
+    def __init__(
+        self, spark: SparkSession, out: str, *, now: datetime | None = None, progress: Progress = _no_progress
+    ) -> None:
+        self.lake = Lake(spark, out)
+        self.spark = spark
+        self.now = now or datetime.now(UTC)
+        self._progress = progress
+        self._done = 0
+        self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
+
+    @property
+    def _now_ms(self) -> int:
+        return int(self.now.timestamp() * 1000)
+
+    @property
+    def today(self) -> date:
+        """The day of the run."""
+        return self.now.date()
+
+    def _step(self, what: str) -> None:
+        self._progress(what, self._done, self._total)
+        self._done += 1
+
+    # --- bronze ---
+
+    def ingest(
+        self,
+        source: Source,
+        *,
+        every: str | None = None,
+        after: Callable[[], None] = lambda: None,
+        lock: AbstractContextManager[Any] | None = None,
+    ) -> StreamingQuery:
+        """Begin to read what is new.
+
+        :param every: go on, looking so often, as in ``30 seconds``; None ends when all is read.
+        :param after: called after each batch; both hold ``lock``.
+        """
+        target = f"{self.lake.root}/bronze/source={source.name}"
+        lines = (
+            self.spark.readStream.schema(RAW)
+            .option("mode", "PERMISSIVE")
+            .option("columnNameOfCorruptRecord", CORRUPT)
+            .option("recursiveFileLookup", "true")
+            .option("pathGlobFilter", source.pattern)
+            .option("maxBytesPerTrigger", BATCH_BYTES)
+            .json(source.path)
+            .withColumn("file", F.col("_metadata.file_path"))
+        )
+
+        def write(batch: DataFrame, number: int) -> None:
+            now_ms = self._now_ms if every is None else int(datetime.now(UTC).timestamp() * 1000)
+            rows = bronze.bronze(batch, now_ms=now_ms)
+            with lock or nullcontext():
+                # a batch that is done again, after a kill, is written over
+                rows.write.mode("overwrite").partitionBy("family", "dt").parquet(f"{target}/batch={number}")
+                after()
+
+        writer = (
+            lines.writeStream.foreachBatch(write)
+            .queryName(f"bronze-{source.name}")
+            .option("checkpointLocation", f"{self.lake.root}/checkpoints/{source.name}")
+        )
+        return (writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)).start()
+
+    def _listing(self, sources: Iterable[Source]) -> DataFrame:
+        """Paths of all files that are there."""
+        listing = None
+        for source in sources:
+            files = (
+                self.spark.read.format("binaryFile")
+                .option("recursiveFileLookup", "true")
+                .option("pathGlobFilter", source.pattern)
+                .load(source.path)
+                .select(bronze.uri(F.col("path")).alias("file"))
+            )
+            listing = files if listing is None else listing.unionByName(files)
+        assert listing is not None
+        return listing
+
+    # --- a run ---
+
+    def run(self, sources: list[Source]) -> Outcome:
+        """Read what is new and bring every table up to date.
+
+        :raises LakeError: the tables are of another version.
+        """
+        before = self.lake.state()
+        number = before.run + 1
+        self._step("listing files")
+        listed = [row.file for row in self._listing(sources).collect()]
+        for source in sources:
+            self._step(f"bronze: {source.name}")
+            self.ingest(source).awaitTermination()
+        return self.refine(before, number, listed)
+
+    def refine(self, before: State, number: int, listed: list[str]) -> Outcome:
+        """Silver and gold of the days that bronze's new batches touch, and the commit."""
+        lake = self.lake
+        read = [F.when(F.col("source") == name, F.lit(last)) for name, last in before.batches.items()]
+        done = F.coalesce(*read, F.lit(-1))
+        fresh = lake.bronze().where(F.col("batch") > done)
+        self._step("which days are touched")
+        batches, days, events, quarantined = self._touched(fresh, before)
+        if batches == before.batches and not self._unread(before, listed):
+            self._progress("nothing is new", self._total, self._total)
+            return Outcome(before, [], 0, 0, 0, 0)
+        self._write_files(fresh, before, number, listed)
+        if not days:
+            state = replace(before, run=number, batches=batches, at=self._now_ms)
+            lake.commit(state)
+            return Outcome(state, [], events, quarantined, self._torn(number), 0)
+        state = replace(before.with_days(days, number), run=number, batches=batches, overall=number, at=self._now_ms)
+        duplicates = self._silver(state, days, number)
+        self._gold_daily(state, days, number)
+        self._gold_overall(state, number)
+        self._step("commit")
+        lake.commit(state)
+        lake.vacuum(before, state)
+        self._progress("done", self._total, self._total)
+        return Outcome(state, days, events, quarantined, self._torn(number), duplicates)
+
+    def _touched(self, fresh: DataFrame, before: State) -> tuple[dict[str, int], list[str], int, int]:
+        of_day = F.col("ts") % DAY_MS
+        witness = F.col("family").isin("transport", "receipt")
+        rows = (
+            fresh.groupBy("source", "family", "dt")
+            .agg(
+                F.max("batch").alias("batch"),
+                F.count(F.lit(1)).alias("lines"),
+                F.coalesce(F.bool_or(witness & (of_day < MIDNIGHT_MS)), F.lit(False)).alias("early"),
+                F.coalesce(F.bool_or(witness & (of_day >= DAY_MS - MIDNIGHT_MS)), F.lit(False)).alias("late"),
+            )
+            .collect()
+        )
+        batches = dict(before.batches)
+        days: set[str] = set()
+        near: set[str] = set()
+        for row in rows:
+            batches[row.source] = max(batches.get(row.source, -1), row.batch)
+            if row.family != QUARANTINE:
+                days.add(row.dt)
+                day = date.fromisoformat(row.dt)
+                near |= {str(day - timedelta(1))} if row.early else set()
+                near |= {str(day + timedelta(1))} if row.late else set()
+        days |= near & set(before.days)
+        return (
+            batches,
+            sorted(days),
+            sum(row.lines for row in rows if row.family != QUARANTINE),
+            sum(row.lines for row in rows if row.family == QUARANTINE),
+        )
+
+    def _write_files(self, fresh: DataFrame, before: State, number: int, listed: list[str]) -> None:
+        self._step("files")
+        lake = self.lake
+        told = bronze.file_report(fresh)
+        if listed:
+            names = self.spark.createDataFrame([(name,) for name in self._unread(before, listed)], "file string")
+            told = names.join(told, "file", "full_outer").select(
+                "file",
+                F.coalesce("lines", F.lit(0)).alias("lines"),
+                F.when(F.col("lines").isNull(), "nothing in it can be read")
+                .otherwise(F.col("problem"))
+                .alias("problem"),
+            )
+        lake.write(told.coalesce(1), "silver", "files", number)
+
+    def _unread(self, before: State, listed: list[str]) -> list[str]:
+        """Files that no run before has seen."""
+        known = [] if before.run == 0 else [row.file for row in self.lake.read("silver", "files", before).collect()]
+        return sorted(set(listed) - set(known))
+
+    def _torn(self, run: int) -> int:
+        """Files of that run that have a problem."""
+        files = self.spark.read.schema(FILES.schema).parquet(f"{self.lake.root}/silver/files/run={run}")
+        return files.where(F.col("problem").isNotNull()).count()
+
+    def _events(self, family: str, days: list[str], doubtful: DataFrame | None) -> DataFrame:
+        rows = self.lake.bronze().where((F.col("family") == family) & F.col("dt").isin(days))
+        return rows if doubtful is None else bronze.deduplicate(rows, doubtful)
+
+    def _silver(self, state: State, days: list[str], number: int) -> int:
+        lake = self.lake
+        self._step("duplicates")
+        everything = lake.bronze().where((F.col("family") != QUARANTINE) & F.col("dt").isin(days))
+        lake.write(bronze.numbers(everything), "silver", "numbers", number)
+        numbers = lake.read("silver", "numbers", state, days)
+        again = numbers.where("events > distinct_events")
+        found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
+        doubtful = again if found else None
+        ends = numbers.groupBy("producer", "boot", F.col("dt").cast("string").alias("dt")).agg(
+            F.max("last_ts").alias("last_ts")
+        )
+        tables: dict[str, Callable[[], DataFrame]] = {
+            "transports": lambda: silver.transports(self._events("transport", days, doubtful)),
+            "sessions": lambda: silver.sessions(self._events("session", days, doubtful), ends),
+            "heartbeats": lambda: silver.heartbeats(self._events("beat", days, doubtful)),
+            "refusals": lambda: silver.refusals(self._events("refusal", days, doubtful)),
+            "entries": lambda: silver.entries(self._events("entry", days, doubtful)),
+            "receipts": lambda: silver.receipts(self._events("receipt", days, doubtful)),
+            "lives": lambda: silver.lives(self._events("life", days, doubtful)),
+        }
+        for name, rows in tables.items():
+            self._step(f"silver: {name}")
+            lake.write(rows(), "silver", name, number)
+        return int(found or 0)
+
+    def _gold_daily(self, state: State, days: list[str], number: int) -> None:
+        lake = self.lake
+
+        def old(name: str) -> DataFrame:
+            return lake.read("silver", name, state, days)
+
+        def new(name: str) -> DataFrame:
+            return lake.read("gold", name, state, days)
+
+        numbers = lake.read("silver", "numbers", state, days)
+        first, last = (F.floor(F.col(name) / 60_000) for name in ("first_ts", "last_ts"))
+        window = numbers.groupBy("dt").agg((F.max(last) - F.min(first) + 1).alias("observed_minutes"))
+        tables: dict[str, Callable[[], DataFrame]] = {
+            "quality_day": lambda: network.quality_day(numbers),
+            "traffic_hour": lambda: traffic.traffic_hour(old("transports")),
+            "close_day": lambda: traffic.close_day(old("transports")),
+            "pair_day": lambda: traffic.pair_day(old("transports")),
+            "latency_hour": lambda: traffic.latency_hour(old("transports")),
+            "session_day": lambda: traffic.session_day(old("sessions")),
+            "server_hour": lambda: uptime.server_hour(old("heartbeats"), old("entries")),
+            "uptime_day": lambda: uptime.uptime_day(new("server_hour"), old("lives"), window),
+            "settlement_day": lambda: settlement.settlement_day(self._judged(state, days)),
+            "settlement_conflict_day": lambda: settlement.settlement_conflict_day(self._judged(state, days)),
+            "refusal_hour": lambda: abuse.refusal_hour(old("refusals")),
+            "abuse_day": lambda: abuse.abuse_day(old("refusals"), old("transports"), old("entries")),
+            "discovery_hour": lambda: abuse.discovery_hour(old("entries"), old("refusals")),
+            "capacity_day": lambda: capacity.capacity_day(new("server_hour"), old("refusals")),
+            "network_day": lambda: network.network_day(
+                new("traffic_hour"), new("session_day"), old("sessions"), new("refusal_hour"), new("settlement_day")
+            ),
+        }
+        assert tables.keys() == DAILY.keys()
+        for name, rows in tables.items():
+            self._step(f"gold: {name}")
+            lake.write(rows(), "gold", name, number)
+
+    def _judged(self, state: State, days: list[str]) -> DataFrame:
+        """Three words for the transports of these days, with what lies just beyond midnight."""
+        around = {str(date.fromisoformat(day) + timedelta(step)) for day in days for step in (-1, 0, 1)}
+        wanted = F.col("dt").cast("string").isin(days)
+        of_day = F.unix_millis("at") % DAY_MS
+        near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
+        transports = self.lake.read("silver", "transports", state, sorted(around)).where(wanted | near)
+        receipts = self.lake.read("silver", "receipts", state, sorted(around))
+        rows = settlement.judged(settlement.three_words(transports, receipts))
+        return rows.where(wanted)
+
+    def _gold_overall(self, state: State, number: int) -> None:
+        lake = self.lake
+        since = str(self.today - timedelta(HISTORY_DAYS))
+        days = [day for day in state.days if day >= since]
+
+        def new(name: str) -> DataFrame:
+            return lake.read("gold", name, state, days)
+
+        tables: dict[str, Callable[[], DataFrame]] = {
+            "capacity_forecast": lambda: capacity.capacity_forecast(new("capacity_day"), today=self.today),
+            "placement": lambda: capacity.placement(
+                new("uptime_day"), new("capacity_day"), new("latency_hour"), new("settlement_day"), today=self.today
+            ),
+            "public_day": lambda: network.public_day(
+                lake.read("gold", "network_day", state), lake.read("gold", "latency_hour", state), today=self.today
+            ),
+        }
+        assert tables.keys() == OVERALL.keys()
+        for name, rows in tables.items():
+            self._step(f"gold: {name}")
+            lake.write(rows().coalesce(1), "gold", name, number)

@@ -1,0 +1,209 @@
+"""Where tables lie, and which of them are current.
+
+::
+
+    OUT/bronze/source=S/batch=N/family=F/dt=DAY/   what was read, once
+    OUT/silver/TABLE/run=N/dt=DAY/                 a run writes anew the days that it touches
+    OUT/gold/TABLE/run=N/[dt=DAY/]
+    OUT/commits/                                   one line of JSON for each run that ended
+    OUT/checkpoints/S/                             what bronze has read
+
+A run writes only into directories of its own number and ends with one line in
+``commits``: before that line nothing has changed for a reader, after it
+everything.  A run that is killed leaves directories that nobody names; the
+next one takes the same number and writes over them.  All of it goes through
+Spark's own readers and writers, so that it works on any store that Spark knows;
+only old directories are removed by hand, where the store is this machine's disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from dmsg.analytics.schemas import BRONZE, DAILY, GOLD, OVERALL, QUARANTINE, SILVER, Table
+
+FORMAT = 1
+"""Of the commits: a lake of another format is not touched."""
+
+NUMBERS = Table(
+    "numbers",
+    "which numbers of events have arrived",
+    "producer string, boot string, bucket long, events long, distinct_events long, first long, last long,"
+    " least_start long, greatest_start long, first_ts long, last_ts long, dt date",
+)
+FILES = Table(
+    "files",
+    "every file that was read, and what is wrong with it",
+    "file string, lines long, problem string",
+)
+INTERNAL = {table.name: table for table in (NUMBERS, FILES)}
+
+
+class LakeError(Exception):
+    """The tables cannot be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a commit says.
+
+    :ivar run: its number, from 1; 0 before the first.
+    :ivar batches: source -> its last batch that is in the tables.
+    :ivar days: day -> the run that wrote its tables last.
+    :ivar overall: the run that wrote the tables without days.
+    :ivar at: ms since 1970, when the run began.
+    """
+
+    run: int = 0
+    batches: dict[str, int] = field(default_factory=dict)
+    days: dict[str, int] = field(default_factory=dict)
+    overall: int = 0
+    at: int = 0
+
+    def with_days(self, days: Iterable[str], run: int) -> State:
+        """With those days written by ``run``."""
+        return replace(self, days={**self.days, **dict.fromkeys(days, run)})
+
+
+def local_path(uri: str) -> Path | None:
+    """The directory, if it is on this machine."""
+    if uri.startswith("file:"):
+        return Path("/" + uri.removeprefix("file:").lstrip("/"))
+    return None if "://" in uri else Path(uri)
+
+
+class Lake:
+    """The tables under one directory or URI."""
+
+    def __init__(self, spark: SparkSession, out: str) -> None:
+        self.spark = spark
+        local = local_path(out)
+        self.root = out.rstrip("/") if local is None else str(local.absolute())
+        self.local = local is not None
+
+    # --- commits ---
+
+    def state(self) -> State:
+        """What the newest commit says.
+
+        :raises LakeError: it is of another version of this program.
+        """
+        lines = self._commits()
+        newest = State()
+        for line in lines:
+            said = json.loads(line)
+            if said.pop("format", None) != FORMAT:
+                raise LakeError(f"{self.root} was written by another version of dmsg")
+            state = State(**{name: said[name] for name in ("run", "batches", "days", "overall", "at")})
+            newest = max(newest, state, key=lambda one: one.run)
+        return newest
+
+    def _commits(self) -> list[str]:
+        try:
+            rows = self.spark.read.text(f"{self.root}/commits").orderBy(F.col("value").desc()).collect()
+        except AnalysisException as error:
+            if "PATH_NOT_FOUND" in str(error) or "UNABLE_TO_INFER_SCHEMA" in str(error):
+                return []
+            raise
+        return [row.value for row in rows]
+
+    def commit(self, state: State) -> None:
+        """Make a state the current one: one file appears, whole or not at all."""
+        said: dict[str, Any] = {"format": FORMAT, **state.__dict__}
+        line = self.spark.createDataFrame([(json.dumps(said),)], StructType([StructField("value", StringType())]))
+        line.coalesce(1).write.mode("append").text(f"{self.root}/commits")
+
+    # --- tables ---
+
+    def _table(self, layer: str, name: str) -> Table:
+        return INTERNAL.get(name) or (SILVER[name] if layer == "silver" else GOLD[name])
+
+    def write(self, rows: DataFrame, layer: str, name: str, run: int) -> None:
+        """Write a table's part of a run, over what a killed run of that number left."""
+        table = self._table(layer, name)
+        typed = rows.select(*[F.col(one.name).cast(one.dataType).alias(one.name) for one in table.schema.fields])
+        writer = typed.write.mode("overwrite")
+        if "dt" in table.schema.fieldNames():
+            writer = writer.partitionBy("dt")
+        writer.parquet(f"{self.root}/{layer}/{name}/run={run}")
+
+    def read(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> DataFrame:
+        """The current rows of a table.
+
+        :param days: only those.
+        """
+        schema = self._table(layer, name).schema
+        rows = self.spark.read.schema(StructType([*schema.fields, StructField("run", IntegerType())])).parquet(
+            f"{self.root}/{layer}/{name}"
+        )
+        if name == "files":
+            rows = rows.where(F.col("run") <= state.run)
+        elif name in OVERALL:
+            rows = rows.where(F.col("run") == state.overall)
+        else:
+            wanted = state.days if days is None else {day: state.days[day] for day in days if day in state.days}
+            # partition columns only, so this chooses directories and reads nothing
+            pairs = [f"{day}/{run}" for day, run in sorted(wanted.items())]
+            rows = rows.where(F.concat_ws("/", F.col("dt").cast("string"), F.col("run").cast("string")).isin(pairs))
+        return rows.select(*schema.fieldNames())
+
+    def bronze(self) -> DataFrame:
+        """All lines that were read."""
+        schema = StructType([StructField("source", StringType()), *BRONZE.fields])
+        return self.spark.read.schema(schema).parquet(f"{self.root}/bronze")
+
+    def quarantine(self) -> DataFrame:
+        """What is no event: problem, line, file, batch, dt (the day it was read)."""
+        return (
+            self.bronze()
+            .where(F.col("family") == QUARANTINE)
+            .select("problem", "line", "file", "source", "batch", "dt")
+        )
+
+    def paths(self, layer: str, name: str, state: State) -> list[str]:
+        """Glob patterns of the Parquet files that are current, for other programs."""
+        base = f"{self.root}/{layer}/{name}"
+        if name in OVERALL:
+            return [f"{base}/run={state.overall}/*.parquet"]
+        return [f"{base}/run={run}/dt={day}/*.parquet" for day, run in sorted(state.days.items())]
+
+    # --- room ---
+
+    def vacuum(self, *states: State) -> int:
+        """Remove directories that none of the states names, on a local disk.
+
+        :returns: how many.
+        """
+        if not self.local:
+            return 0
+        removed = 0
+        keep = {(run, day) for state in states for day, run in state.days.items()}
+        overall = {state.overall for state in states}
+        newest = max(state.run for state in states)
+        for layer, names in (("silver", [*SILVER, NUMBERS.name]), ("gold", list(DAILY) + list(OVERALL))):
+            for name in names:
+                for directory in Path(self.root, layer, name).glob("run=*"):
+                    run = int(directory.name.removeprefix("run="))
+                    if run > newest:
+                        continue
+                    if name in OVERALL:
+                        old = [] if run in overall else [directory]
+                    else:
+                        days = list(directory.glob("dt=*"))
+                        old = [day for day in days if (run, day.name.removeprefix("dt=")) not in keep]
+                        if len(old) == len(days):
+                            old = [directory]
+                    for one in old:
+                        shutil.rmtree(one, ignore_errors=True)
+                        removed += 1
+        return removed

@@ -1,0 +1,129 @@
+"""The commands of the pipeline, for ``spark-submit`` and for ``dmsg analytics``.
+
+``spark-submit ... -m`` does not exist: give it ``dmsg/analytics/__main__.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from dmsg.analytics import report
+from dmsg.analytics.jobs import Outcome, Pipeline, Progress, Source, receipts_source, spool_source
+from dmsg.analytics.lake import Lake, LakeError
+from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, make_session
+
+Errors = (LakeError, JavaMissing, SparkFailed)
+"""What is the user's to mend; the text is one line."""
+
+
+def sources(spool: str, receipts: str | None) -> list[Source]:
+    """What to read."""
+    return [spool_source(spool), *([] if receipts is None else [receipts_source(receipts)])]
+
+
+def run(spark: SparkSession, spool: str, receipts: str | None, out: str, progress: Progress) -> Outcome:
+    """Bring the tables under ``out`` up to date."""
+    return Pipeline(spark, out, progress=progress).run(sources(spool, receipts))
+
+
+def stream(
+    spark: SparkSession,
+    spool: str,
+    receipts: str | None,
+    out: str,
+    every: str,
+    told: Callable[[Outcome], None],
+    stop: threading.Event,
+    check: Callable[[], Any] = lambda: None,
+) -> None:
+    """Go on reading what comes, and bring the tables up to date after each batch, until ``stop``.
+
+    :param check: called between looks, to check receipts.
+    """
+    pipeline = Pipeline(spark, out)
+    one_at_a_time = threading.Lock()
+
+    def refine() -> None:
+        pipeline.now = datetime.now(UTC)
+        before = pipeline.lake.state()
+        outcome = pipeline.refine(before, before.run + 1, [])
+        if outcome.state.run != before.run:
+            told(outcome)
+
+    queries = [
+        pipeline.ingest(source, every=every, after=refine, lock=one_at_a_time) for source in sources(spool, receipts)
+    ]
+    try:
+        while not stop.wait(1.0):
+            check()
+            for query in queries:
+                if not query.isActive:
+                    raise LakeError(f"the stream {query.name} ended: {_reason(query.exception())}")
+    finally:
+        with one_at_a_time:  # not in the middle of a batch
+            for query in queries:
+                query.stop()
+
+
+def _reason(error: BaseException | None) -> str:
+    return "it was stopped" if error is None else str(error).splitlines()[0][:300]
+
+
+def write_report(spark: SparkSession, out: str, target: Path) -> None:
+    """Write the page, whole or not at all."""
+    page = report.render(report.collect(Lake(spark, out)))
+    fresh = target.with_name(f".{target.name}.part")
+    fresh.write_text(page)
+    fresh.replace(target)
+
+
+def table_paths(spark: SparkSession, out: str) -> dict[str, list[str]]:
+    """Where the current Parquet files of each gold table are."""
+    lake = Lake(spark, out)
+    state = lake.state()
+    return {name: lake.paths("gold", name, state) for name in GOLD}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """As ``spark-submit`` calls it.  :returns: the exit status."""
+    parser = argparse.ArgumentParser(prog="dmsg-analytics", description="dmsg's data pipeline, for spark-submit")
+    parser.add_argument("command", choices=("run", "report", "tables"))
+    parser.add_argument("--spool", help="directory or URI of what entities wrote")
+    parser.add_argument("--receipts", help="directory or URI of checked receipts")
+    parser.add_argument("--out", required=True, help="directory or URI of the tables")
+    parser.add_argument("--html", default="report.html", help="file of the report")
+    parser.add_argument("--master", help="if spark-submit does not say it")
+    parser.add_argument("--memory", default=DRIVER_MEMORY)
+    options = parser.parse_args(arguments)
+    if options.command == "run" and options.spool is None:
+        parser.error("run needs --spool")
+
+    def progress(what: str, done: int, total: int) -> None:
+        sys.stderr.write(f"{done}/{total} {what}\n")
+
+    try:
+        spark = make_session(options.master, memory=options.memory)
+        if options.command == "run":
+            outcome = run(spark, options.spool, options.receipts, options.out, progress)
+            sys.stdout.write(
+                json.dumps({"run": outcome.state.run, "days": outcome.days, "events": outcome.events}) + "\n"
+            )
+        elif options.command == "report":
+            write_report(spark, options.out, Path(options.html))
+        else:
+            sys.stdout.write(json.dumps(table_paths(spark, options.out), indent=1) + "\n")
+    except Errors as error:
+        sys.stderr.write(f"dmsg-analytics: {error}\n")
+        return 1
+    spark.stop()
+    return 0

@@ -1,0 +1,442 @@
+"""One HTML file that shows the gold tables: no network, no library, light and dark.
+
+Spark gives bounded sets of rows (:data:`ROWS` of each table at most, which the page
+says when there were more); everything else is text.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from html import escape
+from typing import Any
+
+from pyspark.sql import functions as F
+
+from dmsg.analytics import charts
+from dmsg.analytics.charts import NOTHING, human
+from dmsg.analytics.lake import Lake, LakeError
+
+ROWS = 1000
+"""Rows of a table that the page shows."""
+SHOWN_DAYS = 7
+"""Days back, by the hour."""
+SERVER_STRIPS = 50
+"""Servers whose hours are drawn."""
+SERIES = 5
+"""Refusals that have a colour of their own."""
+_PALETTE = ("var(--blue)", "var(--amber)", "var(--teal)", "var(--violet)", "var(--red)", "var(--grey)")
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Content:
+    """What the page shows, as rows of tables.
+
+    :ivar cut: tables of which there were more rows.
+    """
+
+    generated: datetime
+    run: int
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    cut: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> list[Row]:
+        return self.tables[name]
+
+
+def collect(lake: Lake) -> Content:
+    """Read what the page needs.
+
+    :raises LakeError: nothing was computed yet.
+    """
+    state = lake.state()
+    if not state.days:
+        raise LakeError(f"there are no tables in {lake.root}: run `dmsg analytics run` first")
+    content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
+    newest = max(state.days)
+    since = str(date.fromisoformat(newest) - timedelta(SHOWN_DAYS - 1))
+    days = [day for day in state.days if day >= since]
+    hourly = SERVER_STRIPS * SHOWN_DAYS * 24
+
+    def take(name: str, most: int = ROWS, order: str | None = None, *, days: list[str] | None = days) -> None:
+        rows = lake.read("gold", name, state, days)
+        if order is not None:
+            rows = rows.orderBy(F.col(order).desc_nulls_last())
+        found = [row.asDict() for row in rows.limit(most + 1).collect()]
+        if len(found) > most:
+            content.cut.append(name)
+        content.tables[name] = found[:most]
+
+    take("network_day", days=None)
+    take("uptime_day")
+    take("placement", order="weight")
+    take("capacity_forecast", order="growth_per_day")
+    take("settlement_day", order="inflated_bytes")
+    take("settlement_conflict_day", 20, "claimed")
+    take("abuse_day", 100, "score")
+    take("quality_day")
+    take("close_day", order="transports")
+    take("public_day", days=None)
+    hours = lake.read("gold", "server_hour", state, days)
+    largest = [
+        row.server
+        for row in hours.groupBy("server")
+        .agg(F.sum("bytes").alias("b"))
+        .orderBy(F.desc_nulls_last("b"))
+        .limit(SERVER_STRIPS)
+        .collect()
+    ]
+    content.tables["server_hour"] = [
+        row.asDict()
+        for row in hours.where(F.col("server").isin(largest))
+        .select("server", "dt", "hour", "alive_minutes", "agreed_minutes", "seen_minutes", "peak_sessions", "capacity")
+        .limit(hourly)
+        .collect()
+    ]
+    traffic = lake.read("gold", "traffic_hour", state, days)
+    content.tables["traffic"] = [
+        row.asDict()
+        for row in traffic.groupBy("dt", "hour")
+        .agg(F.sum("bytes").alias("bytes"), F.sum("closed").alias("closed"))
+        .collect()
+    ]
+    weighted = [
+        (F.sum(F.col(f"rtt_p{share}") * F.col("rtt_samples")) / F.sum("rtt_samples")).alias(f"p{share}")
+        for share in (50, 90, 99)
+    ]
+    latency = lake.read("gold", "latency_hour", state, days).where("rtt_samples > 0")
+    content.tables["latency"] = [row.asDict() for row in latency.groupBy("dt", "hour").agg(*weighted).collect()]
+    refused = lake.read("gold", "refusal_hour", state, days).where("what <> 'drop'")
+    content.tables["refused"] = [
+        row.asDict() for row in refused.groupBy("dt", "hour", "what", "reason").agg(F.sum("n").alias("n")).collect()
+    ]
+    content.tables["quarantine"] = [
+        row.asDict() for row in lake.quarantine().groupBy("problem").agg(F.count(F.lit(1)).alias("lines")).collect()
+    ]
+    files = lake.read("silver", "files", state)
+    content.tables["files"] = [
+        row.asDict() for row in files.where("problem IS NOT NULL").orderBy("file").limit(100).collect()
+    ]
+    return content
+
+
+# --- the page ----------------------------------------------------------------
+
+
+def _short(key: object) -> str:
+    text = str(key)
+    return f'<code title="{escape(text, quote=True)}">{escape(text[:8])}</code>'
+
+
+def _cell(value: object, *, kind: str = "", shown: str | None = None) -> str:
+    """A cell that sorts by its value."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = shown if shown is not None else NOTHING if value is None else f"{value:,}" if number else escape(str(value))
+    sort = "" if value is None else escape(str(value), quote=True)
+    return f'<td class="{"n" if number or value is None else ""} {kind}" data-value="{sort}">{text}</td>'
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    if not rows:
+        return '<p class="note">Nothing.</p>'
+    head = "".join(
+        f'<th class="{"n" if index in numbers else ""}"><button>{escape(text)}</button></th>'
+        for index, text in enumerate(heads)
+    )
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="scroll"><table class="sort"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    return (
+        '<div class="legend">'
+        + "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in entries)
+        + "</div>"
+    )
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return NOTHING if value is None else f"{value * 100:.{digits}f} %"
+
+
+def _hours(rows: Sequence[Row]) -> list[tuple[date, int]]:
+    """Every hour from the first to the last of the rows, those without a row too."""
+    found = [(row["dt"], row["hour"]) for row in rows]
+    if not found:
+        return []
+    first, last = min(found), max(found)
+    hours = []
+    at = datetime(first[0].year, first[0].month, first[0].day, first[1])
+    end = datetime(last[0].year, last[0].month, last[0].day, last[1])
+    while at <= end:
+        hours.append((at.date(), at.hour))
+        at += timedelta(hours=1)
+    return hours
+
+
+def _label(hour: tuple[date, int]) -> str:
+    return f"{hour[0]:%d %b} {hour[1]:02d}h"
+
+
+def _cards(content: Content) -> str:
+    network = content["network_day"]
+    newest = max(network, key=lambda row: row["dt"]) if network else {}
+    uptime = [row["uptime"] for row in content["uptime_day"] if row["uptime"] is not None]
+    complete = content["quality_day"]
+    expected = sum(row["expected"] for row in complete)
+    arrived = sum(row["distinct_events"] for row in complete)
+    cards = [
+        (human(newest.get("servers")), "servers on the last day"),
+        (human(newest.get("clients")), "clients, by server, on the last day"),
+        (human(sum(row["transports"] for row in network)), "transports"),
+        (human(sum(row["bytes"] for row in network), "B"), "carried"),
+        (_percent(sum(uptime) / len(uptime)) if uptime else NOTHING, "mean uptime of servers"),
+        (human(sum(row["refused"] for row in network)), "refused"),
+        (
+            _percent(arrived / expected, 2) if expected else NOTHING,
+            "of all events arrived",
+        ),
+    ]
+    return (
+        '<div class="cards">'
+        + "".join(f"<div class='card'><b>{b}</b><span>{s}</span></div>" for b, s in cards)
+        + "</div>"
+    )
+
+
+def _servers(content: Content) -> str:
+    hours = _hours(content["server_hour"])
+    shares: dict[str, dict[tuple[date, int], float]] = defaultdict(dict)
+    for row in content["server_hour"]:
+        shares[row["server"]][row["dt"], row["hour"]] = row["alive_minutes"] / 60
+    days: dict[str, list[Row]] = defaultdict(list)
+    for row in content["uptime_day"]:
+        days[row["server"]].append(row)
+    lines = []
+    for server, rows in sorted(days.items(), key=lambda item: item[0]):
+        uptime = sum(row["uptime"] or 0 for row in rows) / len(rows)
+        known = [row["availability"] for row in rows if row["availability"] is not None]
+        seen = sum(known) / len(known) if known else None
+        flags = ", ".join(sorted({flag for row in rows for flag in (row["flags"] or "").split(", ") if flag}))
+        cells = [(_label(hour), shares[server].get(hour, 0.0)) for hour in hours]
+        strip = charts.strip(cells) if server in shares else ""
+        lines.append(
+            [
+                _cell(server, shown=_short(server)),
+                f'<td class="wide">{strip}</td>',
+                _cell(round(uptime, 5), shown=_percent(uptime, 2)),
+                _cell(seen if seen is None else round(seen, 5), shown=_percent(seen, 2)),
+                _cell(sum(row["crashes"] for row in rows)),
+                _cell(flags, kind="text warn" if flags else "text"),
+            ]
+        )
+    return _table(("server", "hours", "up, by itself", "seen by discovery too", "crashes", "remarks"), lines, (2, 3, 4))
+
+
+def _traffic(content: Content) -> str:
+    hours = _hours(content["traffic"])
+    by_hour = {(row["dt"], row["hour"]): row for row in content["traffic"]}
+    labels = [_label(hour) for hour in hours]
+    carried = [float(by_hour[hour]["bytes"]) if hour in by_hour else 0.0 for hour in hours]
+    closed = [float(by_hour[hour]["closed"]) if hour in by_hour else 0.0 for hour in hours]
+    return (
+        _legend([("bytes carried in the hour", "var(--blue)")])
+        + charts.bars(labels, [("carried", "var(--blue)", carried)], "B", "Bytes carried by hour")
+        + _legend([("transports that ended in the hour", "var(--teal)")])
+        + charts.bars(labels, [("transports", "var(--teal)", closed)], "", "Transports by hour")
+    )
+
+
+def _latency(content: Content) -> str:
+    hours = _hours(content["latency"])
+    by_hour = {(row["dt"], row["hour"]): row for row in content["latency"]}
+    series = [
+        (f"p{share}", colour, [by_hour[hour][f"p{share}"] if hour in by_hour else None for hour in hours])
+        for share, colour in ((50, "var(--teal)"), (90, "var(--amber)"), (99, "var(--red)"))
+    ]
+    return _legend([(name, colour) for name, colour, _ in series]) + charts.lines(
+        [_label(hour) for hour in hours], series, "ms", "Latency by hour"
+    )
+
+
+def _refusals(content: Content) -> str:
+    hours = _hours(content["refused"])
+    totals: dict[str, int] = defaultdict(int)
+    amounts: dict[str, dict[tuple[date, int], float]] = defaultdict(lambda: defaultdict(float))
+    for row in content["refused"]:
+        totals[f"{row['what']}: {row['reason']}"] += row["n"]
+    first = sorted(totals, key=lambda name: -totals[name])[:SERIES]
+    for row in content["refused"]:
+        name = f"{row['what']}: {row['reason']}"
+        amounts[name if name in first else "other"][row["dt"], row["hour"]] += row["n"]
+    names = [*first, *(["other"] if "other" in amounts else [])]
+    series = [
+        (name, colour, [amounts[name][hour] for hour in hours]) for name, colour in zip(names, _PALETTE, strict=False)
+    ]
+    chart = _legend([(name, colour) for name, colour, _ in series]) + charts.bars(
+        [_label(hour) for hour in hours], series, "", "Refusals by hour"
+    )
+    rows = [
+        [
+            _cell(row["who"], shown=f"<code>{escape(str(row['who']))}</code>"),
+            _cell(row["kind"]),
+            _cell(row["score"], kind="warn" if row["score"] >= 100 else ""),
+            _cell(row["evidence"], kind="text"),
+            _cell(row["producer"], shown=_short(row["producer"])),
+            _cell(str(row["dt"])),
+        ]
+        for row in content["abuse_day"]
+    ]
+    return (
+        (chart if hours else '<p class="note">Nothing was refused.</p>')
+        + "<h3>Who causes more than is usual</h3><p class='note'>A score of 100 is the limit.</p>"
+        + _table(("who", "kind", "score", "evidence", "told by", "day"), rows, (2,))
+    )
+
+
+def _forecast(content: Content) -> str:
+    def full(row: Row) -> float | None:
+        return round((row["peak_sessions"] or 0) / row["capacity"], 4) if row["capacity"] else None
+
+    rows = [
+        [
+            _cell(row["server"], shown=_short(row["server"])),
+            _cell(row["peak_sessions"]),
+            _cell(row["capacity"]),
+            _cell(
+                round((row["peak_sessions"] or 0) / row["capacity"], 4) if row["capacity"] else None,
+                shown=_percent((row["peak_sessions"] or 0) / row["capacity"]) if row["capacity"] else None,
+            ),
+            _cell(row["growth_per_day"]),
+            _cell(row["fit"]),
+            _cell(row["days_left"]),
+            _cell(None if row["full_on"] is None else str(row["full_on"])),
+        ]
+        for row in content["capacity_forecast"]
+    ]
+    heads = ("server", "peak sessions", "capacity", "full", "growth a day", "fit", "days left", "full on")
+    return _table(heads, rows, (1, 2, 3, 4, 5, 6, 7))
+
+
+def _settlement(content: Content) -> str:
+    rows = [
+        [
+            _cell(row["server"], shown=_short(row["server"])),
+            _cell(str(row["dt"])),
+            _cell(row["claimed_bytes"], shown=human(row["claimed_bytes"], "B")),
+            _cell(row["credited_bytes"], shown=human(row["credited_bytes"], "B")),
+            _cell(row["matched"]),
+            _cell(row["conflict"]),
+            _cell(row["one_sided"]),
+            _cell(row["relay_only"]),
+            _cell(
+                row["inflation"] if row["inflation"] is None else round(row["inflation"], 4),
+                shown=_percent(row["inflation"]),
+            ),
+            _cell(row["verdict"], kind="text warn" if str(row["verdict"]).startswith("claims more") else "text"),
+        ]
+        for row in content["settlement_day"]
+    ]
+    heads = (
+        "server",
+        "day",
+        "claims",
+        "credited",
+        "matched",
+        "conflict",
+        "one end",
+        "no receipt",
+        "claims more by",
+        "verdict",
+    )
+    return _table(heads, rows, (2, 3, 4, 5, 6, 7, 8))
+
+
+def _placement(content: Content) -> str:
+    rows = [
+        [
+            _cell(row["server"], shown=_short(row["server"])),
+            _cell(row["weight"]),
+            _cell(row["availability"], shown=_percent(row["availability"], 2)),
+            _cell(row["headroom"], shown=_percent(row["headroom"])),
+            _cell(row["latency_ms"]),
+            _cell(row["reasons"], kind="text"),
+        ]
+        for row in content["placement"]
+    ]
+    return _table(("server", "weight", "availability", "free places", "median answer, ms", "why"), rows, (1, 2, 3, 4))
+
+
+def _quality(content: Content) -> str:
+    rows = [
+        [
+            _cell(row["producer"], shown=_short(row["producer"])),
+            _cell(str(row["dt"])),
+            _cell(row["distinct_events"]),
+            _cell(row["duplicates"]),
+            _cell(row["missing"], kind="warn" if row["completeness"] < 0.9 else ""),
+            _cell(round(row["completeness"], 5), shown=_percent(row["completeness"], 2)),
+            _cell(row["clock_steps_ms"]),
+        ]
+        for row in content["quality_day"]
+    ]
+    heads = ("written by", "day", "events", "twice", "missing", "complete", "clock set by, ms")
+    parts = [_table(heads, rows, (2, 3, 4, 5, 6))]
+    if content["quarantine"]:
+        lines = [[_cell(row["problem"]), _cell(row["lines"])] for row in content["quarantine"]]
+        parts.append("<h3>Lines in quarantine</h3>" + _table(("problem", "lines"), lines, (1,)))
+    if content["files"]:
+        lines = [
+            [_cell(row["file"].rpartition("/")[2]), _cell(row["lines"]), _cell(row["problem"])]
+            for row in content["files"]
+        ]
+        parts.append("<h3>Files with a problem</h3>" + _table(("file", "lines read", "problem"), lines, (1,)))
+    return "".join(parts)
+
+
+_SECTIONS = (
+    ("Servers", "Each cell is an hour: green when the server tells of every minute of it.", _servers),
+    ("Traffic", "What servers carried, user data only.", _traffic),
+    ("Latency", "From data passing a server to its acknowledgement coming back, over all servers.", _latency),
+    ("Refusals", "What servers and discovery refused.", _refusals),
+    ("Capacity", "When a server reaches its limit, if the daily peaks go on as they did.", _forecast),
+    (
+        "Settlement",
+        "What servers claim, and what both ends of each transport signed. Only the latter is credited.",
+        _settlement,
+    ),
+    ("Placement", "Where clients should be sent; discovery draws by weight.", _placement),
+    ("Data", "How much of what was written has arrived.", _quality),
+)
+
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+"""The page asks nobody for anything."""
+
+
+def render(content: Content) -> str:
+    """The page."""
+    static = importlib.resources.files("dmsg.analytics").joinpath("static")
+    style, script = (static.joinpath(name).read_text() for name in ("report.css", "report.js"))
+    days = sorted(row["dt"] for row in content["network_day"])
+    period = f"{days[0]} to {days[-1]}" if days else "no days"
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f"<title>dmsg network, {period}</title><style>{style}</style></head><body><header><div><h1>dmsg network</h1>",
+        f"<p class='meta'>{period}, UTC. Run {content.run}, computed {content.generated:%Y-%m-%d %H:%M} UTC. "
+        f"By the hour: the last {SHOWN_DAYS} days.</p></div><button class='theme'>Light / dark</button></header>",
+        _cards(content),
+    ]
+    for title, note, section in _SECTIONS:
+        parts.append(f"<section><h2>{title}</h2><p class='note'>{note}</p>{section(content)}</section>")
+    if content.cut:
+        parts.append(f"<p class='note'>Not all rows are shown of: {escape(', '.join(content.cut))}.</p>")
+    parts.append(f"<script>{script}</script></body></html>\n")
+    return "".join(parts)

@@ -1,0 +1,252 @@
+"""The tables: their columns and types, and what each row is.
+
+Bronze is as the events are, silver is cleaned, gold answers questions.  Every
+table but those of :data:`OVERALL` is partitioned by ``dt``, the day in UTC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from dmsg.telemetry.schema import Type, columns
+
+_TYPES: dict[Type, DataType] = {
+    Type.STRING: StringType(),
+    Type.LONG: LongType(),
+    Type.BOOLEAN: BooleanType(),
+    Type.HISTOGRAM: ArrayType(IntegerType()),
+}
+
+EVENT = StructType([StructField(field.name, _TYPES[field.type]) for field in columns()])
+"""Any event."""
+CORRUPT = "_corrupt"
+"""The line itself, when it is no JSON or has a field of a wrong type."""
+RAW = StructType([*EVENT.fields, StructField(CORRUPT, StringType())])
+"""A line of a spool."""
+BRONZE = StructType(
+    [
+        *EVENT.fields,
+        StructField("file", StringType()),
+        StructField("problem", StringType()),
+        StructField("line", StringType()),
+        StructField("batch", LongType()),
+        StructField("family", StringType()),
+        StructField("dt", StringType()),
+    ]
+)
+"""A line with where it stood; in the family ``quarantine`` with what is wrong with it."""
+
+FAMILIES = {
+    "transport": ("transport_open", "transport_progress", "transport_close"),
+    "session": ("session_open", "session_close"),
+    "beat": ("heartbeat",),
+    "refusal": ("handshake_fail", "transport_refuse", "entry_refuse", "drop"),
+    "entry": ("entry",),
+    "receipt": ("receipt_checked",),
+    "life": ("start", "stop", "segment_end"),
+}
+"""Which types of events lie together in bronze."""
+QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of silver or gold.
+
+    :ivar columns: a Spark DDL string, ``dt`` included where there is one.
+    """
+
+    name: str
+    text: str
+    columns: str
+
+    @property
+    def schema(self) -> StructType:
+        """The columns as Spark knows them."""
+        schema = StructType.fromDDL(self.columns)
+        assert isinstance(schema, StructType)
+        return schema
+
+
+_SIDES = "data_ab long, data_ba long, frames_ab long, frames_ba long, acks_ab long, acks_ba long"
+
+SILVER = {
+    table.name: table
+    for table in (
+        Table(
+            "transports",
+            "what happened to transports: opened, progress, closed",
+            "server string, boot string, at timestamp, hour int, what string, transport string, src string, dst string,"
+            f" secure boolean, reason string, by string, duration_ms long, accept_ms long, {_SIDES}, rtt array<int>,"
+            " total_ab long, total_ba long, dt date",
+        ),
+        Table(
+            "sessions",
+            "a client's connection, put together from its opening and its end",
+            "server string, boot string, session long, peer string, opened_at timestamp, closed_at timestamp,"
+            " duration_ms long, reason string, handshake_ms long, frames long, bytes long, dt date",
+        ),
+        Table(
+            "heartbeats",
+            "a minute of a process; covers_from is the heartbeat before, if none that is missing lies more than "
+            "10 minutes back",
+            "producer string, role string, boot string, at timestamp, covers_from timestamp, sessions long,"
+            " transports long, capacity long, handshakes long, frames long, bytes long, entries long, requests long,"
+            " lag_ms long, cpu_ms long, rss_kb long, registered boolean, lost long, dt date",
+        ),
+        Table(
+            "refusals",
+            "what was refused or dropped, to whom",
+            "producer string, at timestamp, hour int, what string, who string, reason string, n long, targets long,"
+            " dt date",
+        ),
+        Table(
+            "entries",
+            "an entry that discovery took",
+            "producer string, at timestamp, hour int, subject string, is_server boolean, result string,"
+            " sequence long, available long, delegated long, dt date",
+        ),
+        Table(
+            "receipts",
+            "what a client signed, once for each end of a transport; of two different words the smaller one",
+            "server string, transport string, signer string, partner string, initiator boolean, delivered_out long,"
+            " delivered_in long, words long, dt date",
+        ),
+        Table(
+            "lives",
+            "processes that began or ended",
+            "producer string, role string, boot string, at timestamp, what string, dt date",
+        ),
+    )
+}
+
+DAILY = {
+    table.name: table
+    for table in (
+        Table(
+            "traffic_hour",
+            "What did each server carry?",
+            "server string, dt date, hour int, opened long, accepted long, closed long, refused_by_peer long,"
+            " bytes long, frames long, acks long",
+        ),
+        Table(
+            "close_day",
+            "Why did transports end?",
+            "server string, dt date, reason string, by string, transports long",
+        ),
+        Table(
+            "pair_day",
+            "Who sent how much to whom, over which server?",
+            "server string, dt date, src string, dst string, transports long, bytes_ab long, bytes_ba long",
+        ),
+        Table(
+            "latency_hour",
+            "How fast do clients answer over a server (rtt), how long does opening take (accept)? In ms.",
+            "server string, dt date, hour int, rtt_samples long, rtt_p50 double, rtt_p90 double, rtt_p99 double,"
+            " accept_samples long, accept_p50 double, accept_p90 double, accept_p99 double",
+        ),
+        Table(
+            "server_hour",
+            "Was it up, by its own word and by discovery's, and how loaded?",
+            "server string, dt date, hour int, alive_minutes int, seen_minutes int, agreed_minutes int,"
+            " peak_sessions long, peak_transports long, capacity long, frames long, bytes long, max_lag_ms long,"
+            " cpu_ms long, max_rss_kb long, lost_events long",
+        ),
+        Table(
+            "uptime_day",
+            "What share of the day was it up? agreed: minutes that its heartbeats and a discovery both have.",
+            "server string, dt date, alive_minutes long, seen_minutes long, agreed_minutes long, observed_minutes long,"
+            " uptime double, availability double, starts long, clean_stops long, crashes long, flags string",
+        ),
+        Table(
+            "session_day",
+            "How long do clients stay?",
+            "server string, dt date, sessions long, clients long, lost long, mean_seconds double, bytes long",
+        ),
+        Table(
+            "settlement_day",
+            "What did a server deliver by the word of both ends, and what does it claim?",
+            "server string, dt date, transports long, claimed_bytes long, credited_bytes long, matched long,"
+            " conflict long, one_sided long, relay_only long, unclaimed long, inflated_bytes long, inflation double,"
+            " sided_with_one long, verdict string",
+        ),
+        Table(
+            "settlement_conflict_day",
+            "The transports about which three words disagree, with the words.",
+            "server string, dt date, transport string, state string, signer_a string, signer_b string,"
+            " relay_ab long, a_out long, b_in long, relay_ba long, b_out long, a_in long, credited long, claimed long,"
+            " word string",
+        ),
+        Table(
+            "refusal_hour",
+            "What was refused, why, how often?",
+            "producer string, dt date, hour int, what string, reason string, n long, who long",
+        ),
+        Table(
+            "abuse_day",
+            "Who floods, scans, churns? Score 100 is the limit of what is usual; the evidence says why.",
+            "producer string, dt date, who string, kind string, requests long, refused long, targets long, posts long,"
+            " score double, evidence string",
+        ),
+        Table(
+            "discovery_hour",
+            "What does discovery take and refuse?",
+            "producer string, dt date, hour int, first long, next long, deleted long, refused long, servers long",
+        ),
+        Table(
+            "capacity_day",
+            "How near is a server to its limit?",
+            "server string, dt date, peak_sessions long, capacity long, peak_share double, busy_hours long,"
+            " refused_full long, bytes long",
+        ),
+        Table(
+            "network_day",
+            "The network at a glance.",
+            "dt date, servers long, transports long, sessions long, clients long, bytes long, frames long,"
+            " refused long, receipts long",
+        ),
+        Table(
+            "quality_day",
+            "How much of what was written has arrived?",
+            "producer string, dt date, events long, distinct_events long, duplicates long, expected long,"
+            " missing long, completeness double, clock_steps_ms long",
+        ),
+    )
+}
+
+OVERALL = {
+    table.name: table
+    for table in (
+        Table(
+            "capacity_forecast",
+            "When does a server reach its limit, if it goes on as in the last four weeks?",
+            "server string, days long, peak_sessions long, capacity long, growth_per_day double, fit double,"
+            " days_left double, full_on date",
+        ),
+        Table(
+            "placement",
+            "Where should clients be sent? weight is what discovery draws by.",
+            "server string, weight double, availability double, headroom double, latency_ms double,"
+            " latency_factor double, honesty double, days long, reasons string",
+        ),
+        Table(
+            "public_day",
+            "What may be published: sums of the network, no cell of few clients.",
+            "dt date, servers long, clients long, transports long, sessions long, gigabytes double,"
+            " rtt_p50 double, rtt_p90 double, withheld string",
+        ),
+    )
+}
+
+GOLD = {**DAILY, **OVERALL}

@@ -1,0 +1,127 @@
+"""A Spark session: on this machine, in a cluster, or by Spark Connect; and the Java for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+JAVA_VERSIONS = (17, 21)
+"""Releases of Java on which the jobs are tried (17) or are known to run (21)."""
+DRIVER_MEMORY = "1g"
+APPLICATION = "dmsg-analytics"
+
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    # a handful of partitions: the tables of a day are small, each partition costs a task
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.adaptive.enabled": "true",
+    # a file that is cut or is no gzip ends there; what it lacks is found by its missing last line
+    "spark.sql.files.ignoreCorruptFiles": "true",
+    "spark.sql.files.ignoreMissingFiles": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.io.compression.zstd.level": "1",
+    # one file a partition and task without sorting for it first
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.sql.streaming.minBatchesToRetain": "100",
+}
+"""For any session; each may be changed by ``--conf``."""
+LOCAL_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.warehouse.dir": "/nonexistent",
+}
+
+
+class JavaMissing(Exception):
+    """There is no Java that Spark runs on; the text says how to get one."""
+
+
+class SparkFailed(Exception):
+    """No session could be had; the text says why in one line."""
+
+
+def _java_version(java: str) -> int | None:
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except OSError:
+        return None
+    found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    return int(found[1]) if found else None
+
+
+def find_java() -> Path:
+    """The home of a Java that will do: ``JAVA_HOME``, ``PATH``, Debian's directories.
+
+    :raises JavaMissing: there is none.
+    """
+    homes = [Path(os.environ["JAVA_HOME"])] if os.environ.get("JAVA_HOME") else []
+    if (found := shutil.which("java")) is not None:
+        homes.append(Path(found).resolve().parent.parent)
+    homes += sorted(Path("/usr/lib/jvm").glob("java-17-*")) + sorted(Path("/usr/lib/jvm").glob("java-21-*"))
+    seen = []
+    for home in homes:
+        version = _java_version(str(home / "bin" / "java"))
+        if version in JAVA_VERSIONS:
+            return home
+        if version is not None:
+            seen.append(f"{version} in {home}")
+    there = f"found {', '.join(seen)}; " if seen else ""
+    raise JavaMissing(
+        f"Spark needs Java 17: {there}on Debian and Ubuntu `apt-get install openjdk-17-jre-headless`, "
+        "else set JAVA_HOME to where it is"
+    )
+
+
+def make_session(
+    master: str | None = None,
+    *,
+    memory: str = DRIVER_MEMORY,
+    settings: dict[str, str] | None = None,
+    name: str = APPLICATION,
+) -> SparkSession:
+    """A session.
+
+    :param master: ``local[N]``, ``spark://HOST:PORT`` or another master; ``sc://HOST:PORT`` is Spark
+        Connect.  None: all cores of this machine, or what spark-submit says.
+    :param memory: of the driver, when this process starts its Java.
+    :raises JavaMissing: there is no Java to run it on.
+    :raises SparkFailed: the master cannot be reached, or Spark does not start.
+    """
+    builder = SparkSession.builder.appName(name)
+    options = dict(SETTINGS)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    connect = master is not None and master.startswith("sc://")
+    if connect:
+        assert master is not None
+        builder = builder.remote(master)
+        options = {key: value for key, value in options.items() if key.startswith("spark.sql.")}
+    elif not submitted:
+        os.environ["JAVA_HOME"] = str(find_java())
+        # workers take what PATH calls python3, unless they are told
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.master(master or "local[*]")
+        options["spark.driver.memory"] = memory
+        if master is None or master.startswith("local"):
+            options |= LOCAL_SETTINGS
+    for key, value in (options | (settings or {})).items():
+        builder = builder.config(key, value)
+    try:
+        session = builder.getOrCreate()
+    except (PySparkException, RuntimeError, OSError) as error:
+        raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # py4j's errors, and those of grpc
+        raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0][:300]}") from None
+    if not connect:
+        session.sparkContext.setLogLevel("FATAL")
+    return session

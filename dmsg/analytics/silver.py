@@ -1,0 +1,184 @@
+"""Bronze -> silver: each family of events as a table with types and names of its own."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from dmsg.analytics.schemas import SILVER
+
+GAP_LIMIT_MS = 10 * 60 * 1000
+"""Heartbeats of one process that are missing for no longer than this are taken as there."""
+STILL_OPEN_MS = 5 * 60 * 1000
+"""A process whose last event lies within this before midnight goes on the next day."""
+
+
+def _at() -> Column:
+    return F.timestamp_millis("ts").alias("at")
+
+
+def _hour() -> Column:
+    return (F.col("ts") / 3_600_000 % 24).cast("int").alias("hour")
+
+
+def _day() -> Column:
+    return F.col("dt").cast("date").alias("dt")
+
+
+def _columns(table: str) -> list[str]:
+    return SILVER[table].schema.fieldNames()
+
+
+def transports(events: DataFrame) -> DataFrame:
+    """Of the family transport."""
+    return events.select(
+        F.col("producer").alias("server"),
+        "boot",
+        _at(),
+        _hour(),
+        F.substring_index("type", "_", -1).alias("what"),
+        "transport",
+        "src",
+        "dst",
+        "secure",
+        "reason",
+        "by",
+        "duration_ms",
+        "accept_ms",
+        "data_ab",
+        "data_ba",
+        "frames_ab",
+        "frames_ba",
+        "acks_ab",
+        "acks_ba",
+        "rtt",
+        "total_ab",
+        "total_ba",
+        _day(),
+    )
+
+
+def sessions(events: DataFrame, ends: DataFrame) -> DataFrame:
+    """Of the family session.
+
+    An opening without an end within its day was *lost* if its process was, at the time of
+    the process's last event; else it is *open*, and its end stands on the day on which it came.
+
+    :param ends: producer, boot, dt, last_ts: the last event of each process and day.
+    """
+    opening = F.col("type") == "session_open"
+    put_together = events.groupBy("producer", "boot", "session", "dt").agg(
+        F.max("peer").alias("peer"),
+        F.min(F.when(opening, F.col("ts"))).alias("opened"),
+        F.max(F.when(~opening, F.col("ts"))).alias("closed"),
+        F.max(F.when(~opening, F.col("duration_ms"))).alias("lasted"),
+        F.max("reason").alias("reason"),
+        F.max("handshake_ms").alias("handshake_ms"),
+        F.max("frames").alias("frames"),
+        F.max("bytes").alias("bytes"),
+    )
+    midnight = F.unix_millis(F.date_add(_day(), 1).cast("timestamp"))
+    lost = F.col("closed").isNull() & (F.col("last_ts") < midnight - STILL_OPEN_MS)
+    opened = F.coalesce("opened", F.col("closed") - F.col("lasted"))
+    closed = F.coalesce("closed", F.when(lost, F.col("last_ts")))
+    return (
+        put_together.join(F.broadcast(ends), ["producer", "boot", "dt"], "left")
+        .select(
+            F.col("producer").alias("server"),
+            "boot",
+            "session",
+            "peer",
+            F.timestamp_millis(opened).alias("opened_at"),
+            F.timestamp_millis(closed).alias("closed_at"),
+            F.coalesce("lasted", closed - opened).alias("duration_ms"),
+            F.when(F.col("closed").isNotNull(), F.col("reason")).when(lost, "lost").otherwise("open").alias("reason"),
+            "handshake_ms",
+            "frames",
+            "bytes",
+            _day(),
+        )
+        .select(*_columns("sessions"))
+    )
+
+
+def heartbeats(events: DataFrame) -> DataFrame:
+    """Of the family beat; gaps within a process are closed up to :data:`GAP_LIMIT_MS`."""
+    one_process = Window.partitionBy("producer", "boot", "dt").orderBy("ts", "seq").rowsBetween(-1, -1)
+    before = F.max("ts").over(one_process)
+    told = F.col("ts") - F.coalesce("interval_ms", F.lit(0))
+    covers = F.when(F.col("ts") - before <= GAP_LIMIT_MS, F.least(before, told)).otherwise(
+        F.greatest(told, F.col("ts") - GAP_LIMIT_MS)
+    )
+    return events.withColumn("covers", covers).select(
+        "producer",
+        "role",
+        "boot",
+        _at(),
+        F.timestamp_millis("covers").alias("covers_from"),
+        *(
+            name
+            for name in _columns("heartbeats")
+            if name not in ("producer", "role", "boot", "at", "covers_from", "dt")
+        ),
+        _day(),
+    )
+
+
+def refusals(events: DataFrame) -> DataFrame:
+    """Of the family refusal: who is a client's or a network's pseudonym, NULL for drops."""
+    what = (
+        F.when(F.col("type") == "handshake_fail", "handshake")
+        .when(F.col("type") == "transport_refuse", "request")
+        .when(F.col("type") == "entry_refuse", "entry")
+        .otherwise("drop")
+    )
+    return events.select(
+        "producer",
+        _at(),
+        _hour(),
+        what.alias("what"),
+        F.coalesce("src", "source").alias("who"),
+        "reason",
+        F.coalesce("n", F.lit(1)).alias("n"),
+        F.coalesce("targets", F.lit(0)).alias("targets"),
+        _day(),
+    )
+
+
+def entries(events: DataFrame) -> DataFrame:
+    """Of the family entry."""
+    return events.select(
+        "producer",
+        _at(),
+        _hour(),
+        "subject",
+        F.coalesce("is_server", F.lit(False)).alias("is_server"),
+        "result",
+        "sequence",
+        "available",
+        "delegated",
+        _day(),
+    )
+
+
+def receipts(events: DataFrame) -> DataFrame:
+    """Of the family receipt: those that are believed, one word of each end."""
+    return (
+        events.where(F.col("reason").isNull() & F.col("transport").isNotNull() & F.col("signer").isNotNull())
+        .groupBy("server", "transport", "signer", "initiator")
+        .agg(
+            F.max("partner").alias("partner"),
+            F.min("delivered_out").alias("delivered_out"),
+            F.min("delivered_in").alias("delivered_in"),
+            F.count_distinct("delivered_out", "delivered_in").alias("words"),
+            F.min(_day()).alias("dt"),
+        )
+        .select(*_columns("receipts"))
+    )
+
+
+def lives(events: DataFrame) -> DataFrame:
+    """Of the family life: starts and orderly ends."""
+    return events.where(F.col("type").isin("start", "stop")).select(
+        "producer", "role", "boot", _at(), F.col("type").alias("what"), _day()
+    )

@@ -1,0 +1,105 @@
+"""Checking the signatures of receipts, before the pipeline counts them.
+
+Not in Spark: 41 us of elliptic curves for each need no cluster, and keys and
+secrets stay out of it.  Each finished file of receipts becomes a file of
+checked ones, with the same lines in the same order; one that is not believed
+keeps its place and says why.  The file is named by what was read, so that the
+same receipts, brought twice, are checked and counted once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dmsg.telemetry.pseudonyms import Pseudonyms
+from dmsg.telemetry.receipts import ReceiptError, Role, parse_receipt
+from dmsg.telemetry.schema import MAX_LINE, RECEIPTS_PREFIX, SEGMENT_SUFFIX
+
+FILE_LIMIT = 512 * 1024 * 1024
+"""Bytes of text of one file of receipts; what is beyond is not read."""
+
+
+@dataclass
+class Checked:
+    """What was found."""
+
+    files: int = 0
+    believed: int = 0
+    refused: int = 0
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Lines, as far as the file can be read."""
+    read = 0
+    try:
+        with gzip.open(path) as file:
+            while line := file.readline(MAX_LINE):
+                read += len(line)
+                if read > FILE_LIMIT:
+                    return
+                yield line
+    except (EOFError, OSError, zlib.error):
+        return
+
+
+def check_line(line: bytes, names: Pseudonyms) -> tuple[bytes, bool | None]:
+    """A line of a spool as a line for the pipeline.
+
+    :returns: the line, and whether its receipt is believed; None for what is no receipt.
+    """
+    try:
+        row: Any = json.loads(line)
+        if row["type"] != "receipt":
+            return line, None
+        data = row.pop("receipt")
+        row["type"] = "receipt_checked"
+        try:
+            receipt = parse_receipt(bytes.fromhex(data))
+        except ReceiptError as error:
+            row["reason"] = str(error)
+        else:
+            row["transport"] = receipt.transport.hex()
+            row["server"] = receipt.server.hex()
+            row["signer"] = names.client(receipt.signer)
+            row["partner"] = names.client(receipt.peer)
+            row["initiator"] = receipt.role is Role.INITIATOR
+            row["delivered_out"], row["delivered_in"] = receipt.delivered_out, receipt.delivered_in
+        return json.dumps(row, separators=(",", ":")).encode() + b"\n", "reason" not in row
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return line, None  # the pipeline keeps it in quarantine
+
+
+def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
+    """Check the receipts of all files that were not checked yet.
+
+    :param spool: looked through with all below.
+    :param target: gets a file for each.
+    :raises OSError: it cannot be written.
+    """
+    found = Checked()
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(spool.rglob(f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}")):
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+        except FileNotFoundError:
+            continue  # it made room for a newer one
+        checked = target / f"{RECEIPTS_PREFIX}{digest}{SEGMENT_SUFFIX}"
+        if checked.exists():
+            continue
+        fresh = target / f".{checked.name}.part"
+        with gzip.open(fresh, "wb", 3) as file:
+            for line in _lines(path):
+                written, believed = check_line(line, names)
+                file.write(written)
+                found.believed += believed is True
+                found.refused += believed is False
+        fresh.replace(checked)
+        found.files += 1
+    return found
