@@ -93,7 +93,8 @@ def lines(labels: Sequence[str], series: Sequence[Series], unit: str, title: str
             )
             parts.append(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3 if alone else 5}" class="{"dot" if alone else "hit"}" '
-                f'style="fill:{colour}"><title>{escape(name)}, {escape(labels[index])}: {human(value, unit)}</title></circle>'
+                f'style="fill:{colour}"><title>{escape(name)}, {escape(labels[index])}: '
+                f"{human(value, unit)}</title></circle>"
             )
     return _svg("".join(parts), title)
 

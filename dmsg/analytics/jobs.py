@@ -6,6 +6,7 @@ Every step is named to ``progress``, so that a person sees where it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -27,6 +28,11 @@ MIDNIGHT_MS = 10 * 60 * 1000
 """Three words of one transport lie within this of each other: only events so near to midnight matter to the
 day before or after."""
 DAY_MS = 86_400_000
+SMALL_BYTES = 64 * 1024 * 1024
+"""Unread files of less than that are a little work."""
+SMALL_WORKERS = 4
+_OF_GOLD = ("uptime_day", "capacity_day", "network_day")
+"""Tables made of other gold tables of the same days."""
 HISTORY_DAYS = 28
 """Days that the tables without days look back."""
 
@@ -88,6 +94,7 @@ class Pipeline:
         self.now = now or datetime.now(UTC)
         self._progress = progress
         self._done = 0
+        self._small = True
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
 
     @property
@@ -118,7 +125,7 @@ class Pipeline:
         :param every: go on, looking so often, as in ``30 seconds``; None ends when all is read.
         :param after: called after each batch; both hold ``lock``.
         """
-        target = f"{self.lake.root}/bronze/source={source.name}"
+        target = f"{self.lake.root}/bronze/origin={source.name}"
         lines = (
             self.spark.readStream.schema(RAW)
             .option("mode", "PERMISSIVE")
@@ -146,7 +153,7 @@ class Pipeline:
         return (writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)).start()
 
     def _listing(self, sources: Iterable[Source]) -> DataFrame:
-        """Paths of all files that are there."""
+        """Paths and lengths of all files that are there."""
         listing = None
         for source in sources:
             files = (
@@ -154,7 +161,7 @@ class Pipeline:
                 .option("recursiveFileLookup", "true")
                 .option("pathGlobFilter", source.pattern)
                 .load(source.path)
-                .select(bronze.uri(F.col("path")).alias("file"))
+                .select(bronze.uri(F.col("path")).alias("file"), "length")
             )
             listing = files if listing is None else listing.unionByName(files)
         assert listing is not None
@@ -170,24 +177,34 @@ class Pipeline:
         before = self.lake.state()
         number = before.run + 1
         self._step("listing files")
-        listed = [row.file for row in self._listing(sources).collect()]
+        listed = {row.file: int(row.length) for row in self._listing(sources).collect()}
+        unread = self._unread(before, list(listed))
+        self._tune(sum(listed[file] for file in unread))
         for source in sources:
             self._step(f"bronze: {source.name}")
             self.ingest(source).awaitTermination()
-        return self.refine(before, number, listed)
+        return self.refine(before, number, unread)
 
-    def refine(self, before: State, number: int, listed: list[str]) -> Outcome:
-        """Silver and gold of the days that bronze's new batches touch, and the commit."""
+    def _tune(self, size: int) -> None:
+        """For a little work compiling it costs more than the work."""
+        self._small = size < SMALL_BYTES
+        self.spark.conf.set("spark.sql.codegen.wholeStage", str(not self._small).lower())
+
+    def refine(self, before: State, number: int, unread: list[str]) -> Outcome:
+        """Silver and gold of the days that bronze's new batches touch, and the commit.
+
+        :param unread: files that were there, and that no run before has seen.
+        """
         lake = self.lake
-        read = [F.when(F.col("source") == name, F.lit(last)) for name, last in before.batches.items()]
+        read = [F.when(F.col("origin") == name, F.lit(last)) for name, last in before.batches.items()]
         done = F.coalesce(*read, F.lit(-1))
         fresh = lake.bronze().where(F.col("batch") > done)
         self._step("which days are touched")
         batches, days, events, quarantined = self._touched(fresh, before)
-        if batches == before.batches and not self._unread(before, listed):
+        if batches == before.batches and not unread:
             self._progress("nothing is new", self._total, self._total)
             return Outcome(before, [], 0, 0, 0, 0)
-        self._write_files(fresh, before, number, listed)
+        self._write_files(fresh, number, unread)
         if not days:
             state = replace(before, run=number, batches=batches, at=self._now_ms)
             lake.commit(state)
@@ -206,7 +223,7 @@ class Pipeline:
         of_day = F.col("ts") % DAY_MS
         witness = F.col("family").isin("transport", "receipt")
         rows = (
-            fresh.groupBy("source", "family", "dt")
+            fresh.groupBy("origin", "family", "dt")
             .agg(
                 F.max("batch").alias("batch"),
                 F.count(F.lit(1)).alias("lines"),
@@ -219,7 +236,7 @@ class Pipeline:
         days: set[str] = set()
         near: set[str] = set()
         for row in rows:
-            batches[row.source] = max(batches.get(row.source, -1), row.batch)
+            batches[row.origin] = max(batches.get(row.origin, -1), row.batch)
             if row.family != QUARANTINE:
                 days.add(row.dt)
                 day = date.fromisoformat(row.dt)
@@ -233,12 +250,12 @@ class Pipeline:
             sum(row.lines for row in rows if row.family == QUARANTINE),
         )
 
-    def _write_files(self, fresh: DataFrame, before: State, number: int, listed: list[str]) -> None:
+    def _write_files(self, fresh: DataFrame, number: int, unread: list[str]) -> None:
         self._step("files")
         lake = self.lake
         told = bronze.file_report(fresh)
-        if listed:
-            names = self.spark.createDataFrame([(name,) for name in self._unread(before, listed)], "file string")
+        if unread:
+            names = self.spark.createDataFrame([(name,) for name in unread], "file string")
             told = names.join(told, "file", "full_outer").select(
                 "file",
                 F.coalesce("lines", F.lit(0)).alias("lines"),
@@ -283,10 +300,18 @@ class Pipeline:
             "receipts": lambda: silver.receipts(self._events("receipt", days, doubtful)),
             "lives": lambda: silver.lives(self._events("life", days, doubtful)),
         }
-        for name, rows in tables.items():
-            self._step(f"silver: {name}")
-            lake.write(rows(), "silver", name, number)
+        self._write("silver", tables, number)
         return int(found or 0)
+
+    def _write(self, layer: str, tables: dict[str, Callable[[], DataFrame]], number: int) -> None:
+        """Write tables that do not need each other: at the same time, if they are small."""
+
+        def one(name: str) -> None:
+            self._step(f"{layer}: {name}")
+            self.lake.write(tables[name](), layer, name, number)
+
+        with ThreadPoolExecutor(SMALL_WORKERS if self._small else 1) as pool:
+            list(pool.map(one, tables))
 
     def _gold_daily(self, state: State, days: list[str], number: int) -> None:
         lake = self.lake
@@ -320,9 +345,8 @@ class Pipeline:
             ),
         }
         assert tables.keys() == DAILY.keys()
-        for name, rows in tables.items():
-            self._step(f"gold: {name}")
-            lake.write(rows(), "gold", name, number)
+        self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, number)
+        self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, number)
 
     def _judged(self, state: State, days: list[str]) -> DataFrame:
         """Three words for the transports of these days, with what lies just beyond midnight."""
@@ -353,6 +377,4 @@ class Pipeline:
             ),
         }
         assert tables.keys() == OVERALL.keys()
-        for name, rows in tables.items():
-            self._step(f"gold: {name}")
-            lake.write(rows().coalesce(1), "gold", name, number)
+        self._write("gold", tables, number)

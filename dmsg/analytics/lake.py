@@ -2,7 +2,7 @@
 
 ::
 
-    OUT/bronze/source=S/batch=N/family=F/dt=DAY/   what was read, once
+    OUT/bronze/origin=S/batch=N/family=F/dt=DAY/   what was read, once
     OUT/silver/TABLE/run=N/dt=DAY/                 a run writes anew the days that it touches
     OUT/gold/TABLE/run=N/[dt=DAY/]
     OUT/commits/                                   one line of JSON for each run that ended
@@ -159,7 +159,7 @@ class Lake:
 
     def bronze(self) -> DataFrame:
         """All lines that were read."""
-        schema = StructType([StructField("source", StringType()), *BRONZE.fields])
+        schema = StructType([StructField("origin", StringType()), *BRONZE.fields])
         return self.spark.read.schema(schema).parquet(f"{self.root}/bronze")
 
     def quarantine(self) -> DataFrame:
@@ -167,7 +167,7 @@ class Lake:
         return (
             self.bronze()
             .where(F.col("family") == QUARANTINE)
-            .select("problem", "line", "file", "source", "batch", "dt")
+            .select("problem", "line", "file", "origin", "batch", "dt")
         )
 
     def paths(self, layer: str, name: str, state: State) -> list[str]:

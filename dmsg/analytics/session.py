@@ -43,6 +43,13 @@ LOCAL_SETTINGS = {
 }
 
 
+QUICK_SETTINGS = {
+    # the second compiler of Java takes seconds that only minutes of work give back
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+}
+
+
 class JavaMissing(Exception):
     """There is no Java that Spark runs on; the text says how to get one."""
 
@@ -88,6 +95,7 @@ def make_session(
     *,
     memory: str = DRIVER_MEMORY,
     settings: dict[str, str] | None = None,
+    quick: bool = False,
     name: str = APPLICATION,
 ) -> SparkSession:
     """A session.
@@ -95,6 +103,7 @@ def make_session(
     :param master: ``local[N]``, ``spark://HOST:PORT`` or another master; ``sc://HOST:PORT`` is Spark
         Connect.  None: all cores of this machine, or what spark-submit says.
     :param memory: of the driver, when this process starts its Java.
+    :param quick: there is little to do: what takes long to start is left out.
     :raises JavaMissing: there is no Java to run it on.
     :raises SparkFailed: the master cannot be reached, or Spark does not start.
     """
@@ -113,7 +122,7 @@ def make_session(
         builder = builder.master(master or "local[*]")
         options["spark.driver.memory"] = memory
         if master is None or master.startswith("local"):
-            options |= LOCAL_SETTINGS
+            options |= LOCAL_SETTINGS | (QUICK_SETTINGS if quick else {})
     for key, value in (options | (settings or {})).items():
         builder = builder.config(key, value)
     try:

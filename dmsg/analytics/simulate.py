@@ -4,7 +4,7 @@ Made by Spark's own functions of counters and hashes, so that 20 million events
 take minutes and need no memory.  What is drawn, and from what:
 
 * a server's share of transports falls with its rank, as 1 / rank ** 0.6;
-* the time of day follows a wave with its peak in the afternoon;
+* the time of day follows a wave with its peak at noon;
 * which client: the square of an even draw, so that few are busy and many are not;
 * durations and bytes are log-normal (median 20 s and 30 kB, sigma 1.5 and 2);
 * answers: log-normal around a median of its own for each server, 5 to 80 ms;
@@ -153,7 +153,7 @@ class Simulation:
             return median * F.exp(sigma * _normal(seed, draw, *key))
 
         return (
-            rows.withColumn("start", (DAY_MS * (wave - F.sin(2 * 3.141592653589793 * wave) / 10)).cast("long"))
+            rows.withColumn("start", (DAY_MS * (wave + F.sin(2 * 3.141592653589793 * wave) / 10)).cast("long"))
             .withColumn("a", self._client(2))
             .withColumn("b0", self._client(3))
             .withColumn(

@@ -34,6 +34,10 @@ RECEIPTS = "receipts"
 """Under the tables' directory: checked receipts."""
 RANKING_HOURS = 24.0
 TOP_ROWS = 15
+SMALL_SPOOL = 64 * 1024 * 1024
+"""Bytes of files up to which a run is short."""
+SMALL_SIMULATION = 300_000
+"""Transports likewise."""
 
 
 class _Failed(Exception):
@@ -87,7 +91,7 @@ def _out_option(text: str = "Directory or URI of the tables.") -> Callable[..., 
 
 
 @contextlib.contextmanager
-def _session(master: str | None, memory: str, conf: tuple[str, ...]) -> Iterator[SparkSession]:
+def _session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bool = True) -> Iterator[SparkSession]:
     settings = {}
     for one in conf:
         key, equals, value = one.partition("=")
@@ -97,7 +101,7 @@ def _session(master: str | None, memory: str, conf: tuple[str, ...]) -> Iterator
     from dmsg.analytics.session import make_session
 
     with _quiet():
-        spark = make_session(master, memory=memory, settings=settings)
+        spark = make_session(master, memory=memory, settings=settings, quick=quick)
     try:
         yield spark
     finally:
@@ -125,6 +129,11 @@ def _quiet() -> Iterator[None]:
 
 def _local(uri: str) -> Path | None:
     return Path(uri) if "://" not in uri else None
+
+
+def _is_small(spool: str) -> bool:
+    directory = _local(spool)
+    return directory is not None and sum(path.stat().st_size for path in directory.rglob("*.gz")) < SMALL_SPOOL
 
 
 def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Checked]:
@@ -197,7 +206,7 @@ def run(
     )
     with bar, _lock(out):
         task = bar.add_task("starting Spark", total=None)
-        with _session(master, memory, conf) as spark:
+        with _session(master, memory, conf, quick=_is_small(spool)) as spark:
             outcome = jobs.run(
                 spark,
                 spool,
@@ -279,7 +288,7 @@ def stream(
             _check_receipts(spool, out, clear=clear_keys)
             looked = time.monotonic()
 
-    with _lock(out), _session(master, memory, conf) as spark:
+    with _lock(out), _session(master, memory, conf, quick=_is_small(spool)) as spark:
 
         def told(outcome: Any) -> None:
             click.echo(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}")
@@ -339,7 +348,7 @@ def simulate(
 
     day = (last_day or datetime.now(UTC) - timedelta(1)).date()
     network = Network(transports, servers, clients, days, seed, day)
-    with _session(master, memory, conf) as spark:
+    with _session(master, memory, conf, quick=transports <= SMALL_SIMULATION) as spark:
         files = Simulation(spark, network).write(out)
     click.echo(
         f"{files['spool']} files in {out / 'spool'}, {files['checked']} files of checked receipts in {out / 'checked'}"

@@ -22,6 +22,7 @@ from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import ReceiptError, Role, parse_receipt
 from dmsg.telemetry.schema import MAX_LINE, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
+CHUNK = 256 * 1024
 FILE_LIMIT = 512 * 1024 * 1024
 """Bytes of text of one file of receipts; what is beyond is not read."""
 
@@ -36,17 +37,26 @@ class Checked:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines, as far as the file can be read."""
-    read = 0
-    try:
-        with gzip.open(path) as file:
-            while line := file.readline(MAX_LINE):
-                read += len(line)
-                if read > FILE_LIMIT:
-                    return
-                yield line
-    except (EOFError, OSError, zlib.error):
-        return
+    """Lines, as far as the file can be read: gzip's own reader keeps back what lies just before a tear."""
+    text, read = b"", 0
+    unpack = zlib.decompressobj(31)
+    with open(path, "rb") as file:
+        while (packed := unpack.unused_data or file.read(CHUNK)) and read < FILE_LIMIT:
+            if unpack.eof:
+                unpack = zlib.decompressobj(31)  # another member
+            try:
+                while packed:
+                    piece = unpack.decompress(packed, CHUNK)
+                    read += len(piece)
+                    *lines, text = (text + piece).split(b"\n")
+                    yield from (line + b"\n" for line in lines)
+                    if len(text) > MAX_LINE:
+                        return
+                    packed = unpack.unconsumed_tail
+            except zlib.error:
+                break
+    if text:
+        yield text + b"\n"
 
 
 def check_line(line: bytes, names: Pseudonyms) -> tuple[bytes, bool | None]:

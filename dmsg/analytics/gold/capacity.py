@@ -22,6 +22,8 @@ PLACEMENT_DAYS = 7
 LEAST_WEIGHT = 0.001
 LATENCY_FLOOR = 0.2
 """The factor of a server that is slow beyond measure."""
+LATENCY_UNKNOWN = 0.5
+"""The factor of one over which nothing was measured."""
 DISHONEST = 0.1
 """The factor of one that claims more than it delivered."""
 
@@ -134,7 +136,11 @@ def placement(
     lies = recent(settlement).groupBy("server").agg(F.bool_or(F.col("verdict").startswith("claims more")).alias("lies"))
     most = room.agg(F.max("free").alias("most"))
     best = speed.agg(F.min("latency_ms").alias("best"))
-    factor = F.coalesce(F.greatest(F.lit(LATENCY_FLOOR), F.col("best") / F.greatest("latency_ms", "best")), F.lit(0.5))
+    # of a server that nobody measured the half is assumed; greatest() would pass over its NULL
+    factor = F.when(
+        F.col("latency_ms").isNotNull(),
+        F.greatest(F.lit(LATENCY_FLOOR), F.col("best") / F.greatest("latency_ms", "best")),
+    ).otherwise(LATENCY_UNKNOWN)
     headroom = F.coalesce(F.col("free") / F.nullif(F.col("most"), F.lit(0)), F.lit(0.0))
     honesty = F.when(F.coalesce("lies", F.lit(False)), DISHONEST).otherwise(1.0)
     reasons = F.concat_ws(

@@ -1,0 +1,131 @@
+"""Runs that are killed, files that are late, doubled, cut or garbage: the same tables."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from random import Random
+from typing import Any
+
+from dmsg.analytics.schemas import GOLD
+from tests.spark.spark_tables import Story
+from tests.spark.support import DAY, S1, Boot, LakeCase, write_file
+
+COMPARED = [name for name in GOLD if name != "quality_day"]
+"""Tables that may not depend on how events came."""
+
+
+class Killed(Exception):
+    """In place of kill -9, at a step of a run."""
+
+
+class RunTests(LakeCase):
+    """What the incremental run promises."""
+
+    def killed_at(self, step: int) -> Any:
+        """A progress that ends the run there."""
+
+        def progress(what: str, done: int, total: int) -> None:
+            if done == step:
+                raise Killed(what)
+
+        return progress
+
+    def test_killed_late_doubled_and_in_pieces(self) -> None:
+        story = Story.told()
+        expected = {name: story.lines[name] for name in COMPARED}
+        aside = story.spool
+        shutil.copytree(story.checked, self.checked, dirs_exist_ok=True)
+        random = Random(7)
+        # first the next day and one server; then, a day late, the rest; each run is killed before it succeeds
+        for names in (("events-3.jsonl.gz", "one/events-1.jsonl.gz"), ("two/events-2.jsonl.gz", "events-d.jsonl.gz")):
+            for name in names:
+                (self.spool / name).parent.mkdir(exist_ok=True)
+                shutil.copy(aside / name, self.spool / name)
+            step = random.randrange(4, 30)
+            self.assertRaises(Killed, self.run_jobs, progress=self.killed_at(step))
+            outcome = self.run_jobs()
+            # the checked receipts were there from the start
+            self.assertIn(str(DAY), outcome.days)
+        self.assertEqual(self.tables(COMPARED), expected)
+
+        # the same files again under other names, a part of one, and nothing new in it
+        shutil.copy(self.spool / "one" / "events-1.jsonl.gz", self.spool / "events-copy.jsonl.gz")
+        again = self.run_jobs()
+        self.assertGreater(again.duplicates, 100)
+        self.assertEqual(self.tables(COMPARED), expected)
+        quality = [row for row in self.table("quality_day") if row["dt"] == DAY]
+        self.assertEqual(sum(row["duplicates"] for row in quality), again.duplicates)
+        distinct = {(row["producer"], row["distinct_events"], row["missing"]) for row in quality}
+        self.assertEqual(
+            distinct,
+            {
+                (row["producer"], row["distinct_events"], row["missing"])
+                for row in story.lines["quality_day"]
+                if row["dt"] == DAY
+            },
+        )
+
+        # a run with nothing new changes nothing
+        before = self.pipeline().lake.state()
+        self.assertEqual(self.run_jobs().state, before)
+        # what is old is gone from the disk, what is current is named once
+        days = [path.name for path in (self.out / "gold" / "traffic_hour").glob("run=*/dt=*")]
+        self.assertLessEqual(days.count(f"dt={DAY}"), 2)
+
+    def test_what_is_no_event_is_in_quarantine(self) -> None:
+        boot = Boot(S1, "boot-1")
+        boot.event("start", DAY, "08:00:00", capacity=5)
+        boot.beats(DAY, "08:00:30", 50, sessions=1, transports=0, capacity=5)
+        good = list(boot.rows)
+        future = {**good[5], "ts": 1_900_000_000_000, "seq": 1000}
+        version = {**good[5], "v": 2, "seq": 1001}
+        unknown = {**good[5], "type": "something", "seq": 1002}
+        nobody = {**good[5], "producer": None, "seq": 1003}
+        short = {**good[5], "rtt": [1, 2], "seq": 1004}
+        write_file(
+            self.spool / "events-a.jsonl.gz",
+            [*good, future, version, unknown, nobody, short],
+            garbage=[b"{", b"hello", b'{"v": "one", "type": "start"}', b"[]", b"\xff\xfe\x00", b'{"v": 1}'],
+        )
+        packed = gzip.compress(bytes(Random(1).randbytes(100)).hex().encode() + b"\n", 0)
+        (self.spool / "events-noise.jsonl.gz").write_bytes(Random(2).randbytes(5000))
+        write_file(self.spool / "whole.gz", good)
+        whole = (self.spool / "whole.gz").read_bytes()
+        (self.spool / "events-cut.jsonl.gz").write_bytes(whole[: len(whole) * 2 // 3])
+        (self.spool / "whole.gz").unlink()
+        (self.spool / "events-text.jsonl.gz").write_bytes(packed)
+        outcome = self.run_jobs()
+        problems = {}
+        for row in self.pipeline().lake.quarantine().collect():
+            problems.setdefault(row.problem, []).append(row.line)
+        counts = {problem: len(lines) for problem, lines in problems.items()}
+        self.assertEqual(
+            counts,
+            {
+                "from the future": 1,
+                "a version that is not known": 1,
+                "a type that is not known": 1,
+                "without an identity": 1,
+                "a histogram of a wrong size": 1,
+                "not an event": 1,
+                "not JSON, or a field of a wrong type": 5,
+            },
+        )
+        self.assertIn("hello", problems["not JSON, or a field of a wrong type"])
+        self.assertIn('"seq":1000', problems["from the future"][0])
+        self.assertEqual(outcome.quarantined, sum(map(len, problems.values())))
+        files = {row["file"].rpartition("/")[2]: row["problem"] for row in self.table("files", "silver")}
+        self.assertEqual(
+            files,
+            {
+                "events-a.jsonl.gz": "lines are missing",  # Spark takes [] for an array of no events
+                "events-cut.jsonl.gz": "the end is missing",
+                "events-noise.jsonl.gz": "nothing in it can be read",
+                "events-text.jsonl.gz": "the end is missing",
+            },
+        )
+        self.assertEqual(outcome.torn_files, 4)
+        # all that was whole is counted, once
+        (day,) = self.table("uptime_day")
+        self.assertEqual((day["alive_minutes"], day["starts"]), (51, 1))

@@ -1,0 +1,113 @@
+"""Receipts: made, checked, refused; and files of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.keys import SecKey, sha256
+from dmsg.telemetry.pseudonyms import Pseudonyms
+from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, parse_receipt
+from dmsg.telemetry.verify import check_line, verify_spool
+
+KEYS = [SecKey.from_seed(bytes([number])) for number in range(3)]
+A, B, SERVER = KEYS
+RECEIPT = Receipt(Role.INITIATOR, bytes(range(16)), SERVER.public, A.public, B.public, 1000, 2**40)
+NAMES = Pseudonyms(bytes(32))
+
+
+class ReceiptTests(SynchronousTestCase):
+    """198 bytes."""
+
+    def test_what_is_signed_is_read(self) -> None:
+        data = RECEIPT.sign(A)
+        self.assertEqual(len(data), RECEIPT_SIZE)
+        self.assertEqual(RECEIPT_SIZE, 198)
+        self.assertEqual(parse_receipt(data), RECEIPT)
+
+    def test_layout(self) -> None:
+        data = RECEIPT.sign(A)
+        self.assertEqual(data[:18], b"\1\0" + bytes(range(16)))
+        self.assertEqual(data[18:117], SERVER.public + A.public + B.public)
+        self.assertEqual(data[117:133], (1000).to_bytes(8, "big") + (2**40).to_bytes(8, "big"))
+
+    @given(st.integers(0, RECEIPT_SIZE * 8 - 1))
+    def test_a_flipped_bit_is_found(self, bit: int) -> None:
+        data = bytearray(RECEIPT.sign(A))
+        data[bit // 8] ^= 1 << bit % 8
+        self.assertRaises(ReceiptError, parse_receipt, bytes(data))
+
+    @given(st.binary(max_size=300))
+    def test_anything_is_a_named_error(self, data: bytes) -> None:
+        self.assertRaises(ReceiptError, parse_receipt, data)
+
+    def test_signed_by_another(self) -> None:
+        self.assertRaisesRegex(ReceiptError, "somebody else", parse_receipt, RECEIPT.sign(B))
+
+    def test_one_client_cannot_be_both_ends(self) -> None:
+        self.assertRaises(ReceiptError, parse_receipt, replace(RECEIPT, peer=A.public).sign(A))
+
+
+class VerifyTests(SynchronousTestCase):
+    """Files of receipts -> files of checked ones."""
+
+    def row(self, receipt: bytes) -> bytes:
+        row = {"v": 1, "type": "receipt", "producer": "p", "role": "server", "boot": "b", "seq": 7, "ts": 5, "mono": 1}
+        return json.dumps({**row, "receipt": receipt.hex()}).encode() + b"\n"
+
+    def checked(self, line: bytes) -> dict[str, Any]:
+        written, _ = check_line(line, NAMES)
+        row: dict[str, Any] = json.loads(written)
+        return row
+
+    def test_a_receipt_that_is_believed(self) -> None:
+        row = self.checked(self.row(RECEIPT.sign(A)))
+        self.assertEqual(row["type"], "receipt_checked")
+        self.assertNotIn("reason", row)
+        self.assertEqual((row["server"], row["transport"]), (SERVER.public.hex(), bytes(range(16)).hex()))
+        self.assertEqual((row["signer"], row["partner"]), (NAMES.client(A.public), NAMES.client(B.public)))
+        self.assertEqual((row["initiator"], row["delivered_out"], row["delivered_in"]), (True, 1000, 2**40))
+        self.assertEqual((row["seq"], row["ts"]), (7, 5))
+
+    def test_one_that_is_not_keeps_its_place_and_says_why(self) -> None:
+        row = self.checked(self.row(RECEIPT.sign(B)))
+        self.assertEqual((row["reason"], row["seq"]), ("signed by somebody else", 7))
+        self.assertNotIn("transport", row)
+
+    @given(st.one_of(st.binary(max_size=100), st.text().map(lambda text: json.dumps({"type": text}).encode())))
+    def test_other_lines_pass_as_they_are(self, line: bytes) -> None:
+        self.assertEqual(check_line(line, NAMES), (line, None))
+
+    def test_files_are_checked_once(self) -> None:
+        spool, target = Path(self.mktemp()), Path(self.mktemp())
+        (spool / "relay").mkdir(parents=True)
+        content = self.row(RECEIPT.sign(A)) + self.row(RECEIPT.sign(B)) + b"not json\n"
+        (spool / "relay" / "receipts-aa-000001.jsonl.gz").write_bytes(gzip.compress(content))
+        first = verify_spool(spool, target, NAMES)
+        self.assertEqual((first.files, first.believed, first.refused), (1, 1, 1))
+        again = verify_spool(spool, target, NAMES)
+        self.assertEqual((again.files, again.believed), (0, 0))
+        # the same file, brought twice
+        (spool / "receipts-copy.jsonl.gz").write_bytes((spool / "relay" / "receipts-aa-000001.jsonl.gz").read_bytes())
+        self.assertEqual(verify_spool(spool, target, NAMES).files, 0)
+        (path,) = target.glob("receipts-*.jsonl.gz")
+        self.assertEqual(len(gzip.decompress(path.read_bytes()).splitlines()), 3)
+
+    def test_torn_and_foreign_files(self) -> None:
+        spool, target = Path(self.mktemp()), Path(self.mktemp())
+        spool.mkdir()
+        receipts = [replace(RECEIPT, transport=sha256(bytes([one]))[:16]) for one in range(50)]
+        whole = gzip.compress(b"".join(self.row(receipt.sign(A)) for receipt in receipts))
+        (spool / "receipts-torn.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+        (spool / "receipts-noise.jsonl.gz").write_bytes(b"\0\1\2" * 100)
+        found = verify_spool(spool, target, NAMES)
+        self.assertEqual(found.files, 2)
+        self.assertGreater(found.believed, 0)
+        self.assertLess(found.believed, 50)
