@@ -47,6 +47,10 @@ QUICK_SETTINGS = {
     # the second compiler of Java takes seconds that only minutes of work give back
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.executor.heartbeatInterval": "60s",
 }
 
 

@@ -20,6 +20,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from twisted.internet.threads import deferToThread
 
 from dmsg.discovery.ranking import sign_ranking
 from dmsg.errors import DmsgError
@@ -484,3 +485,34 @@ def rank(
     fresh.write_bytes(sign_ranking(servers, key, now, now + int(hours * 3600)))
     fresh.replace(ranking)
     click.echo(f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}")
+
+
+@analytics.command()
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where everything goes; default: a new one under /tmp, which stays.",
+)
+@click.option(
+    "--seconds", default=20.0, show_default=True, type=click.FloatRange(2, 3600), help="How long clients send."
+)
+@_needs_spark
+def demo(directory: Path | None, seconds: float) -> None:
+    """Real servers under load on this machine, then tables and a report."""
+    import tempfile
+
+    from dmsg.analytics.session import find_java
+    from dmsg.cli.analytics_demo import PipelineDemo, compute
+    from dmsg.cli.running import run as run_reactor
+
+    find_java()  # before anything is started
+    place = (directory or Path(tempfile.mkdtemp(prefix="dmsg-pipeline-"))).absolute()
+    place.mkdir(parents=True, exist_ok=True)
+
+    async def network(reactor: Any) -> None:
+        shown = PipelineDemo(reactor, place, seconds)
+        await shown.run()
+        # after the network: Spark takes this process's place no more than a person's next command would
+        await deferToThread(compute, shown, place)
+
+    run_reactor(network)

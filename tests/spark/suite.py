@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import unittest
 
-MODULES = ("spark_tables", "spark_jobs", "spark_report")
+MODULES = ("spark_tables", "spark_jobs", "spark_report", "spark_oracle")
 
 
 def testSuite() -> unittest.TestSuite:
