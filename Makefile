@@ -5,14 +5,17 @@ VENV = .venv
 BIN = $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test coverage lint docs bench soak lab fuzz clean
+.PHONY: help demo demo-pipeline test coverage lint docs bench bench-pipeline soak lab fuzz spark-long clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
+	@echo "make demo-pipeline  servers under load, then Spark over what they wrote, then a report (Java 17)"
 	@echo "make test      the test suite, with its coverage"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make docs      the documentation, into docs/_build/html"
 	@echo "make bench     benchmarks beside the limits of this machine (a quarter of an hour)"
+	@echo "make bench-pipeline  the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)"
+	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
 	@echo "make soak      a network under load and faults for SECONDS=600"
 	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"
 	@echo "make fuzz      the property tests with many more examples"
@@ -33,6 +36,11 @@ $(VENV)/.test: $(VENV)/.created setup.cfg constraints.txt
 	$(PIP_INSTALL) --editable '.[redis,test]'
 	@touch $@ $(VENV)/.run
 
+$(VENV)/.spark: $(VENV)/.created setup.cfg constraints.txt
+	@echo "installing dmsg and Spark into $(VENV)"
+	$(PIP_INSTALL) --editable '.[redis,spark,test,test_spark]'
+	@touch $@ $(VENV)/.test $(VENV)/.run
+
 $(VENV)/.dev: $(VENV)/.created setup.cfg constraints.txt
 	@echo "installing dmsg and the tools of its developers into $(VENV)"
 	$(PIP_INSTALL) --editable '.[dev]'
@@ -41,9 +49,13 @@ $(VENV)/.dev: $(VENV)/.created setup.cfg constraints.txt
 demo: $(VENV)/.run
 	$(BIN)/dmsg demo
 
-test: $(VENV)/.test
+demo-pipeline: $(VENV)/.spark
+	$(BIN)/dmsg analytics demo
+
+test: $(VENV)/.spark
 	@rm -f .coverage .coverage.*
 	$(BIN)/python -m coverage run -m twisted.trial -j2 --temp-directory=_trial_temp tests
+	$(BIN)/python -m coverage run -m twisted.trial --temp-directory=_trial_temp_spark tests.spark.suite
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 
@@ -58,6 +70,12 @@ docs: $(VENV)/.dev
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks
+
+bench-pipeline: $(VENV)/.spark
+	$(BIN)/python -m benchmarks.pipeline
+
+spark-long: $(VENV)/.spark
+	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_spark tests.spark.long_runs
 
 SECONDS ?= 600
 soak: $(VENV)/.test

@@ -21,9 +21,10 @@ from benchmarks.flood import flood_rows
 from benchmarks.machine import aead, cores, pin, raise_descriptor_limit
 from benchmarks.path import path_rows
 from benchmarks.relay import connect_row, crowd_row, memory_rows, mixed_rows, relay_rows, transport_row
+from benchmarks.telemetry import telemetry_rows
 from dmsg.keys import PubKey, SecKey
 
-PARTS = ("relay", "crowd", "client", "flood", "connects", "transports", "memory", "discovery", "path")
+PARTS = ("relay", "crowd", "client", "flood", "connects", "transports", "memory", "discovery", "path", "telemetry")
 
 
 def machine() -> dict[str, Any]:
@@ -127,6 +128,7 @@ def main() -> None:
         "connects": ("connections: TCP, handshake, OK", lambda: [connect_row()]),
         "transports": ("transports opened and closed, one after the other", lambda: [transport_row()]),
         "memory": ("resident memory of the relay per idle connection", memory_rows),
+        "telemetry": ("what telemetry costs the relay: CPU per frame with and without, in one run", telemetry_rows),
         "discovery": ("discovery, one connection", lambda: discovery_rows(redis_url)),
     }
     try:

@@ -12,11 +12,14 @@ from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
+    DateType,
+    DoubleType,
     IntegerType,
     LongType,
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from dmsg.telemetry.schema import Type, columns
@@ -26,6 +29,17 @@ _TYPES: dict[Type, DataType] = {
     Type.LONG: LongType(),
     Type.BOOLEAN: BooleanType(),
     Type.HISTOGRAM: ArrayType(IntegerType()),
+}
+
+_COLUMN_TYPES: dict[str, DataType] = {
+    "string": StringType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "double": DoubleType(),
+    "boolean": BooleanType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+    "array<int>": ArrayType(IntegerType()),
 }
 
 EVENT = StructType([StructField(field.name, _TYPES[field.type]) for field in columns()])
@@ -64,7 +78,7 @@ QUARANTINE = "quarantine"
 class Table:
     """A table of silver or gold.
 
-    :ivar columns: a Spark DDL string, ``dt`` included where there is one.
+    :ivar columns: names and types as in SQL, ``dt`` included where there is one.
     """
 
     name: str
@@ -73,10 +87,9 @@ class Table:
 
     @property
     def schema(self) -> StructType:
-        """The columns as Spark knows them."""
-        schema = StructType.fromDDL(self.columns)
-        assert isinstance(schema, StructType)
-        return schema
+        """The columns as Spark knows them; Spark's own parser would need a session."""
+        fields = (column.split() for column in self.columns.split(","))
+        return StructType([StructField(name, _COLUMN_TYPES[kind]) for name, kind in fields])
 
 
 _SIDES = "data_ab long, data_ba long, frames_ab long, frames_ba long, acks_ab long, acks_ba long"

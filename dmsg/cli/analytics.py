@@ -421,7 +421,17 @@ def top(
         grid.add_column(field.name, justify="left" if text else "right", overflow="ellipsis", no_wrap=text)
     for row in found:
         grid.add_row(*(_shown(row[name]) for name in names))
-    Console().print(grid)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=10_000)  # for other programs, and for less -S
+        grid.expand = False
+    elif console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
+        grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left", show_header=False)
+        for row in found:
+            for name in names:
+                grid.add_row(name, _shown(row[name]))
+            grid.add_section()
+    console.print(grid)
 
 
 def _first_number(table: str) -> str:

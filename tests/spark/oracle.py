@@ -138,7 +138,7 @@ def queries(today: date) -> dict[str, str]:
                    coalesce(sum(frames_ab), 0) + coalesce(sum(frames_ba), 0) AS frames,
                    coalesce(sum(acks_ab), 0) + coalesce(sum(acks_ba), 0) AS acks
             FROM tr GROUP BY ALL""",
-        "close_day": "SELECT producer AS server, dt, reason, by, count(*) AS transports FROM closes GROUP BY ALL",
+        "close_day": """SELECT producer AS server, dt, reason, "by", count(*) AS transports FROM closes GROUP BY ALL""",
         "pair_day": """
             SELECT producer AS server, dt, src, dst, count(*) FILTER (type = 'transport_close') AS transports,
                    coalesce(sum(data_ab), 0) AS bytes_ab, coalesce(sum(data_ba), 0) AS bytes_ba
@@ -163,7 +163,8 @@ def queries(today: date) -> dict[str, str]:
                      FROM e WHERE type IN ('start', 'stop') AND role = 'server' GROUP BY ALL)
             SELECT server, dt, alive AS alive_minutes, seen AS seen_minutes, agreed AS agreed_minutes,
                    observed AS observed_minutes, least(1, alive / observed) AS uptime,
-                   least(1, agreed / observed) AS availability, coalesce(starts, 0) AS starts,
+                   CASE WHEN agreed IS NOT NULL THEN least(1, agreed / observed) END AS availability,
+                   coalesce(starts, 0) AS starts,
                    coalesce(stops, 0) AS clean_stops,
                    greatest(0, coalesce(starts, 0) - coalesce(stops, 0) - 1) AS crashes
             FROM sums JOIN span USING (dt) LEFT JOIN life ON producer = server AND life.dt = sums.dt""",

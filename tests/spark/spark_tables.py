@@ -326,6 +326,7 @@ class TableTests(LakeCase):
             agreed_minutes=20,
             flags="says it was up when discovery did not see it",
         )
+        self.check(self.row("uptime_day", server=S3), alive_minutes=4, seen_minutes=None, availability=None)
 
     def test_session_day(self) -> None:
         self.check(self.row("session_day", server=S1), sessions=2, clients=2, lost=0, mean_seconds=3900.0, bytes=5_010)

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import unittest
 
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
 MODULES = ("spark_tables", "spark_jobs", "spark_report", "spark_oracle")
+
+
+class JavaTests(SynchronousTestCase):
+    """Stands for all of them where they cannot run."""
+
+    def test_spark(self) -> None:
+        """Without pyspark or Java there is nothing to test."""
+        raise SkipTest(missing())
+
+
+def missing() -> str | None:
+    """Why Spark cannot run here."""
+    if importlib.util.find_spec("pyspark") is None:
+        return 'pyspark is not installed: pip install -e ".[spark,test_spark]"'
+    from dmsg.analytics.session import JavaMissing, find_java
+
+    try:
+        find_java()
+    except JavaMissing as error:
+        return str(error)
+    return None
 
 
 def testSuite() -> unittest.TestSuite:
     """What trial asks for."""
     loader = unittest.TestLoader()
     suite = unittest.TestSuite()
+    if missing() is not None:
+        suite.addTests(loader.loadTestsFromTestCase(JavaTests))
+        return suite
     for name in MODULES:
         module = importlib.import_module(f"tests.spark.{name}")
         for one in vars(module).values():

@@ -122,7 +122,14 @@ def uptime_day(hours: DataFrame, lives: DataFrame, window: DataFrame) -> DataFra
         .fillna(0, ["starts", "clean_stops"])
         .withColumn("crashes", crashes)
         .withColumn("uptime", F.least(F.lit(1.0), F.col("alive_minutes") / F.col("observed_minutes")))
-        .withColumn("availability", F.least(F.lit(1.0), F.col("agreed_minutes") / F.col("observed_minutes")))
+        .withColumn(
+            "availability",
+            # least() would pass over the NULL of a server that nobody could have seen
+            F.when(
+                F.col("agreed_minutes").isNotNull(),
+                F.least(F.lit(1.0), F.col("agreed_minutes") / F.col("observed_minutes")),
+            ),
+        )
         .withColumn("flags", flags)
         .select(*DAILY["uptime_day"].schema.fieldNames())
     )

@@ -1,0 +1,260 @@
+"""What takes long: two million events against DuckDB, ten kills, a cluster, a stream (``make spark-long``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from datetime import date, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyspark
+from twisted.trial.unittest import SynchronousTestCase
+
+import dmsg.analytics.lake
+from dmsg.analytics.lake import Lake
+from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.session import find_java
+from tests.spark.spark_oracle import compare
+from tests.spark.support import spark
+
+TRANSPORTS = int(os.environ.get("TRANSPORTS", "1000000"))
+"""Each is two events."""
+LAST_DAY = date.today() - timedelta(1)
+PATIENCE = 1800.0
+DMSG = (sys.executable, "-c", "from dmsg.cli.main import entry; entry()", "analytics")
+
+
+def analytics(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [*DMSG, *map(str, arguments)], text=True, capture_output=True, timeout=PATIENCE, check=True, **options
+    )
+
+
+def simulate(where: Path, transports: int, servers: int, clients: int, days: int) -> None:
+    """A network's events."""
+    analytics(
+        *("simulate", "--out", where, "--transports", str(transports), "--servers", str(servers)),
+        *("--clients", str(clients), "--days", str(days), "--last-day", str(LAST_DAY)),
+    )
+
+
+def gold(out: Path) -> dict[str, list[str]]:
+    """All gold tables, comparable."""
+    lake = Lake(spark(), str(out))
+    state = lake.state()
+    return {
+        name: sorted(json.dumps(row.asDict(), default=str) for row in lake.read("gold", name, state).collect())
+        for name in GOLD
+    }
+
+
+def rounded(tables: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The order of additions may change the last digits of doubles."""
+
+    def number(text: str) -> float:
+        return float(f"{float(text):.9g}")
+
+    return {name: [json.dumps(json.loads(row, parse_float=number)) for row in rows] for name, rows in tables.items()}
+
+
+class LongCase(SynchronousTestCase):
+    """A directory of its own, that is removed."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.root.mkdir()
+        self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
+
+    def run_arguments(self, out: Path) -> tuple[str | Path, ...]:
+        return (
+            "run",
+            "--spool",
+            self.root / "sim" / "spool",
+            "--receipts",
+            self.root / "sim" / "checked",
+            "--out",
+            out,
+        )
+
+
+class SizeTests(LongCase):
+    """Two engines on two million events."""
+
+    def test_gold_is_what_duckdb_computes(self) -> None:
+        simulate(self.root / "sim", TRANSPORTS, 40, 20_000, 5)
+        out = self.root / "out"
+        said = analytics(*self.run_arguments(out)).stdout
+        self.assertIn("events", said)
+        found = compare(
+            Lake(spark(), str(out)), self.root / "sim" / "spool", self.root / "sim" / "checked", date.today()
+        )
+        self.assertEqual(set(found), set(GOLD))
+        self.assertEqual({name: what[:3] for name, what in found.items() if what}, {})
+
+
+class KillTests(LongCase):
+    """kill -9 at ten random points of a run, then again: the same tables."""
+
+    def test_ten_kills(self) -> None:
+        simulate(self.root / "sim", 20_000, 6, 300, 2)
+        started = time.monotonic()
+        analytics(*self.run_arguments(self.root / "whole"))
+        whole = time.monotonic() - started
+        expected = rounded(gold(self.root / "whole"))
+        random = Random(5)
+        killed = 0
+        out = self.root / "out"
+        for _ in range(10):
+            process = subprocess.Popen(
+                [*DMSG, *map(str, self.run_arguments(out))],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                process.wait(whole * random.random())
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # Python and Java
+                process.wait()
+                killed += 1
+        self.assertGreater(killed, 7)
+        analytics(*self.run_arguments(out))
+        self.assertEqual(rounded(gold(out)), expected)
+
+
+class ClusterTests(LongCase):
+    """spark-submit to a master and two workers, each a process on loopback."""
+
+    def start(self, *arguments: str, wanted: str) -> str:
+        """Start a part of Spark; the line that shows that it is there."""
+        log = self.root / f"{arguments[0].rpartition('.')[2]}-{len(self.processes)}.log"
+        home = Path(pyspark.__file__).parent
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "JAVA_HOME": str(find_java()),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                [str(home / "bin" / "spark-class"), *arguments],
+                stdout=file,
+                stderr=file,
+                cwd=self.root,
+                env=environment,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        self.addCleanup(self.end, process)
+        until = time.monotonic() + 90
+        while time.monotonic() < until:
+            for line in log.read_text().splitlines():
+                if wanted in line:
+                    return line
+            time.sleep(0.2)
+        raise AssertionError(f"no {wanted!r} in {log.read_text()[-2000:]}")
+
+    @staticmethod
+    def end(process: subprocess.Popen[bytes]) -> None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def test_the_same_jobs_on_a_cluster(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+        simulate(self.root / "sim", 20_000, 6, 300, 2)
+        analytics(*self.run_arguments(self.root / "local"))
+        line = self.start(
+            *("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"),
+            wanted="Starting Spark master at",
+        )
+        master = line.split()[-1]
+        for _ in range(2):
+            self.start(
+                *("org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g"),
+                *("--webui-port", "0", "--work-dir", str(self.root / "work"), master),
+                wanted="Successfully registered with master",
+            )
+        home = Path(pyspark.__file__).parent
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "JAVA_HOME": str(find_java()),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        done = subprocess.run(
+            [
+                *(str(home / "bin" / "spark-submit"), "--master", master, "--driver-memory", "1g"),
+                *(
+                    "--conf",
+                    "spark.executor.memory=900m",
+                    str(Path(dmsg.analytics.lake.__file__).with_name("__main__.py")),
+                ),
+                *map(str, self.run_arguments(self.root / "cluster")),
+            ],
+            text=True,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+            env=environment,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        self.assertEqual(json.loads(done.stdout.splitlines()[-1])["run"], 1)
+        self.assertEqual(rounded(gold(self.root / "cluster")), rounded(gold(self.root / "local")))
+
+
+class StreamTests(LongCase):
+    """Files that come while the stream runs are in the tables, and it ends by Ctrl-C."""
+
+    def test_what_comes_is_in_the_tables(self) -> None:
+        simulate(self.root / "all", 5_000, 4, 100, 2)
+        spool, out = self.root / "spool", self.root / "out"
+        spool.mkdir()
+        files = sorted((self.root / "all" / "spool").iterdir())
+        for path in files[: len(files) // 2]:
+            shutil.copy(path, spool)
+        arguments = (
+            "stream",
+            "--spool",
+            spool,
+            "--receipts",
+            self.root / "all" / "checked",
+            "--out",
+            out,
+            "--every",
+            "2",
+        )
+        process = subprocess.Popen([*DMSG, *map(str, arguments)], stdout=subprocess.PIPE, text=True, bufsize=1)
+        assert process.stdout is not None
+        self.addCleanup(process.kill)
+        counted = 0
+
+        def wait_for(events: int) -> None:
+            nonlocal counted
+            assert process.stdout is not None
+            while counted < events:
+                line = process.stdout.readline()
+                self.assertTrue(line, "the stream ended")
+                if "events" in line:
+                    counted += int(line.split(": ")[1].split()[0].replace(",", ""))
+
+        wait_for(1)
+        for path in files[len(files) // 2 :]:
+            fresh = spool / f".{path.name}"
+            shutil.copy(path, fresh)
+            fresh.rename(spool / path.name)
+        shutil.copytree(self.root / "all", self.root / "sim")
+        whole = analytics(*self.run_arguments(self.root / "whole")).stdout
+        wait_for(int(whole.split(": ")[1].split()[0].replace(",", "")))
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(120), 0)
+        process.stdout.close()
+        self.assertEqual(rounded(gold(out)), rounded(gold(self.root / "whole")))
