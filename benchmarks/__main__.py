@@ -63,7 +63,7 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def _redis() -> tuple[str | None, Any]:

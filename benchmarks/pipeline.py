@@ -1,8 +1,11 @@
 """``python -m benchmarks.pipeline``: bronze and gold tables on Spark, beside DuckDB, in one run.
 
-CPU seconds of all processes, because the machine may be shared.  Starting Spark
-and compiling the first query is a row of its own and is in no other.  DuckDB does
-the same work: the same lines to Parquet, the same question to the same Parquet.
+CPU seconds of all processes, because the machine may be shared: a run as ``dmsg
+analytics run`` makes it, step by step.  Starting Spark and compiling everything
+once is a row of its own and is in no other.  DuckDB does the same work in the
+same run: the same lines to Parquet, the same question to the same silver tables,
+the answer to Parquet.  Steps without a figure of DuckDB read gold tables of a few
+thousand rows, or exist in Spark's way alone.
 """
 
 from __future__ import annotations
@@ -14,26 +17,26 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import duckdb
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 from rich.console import Console
 
 from benchmarks.__main__ import show
-from dmsg.analytics import bronze, silver
-from dmsg.analytics.gold import settlement, traffic, uptime
-from dmsg.analytics.schemas import CORRUPT, EVENT, RAW
+from dmsg.analytics.jobs import Pipeline, receipts_source, spool_source
+from dmsg.analytics.lake import Lake
+from dmsg.analytics.schemas import FAMILIES, SILVER
 from dmsg.analytics.session import make_session
 from dmsg.analytics.simulate import Network, Simulation
 from dmsg.telemetry.schema import BUCKETS, Type, columns
 
 LAST_DAY = date(2026, 3, 10)
-NOW_MS = 1_773_230_400_000
 DAYS = 5
+EVENTS_OF_SERVER, EVENTS_OF_CLIENT = 100_000, 1_000
+"""The network grows with its events: at 20 million 200 servers, 20,000 clients."""
 THREADS = 2
 TICKS = os.sysconf("SC_CLK_TCK")
 _TYPES = {Type.STRING: "VARCHAR", Type.LONG: "BIGINT", Type.BOOLEAN: "BOOLEAN", Type.HISTOGRAM: "INTEGER[]"}
@@ -78,158 +81,193 @@ def measured(act: Callable[[], Any]) -> tuple[float, float]:
     return cpu() - before, time.perf_counter() - start
 
 
+class Steps:
+    """What each step of a run cost, by what the run tells of its progress."""
+
+    def __init__(self, console: Console) -> None:
+        self.costs: dict[str, tuple[float, float]] = {}
+        self._console = console
+        self._what = ""
+        self._begin = (0.0, 0.0)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = (cpu(), time.perf_counter())
+        if self._what:
+            spent = (now[0] - self._begin[0], now[1] - self._begin[1])
+            self.costs[self._what] = spent
+            self._console.print(f"[dim]{self._what}: {spent[0]:.1f} CPU-s, {spent[1]:.1f} s")
+        self._what, self._begin = what, now
+
+
 class Bench:
     """One size of data."""
 
-    def __init__(self, spark: SparkSession, directory: Path, events: int) -> None:
+    def __init__(self, spark: SparkSession, directory: Path, events: int, console: Console) -> None:
         self.spark = spark
         self.directory = directory
         self.events = events
         self.spool = directory / "sim" / "spool"
-        self.parquet = directory / "silver"
+        self.steps = Steps(console)
+        self.lake = Lake(spark, str(directory / "out"))
         self.duck = duckdb.connect()
         self.duck.execute(f"SET threads = {THREADS}; SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
+        self.duck.execute("SET memory_limit = '4GB'")
 
     def prepare(self) -> None:
-        """Events, and silver tables for the questions."""
-        network = Network(self.events // 2, 200, 20_000, DAYS, 1, LAST_DAY)
+        """Events."""
+        servers, clients = max(2, self.events // EVENTS_OF_SERVER), max(20, self.events // EVENTS_OF_CLIENT)
+        network = Network(self.events // 2, servers, clients, DAYS, 1, LAST_DAY)
         Simulation(self.spark, network).write(self.directory / "sim")
 
-    # --- bronze ---
-
-    def bronze(self) -> None:
-        """The lines of transports to Parquet, checked, by family and day."""
-        lines = (
-            self.spark.read.schema(RAW)
-            .option("columnNameOfCorruptRecord", CORRUPT)
-            .option("pathGlobFilter", "events-*.jsonl.gz")
-            .json(str(self.spool))
-            .withColumn("file", F.col("_metadata.file_path"))
+    def run(self) -> None:
+        """The pipeline as ``dmsg analytics run`` runs it."""
+        pipeline = Pipeline(
+            self.spark,
+            str(self.directory / "out"),
+            now=datetime.combine(LAST_DAY, datetime.min.time(), UTC) + timedelta(1.5),
+            progress=self.steps,
+            tune=False,
         )
-        rows = bronze.bronze(lines, now_ms=NOW_MS)
-        rows.write.mode("overwrite").partitionBy("family", "dt").parquet(str(self.directory / "bronze"))
+        pipeline.run([spool_source(str(self.spool)), receipts_source(str(self.directory / "sim" / "checked"))])
 
     def duck_bronze(self) -> None:
-        """The same in DuckDB."""
+        """The same lines to Parquet by family and day in DuckDB."""
         target = self.directory / "duck"
-        shutil.rmtree(target, ignore_errors=True)
+        families = " ".join(
+            f"WHEN type IN ({', '.join(repr(one) for one in types)}) THEN '{name}'" for name, types in FAMILIES.items()
+        )
         self.duck.execute(
-            f"""COPY (SELECT *, CASE WHEN v = 1 AND type IS NOT NULL AND seq >= 0 AND ts < {NOW_MS} THEN
-                CASE WHEN type LIKE 'transport_%' AND type <> 'transport_refuse' THEN 'transport' ELSE 'other' END
-                ELSE 'quarantine' END AS family, CAST(epoch_ms(ts) AS DATE) AS dt
+            f"""COPY (SELECT *, CASE WHEN v <> 1 OR type IS NULL OR seq IS NULL OR seq < 0 OR ts IS NULL
+                OR producer IS NULL OR boot IS NULL OR mono IS NULL THEN 'quarantine' {families} ELSE 'quarantine' END
+                AS family, CAST(epoch_ms(ts) AS DATE) AS dt
             FROM read_json('{self.spool}/events-*.jsonl.gz', columns = {{{_FIELDS}}}, filename = true,
                            format = 'newline_delimited', ignore_errors = true))
-            TO '{target}' (FORMAT parquet, COMPRESSION zstd, PARTITION_BY (family, dt))"""
+            TO '{target}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, PARTITION_BY (family, dt))"""
         )
-        shutil.rmtree(target, ignore_errors=True)
+        shutil.rmtree(target)
 
-    def silver(self) -> None:
-        """Tables that the questions read."""
-        everything = self.spark.read.parquet(str(self.directory / "bronze"))
-        for name, family, transform in (
-            ("transports", "transport", silver.transports),
-            ("heartbeats", "beat", silver.heartbeats),
-            ("entries", "entry", silver.entries),
-        ):
-            rows = transform(everything.where(F.col("family") == family))
-            rows.write.mode("overwrite").parquet(str(self.parquet / name))
-        checked = self.spark.read.schema(EVENT).json(str(self.directory / "sim" / "checked"))
-        days = checked.where("type = 'receipt_checked'").withColumn("dt", F.to_date(F.timestamp_millis("ts")))
-        silver.receipts(days).write.mode("overwrite").parquet(str(self.parquet / "receipts"))
-
-    # --- gold ---
-
-    def table(self, name: str) -> DataFrame:
-        """A silver table."""
-        return self.spark.read.parquet(str(self.parquet / name))
-
-    def questions(self) -> dict[str, tuple[Callable[[], DataFrame], str]]:
-        """Name -> the transform, and DuckDB's way."""
+    def duck_tables(self) -> dict[str, str]:
+        """Gold table -> the same question to the same silver tables, as DuckDB answers it best."""
+        state = self.lake.state()
 
         def at(name: str) -> str:
-            return f"read_parquet('{self.parquet}/{name}/*.parquet')"
+            patterns = self.lake.paths("silver", name, state)
+            return f"read_parquet({patterns!r}, hive_partitioning = true, union_by_name = true)"
 
         sums = ", ".join(f"sum(rtt[{index + 1}])" for index in range(BUCKETS))
-        minutes = "unnest(range(epoch(covers_from)::BIGINT // 60, epoch(at)::BIGINT // 60 + 1))"
         return {
-            "traffic_hour": (
-                lambda: traffic.traffic_hour(self.table("transports")),
-                f"""SELECT server, dt, hour, count(*) FILTER (what = 'open'), count(*) FILTER (what = 'close'),
-                    count(*) FILTER (what = 'close' AND accept_ms IS NOT NULL), sum(data_ab) + sum(data_ba),
-                    sum(frames_ab) + sum(frames_ba), sum(acks_ab) + sum(acks_ba)
-                    FROM {at("transports")} GROUP BY ALL""",
-            ),
-            "latency_hour": (
-                lambda: traffic.latency_hour(self.table("transports")),
-                f"""SELECT server, dt, hour, {sums} FROM {at("transports")} WHERE rtt IS NOT NULL GROUP BY ALL
-                    UNION ALL BY NAME
-                    SELECT server, dt, hour, ceil(2 * log2(accept_ms / 0.1)) AS b, count(*) FROM {at("transports")}
-                    WHERE what = 'close' AND accept_ms IS NOT NULL GROUP BY ALL""",
-            ),
-            "close_day": (
-                lambda: traffic.close_day(self.table("transports")),
-                f"""SELECT server, dt, reason, "by", count(*) FROM {at("transports")} WHERE what = 'close'
-                    GROUP BY ALL""",
-            ),
-            "pair_day": (
-                lambda: traffic.pair_day(self.table("transports")),
-                f"""SELECT server, dt, src, dst, count(*), sum(data_ab), sum(data_ba) FROM {at("transports")}
-                    WHERE what <> 'open' GROUP BY ALL""",
-            ),
-            "server_hour (uptime)": (
-                lambda: uptime.server_hour(self.table("heartbeats"), self.table("entries")),
-                f"""WITH a AS (SELECT DISTINCT producer AS server, dt, {minutes} AS m FROM {at("heartbeats")}
-                               WHERE role = 'server'),
-                    s AS (SELECT DISTINCT subject AS server, dt,
-                          unnest([epoch(at)::BIGINT // 60, epoch(at)::BIGINT // 60 + 1]) AS m
-                          FROM {at("entries")} WHERE is_server),
-                    l AS (SELECT producer AS server, dt, hour(at) AS h, max(sessions), max(transports), max(capacity),
-                          sum(frames), sum(bytes), max(lag_ms), sum(cpu_ms) FROM {at("heartbeats")} GROUP BY ALL)
-                    SELECT * FROM (SELECT server, dt, m // 60 % 24 AS h, count(*), count(s.m) FROM a
-                    FULL JOIN s USING (server, dt, m) GROUP BY ALL) FULL JOIN l USING (server, dt, h)""",
-            ),
-            "settlement_day": (
-                lambda: settlement.settlement_day(
-                    settlement.judged(settlement.three_words(self.table("transports"), self.table("receipts")))
-                ),
-                f"""WITH j AS (SELECT coalesce(c.server, r.server) AS server, coalesce(c.dt, r.dt) AS dt, total_ab,
-                        total_ba, ao, ai, bo, bi
-                    FROM (SELECT * FROM {at("transports")} WHERE what = 'close' AND transport IS NOT NULL) c
-                    FULL JOIN (SELECT server, transport, min(dt) AS dt, min(delivered_out) FILTER (initiator) AS ao,
-                        min(delivered_in) FILTER (initiator) AS ai, min(delivered_out) FILTER (NOT initiator) AS bo,
-                        min(delivered_in) FILTER (NOT initiator) AS bi FROM {at("receipts")} GROUP BY ALL) r
-                    ON c.server = r.server AND c.transport = r.transport)
-                    SELECT server, dt, count(*), sum(total_ab + total_ba), sum(least(ao, bi) + least(bo, ai)),
-                        count(*) FILTER (ao IS NULL AND bo IS NULL), count(*) FILTER (total_ab IS NULL),
-                        count(*) FILTER (abs(total_ab + total_ba - least(ao, bi) - least(bo, ai)) > 4096)
-                    FROM j GROUP BY ALL""",
-            ),
+            "traffic_hour": f"""SELECT server, dt, hour, count(*) FILTER (what = 'open'),
+                count(*) FILTER (what = 'close'), count(*) FILTER (what = 'close' AND accept_ms IS NOT NULL),
+                sum(data_ab) + sum(data_ba), sum(frames_ab) + sum(frames_ba), sum(acks_ab) + sum(acks_ba)
+                FROM {at("transports")} GROUP BY ALL""",
+            "latency_hour": f"""SELECT server, dt, hour, {sums}, NULL AS b, NULL AS n
+                FROM {at("transports")} WHERE rtt IS NOT NULL GROUP BY server, dt, hour
+                UNION ALL BY NAME
+                SELECT server, dt, hour, ceil(2 * log2(accept_ms / 0.1)) AS b, count(*) AS n FROM {at("transports")}
+                WHERE what = 'close' AND accept_ms > 0 GROUP BY ALL""",
+            "close_day": f"""SELECT server, dt, reason, "by", count(*) FROM {at("transports")} WHERE what = 'close'
+                GROUP BY ALL""",
+            "pair_day": f"""SELECT server, dt, src, dst, count(*) FILTER (what = 'close'), sum(data_ab), sum(data_ba)
+                FROM {at("transports")} WHERE what <> 'open' GROUP BY ALL""",
+            "session_day": f"""SELECT server, dt, count(*), count(DISTINCT peer), count(*) FILTER (reason = 'lost'),
+                avg(duration_ms), sum(bytes) FROM {at("sessions")} WHERE reason <> 'open' GROUP BY ALL""",
+            "server_hour": f"""
+                WITH w AS (
+                    SELECT producer, role, dt, greatest(epoch(covers_from)::BIGINT // 60, epoch(dt)::BIGINT // 60) AS a,
+                           epoch("at")::BIGINT // 60 AS z FROM {at("heartbeats")}),
+                h AS (
+                    SELECT producer, role, dt, unnest(range(a // 60, z // 60 + 1)) AS hr, a, z FROM w),
+                m AS (
+                    SELECT producer, role, dt, hr, bit_or((((1::BIGINT << (least(z, hr * 60 + 59)
+                           - greatest(a, hr * 60) + 1)::INT) - 1) << (greatest(a, hr * 60) - hr * 60)::INT)) AS mask
+                    FROM h GROUP BY ALL),
+                s AS (
+                    SELECT subject, dt, m // 60 AS hr, bit_or(1::BIGINT << (m % 60)::INT) AS mask FROM (
+                        SELECT subject, dt, unnest([epoch("at")::BIGINT // 60, epoch("at")::BIGINT // 60 + 1]) AS m
+                        FROM {at("entries")} WHERE is_server AND result IN ('first', 'next')) GROUP BY ALL),
+                l AS (
+                    SELECT producer, dt, epoch("at")::BIGINT // 3600 AS hr, max(sessions) AS a, max(transports) AS b,
+                           max(capacity) AS c, sum(frames) AS d, sum(bytes) AS e, max(lag_ms) AS f, sum(cpu_ms) AS g,
+                           max(rss_kb) AS h, sum(lost) AS i
+                    FROM {at("heartbeats")} WHERE role = 'server' GROUP BY ALL)
+                SELECT producer, dt, hr, bit_count(m.mask), bit_count(s.mask), bit_count(m.mask & s.mask), a, b, c, d,
+                       e, f, g, h, i
+                FROM m LEFT JOIN s ON m.producer = s.subject AND m.dt = s.dt AND m.hr = s.hr
+                LEFT JOIN l USING (producer, dt, hr) WHERE role = 'server'""",
+            "verdicts": f"""
+                WITH w AS (
+                    SELECT server, transport, dt, total_ab AS ab, total_ba AS ba, NULL::BIGINT AS ao,
+                           NULL::BIGINT AS ai, NULL::BIGINT AS bo, NULL::BIGINT AS bi,
+                           NULL::VARCHAR AS sa, NULL::VARCHAR AS pa, NULL::VARCHAR AS sb, NULL::VARCHAR AS pb
+                    FROM {at("transports")} WHERE what = 'close' AND transport IS NOT NULL
+                    UNION ALL
+                    SELECT server, transport, dt, NULL, NULL, CASE WHEN initiator THEN delivered_out END,
+                           CASE WHEN initiator THEN delivered_in END, CASE WHEN NOT initiator THEN delivered_out END,
+                           CASE WHEN NOT initiator THEN delivered_in END,
+                           CASE WHEN initiator THEN signer END, CASE WHEN initiator THEN partner END,
+                           CASE WHEN NOT initiator THEN signer END, CASE WHEN NOT initiator THEN partner END
+                    FROM {at("receipts")}),
+                j AS (SELECT server, transport, min(dt) AS dt, min(ab) + min(ba) AS claimed, min(ao) AS ao,
+                             min(ai) AS ai, min(bo) AS bo, min(bi) AS bi, min(sa) AS sa, min(pa) AS pa, min(sb) AS sb,
+                             min(pb) AS pb FROM w GROUP BY server, transport),
+                c AS (SELECT *, CASE WHEN sa = pb AND sb = pa THEN least(ao, bi) + least(bo, ai) ELSE 0 END AS credited
+                      FROM j)
+                SELECT server, dt, claimed, credited,
+                       CASE WHEN claimed IS NULL THEN 'unclaimed' WHEN ao IS NULL AND bo IS NULL THEN 'relay_only'
+                            WHEN ao IS NULL OR bo IS NULL THEN 'one_sided'
+                            WHEN abs(claimed - credited) > greatest(4096, 0.01 * claimed) THEN 'conflict'
+                            ELSE 'matched' END AS state,
+                       CASE WHEN state = 'conflict' THEN transport END, CASE WHEN state = 'conflict' THEN ao END,
+                       CASE WHEN state = 'conflict' THEN bo END FROM c""",
+            "settlement_day": f"""
+                SELECT server, dt, count(*), sum(claimed), sum(credited), count(*) FILTER (state = 'matched'),
+                       count(*) FILTER (state = 'conflict'), count(*) FILTER (state = 'one_sided'),
+                       count(*) FILTER (state = 'relay_only'), count(*) FILTER (state = 'unclaimed')
+                FROM {at("verdicts")} GROUP BY ALL""",
+            "refusal_hour": f"""SELECT producer, dt, hour, what, reason, sum(n), count(DISTINCT who)
+                FROM {at("refusals")} GROUP BY ALL""",
+            "abuse_day": f"""SELECT producer, dt, who, what, sum(n), sum(targets), 0 FROM {at("refusals")} GROUP BY ALL
+                UNION ALL SELECT producer, dt, subject, 'churn', count(*), 0, 0 FROM {at("entries")}
+                WHERE NOT is_server GROUP BY ALL HAVING count(*) >= 500
+                UNION ALL SELECT server, dt, src, 'unanswered', count(*), 0, count(*) FILTER (accept_ms IS NULL)
+                FROM {at("transports")} WHERE what = 'close' GROUP BY ALL HAVING count(*) >= 50""",
+            "discovery_hour": f"""SELECT producer, dt, hour, count(*) FILTER (result = 'first'),
+                count(*) FILTER (result = 'next'), count(*) FILTER (result = 'deleted'),
+                count(DISTINCT subject) FILTER (is_server) FROM {at("entries")} GROUP BY ALL""",
         }
 
     def rows(self) -> list[dict[str, Any]]:
         """All figures of this size."""
+        self.run()
+        duck = {"bronze: spool": measured(self.duck_bronze)}
+        for name, sql in self.duck_tables().items():
+            target = self.directory / "duck.parquet"
+            layer = "silver" if name in SILVER else "gold"
+            duck[f"{layer}: {name}"] = measured(lambda: self.duck.execute(f"COPY ({sql}) TO '{target}'"))  # noqa: B023
         found = []
-
-        def row(name: str, spark: tuple[float, float], duck: tuple[float, float]) -> None:
+        for name, spent in self.steps.costs.items():
+            other = duck.get(name)
             found.append(
                 {
-                    "table": name,
-                    "events": self.events,
-                    "spark_cpu_s": spark[0],
-                    "duckdb_cpu_s": duck[0],
-                    "ratio": spark[0] / max(0.01, duck[0]),
-                    "events_per_s": self.events / spark[1],
-                    "spark_wall_s": spark[1],
-                    "peak_java_mb": peak_memory(),
+                    "step": name,
+                    "spark_cpu_s": spent[0],
+                    "duckdb_cpu_s": None if other is None else other[0],
+                    "ratio": None if other is None else spent[0] / max(0.01, other[0]),
+                    "spark_wall_s": spent[1],
+                    "events_per_s": self.events / spent[1],
                 }
             )
-
-        spark, duck = measured(self.bronze), measured(self.duck_bronze)
-        row("bronze (JSON to Parquet)", spark, duck)
-        self.silver()
-        for name, (transform, sql) in self.questions().items():
-            best = min(measured(lambda: transform().write.mode("overwrite").format("noop").save()) for _ in range(2))  # noqa: B023
-            row(name, best, min(measured(lambda: self.duck.execute(sql).fetchall()) for _ in range(2)))  # noqa: B023
+        total = [sum(spent[index] for spent in self.steps.costs.values()) for index in (0, 1)]
+        found.append(
+            {
+                "step": "the whole run",
+                "spark_cpu_s": total[0],
+                "duckdb_cpu_s": None,
+                "ratio": None,
+                "spark_wall_s": total[1],
+                "events_per_s": self.events / total[1],
+            }
+        )
         return found
 
 
@@ -245,16 +283,28 @@ def main() -> None:
     session: list[SparkSession] = []
     begin = measured(lambda: session.append(make_session(f"local[{THREADS}]", memory="1g")))
     spark = session[0]
-    first = measured(lambda: spark.range(10**6).groupBy((F.col("id") % 100).alias("k")).count().collect())
-    results = []
-    show(console, "fixed cost, in no other row", [{"session_cpu_s": begin[0], "first_query_cpu_s": first[0]}])
+    warm = Bench(spark, directory / "warm", 20_000, console)
+    warm.prepare()
+    first = measured(warm.run)
+    fixed = {"session_cpu_s": begin[0], "first_small_run_cpu_s": first[0]}
+    results: dict[str, Any] = {"fixed": fixed}
+    show(console, "fixed cost, in no other row: start, and a run over 20,000 events that compiles everything", [fixed])
+    before: dict[str, float] = {}
     try:
         for events in options.events:
-            bench = Bench(spark, directory / str(events), events)
-            bench.prepare()
+            bench = Bench(spark, directory / str(events), events, console)
+            spent = measured(bench.prepare)
+            console.print(f"simulated {events:,} events of transports: {spent[0]:.0f} CPU-s")
             rows = bench.rows()
-            results += rows
-            show(console, f"{events:,} transport events, driver of 1 GB, {THREADS} threads", rows)
+            for row in rows:
+                if before.get(row["step"]):
+                    row["growth"] = row["spark_cpu_s"] / before[row["step"]]
+            before = {row["step"]: row["spark_cpu_s"] for row in rows}
+            results[str(events)] = {"rows": rows, "peak_java_mb": peak_memory()}
+            title = (
+                f"{events:,} events of transports, driver of 1 GB, {THREADS} threads, {peak_memory():.0f} MB at most"
+            )
+            show(console, title, rows)
             shutil.rmtree(bench.directory, ignore_errors=True)
     finally:
         if options.directory is None:

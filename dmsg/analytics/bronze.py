@@ -16,6 +16,7 @@ OLDEST = 1_577_836_800_000
 """2020: events before are of a machine without a clock."""
 FUTURE_TOLERANCE_MS = 10 * 60 * 1000
 """Clocks may be ahead by that."""
+DAY_MS = 86_400_000
 LINE_LIMIT = 4096
 """Characters of a line that quarantine keeps."""
 
@@ -68,7 +69,8 @@ def bronze(lines: DataFrame, *, now_ms: int) -> DataFrame:
             "problem",
             line.alias("line"),
             "family",
-            F.date_format(F.timestamp_millis(day), "yyyy-MM-dd").alias("dt"),
+            # a date, not its text: formatting one for each line is dear
+            F.date_from_unix_date(F.floor(day / DAY_MS).cast("int")).alias("dt"),
         )
     )
 

@@ -29,10 +29,14 @@ MIDNIGHT_MS = 10 * 60 * 1000
 day before or after."""
 DAY_MS = 86_400_000
 SMALL_BYTES = 64 * 1024 * 1024
-"""Unread files of less than that are a little work."""
+"""Unread files of less than that are a little work to read."""
+SMALL_EVENTS = 500_000
+"""Fewer events in the days that are touched are a little work to refine."""
 SMALL_WORKERS = 4
 _OF_GOLD = ("uptime_day", "capacity_day", "network_day")
 """Tables made of other gold tables of the same days."""
+FEW_CONFLICTS = 200_000
+"""Conflicts of that many have room in the driver's memory."""
 HISTORY_DAYS = 28
 """Days that the tables without days look back."""
 
@@ -84,17 +88,25 @@ class Pipeline:
     """The jobs over one lake.
 
     :param now: the time of the run, for events of the future, the age of days.
+    :param tune: do little work in another way than much; else all as if it were much.
     """
 
     def __init__(
-        self, spark: SparkSession, out: str, *, now: datetime | None = None, progress: Progress = _no_progress
+        self,
+        spark: SparkSession,
+        out: str,
+        *,
+        now: datetime | None = None,
+        progress: Progress = _no_progress,
+        tune: bool = True,
     ) -> None:
         self.lake = Lake(spark, out)
         self.spark = spark
         self.now = now or datetime.now(UTC)
         self._progress = progress
         self._done = 0
-        self._small = True
+        self._may_tune = tune
+        self._small = tune
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
 
     @property
@@ -179,15 +191,19 @@ class Pipeline:
         self._step("listing files")
         listed = {row.file: int(row.length) for row in self._listing(sources).collect()}
         unread = self._unread(before, list(listed))
-        self._tune(sum(listed[file] for file in unread))
+        self._tune(sum(listed[file] for file in unread) < SMALL_BYTES)
         for source in sources:
             self._step(f"bronze: {source.name}")
             self.ingest(source).awaitTermination()
         return self.refine(before, number, unread)
 
-    def _tune(self, size: int) -> None:
+    def begin_small(self) -> None:
+        """Expect a little work, until it is seen how much there is."""
+        self._tune(True)
+
+    def _tune(self, small: bool) -> None:
         """For a little work compiling it costs more than the work."""
-        self._small = size < SMALL_BYTES
+        self._small = small and self._may_tune
         self.spark.conf.set("spark.sql.codegen.wholeStage", str(not self._small).lower())
 
     def refine(self, before: State, number: int, unread: list[str]) -> Outcome:
@@ -209,6 +225,7 @@ class Pipeline:
             state = replace(before, run=number, batches=batches, at=self._now_ms)
             lake.commit(state)
             return Outcome(state, [], events, quarantined, self._torn(number), 0)
+        self._tune(lake.bronze().where(F.col("dt").isin(days)).count() < SMALL_EVENTS)
         state = replace(before.with_days(days, number), run=number, batches=batches, overall=number, at=self._now_ms)
         duplicates = self._silver(state, days, number)
         self._gold_daily(state, days, number)
@@ -301,6 +318,7 @@ class Pipeline:
             "lives": lambda: silver.lives(self._events("life", days, doubtful)),
         }
         self._write("silver", tables, number)
+        self._write("silver", {"verdicts": lambda: self._verdicts(state, days)}, number)
         return int(found or 0)
 
     def _write(self, layer: str, tables: dict[str, Callable[[], DataFrame]], number: int) -> None:
@@ -334,8 +352,8 @@ class Pipeline:
             "session_day": lambda: traffic.session_day(old("sessions")),
             "server_hour": lambda: uptime.server_hour(old("heartbeats"), old("entries")),
             "uptime_day": lambda: uptime.uptime_day(new("server_hour"), old("lives"), window),
-            "settlement_day": lambda: settlement.settlement_day(self._judged(state, days)),
-            "settlement_conflict_day": lambda: settlement.settlement_conflict_day(self._judged(state, days)),
+            "settlement_day": lambda: settlement.settlement_day(old("verdicts")),
+            "settlement_conflict_day": lambda: self._conflicts(state, days),
             "refusal_hour": lambda: abuse.refusal_hour(old("refusals")),
             "abuse_day": lambda: abuse.abuse_day(old("refusals"), old("transports"), old("entries")),
             "discovery_hour": lambda: abuse.discovery_hour(old("entries"), old("refusals")),
@@ -348,15 +366,26 @@ class Pipeline:
         self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, number)
         self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, number)
 
-    def _judged(self, state: State, days: list[str]) -> DataFrame:
+    @staticmethod
+    def _around(days: list[str]) -> list[str]:
+        """With the days before and after."""
+        return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in days for step in (-1, 0, 1)})
+
+    def _conflicts(self, state: State, days: list[str]) -> DataFrame:
+        verdicts = self.lake.read("silver", "verdicts", state, days)
+        receipts = self.lake.read("silver", "receipts", state, self._around(days))
+        few = verdicts.where(F.col("state") == "conflict").count() <= FEW_CONFLICTS
+        return settlement.settlement_conflict_day(verdicts, receipts, few=few)
+
+    def _verdicts(self, state: State, days: list[str]) -> DataFrame:
         """Three words for the transports of these days, with what lies just beyond midnight."""
-        around = {str(date.fromisoformat(day) + timedelta(step)) for day in days for step in (-1, 0, 1)}
+        around = self._around(days)
         wanted = F.col("dt").cast("string").isin(days)
         of_day = F.unix_millis("at") % DAY_MS
         near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
-        transports = self.lake.read("silver", "transports", state, sorted(around)).where(wanted | near)
-        receipts = self.lake.read("silver", "receipts", state, sorted(around))
-        rows = settlement.judged(settlement.three_words(transports, receipts))
+        transports = self.lake.read("silver", "transports", state, around).where(wanted | near)
+        receipts = self.lake.read("silver", "receipts", state, around)
+        rows = settlement.verdicts(settlement.three_words(transports, receipts))
         return rows.where(wanted)
 
     def _gold_overall(self, state: State, number: int) -> None:

@@ -51,6 +51,7 @@ def stream(
     :param check: called between looks, to check receipts.
     """
     pipeline = Pipeline(spark, out)
+    pipeline.begin_small()
     one_at_a_time = threading.Lock()
 
     def refine() -> None:

@@ -132,9 +132,17 @@ SILVER = {
         ),
         Table(
             "receipts",
-            "what a client signed, once for each end of a transport; of two different words the smaller one",
+            "what a client signed, once for each end of a transport; of several words the smallest",
             "server string, transport string, signer string, partner string, initiator boolean, delivered_out long,"
             " delivered_in long, words long, dt date",
+        ),
+        Table(
+            "verdicts",
+            "what three words say of a transport: the server's and its ends'; the words themselves only where they"
+            " conflict, signers and partners as numbers",
+            "server string, claimed long, credited long, state string, word string, transport string, relay_ab long,"
+            " relay_ba long, a_out long, a_in long, b_out long, b_in long, a_signer long, a_partner long,"
+            " b_signer long, b_partner long, dt date",
         ),
         Table(
             "lives",

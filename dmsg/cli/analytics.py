@@ -276,8 +276,6 @@ def stream(
     from dmsg.analytics import main as jobs
 
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     own = receipts is None
     if receipts is None:
         receipts, _ = _check_receipts(spool, out, clear=clear_keys)
@@ -290,6 +288,8 @@ def stream(
             looked = time.monotonic()
 
     with _lock(out), _session(master, memory, conf, quick=_is_small(spool)) as spark:
+        for number in (signal.SIGINT, signal.SIGTERM):  # after Spark, which sets handlers of its own
+            signal.signal(number, lambda *_: stop.set())
 
         def told(outcome: Any) -> None:
             click.echo(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}")

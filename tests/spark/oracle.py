@@ -107,16 +107,18 @@ def queries(today: date) -> dict[str, str]:
             SELECT producer AS server, transport, dt, total_ab AS rab, total_ba AS rba
             FROM closes WHERE transport IS NOT NULL),
         said AS (
-            SELECT server, transport, initiator, min(dt) AS dt, min(delivered_out) AS o, min(delivered_in) AS i
+            SELECT server, transport, initiator, min(dt) AS dt, min(delivered_out) AS o, min(delivered_in) AS i,
+                   min(signer) AS signer, min(partner) AS partner
             FROM e WHERE type = 'receipt_checked' AND reason IS NULL AND transport IS NOT NULL GROUP BY ALL),
         joined AS (
             SELECT server, transport, coalesce(c.dt, least(a.dt, b.dt)) AS dt, rab, rba,
-                   a.o AS a_out, a.i AS a_in, b.o AS b_out, b.i AS b_in
+                   a.o AS a_out, a.i AS a_in, b.o AS b_out, b.i AS b_in,
+                   coalesce(a.signer = b.partner AND b.signer = a.partner, true) AS mutual
             FROM claims c FULL JOIN (FROM said WHERE initiator) a USING (server, transport)
             FULL JOIN (FROM said WHERE NOT initiator) b USING (server, transport)),
         credits AS (
             SELECT *, rab IS NOT NULL AS r, coalesce(rab + rba, 0) AS claimed, a_out + a_in AS aw, b_in + b_out AS bw,
-                   CASE WHEN a_out IS NOT NULL AND b_out IS NOT NULL
+                   CASE WHEN a_out IS NOT NULL AND b_out IS NOT NULL AND mutual
                         THEN least(a_out, b_in) + least(b_out, a_in) ELSE 0 END AS credited FROM joined),
         states AS (
             SELECT *, abs(aw - bw) <= greatest(4096, 0.01 * greatest(aw, bw)) AS agree,
@@ -126,6 +128,7 @@ def queries(today: date) -> dict[str, str]:
         judged AS (
             SELECT *, CASE WHEN NOT r THEN 'unclaimed' WHEN a_out IS NULL AND b_out IS NULL THEN 'relay_only'
                            WHEN a_out IS NULL OR b_out IS NULL THEN 'one_sided'
+                           WHEN NOT mutual THEN 'conflict'
                            WHEN agree AND fits THEN 'matched' ELSE 'conflict' END AS state FROM states)
         """
     return {
@@ -190,7 +193,7 @@ def queries(today: date) -> dict[str, str]:
                    count(*) FILTER (state = 'relay_only') AS relay_only,
                    count(*) FILTER (state = 'unclaimed') AS unclaimed,
                    coalesce(sum(greatest(0, claimed - credited)) FILTER (state = 'conflict'), 0) AS inflated_bytes,
-                   count(*) FILTER (state = 'conflict' AND NOT agree AND sides) AS sided_with_one
+                   count(*) FILTER (state = 'conflict' AND (NOT mutual OR NOT agree AND sides)) AS sided_with_one
             FROM judged GROUP BY ALL""",
         "settlement_conflict_day": f"""{words}
             SELECT server, dt, transport, claimed, credited FROM judged WHERE state = 'conflict'""",

@@ -167,9 +167,16 @@ class Story(LakeCase):
             boot.event("transport_close", DAY, time, **{**both, **counts, **end, **fields})
 
         def signed(
-            server: str, name: str, initiator: bool, out: int, received: int, day: Any = DAY, time: str = "11:00:00"
+            server: str,
+            name: str,
+            initiator: bool,
+            out: int,
+            received: int,
+            day: Any = DAY,
+            time: str = "11:00:00",
+            who: tuple[str, str] | None = None,
         ) -> None:
-            who = ("s-a", "s-b") if initiator else ("s-b", "s-a")
+            who = who or (("s-a", "s-b") if initiator else ("s-b", "s-a"))
             receipts.event(
                 "receipt_checked",
                 day,
@@ -218,6 +225,10 @@ class Story(LakeCase):
         signed(S2, "u2", True, 1_200_000, 0)
         signed(S2, "u2", False, 0, 1_000_000)
         signed(S2, "u3", True, 50, 0)
+        # a friend signs for both ends of what was never carried
+        carried(two, "u4", "10:22:00", 5_000_000, 0)
+        signed(S2, "u4", True, 5_000_000, 0, who=("s-f", "s-x"))
+        signed(S2, "u4", False, 0, 5_000_000, who=("s-f", "s-x"))
         # of a word said twice the smaller one counts; a receipt just after midnight belongs to its transport's day
         signed(S1, "t1", True, 11_000, 5_000)
         carried(one, "t5", "23:59:59", 40, 0)
@@ -267,7 +278,7 @@ class TableTests(LakeCase):
             frames=7,
             acks=7,
         )
-        self.check(self.row("traffic_hour", server=S2, hour=10), closed=2, bytes=2_400_000)
+        self.check(self.row("traffic_hour", server=S2, hour=10), closed=3, bytes=7_400_000)
 
     def test_close_day(self) -> None:
         self.assertEqual(self.row("close_day", server=S1, reason="refused")["transports"], 1)
@@ -340,9 +351,9 @@ class TableTests(LakeCase):
         )
         self.check(honest, claimed_bytes=16_240, credited_bytes=15_040, inflation=0.0, verdict="too few receipts")
         liar = self.row("settlement_day", server=S2)
-        self.check(liar, transports=3, matched=0, conflict=2, unclaimed=1, sided_with_one=1, inflated_bytes=400_000)
-        self.check(liar, claimed_bytes=2_400_000, credited_bytes=2_000_000, verdict="claims more, with one end's word")
-        self.assertAlmostEqual(liar["inflation"], 0.2)
+        self.check(liar, transports=4, matched=0, conflict=3, unclaimed=1, sided_with_one=2, inflated_bytes=5_400_000)
+        self.check(liar, claimed_bytes=7_400_000, credited_bytes=2_000_000, verdict="claims more, with one end's word")
+        self.assertAlmostEqual(liar["inflation"], 2.7)
 
     def test_settlement_conflict_day(self) -> None:
         self.check(
@@ -359,7 +370,15 @@ class TableTests(LakeCase):
             word="relay and initiator against responder",
             signer_a="s-a",
         )
-        self.assertEqual(len(self.rows("settlement_conflict_day")), 2)
+        self.check(
+            self.row("settlement_conflict_day", transport="u4"),
+            word="the two ends do not name each other",
+            signer_a="s-f",
+            signer_b="s-f",
+            credited=0,
+            claimed=5_000_000,
+        )
+        self.assertEqual(len(self.rows("settlement_conflict_day")), 3)
 
     def test_refusal_hour(self) -> None:
         self.check(self.row("refusal_hour", hour=10, what="request"), reason="no_such_peer", n=150, who=1)
@@ -388,7 +407,7 @@ class TableTests(LakeCase):
     def test_network_day(self) -> None:
         # clients by server: p1 and p2 of S1, p1 of S2
         row = self.row("network_day", dt=DAY)
-        self.check(row, servers=2, transports=8, sessions=3, clients=3, bytes=2_416_240, refused=810, receipts=9)
+        self.check(row, servers=2, transports=9, sessions=3, clients=3, bytes=7_416_240, refused=810, receipts=11)
 
     def test_placement(self) -> None:
         one, two = self.row("placement", server=S1), self.row("placement", server=S2)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from dmsg.analytics.schemas import DAILY
+from dmsg.analytics.schemas import DAILY, SILVER
 
 LEAST_TOLERANCE = 4096
 """Bytes by which words may differ: what was on its way when a transport ended."""
@@ -26,6 +26,10 @@ WITNESS_LIMIT = 0.5
 """Share of transports with both words below which nothing can be said."""
 
 
+_NAMES = ("a_signer", "a_partner", "b_signer", "b_partner")
+STRANGERS = "the two ends do not name each other"
+
+
 def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
     """One row for each transport that a server or a client speaks of."""
     claims = transports.where((F.col("what") == "close") & F.col("transport").isNotNull()).select(
@@ -36,7 +40,7 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
         F.col("total_ab").alias("relay_ab"),
         F.col("total_ba").alias("relay_ba"),
         *[F.lit(None).cast("long").alias(name) for name in ("a_out", "a_in", "b_out", "b_in")],
-        *[F.lit(None).cast("string").alias(name) for name in ("signer_a", "signer_b")],
+        *[F.lit(None).cast("long").alias(name) for name in _NAMES],
     )
     asked = F.col("initiator")
     words = receipts.select(
@@ -49,19 +53,20 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
         F.when(asked, F.col("delivered_in")).alias("a_in"),
         F.when(~asked, F.col("delivered_out")).alias("b_out"),
         F.when(~asked, F.col("delivered_in")).alias("b_in"),
-        F.when(asked, F.col("signer")).alias("signer_a"),
-        F.when(~asked, F.col("signer")).alias("signer_b"),
+        *[
+            F.when(end, F.xxhash64(name)).alias(f"{side}_{name}")
+            for side, end in (("a", asked), ("b", ~asked))
+            for name in ("signer", "partner")
+        ],
     )
-    # one aggregation instead of two outer joins; min, so that a word said twice is the smaller one
+    # one aggregation instead of two outer joins; min, so that a word said twice is the smaller one.
+    # Names as numbers: texts cannot be aggregated without sorting
     return (
         claims.unionByName(words)
         .groupBy("server", "transport")
         .agg(
             F.coalesce(F.max("claimed_on"), F.min("signed_on")).alias("dt"),
-            *[
-                F.min(name).alias(name)
-                for name in ("relay_ab", "relay_ba", "a_out", "a_in", "b_out", "b_in", "signer_a", "signer_b")
-            ],
+            *[F.min(name).alias(name) for name in ("relay_ab", "relay_ba", "a_out", "a_in", "b_out", "b_in", *_NAMES)],
         )
     )
 
@@ -70,26 +75,30 @@ def _near(one: Column, other: Column) -> Column:
     return F.abs(one - other) <= F.greatest(F.lit(LEAST_TOLERANCE), TOLERANCE * F.greatest(one, other))
 
 
-def judged(words: DataFrame) -> DataFrame:
+def verdicts(words: DataFrame) -> DataFrame:
     """What is credited, and who disagrees."""
     both = F.col("a_out").isNotNull() & F.col("b_out").isNotNull()
     one = F.col("a_out").isNotNull() | F.col("b_out").isNotNull()
     relay = F.col("relay_ab").isNotNull()
     a_word, b_word = F.col("a_out") + F.col("a_in"), F.col("b_in") + F.col("b_out")
     claimed = F.coalesce(F.col("relay_ab") + F.col("relay_ba"), F.lit(0))
-    credited = F.when(both, F.least("a_out", "b_in") + F.least("b_out", "a_in")).otherwise(0)
+    # one client that signs for both ends is one word
+    strangers = both & ((F.col("a_signer") != F.col("b_partner")) | (F.col("b_signer") != F.col("a_partner")))
+    credited = F.when(both & ~strangers, F.least("a_out", "b_in") + F.least("b_out", "a_in")).otherwise(0)
     rows = words.withColumns({"claimed": claimed, "credited": credited, "a_word": a_word, "b_word": b_word}).withColumn(
         "state",
         F.when(~relay, "unclaimed")
         .when(~one, "relay_only")
         .when(~both, "one_sided")
+        .when(strangers, "conflict")
         .when(_near(F.col("a_word"), F.col("b_word")) & _near(F.col("claimed"), F.col("credited")), "matched")
         .otherwise("conflict"),
     )
     agree = _near(F.col("a_word"), F.col("b_word"))
     larger = F.greatest("a_word", "b_word")
     word = (
-        F.when(agree & (F.col("claimed") > F.col("credited")), "relay claims more than both ends")
+        F.when(strangers, STRANGERS)
+        .when(agree & (F.col("claimed") > F.col("credited")), "relay claims more than both ends")
         .when(agree, "relay claims less than both ends")
         .when(
             _near(F.col("claimed"), larger) & (F.col("a_word") > F.col("b_word")),
@@ -98,7 +107,14 @@ def judged(words: DataFrame) -> DataFrame:
         .when(_near(F.col("claimed"), larger), "relay and responder against initiator")
         .otherwise("no two agree")
     )
-    return rows.withColumn("word", F.when(F.col("state") == "conflict", word))
+    conflict = F.col("state") == "conflict"
+    # what only conflicts need is kept of them alone: NULLs cost nothing
+    shown = ("transport", *_NAMES, "relay_ab", "relay_ba", "a_out", "a_in", "b_out", "b_in")
+    return (
+        rows.withColumn("word", F.when(conflict, word))
+        .withColumns({name: F.when(conflict, F.col(name)) for name in shown})
+        .select(*SILVER["verdicts"].schema.fieldNames())
+    )
 
 
 def settlement_day(rows: DataFrame) -> DataFrame:
@@ -117,7 +133,7 @@ def settlement_day(rows: DataFrame) -> DataFrame:
             "inflated_bytes"
         ),
         F.sum(F.when(witnessed, F.col("claimed"))).alias("witnessed_claims"),
-        F.count_if(F.col("word").contains("against")).alias("sided_with_one"),
+        F.count_if(F.col("word").contains("against") | (F.col("word") == STRANGERS)).alias("sided_with_one"),
     )
     seen = F.col("matched") + F.col("conflict")
     inflation = F.col("witnessed_claims") / F.nullif(F.col("credited_bytes"), F.lit(0)) - 1
@@ -135,6 +151,16 @@ def settlement_day(rows: DataFrame) -> DataFrame:
     )
 
 
-def settlement_conflict_day(rows: DataFrame) -> DataFrame:
-    """The transports about which three words disagree, with the words."""
-    return rows.where(F.col("state") == "conflict").select(*DAILY["settlement_conflict_day"].schema.fieldNames())
+def settlement_conflict_day(verdicts: DataFrame, receipts: DataFrame, *, few: bool = True) -> DataFrame:
+    """The transports about which three words disagree, with the words and who said them.
+
+    :param few: the conflicts have room in memory.
+    """
+    rows = verdicts.where(F.col("state") == "conflict")
+    keys = rows.select("server", "transport")
+    signed = receipts.join(F.broadcast(keys) if few else keys, ["server", "transport"], "left_semi")
+    for side, end in (("a", F.col("initiator")), ("b", ~F.col("initiator"))):
+        name = F.col("signer").alias(f"signer_{side}")
+        signers = signed.where(end).select("server", "transport", name, F.xxhash64("signer").alias(f"{side}_signer"))
+        rows = rows.join(signers.distinct(), ["server", "transport", f"{side}_signer"], "left")
+    return rows.select(*DAILY["settlement_conflict_day"].schema.fieldNames())
