@@ -74,7 +74,12 @@ bench: $(VENV)/.test
 bench-pipeline: $(VENV)/.spark
 	$(BIN)/python -m benchmarks.pipeline
 
-spark-long: $(VENV)/.spark
+$(VENV)/.spark-connect: $(VENV)/.spark
+	@echo "installing what Spark Connect needs into $(VENV)"
+	$(PIP_INSTALL) --editable '.[redis,spark,spark_connect,test,test_spark]'
+	@touch $@
+
+spark-long: $(VENV)/.spark-connect
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_spark tests.spark.long_runs
 
 SECONDS ?= 600

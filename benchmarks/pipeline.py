@@ -114,7 +114,10 @@ class Bench:
         self.duck.execute("SET memory_limit = '4GB'")
 
     def prepare(self) -> None:
-        """Events."""
+        """Events, unless they are there from a run before."""
+        if self.directory.exists():
+            shutil.rmtree(self.directory / "out", ignore_errors=True)
+            return
         servers, clients = max(2, self.events // EVENTS_OF_SERVER), max(20, self.events // EVENTS_OF_CLIENT)
         network = Network(self.events // 2, servers, clients, DAYS, 1, LAST_DAY)
         Simulation(self.spark, network).write(self.directory / "sim")
@@ -275,7 +278,7 @@ def main() -> None:
     """2 and 20 million events."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pipeline", description=__doc__)
     parser.add_argument("--events", type=int, nargs="*", default=[2_000_000, 20_000_000])
-    parser.add_argument("--directory", type=Path, help="where the data goes (default: a new one, which is removed)")
+    parser.add_argument("--directory", type=Path, help="where events are, or go (default: a new one, which is removed)")
     parser.add_argument("--json", type=Path, default=Path("build/bench-pipeline.json"))
     options = parser.parse_args()
     console = Console(width=150)
@@ -305,7 +308,8 @@ def main() -> None:
                 f"{events:,} events of transports, driver of 1 GB, {THREADS} threads, {peak_memory():.0f} MB at most"
             )
             show(console, title, rows)
-            shutil.rmtree(bench.directory, ignore_errors=True)
+            if options.directory is None:
+                shutil.rmtree(bench.directory, ignore_errors=True)
     finally:
         if options.directory is None:
             shutil.rmtree(directory, ignore_errors=True)

@@ -32,4 +32,19 @@ def _write_transitions() -> None:
     (directory / "transitions.md").write_text("\n".join(lines) + "\n")
 
 
+def _write_tables() -> None:
+    """The pipeline's tables are listed as the code has them."""
+    from pathlib import Path
+
+    from dmsg.analytics.schemas import GOLD, SILVER
+
+    for layer, tables in (("gold", GOLD), ("silver", SILVER)):
+        lines = []
+        for table in tables.values():
+            lines += [f"`{table.name}`", f": {table.text}", ""]
+            lines += ["  " + ", ".join(f"`{field.name}`" for field in table.schema.fields), ""]
+        (Path(__file__).parent / "_generated" / f"{layer}.md").write_text("\n".join(lines) + "\n")
+
+
 _write_transitions()
+_write_tables()

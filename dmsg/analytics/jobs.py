@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from fnmatch import fnmatch
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -19,11 +20,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from dmsg.analytics import bronze, silver
 from dmsg.analytics.gold import abuse, capacity, network, settlement, traffic, uptime
 from dmsg.analytics.lake import FILES, Lake, State
-from dmsg.analytics.schemas import CORRUPT, DAILY, OVERALL, QUARANTINE, RAW, SILVER
+from dmsg.analytics.schemas import CORRUPT, DAILY, OVERALL, QUARANTINE, RAW, SILVER, write_options
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
+READ_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
 BATCH_BYTES = 2 * 1024**3
-"""Bytes of files of one batch of bronze."""
+"""Bytes of files of one batch of a stream."""
+STREAM = "-stream"
+"""What a stream's part of bronze is called after its source: its checkpoint numbers the batches."""
 MIDNIGHT_MS = 10 * 60 * 1000
 """Three words of one transport lie within this of each other: only events so near to midnight matter to the
 day before or after."""
@@ -124,24 +128,17 @@ class Pipeline:
 
     # --- bronze ---
 
-    def ingest(
-        self,
-        source: Source,
-        *,
-        every: str | None = None,
-        after: Callable[[], None] = lambda: None,
-        lock: AbstractContextManager[Any] | None = None,
+    def follow(
+        self, source: Source, every: str, after: Callable[[], None], lock: AbstractContextManager[Any]
     ) -> StreamingQuery:
-        """Begin to read what is new.
+        """Begin to read what comes, as a stream.
 
-        :param every: go on, looking so often, as in ``30 seconds``; None ends when all is read.
+        :param every: how often to look, as in ``30 seconds``.
         :param after: called after each batch; both hold ``lock``.
         """
-        target = f"{self.lake.root}/bronze/origin={source.name}"
         lines = (
             self.spark.readStream.schema(RAW)
-            .option("mode", "PERMISSIVE")
-            .option("columnNameOfCorruptRecord", CORRUPT)
+            .options(**READ_OPTIONS)
             .option("recursiveFileLookup", "true")
             .option("pathGlobFilter", source.pattern)
             .option("maxBytesPerTrigger", BATCH_BYTES)
@@ -150,11 +147,14 @@ class Pipeline:
         )
 
         def write(batch: DataFrame, number: int) -> None:
-            now_ms = self._now_ms if every is None else int(datetime.now(UTC).timestamp() * 1000)
-            rows = bronze.bronze(batch, now_ms=now_ms)
-            with lock or nullcontext():
-                # a batch that is done again, after a kill, is written over
-                rows.write.mode("overwrite").partitionBy("family", "dt").parquet(f"{target}/batch={number}")
+            with lock:
+                state = self.lake.state()
+                if state.run:
+                    # what a run has read in the meantime, of which the stream's checkpoint does not know
+                    known = self.lake.read("silver", "files", state).select(F.col("file").alias("known"))
+                    batch = batch.join(F.broadcast(known), bronze.uri(F.col("file")) == F.col("known"), "left_anti")
+                now_ms = int(datetime.now(UTC).timestamp() * 1000)
+                self._write_bronze(batch, source.name + STREAM, number, now_ms)
                 after()
 
         writer = (
@@ -162,7 +162,22 @@ class Pipeline:
             .queryName(f"bronze-{source.name}")
             .option("checkpointLocation", f"{self.lake.root}/checkpoints/{source.name}")
         )
-        return (writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=every)).start()
+        return writer.trigger(processingTime=every).start()
+
+    def _write_bronze(self, lines: DataFrame, origin: str, number: int, now_ms: int) -> None:
+        rows = bronze.bronze(lines, now_ms=now_ms)
+        # a batch that is done again, after a kill, is written over
+        target = f"{self.lake.root}/bronze/origin={origin}/batch={number}"
+        writer = rows.write.mode("overwrite").options(**write_options(rows.schema))
+        writer.partitionBy("family", "dt").parquet(target)
+
+    def _ingest(self, source: Source, before: State, unread: list[str]) -> None:
+        """Read files that no run has seen."""
+        files = [file for file in unread if fnmatch(file.rpartition("/")[2], source.pattern)]
+        if files:
+            lines = self.spark.read.schema(RAW).options(**READ_OPTIONS).json(files)
+            lines = lines.withColumn("file", F.col("_metadata.file_path"))
+            self._write_bronze(lines, source.name, before.batches.get(source.name, -1) + 1, self._now_ms)
 
     def _listing(self, sources: Iterable[Source]) -> DataFrame:
         """Paths and lengths of all files that are there."""
@@ -194,7 +209,7 @@ class Pipeline:
         self._tune(sum(listed[file] for file in unread) < SMALL_BYTES)
         for source in sources:
             self._step(f"bronze: {source.name}")
-            self.ingest(source).awaitTermination()
+            self._ingest(source, before, unread)
         return self.refine(before, number, unread)
 
     def begin_small(self) -> None:
@@ -206,15 +221,17 @@ class Pipeline:
         self._small = small and self._may_tune
         self.spark.conf.set("spark.sql.codegen.wholeStage", str(not self._small).lower())
 
-    def refine(self, before: State, number: int, unread: list[str]) -> Outcome:
+    def refine(self, before: State, number: int, unread: list[str], *, stream: bool = False) -> Outcome:
         """Silver and gold of the days that bronze's new batches touch, and the commit.
 
         :param unread: files that were there, and that no run before has seen.
+        :param stream: of batches that a stream wrote.  Each sees to its own: those of the other may be unfinished.
         """
         lake = self.lake
         read = [F.when(F.col("origin") == name, F.lit(last)) for name, last in before.batches.items()]
         done = F.coalesce(*read, F.lit(-1))
-        fresh = lake.bronze().where(F.col("batch") > done)
+        own = F.col("origin").endswith(STREAM) == F.lit(stream)
+        fresh = lake.bronze().where(own & (F.col("batch") > done))
         self._step("which days are touched")
         batches, days, events, quarantined = self._touched(fresh, before)
         if batches == before.batches and not unread:

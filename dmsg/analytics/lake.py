@@ -2,11 +2,11 @@
 
 ::
 
-    OUT/bronze/origin=S/batch=N/family=F/dt=DAY/   what was read, once
+    OUT/bronze/origin=S/batch=N/family=F/dt=DAY/   what was read, once; S-stream by a stream
     OUT/silver/TABLE/run=N/dt=DAY/                 a run writes anew the days that it touches
     OUT/gold/TABLE/run=N/[dt=DAY/]
     OUT/commits/                                   one line of JSON for each run that ended
-    OUT/checkpoints/S/                             what bronze has read
+    OUT/checkpoints/S/                             what a stream has read
 
 A run writes only into directories of its own number and ends with one line in
 ``commits``: before that line nothing has changed for a reader, after it
@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from dmsg.analytics.schemas import BRONZE, DAILY, GOLD, OVERALL, QUARANTINE, SILVER, Table
+from dmsg.analytics.schemas import BRONZE, DAILY, GOLD, OVERALL, QUARANTINE, SILVER, Table, write_options
 
 FORMAT = 1
 """Of the commits: a lake of another format is not touched."""
@@ -132,7 +132,7 @@ class Lake:
         """Write a table's part of a run, over what a killed run of that number left."""
         table = self._table(layer, name)
         typed = rows.select(*[F.col(one.name).cast(one.dataType).alias(one.name) for one in table.schema.fields])
-        writer = typed.write.mode("overwrite")
+        writer = typed.write.mode("overwrite").options(**write_options(table.schema))
         if "dt" in table.schema.fieldNames():
             writer = writer.partitionBy("dt")
         writer.parquet(f"{self.root}/{layer}/{name}/run={run}")

@@ -20,7 +20,7 @@ from dmsg.analytics import report
 from dmsg.analytics.jobs import Outcome, Pipeline, Progress, Source, receipts_source, spool_source
 from dmsg.analytics.lake import Lake, LakeError
 from dmsg.analytics.schemas import GOLD
-from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, make_session
+from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, is_connect, make_session
 
 Errors = (LakeError, JavaMissing, SparkFailed)
 """What is the user's to mend; the text is one line."""
@@ -50,6 +50,8 @@ def stream(
 
     :param check: called between looks, to check receipts.
     """
+    if is_connect(spark):
+        raise SparkFailed("a stream needs Spark here, not a Spark Connect server: repeat `dmsg analytics run` there")
     pipeline = Pipeline(spark, out)
     pipeline.begin_small()
     one_at_a_time = threading.Lock()
@@ -57,13 +59,11 @@ def stream(
     def refine() -> None:
         pipeline.now = datetime.now(UTC)
         before = pipeline.lake.state()
-        outcome = pipeline.refine(before, before.run + 1, [])
+        outcome = pipeline.refine(before, before.run + 1, [], stream=True)
         if outcome.state.run != before.run:
             told(outcome)
 
-    queries = [
-        pipeline.ingest(source, every=every, after=refine, lock=one_at_a_time) for source in sources(spool, receipts)
-    ]
+    queries = [pipeline.follow(source, every, refine, one_at_a_time) for source in sources(spool, receipts)]
     try:
         while not stop.wait(1.0):
             check()

@@ -74,6 +74,15 @@ FAMILIES = {
 QUARANTINE = "quarantine"
 
 
+def write_options(schema: StructType) -> dict[str, str]:
+    """How to write Parquet: numbers and times differ from row to row, and looking for a dictionary of them takes a
+    quarter of the writing."""
+    plain = (LongType, TimestampType)
+    return {
+        f"parquet.enable.dictionary#{one.name}": "false" for one in schema.fields if isinstance(one.dataType, plain)
+    }
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of silver or gold.

@@ -94,6 +94,12 @@ def find_java() -> Path:
     )
 
 
+def is_connect(spark: SparkSession) -> bool:
+    """Whether it is the session of a Spark Connect server: then nothing of Java is here, and functions of this
+    process cannot run in it."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
 def make_session(
     master: str | None = None,
     *,

@@ -45,6 +45,16 @@ def load_or_create_secret(directory: Path) -> bytes:
             fresh.unlink()
     except FileExistsError:
         pass
+    return read_secret(directory)
+
+
+def read_secret(directory: Path) -> bytes:
+    """The 32 bytes that are kept in ``directory``.
+
+    :raises DmsgError: the file there holds something else.
+    :raises OSError: it cannot be read.
+    """
+    path = directory / SECRET_NAME
     secret = path.read_bytes()
     if len(secret) != SECRET_SIZE:
         raise DmsgError(f"{path} must hold {SECRET_SIZE} bytes, not {len(secret)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 import pyspark
 from twisted.trial.unittest import SynchronousTestCase
 
-import dmsg.analytics.lake
+from dmsg.analytics import jobs
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import find_java
@@ -33,9 +34,10 @@ DMSG = (sys.executable, "-c", "from dmsg.cli.main import entry; entry()", "analy
 
 def analytics(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(
-        [*DMSG, *map(str, arguments)], text=True, capture_output=True, timeout=PATIENCE, check=True, **options
-    )
+    done = subprocess.run([*DMSG, *map(str, arguments)], text=True, capture_output=True, timeout=PATIENCE, **options)
+    if done.returncode:
+        raise AssertionError(f"{arguments}: {done.stderr}")
+    return done
 
 
 def simulate(where: Path, transports: int, servers: int, clients: int, days: int) -> None:
@@ -130,26 +132,31 @@ class KillTests(LongCase):
         self.assertEqual(rounded(gold(out)), expected)
 
 
-class ClusterTests(LongCase):
-    """spark-submit to a master and two workers, each a process on loopback."""
+class ProcessCase(LongCase):
+    """Parts of Spark that run as processes on loopback."""
 
-    def start(self, *arguments: str, wanted: str) -> str:
-        """Start a part of Spark; the line that shows that it is there."""
-        log = self.root / f"{arguments[0].rpartition('.')[2]}-{len(self.processes)}.log"
-        home = Path(pyspark.__file__).parent
-        environment = {
+    def setUp(self) -> None:
+        super().setUp()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.home = Path(pyspark.__file__).parent
+        self.environment = {
             **os.environ,
-            "SPARK_HOME": str(home),
+            "SPARK_HOME": str(self.home),
             "JAVA_HOME": str(find_java()),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
         }
+
+    def start(self, program: str, *arguments: str, wanted: str) -> str:
+        """Start one; the line that shows that it is there."""
+        log = self.root / f"{len(self.processes)}.log"
         with open(log, "wb") as file:
             process = subprocess.Popen(
-                [str(home / "bin" / "spark-class"), *arguments],
+                [str(self.home / "bin" / program), *arguments],
                 stdout=file,
                 stderr=file,
                 cwd=self.root,
-                env=environment,
+                env=self.environment,
                 start_new_session=True,
             )
         self.processes.append(process)
@@ -167,36 +174,49 @@ class ClusterTests(LongCase):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+
+class ClusterTests(ProcessCase):
+    """spark-submit to a master and two workers, each a process on loopback."""
+
     def test_the_same_jobs_on_a_cluster(self) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []
         simulate(self.root / "sim", 20_000, 6, 300, 2)
         analytics(*self.run_arguments(self.root / "local"))
         line = self.start(
-            *("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"),
+            *(
+                "spark-class",
+                "org.apache.spark.deploy.master.Master",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "0",
+                "--webui-port",
+                "0",
+            ),
             wanted="Starting Spark master at",
         )
         master = line.split()[-1]
         for _ in range(2):
             self.start(
-                *("org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g"),
+                *(
+                    "spark-class",
+                    "org.apache.spark.deploy.worker.Worker",
+                    "--host",
+                    "127.0.0.1",
+                    "--cores",
+                    "1",
+                    "--memory",
+                    "1g",
+                ),
                 *("--webui-port", "0", "--work-dir", str(self.root / "work"), master),
                 wanted="Successfully registered with master",
             )
-        home = Path(pyspark.__file__).parent
-        environment = {
-            **os.environ,
-            "SPARK_HOME": str(home),
-            "JAVA_HOME": str(find_java()),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYSPARK_PYTHON": sys.executable,
-        }
         done = subprocess.run(
             [
-                *(str(home / "bin" / "spark-submit"), "--master", master, "--driver-memory", "1g"),
+                *(str(self.home / "bin" / "spark-submit"), "--master", master, "--driver-memory", "1g"),
                 *(
                     "--conf",
                     "spark.executor.memory=900m",
-                    str(Path(dmsg.analytics.lake.__file__).with_name("__main__.py")),
+                    str(Path(jobs.__file__).with_name("__main__.py")),
                 ),
                 *map(str, self.run_arguments(self.root / "cluster")),
             ],
@@ -204,11 +224,45 @@ class ClusterTests(LongCase):
             capture_output=True,
             timeout=PATIENCE,
             check=False,
-            env=environment,
+            env=self.environment,
         )
         self.assertEqual(done.returncode, 0, done.stderr[-3000:])
         self.assertEqual(json.loads(done.stdout.splitlines()[-1])["run"], 1)
         self.assertEqual(rounded(gold(self.root / "cluster")), rounded(gold(self.root / "local")))
+
+
+class ConnectTests(ProcessCase):
+    """The same by a Spark Connect server, which knows nothing of dmsg."""
+
+    if importlib.util.find_spec("grpc") is None:
+        skip = 'Spark Connect is not installed: pip install -e ".[spark_connect]"'
+
+    def test_the_same_tables_by_spark_connect(self) -> None:
+        simulate(self.root / "sim", 20_000, 6, 300, 2)
+        spool, late = self.root / "sim" / "spool", self.root / "late"
+        late.mkdir()
+        files = sorted(spool.iterdir())
+        for path in files[::2]:
+            shutil.move(path, late)
+        line = self.start(
+            *("spark-submit", "--master", "local[2]", "--driver-memory", "1g"),
+            *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+            *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
+            *("--conf", "spark.connect.grpc.binding.port=0", "--conf", "spark.ui.enabled=false", "spark-internal"),
+            wanted="Spark Connect server started at",
+        )
+        master = f"sc://127.0.0.1:{line.rpartition(':')[2].strip()}"
+        out = self.root / "out"
+        first = analytics(*self.run_arguments(out), "--master", master).stdout
+        self.assertIn("run 1: ", first)
+        for path in late.iterdir():
+            shutil.move(path, spool)
+        second = analytics(*self.run_arguments(out), "--master", master).stdout
+        self.assertIn("run 2: ", second)
+        self.assertNotIn("came twice", second)
+        self.assertIn("nothing is new", analytics(*self.run_arguments(out), "--master", master).stdout)
+        analytics(*self.run_arguments(self.root / "local"))
+        self.assertEqual(rounded(gold(out)), rounded(gold(self.root / "local")))
 
 
 class StreamTests(LongCase):

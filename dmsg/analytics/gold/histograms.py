@@ -25,8 +25,8 @@ def quantile(histogram: str, total: str, share: float) -> Column:
     """In ms: the value below which that share lies, evenly spread within its bucket.
 
     The last bucket has no end: its beginning stands for it.  NULL without
-    samples.  The error is that of a bucket's width, at most 21 % of the value,
-    measured 6 % on usual distributions (docs/pipeline/tables.md).
+    samples.  The error is at most a bucket's width, 41 % of its lower bound;
+    6 % on log-normal times (docs/pipeline/tables.md).
 
     :param histogram: name of an array column.  :param total: name of the column with its sum.
     """

@@ -1,0 +1,199 @@
+"""``dmsg analytics``: the commands that look at tables."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from dmsg.cli.analytics_common import Failed, needs_spark, out_option, session, spark_options
+from dmsg.discovery.ranking import sign_ranking
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey, load_or_create_key
+from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret
+
+RANKING_HOURS = 24.0
+TOP_ROWS = 15
+
+
+@click.command()
+@out_option()
+@click.option(
+    "--html",
+    default="report.html",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write.",
+)
+@spark_options
+@needs_spark
+def report(out: str, html: Path, master: str | None, memory: str, conf: tuple[str, ...]) -> None:
+    """Write one HTML file that shows the tables."""
+    from dmsg.analytics import main as jobs
+
+    with session(master, memory, conf) as spark:
+        jobs.write_report(spark, out, html)
+    click.echo(f"wrote {html}")
+
+
+@click.command()
+@out_option()
+@click.argument("table", default="placement")
+@click.option("--rows", default=TOP_ROWS, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--by", metavar="COLUMN", help="Sort by it, the largest first.")
+@click.option("--day", metavar="DAY", help="Only this day, as 2026-01-31; default: the newest.")
+@spark_options
+@needs_spark
+def top(
+    out: str,
+    table: str,
+    rows: int,
+    by: str | None,
+    day: str | None,
+    master: str | None,
+    memory: str,
+    conf: tuple[str, ...],
+) -> None:
+    """Show a gold table in the terminal; `dmsg analytics tables` names them."""
+    from pyspark.sql import functions as F
+
+    from dmsg.analytics.lake import Lake
+    from dmsg.analytics.schemas import DAILY, GOLD
+
+    if table not in GOLD:
+        raise Failed(f"there is no table {table}; there are {', '.join(GOLD)}")
+    names = GOLD[table].schema.fieldNames()
+    if by is not None and by not in names:
+        raise Failed(f"{table} has no column {by}; it has {', '.join(names)}")
+    with session(master, memory, conf) as spark:
+        lake = Lake(spark, out)
+        state = lake.state()
+        if not state.days:
+            raise Failed(f"there are no tables in {out}: run `dmsg analytics run` first")
+        if day is not None and day not in state.days:
+            raise Failed(f"nothing is known of {day}; the newest day is {max(state.days)}")
+        shown = lake.read("gold", table, state, [day or max(state.days)] if table in DAILY else None)
+        order = F.col(by).desc_nulls_last() if by else F.col(_first_number(table)).desc_nulls_last()
+        found = shown.orderBy(order, *names[:3]).limit(rows).collect()
+    grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left")
+    for field in GOLD[table].schema.fields:
+        text = field.dataType.simpleString() in ("string", "date", "boolean")
+        grid.add_column(field.name, justify="left" if text else "right", overflow="ellipsis", no_wrap=text)
+    for row in found:
+        grid.add_row(*(_shown(row[name]) for name in names))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=10_000)  # for other programs, and for less -S
+        grid.expand = False
+    elif console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
+        grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left", show_header=False)
+        for row in found:
+            for name in names:
+                grid.add_row(name, _shown(row[name]))
+            grid.add_section()
+    console.print(grid)
+
+
+def _first_number(table: str) -> str:
+    from dmsg.analytics.schemas import GOLD
+
+    for field in GOLD[table].schema.fields:
+        if field.dataType.simpleString() in ("double", "bigint") and field.name != "hour":
+            return str(field.name)
+    return str(GOLD[table].schema.fieldNames()[0])
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    text = str(value)
+    return text[:8] if len(text) in (16, 32, 66) and all(one in "0123456789abcdef" for one in text) else text
+
+
+@click.command()
+@out_option()
+@spark_options
+@needs_spark
+def tables(out: str, master: str | None, memory: str, conf: tuple[str, ...]) -> None:
+    """Name the gold tables and their Parquet files, as JSON, for other programs."""
+    from dmsg.analytics import main as jobs
+
+    with session(master, memory, conf) as spark:
+        paths = jobs.table_paths(spark, out)
+    click.echo(json.dumps(paths, indent=1))
+
+
+@click.command()
+@out_option()
+@click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key, made if absent.")
+@click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option(
+    "--hours", default=RANKING_HOURS, show_default=True, type=click.FloatRange(0.01, 720), help="How long it holds."
+)
+@spark_options
+@needs_spark
+def rank(
+    out: str, key_file: str, ranking: Path, hours: float, master: str | None, memory: str, conf: tuple[str, ...]
+) -> None:
+    """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
+    from dmsg.analytics.lake import Lake
+
+    key = load_or_create_key(key_file)
+    with session(master, memory, conf) as spark:
+        lake = Lake(spark, out)
+        state = lake.state()
+        if not state.days:
+            raise Failed(f"there are no tables in {out}: run `dmsg analytics run` first")
+        rows = lake.read("gold", "placement", state).orderBy("server").collect()
+    servers = [{"static": row.server, "weight": row.weight, "reasons": row.reasons.split(", ")} for row in rows]
+    now = int(time.time())
+    fresh = ranking.with_name(f".{ranking.name}.part")
+    fresh.write_bytes(sign_ranking(servers, key, now, now + int(hours * 3600)))
+    fresh.replace(ranking)
+    click.echo(f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}")
+
+
+@click.command()
+@click.option(
+    "--telemetry",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The entity's directory of telemetry, with its secret.",
+)
+@click.option("--day", type=click.DateTime(["%Y-%m-%d"]), help="Of networks; default: today.")
+@click.argument("names", nargs=-1, required=True, metavar="KEY|ADDRESS...")
+def name(telemetry: Path, day: datetime | None, names: tuple[str, ...]) -> None:
+    """What a client's key or a network is called in the events of an entity.
+
+    To find out who stands behind a pseudonym, give those that it could be.
+    """
+    try:
+        pseudonyms = Pseudonyms(read_secret(telemetry))
+        since_1970 = int((day or datetime.now(UTC)).replace(tzinfo=UTC).timestamp() // 86400)
+        found = []
+        for one in names:
+            try:
+                found.append((one, pseudonyms.network(str(ip_address(one)), since_1970)))
+            except ValueError:
+                found.append((one, pseudonyms.client(PubKey.from_hex(one))))
+    except FileNotFoundError:
+        error: Exception = DmsgError(f"there is no {SECRET_NAME} in {telemetry}")
+    except (DmsgError, OSError) as failure:
+        error = failure
+    else:
+        for one, called in found:
+            click.echo(f"{called} {one}")
+        return
+    click.echo(f"dmsg: {error}", err=True)
+    raise SystemExit(1)
