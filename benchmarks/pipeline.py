@@ -193,10 +193,10 @@ class Bench:
                            max(capacity) AS c, sum(frames) AS d, sum(bytes) AS e, max(lag_ms) AS f, sum(cpu_ms) AS g,
                            max(rss_kb) AS h, sum(lost) AS i
                     FROM {at("heartbeats")} WHERE role = 'server' GROUP BY ALL)
-                SELECT producer, dt, hr, bit_count(m.mask), bit_count(s.mask), bit_count(m.mask & s.mask), a, b, c, d,
+                SELECT m.producer, m.dt, m.hr, bit_count(m.mask), bit_count(s.mask), bit_count(m.mask & s.mask), a, b, c, d,
                        e, f, g, h, i
                 FROM m LEFT JOIN s ON m.producer = s.subject AND m.dt = s.dt AND m.hr = s.hr
-                LEFT JOIN l USING (producer, dt, hr) WHERE role = 'server'""",
+                LEFT JOIN l ON m.producer = l.producer AND m.dt = l.dt AND m.hr = l.hr WHERE role = 'server'""",
             "verdicts": f"""
                 WITH w AS (
                     SELECT server, transport, dt, total_ab AS ab, total_ba AS ba, NULL::BIGINT AS ao,

@@ -40,6 +40,8 @@ LOCAL_SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.warehouse.dir": "/nonexistent",
+    # work that is done in bulk and has no one waiting for its answers
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 
 
