@@ -118,6 +118,9 @@ class OptionTests(SynchronousTestCase):
             ("--log-format=xml",),
             ("--metrics=nonsense",),
             (f"--key-file={public}",),
+            ("--telemetry=t", "--telemetry-keys=plain"),
+            ("--telemetry=t", "--telemetry-rotate=0"),
+            ("--telemetry=t", "--telemetry-limit=much"),
             ("--unknown",),
             ("word",),
         ):
@@ -134,6 +137,9 @@ class OptionTests(SynchronousTestCase):
             "--server-ttl=soon",
             "--max-servers=0",
             "--log-format=xml",
+            "--ranking=file",
+            "--ranking-key=02ab",
+            f"--ranking-key={SecKey.generate().public.hex()}",
         ):
             self.assertRaises(UsageError, discovery.Options().parseOptions, [argument])
 
@@ -198,6 +204,16 @@ class StartTests(TestCase):
         self.assertEqual(status, 1, text)
         self.assertIn("dmsg-discovery: /nonexistent/x: unable to open database file", text)
         self.assertNotIn("Traceback", text)
+
+    @asynchronous
+    async def test_telemetry_that_cannot_be_written(self) -> None:
+        for entity in ("dmsg-server", "dmsg-discovery"):
+            status, text = await self.run_twistd(
+                entity, "--listen=tcp:0:interface=127.0.0.1", "--telemetry=/dev/null/spool"
+            )
+            self.assertEqual(status, 1, text)
+            self.assertIn("telemetry directory cannot be used", text)
+            self.assertNotIn("Traceback", text)
 
     @asynchronous
     async def test_every_line_of_a_json_log_is_json(self) -> None:

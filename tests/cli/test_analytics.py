@@ -1,0 +1,58 @@
+"""``dmsg analytics``: what goes wrong before Spark is started, and names of pseudonyms."""
+
+from __future__ import annotations
+
+import datetime
+
+from dmsg.keys import SecKey
+from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
+from tests.cli.test_commands import CommandCase
+from tests.support import asynchronous
+
+
+class AnalyticsTests(CommandCase):
+    """Errors of one line; the rest is in ``tests/spark``."""
+
+    @asynchronous
+    async def test_bad_input_is_one_line(self) -> None:
+        (self.directory / "empty").mkdir()
+        (self.directory / "file").write_text("x")
+        for arguments in (
+            ("run", "--spool", "nowhere", "--out", "tables"),
+            ("run", "--spool", "empty", "--out", "file"),
+            ("run", "--spool", "empty", "--receipts", "nowhere", "--out", "tables"),
+            ("run", "--spool", "empty", "--out", "tables", "--conf", "nonsense"),
+            ("stream", "--spool", "nowhere", "--out", "tables"),
+            ("top", "--out", "tables", "nonsense"),
+            ("top", "--out", "tables", "uptime_day", "--by", "nonsense"),
+            ("verify", "--spool", "nowhere", "--out", "checked"),
+            ("verify", "--spool", "empty", "--out", "file"),
+            ("simulate", "--out", "sim", "--transports", "0"),
+            ("name", "--telemetry", "empty", "127.0.0.1"),
+            ("name", "--telemetry", "nowhere", "127.0.0.1"),
+            ("nothing",),
+        ):
+            status, _, err = await self.run_command("analytics", *arguments)
+            self.assertGreater(status, 0, arguments)
+            errors = [line for line in err.splitlines() if line.strip() and not line.startswith(("Usage:", "Try "))]
+            self.assertEqual(len(errors), 1, (arguments, err))
+
+    @asynchronous
+    async def test_names(self) -> None:
+        names = Pseudonyms(load_or_create_secret(self.directory))
+        key = SecKey.generate().public
+        day = (datetime.date(2026, 3, 1) - datetime.date(1970, 1, 1)).days
+        status, out, err = await self.run_command(
+            "analytics", "name", "--telemetry", ".", "--day", "2026-03-01", key.hex(), "203.0.113.7", "2001:db8::1"
+        )
+        self.assertEqual((status, err), (0, ""))
+        self.assertEqual(
+            out.splitlines(),
+            [
+                f"{names.client(key)} {key.hex()}",
+                f"{names.network('203.0.113.99', day)} 203.0.113.7",
+                f"{names.network('2001:db8::2', day)} 2001:db8::1",
+            ],
+        )
+        status, out, err = await self.run_command("analytics", "name", "--telemetry", ".", "nonsense")
+        self.assertEqual((status, out, len(err.splitlines())), (1, "", 1))
