@@ -193,8 +193,8 @@ class Bench:
                            max(capacity) AS c, sum(frames) AS d, sum(bytes) AS e, max(lag_ms) AS f, sum(cpu_ms) AS g,
                            max(rss_kb) AS h, sum(lost) AS i
                     FROM {at("heartbeats")} WHERE role = 'server' GROUP BY ALL)
-                SELECT m.producer, m.dt, m.hr, bit_count(m.mask), bit_count(s.mask), bit_count(m.mask & s.mask), a, b, c, d,
-                       e, f, g, h, i
+                SELECT m.producer, m.dt, m.hr, bit_count(m.mask), bit_count(s.mask), bit_count(m.mask & s.mask),
+                       a, b, c, d, e, f, g, h, i
                 FROM m LEFT JOIN s ON m.producer = s.subject AND m.dt = s.dt AND m.hr = s.hr
                 LEFT JOIN l ON m.producer = l.producer AND m.dt = l.dt AND m.hr = l.hr WHERE role = 'server'""",
             "verdicts": f"""

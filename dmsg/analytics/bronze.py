@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 
 from dmsg.analytics.schemas import CORRUPT, EVENT, FAMILIES, QUARANTINE
 from dmsg.telemetry.schema import BUCKETS, SCHEMA_VERSION
@@ -17,6 +18,14 @@ OLDEST = 1_577_836_800_000
 FUTURE_TOLERANCE_MS = 10 * 60 * 1000
 """Clocks may be ahead by that."""
 DAY_MS = 86_400_000
+BUCKET_SIZE = 32_768
+"""Numbers of events that are looked at together: so many bits have room in Spark's bitmaps."""
+LARGEST = 2**50
+"""Of any number in an event: sums of so large ones still have room."""
+_COUNTS = tuple(
+    one.name for one in EVENT.fields if isinstance(one.dataType, LongType) and one.name not in ("sequence", "available")
+)
+"""Numbers that are counted with; those two come from strangers' entries and are not."""
 LINE_LIMIT = 4096
 """Characters of a line that quarantine keeps."""
 
@@ -37,6 +46,8 @@ def problem(now_ms: int) -> Column:
         .when(F.col("ts") > now_ms + FUTURE_TOLERANCE_MS, "from the future")
         .when(F.col("ts") < OLDEST, "from before 2020")
         .when(F.col("rtt").isNotNull() & (F.size("rtt") != BUCKETS), "a histogram of a wrong size")
+        .when((F.least(*_COUNTS) < 0) | (F.greatest(*_COUNTS) > LARGEST), "a number out of range")
+        .when(F.array_min("rtt") < 0, "a number out of range")
     )
 
 
@@ -94,21 +105,65 @@ def file_report(rows: DataFrame) -> DataFrame:
     )
 
 
-def numbers(rows: DataFrame) -> DataFrame:
-    """How many events of a process and a bucket of numbers there are, and how many different ones.
+def sums(rows: DataFrame) -> DataFrame:
+    """How many events there are of a process, a day and a bucket of 32,768 numbers, and sums over their numbers.
 
-    Exact, and without a group for each event: numbers of a bucket of 32,768 are bits.
+    Of numbers only, so that it is done in memory and in one pass.
     """
-    return rows.groupBy("producer", "boot", "dt", F.bitmap_bucket_number("seq").alias("bucket")).agg(
+    place = F.col("seq") % BUCKET_SIZE
+    return rows.groupBy("producer", "boot", "dt", F.floor(F.col("seq") / BUCKET_SIZE).alias("bucket")).agg(
         F.count(F.lit(1)).alias("events"),
-        F.bitmap_count(F.bitmap_construct_agg(F.bitmap_bit_position("seq"))).alias("distinct_events"),
         F.min("seq").alias("first"),
         F.max("seq").alias("last"),
+        F.sum(place).alias("total"),
+        F.sum(place * place).alias("squares"),
         F.min(F.col("ts") - F.col("mono")).alias("least_start"),
         F.max(F.col("ts") - F.col("mono")).alias("greatest_start"),
         F.min("ts").alias("first_ts"),
         F.max("ts").alias("last_ts"),
     )
+
+
+def _whole() -> Column:
+    """As many numbers as between the first and the last, with the sum and the sum of squares that those have:
+    each is there once."""
+    low, high = F.col("first") % BUCKET_SIZE, F.col("last") % BUCKET_SIZE
+
+    def squares(number: Column) -> Column:
+        """Of 0 to ``number``."""
+        return F.floor(number * (number + 1) * (2 * number + 1) / 6)
+
+    return (
+        (F.col("events") == F.col("last") - F.col("first") + 1)
+        & (2 * F.col("total") == (low + high) * F.col("events"))
+        & (F.col("squares") == squares(high) - squares(low) + low * low)
+    )
+
+
+def unsure(sums: DataFrame) -> DataFrame:
+    """Those of :func:`sums` in which numbers are missing or came twice, or both."""
+    return sums.where(~_whole())
+
+
+def numbers(sums: DataFrame, rows: DataFrame | None) -> DataFrame:
+    """How many different numbers there are in each.
+
+    :param rows: the events, where some are :func:`unsure`: there numbers are bits, and counted one by one.
+    """
+    if rows is None:
+        return sums.withColumn("distinct_events", F.col("events"))
+    keys = ["producer", "boot", "dt", "bucket"]
+    bucketed = rows.withColumn("bucket", F.floor(F.col("seq") / BUCKET_SIZE))
+    counted = (
+        bucketed.join(F.broadcast(unsure(sums).select(*keys)), keys, "left_semi")
+        .groupBy(*keys)
+        .agg(
+            F.bitmap_count(F.bitmap_construct_agg(F.bitmap_bit_position(F.col("seq") % BUCKET_SIZE + 1))).alias(
+                "distinct_events"
+            )
+        )
+    )
+    return sums.join(counted, keys, "left").withColumn("distinct_events", F.coalesce("distinct_events", "events"))
 
 
 def deduplicate(rows: DataFrame, where: DataFrame) -> DataFrame:
@@ -117,7 +172,7 @@ def deduplicate(rows: DataFrame, where: DataFrame) -> DataFrame:
     :param where: producer, boot, bucket in which there are duplicates, few.
     """
     keys = ["producer", "boot", "bucket"]
-    bucketed = rows.withColumn("bucket", F.bitmap_bucket_number("seq"))
+    bucketed = rows.withColumn("bucket", F.floor(F.col("seq") / BUCKET_SIZE))
     few = F.broadcast(where.select(*keys).distinct())
     clean = bucketed.join(few, keys, "left_anti").drop("bucket")
     fields = [field.name for field in EVENT.fields]

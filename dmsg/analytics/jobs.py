@@ -317,7 +317,10 @@ class Pipeline:
         lake = self.lake
         self._step("duplicates")
         everything = lake.bronze().where((F.col("family") != QUARANTINE) & F.col("dt").isin(days))
-        lake.write(bronze.numbers(everything), "silver", "numbers", number)
+        lake.write(bronze.sums(everything), "silver", "sums", number)
+        sums = lake.read("silver", "sums", state, days)
+        doubt = not bronze.unsure(sums).isEmpty()
+        lake.write(bronze.numbers(sums, everything if doubt else None), "silver", "numbers", number)
         numbers = lake.read("silver", "numbers", state, days)
         again = numbers.where("events > distinct_events")
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n

@@ -35,6 +35,12 @@ from dmsg.analytics.schemas import BRONZE, DAILY, GOLD, OVERALL, QUARANTINE, SIL
 FORMAT = 1
 """Of the commits: a lake of another format is not touched."""
 
+SUMS = Table(
+    "sums",
+    "how many events there are of a process and a bucket of numbers",
+    "producer string, boot string, bucket long, events long, first long, last long, total long, squares long,"
+    " least_start long, greatest_start long, first_ts long, last_ts long, dt date",
+)
 NUMBERS = Table(
     "numbers",
     "which numbers of events have arrived",
@@ -46,7 +52,7 @@ FILES = Table(
     "every file that was read, and what is wrong with it",
     "file string, lines long, problem string",
 )
-INTERNAL = {table.name: table for table in (NUMBERS, FILES)}
+INTERNAL = {table.name: table for table in (SUMS, NUMBERS, FILES)}
 
 
 class LakeError(Exception):
@@ -190,7 +196,7 @@ class Lake:
         keep = {(run, day) for state in states for day, run in state.days.items()}
         overall = {state.overall for state in states}
         newest = max(state.run for state in states)
-        for layer, names in (("silver", [*SILVER, NUMBERS.name]), ("gold", list(DAILY) + list(OVERALL))):
+        for layer, names in (("silver", [*SILVER, SUMS.name, NUMBERS.name]), ("gold", list(DAILY) + list(OVERALL))):
             for name in names:
                 for directory in Path(self.root, layer, name).glob("run=*"):
                     run = int(directory.name.removeprefix("run="))

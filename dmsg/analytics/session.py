@@ -19,6 +19,8 @@ APPLICATION = "dmsg-analytics"
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
+    # an event with an absurd number must not end a run: what cannot be computed is NULL
+    "spark.sql.ansi.enabled": "false",
     # a handful of partitions: the tables of a day are small, each partition costs a task
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.adaptive.enabled": "true",

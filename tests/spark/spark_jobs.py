@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from dmsg.analytics.schemas import GOLD
+from dmsg.telemetry.schema import BUCKETS
 from tests.spark.spark_tables import Story
 from tests.spark.support import DAY, S1, Boot, LakeCase, write_file
 
@@ -83,9 +84,15 @@ class RunTests(LakeCase):
         unknown = {**good[5], "type": "something", "seq": 1002}
         nobody = {**good[5], "producer": None, "seq": 1003}
         short = {**good[5], "rtt": [1, 2], "seq": 1004}
+        absurd = [
+            {**good[5], "mono": -(2**63), "seq": 1005},
+            {**good[5], "bytes": 2**62, "seq": 1006},
+            {**good[5], "seq": 2**63 - 1},
+            {**good[5], "rtt": [-1] * BUCKETS, "seq": 1007},
+        ]
         write_file(
             self.spool / "events-a.jsonl.gz",
-            [*good, future, version, unknown, nobody, short],
+            [*good, future, version, unknown, nobody, short, *absurd],
             garbage=[b"{", b"hello", b'{"v": "one", "type": "start"}', b"[]", b"\xff\xfe\x00", b'{"v": 1}'],
         )
         packed = gzip.compress(bytes(Random(1).randbytes(100)).hex().encode() + b"\n", 0)
@@ -108,6 +115,7 @@ class RunTests(LakeCase):
                 "a type that is not known": 1,
                 "without an identity": 1,
                 "a histogram of a wrong size": 1,
+                "a number out of range": 4,
                 "not an event": 1,
                 "not JSON, or a field of a wrong type": 5,
             },

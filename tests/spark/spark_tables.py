@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from dmsg.analytics.schemas import GOLD
-from tests.spark.support import DAY, DISCOVERY, NEXT, S1, S2, S3, Boot, LakeCase, write_file
+from tests.spark.support import DAY, DISCOVERY, NEXT, S1, S2, S3, Boot, LakeCase, ms, write_file
 
 
 def histogram(**counts: int) -> list[int]:
@@ -38,7 +38,7 @@ class Story(LakeCase):
 
     def write(self) -> None:
         one, two = Boot(S1, "boot-1"), Boot(S2, "boot-2")
-        discovery = Boot(DISCOVERY, "boot-d", "discovery")
+        discovery = Boot(DISCOVERY, "boot-d", "discovery", started=ms(DAY, "10:00:00"))
         # 10:00:30 to 11:59:30; the hour from 11 with twice as many sessions
         one.event("start", DAY, "10:00:00", capacity=100)
         one.beats(

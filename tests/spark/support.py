@@ -39,10 +39,10 @@ def ms(day: date, time: str) -> int:
 class Boot:
     """One process that writes events."""
 
-    def __init__(self, producer: str, name: str, role: str = "server") -> None:
+    def __init__(self, producer: str, name: str, role: str = "server", *, started: int | None = None) -> None:
         self.producer, self.boot, self.role = producer, name, role
         self.rows: list[dict[str, Any]] = []
-        self._first: int | None = None
+        self._first = started
 
     def event(self, kind: str, day: date, time: str, **fields: Any) -> dict[str, Any]:
         """Write one; numbers follow each other."""
