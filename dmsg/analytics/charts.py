@@ -23,7 +23,7 @@ def human(value: float | None, unit: str = "") -> str:
     if value is None:
         return NOTHING
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= factor:
+        if abs(value) >= 0.9995 * factor:  # what would be rounded up to 1000 of the unit below
             return f"{value / factor:.3g} {prefix}{unit}"
     return f"{value:.3g}{' ' + unit if unit else ''}"
 

@@ -125,8 +125,8 @@ class PageTests(SynchronousTestCase):
         self.assertNotIn("<script>alert", render(content))
 
     def test_numbers_for_people(self) -> None:
-        shown = [charts.human(value, "B") for value in (None, 0, 999, 1000, 1_234_567, 2.5e12)]
-        self.assertEqual(shown, ["\N{EN DASH}", "0 B", "999 B", "1 kB", "1.23 MB", "2.5 TB"])
+        shown = [charts.human(value, "B") for value in (None, 0, 999, 999.9, 1000, 999_499, 999_900, 1_234_567, 2.5e12)]
+        self.assertEqual(shown, ["\N{EN DASH}", "0 B", "999 B", "1 kB", "1 kB", "999 kB", "1 MB", "1.23 MB", "2.5 TB"])
 
     def test_lines_have_gaps_where_nothing_is_known(self) -> None:
         chart = charts.lines(["a", "b", "c", "d"], [("x", "red", [1.0, None, 2.0, 3.0])], "", "t")
