@@ -136,6 +136,7 @@ class Pipeline:
         :param every: how often to look, as in ``30 seconds``.
         :param after: called after each batch; both hold ``lock``.
         """
+        origin = source.name + STREAM
         lines = (
             self.spark.readStream.schema(RAW)
             .options(**READ_OPTIONS)
@@ -149,12 +150,14 @@ class Pipeline:
         def write(batch: DataFrame, number: int) -> None:
             with lock:
                 state = self.lake.state()
+                if number <= state.batches.get(origin, -1):
+                    return  # it is in the tables; Spark was killed before it wrote that down
                 if state.run:
                     # what a run has read in the meantime, of which the stream's checkpoint does not know
                     known = self.lake.read("silver", "files", state).select(F.col("file").alias("known"))
                     batch = batch.join(F.broadcast(known), bronze.uri(F.col("file")) == F.col("known"), "left_anti")
                 now_ms = int(datetime.now(UTC).timestamp() * 1000)
-                self._write_bronze(batch, source.name + STREAM, number, now_ms)
+                self._write_bronze(batch, origin, number, now_ms)
                 after()
 
         writer = (
