@@ -114,7 +114,7 @@ class KillTests(LongCase):
         random = Random(5)
         killed = 0
         out = self.root / "out"
-        for _ in range(10):
+        for _ in range(40):
             process = subprocess.Popen(
                 [*DMSG, *map(str, self.run_arguments(out))],
                 stdout=subprocess.DEVNULL,
@@ -127,7 +127,11 @@ class KillTests(LongCase):
                 os.killpg(process.pid, signal.SIGKILL)  # Python and Java
                 process.wait()
                 killed += 1
-        self.assertGreater(killed, 7)
+            else:
+                shutil.rmtree(out)  # it was faster this time: there is nothing left to kill
+            if killed == 10:
+                break
+        self.assertEqual(killed, 10)
         analytics(*self.run_arguments(out))
         self.assertEqual(rounded(gold(out)), expected)
 
