@@ -31,7 +31,8 @@ from dmsg.analytics.lake import Lake
 from dmsg.analytics.schemas import FAMILIES, SILVER
 from dmsg.analytics.session import make_session
 from dmsg.analytics.simulate import Network, Simulation
-from dmsg.telemetry.schema import BUCKETS, Type, columns
+from dmsg.telemetry.schema import BUCKETS
+from tests.spark.oracle import FIELDS
 
 LAST_DAY = date(2026, 3, 10)
 DAYS = 5
@@ -39,8 +40,6 @@ EVENTS_OF_SERVER, EVENTS_OF_CLIENT = 100_000, 1_000
 """The network grows with its events: at 20 million 200 servers, 20,000 clients."""
 THREADS = 2
 TICKS = os.sysconf("SC_CLK_TCK")
-_TYPES = {Type.STRING: "VARCHAR", Type.LONG: "BIGINT", Type.BOOLEAN: "BOOLEAN", Type.HISTOGRAM: "INTEGER[]"}
-_FIELDS = ", ".join(f"'{field.name}': '{_TYPES[field.type]}'" for field in columns())
 
 
 def _java() -> list[Path]:
@@ -143,7 +142,7 @@ class Bench:
             f"""COPY (SELECT *, CASE WHEN v <> 1 OR type IS NULL OR seq IS NULL OR seq < 0 OR ts IS NULL
                 OR producer IS NULL OR boot IS NULL OR mono IS NULL THEN 'quarantine' {families} ELSE 'quarantine' END
                 AS family, CAST(epoch_ms(ts) AS DATE) AS dt
-            FROM read_json('{self.spool}/events-*.jsonl.gz', columns = {{{_FIELDS}}}, filename = true,
+            FROM read_json('{self.spool}/events-*.jsonl.gz', columns = {{{FIELDS}}}, filename = true,
                            format = 'newline_delimited', ignore_errors = true))
             TO '{target}' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL 1, PARTITION_BY (family, dt))"""
         )

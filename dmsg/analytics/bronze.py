@@ -10,14 +10,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
-from dmsg.analytics.schemas import CORRUPT, EVENT, FAMILIES, QUARANTINE
+from dmsg.analytics.schemas import CORRUPT, DAY_MS, EVENT, FAMILIES, QUARANTINE
 from dmsg.telemetry.schema import BUCKETS, SCHEMA_VERSION
 
 OLDEST = 1_577_836_800_000
 """2020: events before are of a machine without a clock."""
 FUTURE_TOLERANCE_MS = 10 * 60 * 1000
 """Clocks may be ahead by that."""
-DAY_MS = 86_400_000
 BUCKET_SIZE = 32_768
 """Numbers of events that are looked at together: so many bits have room in Spark's bitmaps."""
 LARGEST = 2**50

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from dmsg.analytics import bronze, silver
 from dmsg.analytics.gold import abuse, capacity, network, settlement, traffic, uptime
 from dmsg.analytics.lake import FILES, Lake, State
-from dmsg.analytics.schemas import CORRUPT, DAILY, OVERALL, QUARANTINE, RAW, SILVER, write_options
+from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, OVERALL, QUARANTINE, RAW, SILVER, write_options
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
 READ_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
@@ -31,7 +31,6 @@ STREAM = "-stream"
 MIDNIGHT_MS = 10 * 60 * 1000
 """Three words of one transport lie within this of each other: only events so near to midnight matter to the
 day before or after."""
-DAY_MS = 86_400_000
 SMALL_BYTES = 64 * 1024 * 1024
 """Unread files of less than that are a little work to read."""
 SMALL_EVENTS = 500_000

@@ -114,6 +114,16 @@ class Lake:
             newest = max(newest, state, key=lambda one: one.run)
         return newest
 
+    def computed(self) -> State:
+        """The same, where there must be something.
+
+        :raises LakeError: there are no tables yet.
+        """
+        state = self.state()
+        if not state.days:
+            raise LakeError(f"there are no tables in {self.root}: run `dmsg analytics run` first")
+        return state
+
     def _commits(self) -> list[str]:
         try:
             rows = self.spark.read.text(f"{self.root}/commits").orderBy(F.col("value").desc()).collect()

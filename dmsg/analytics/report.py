@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from dmsg.analytics import charts
 from dmsg.analytics.charts import NOTHING, human
-from dmsg.analytics.lake import Lake, LakeError
+from dmsg.analytics.lake import Lake
 
 ROWS = 1000
 """Rows of a table that the page shows."""
@@ -54,9 +54,7 @@ def collect(lake: Lake) -> Content:
 
     :raises LakeError: nothing was computed yet.
     """
-    state = lake.state()
-    if not state.days:
-        raise LakeError(f"there are no tables in {lake.root}: run `dmsg analytics run` first")
+    state = lake.computed()
     content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
     newest = max(state.days)
     since = str(date.fromisoformat(newest) - timedelta(SHOWN_DAYS - 1))

@@ -44,6 +44,7 @@ _COLUMN_TYPES: dict[str, DataType] = {
 
 EVENT = StructType([StructField(field.name, _TYPES[field.type]) for field in columns()])
 """Any event."""
+DAY_MS = 86_400_000
 CORRUPT = "_corrupt"
 """The line itself, when it is no JSON or has a field of a wrong type."""
 RAW = StructType([*EVENT.fields, StructField(CORRUPT, StringType())])

@@ -28,6 +28,7 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from dmsg.analytics.schemas import DAY_MS
 from dmsg.telemetry.schema import BUCKETS, EVENTS_PREFIX, RECEIPTS_PREFIX, SCHEMA_VERSION, SEGMENT_SUFFIX
 
 LIAR, COLLUDER = 2, 4
@@ -36,7 +37,6 @@ LIE = 1.2
 SCANNERS = 3
 MINUTES = 1440
 AWAY_MINUTES = 120
-DAY_MS = 86_400_000
 ROWS_OF_FILE = 100_000
 REFUSED_ONE_IN = 33
 REASONS = ("unspecified",) * 4 + ("aborted", "timeout", "peer_disconnected", "moved")

@@ -16,7 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from twisted.internet.threads import deferToThread
 
-from dmsg.cli.analytics_common import Failed, local_directory, needs_spark, out_option, session, spark_options
+from dmsg.cli.analytics_common import (
+    errors_in_one_line,
+    local_directory,
+    needs_spark,
+    out_option,
+    session,
+    spark_options,
+)
 from dmsg.cli.analytics_show import name, rank, report, tables, top
 from dmsg.errors import DmsgError
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
@@ -24,15 +31,15 @@ from dmsg.telemetry.verify import Checked, verify_spool
 
 RECEIPTS = "receipts"
 """Under the tables' directory: checked receipts."""
-SMALL_SPOOL = 64 * 1024 * 1024
-"""Bytes of files up to which a run is short."""
 SMALL_SIMULATION = 300_000
-"""Transports likewise."""
+"""Transports up to which a simulation is short."""
 
 
 def _is_small(spool: str) -> bool:
+    from dmsg.analytics.jobs import SMALL_BYTES
+
     directory = local_directory(spool)
-    return directory is not None and sum(path.stat().st_size for path in directory.rglob("*.gz")) < SMALL_SPOOL
+    return directory is not None and sum(path.stat().st_size for path in directory.rglob("*.gz")) < SMALL_BYTES
 
 
 def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Checked]:
@@ -41,7 +48,7 @@ def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, C
     if source is None or tables is None:
         return None, Checked()
     if not source.is_dir():
-        raise Failed(f"{spool} is no directory")
+        raise DmsgError(f"{spool} is no directory")
     tables.mkdir(parents=True, exist_ok=True)
     target = tables / RECEIPTS
     checked = verify_spool(source, target, Pseudonyms(load_or_create_secret(tables), clear=clear))
@@ -92,9 +99,9 @@ def run(
     if receipts is None:
         receipts, checked = _check_receipts(spool, out, clear=clear_keys)
     elif (there := local_directory(receipts)) is not None and not there.is_dir():
-        raise Failed(f"{receipts} is no directory")
+        raise DmsgError(f"{receipts} is no directory")
     if (there := local_directory(spool)) is not None and not there.is_dir():
-        raise Failed(f"{spool} is no directory")
+        raise DmsgError(f"{spool} is no directory")
     bar = Progress(
         TextColumn("{task.description:<28}"),
         BarColumn(),
@@ -146,7 +153,7 @@ def _lock(out: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Failed(f"another run writes to {out}") from None
+            raise DmsgError(f"another run writes to {out}") from None
         yield
 
 
@@ -201,18 +208,15 @@ def stream(
 @click.option("--spool", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--clear-keys", is_flag=True, help="Name those who sign receipts by their keys.")
+@errors_in_one_line
 def verify(spool: Path, out: Path, clear_keys: bool) -> None:
     """Check the signatures of receipts, for a run elsewhere.
 
     --out gets a file of checked receipts for each file of the spool; give it to
     run with --receipts.
     """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        checked = verify_spool(spool, out, Pseudonyms(load_or_create_secret(out), clear=clear_keys))
-    except (DmsgError, OSError) as error:
-        click.echo(f"dmsg: {error}", err=True)
-        raise SystemExit(1) from None
+    out.mkdir(parents=True, exist_ok=True)
+    checked = verify_spool(spool, out, Pseudonyms(load_or_create_secret(out), clear=clear_keys))
     click.echo(f"{checked.files} files: {checked.believed:,} receipts are believed, {checked.refused:,} are not")
 
 

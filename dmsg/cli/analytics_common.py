@@ -19,14 +19,29 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Failed(Exception):
-    """One line for the user."""
+def errors_in_one_line(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What is the user's to mend is one line, and the status 1."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except (DmsgError, OSError) as error:
+            _say(error)
+        raise SystemExit(1)
+
+    return wrapped
+
+
+def _say(error: Exception) -> None:
+    click.echo(f"dmsg: {' '.join(str(error).split())}", err=True)
 
 
 def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Errors of one line; the word for those who have no Spark."""
+    """Errors of one line, Spark's too; the word for those who have no Spark."""
 
     @functools.wraps(command)
+    @errors_in_one_line
     def wrapped(*args: Any, **options: Any) -> Any:
         if importlib.util.find_spec("pyspark") is None:
             raise click.ClickException('Spark is not installed: pip install "dmsg[spark]"; it needs Java 17 too')
@@ -37,8 +52,8 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
 
         try:
             return command(*args, **options)
-        except (*Errors, DmsgError, Failed, OSError) as error:
-            click.echo(f"dmsg: {' '.join(str(error).split())}", err=True)
+        except Errors as error:
+            _say(error)
         except (PySparkException, Py4JError) as error:
             if click.get_current_context().find_root().params.get("verbose"):
                 raise
@@ -75,7 +90,7 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
     for one in conf:
         key, equals, value = one.partition("=")
         if not equals:
-            raise Failed(f"--conf is KEY=VALUE, not {one!r}")
+            raise DmsgError(f"--conf is KEY=VALUE, not {one!r}")
         settings[key] = value
     from dmsg.analytics.session import make_session
 

@@ -22,7 +22,7 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
-from dmsg.cli.processes import Child, address_of, start_twistd, stop
+from dmsg.cli.processes import Entities
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
 from dmsg.transport.service import Client
@@ -55,7 +55,7 @@ class PipelineDemo:
         self._directory = directory
         self._seconds = seconds
         self._console = Console()
-        self._children: list[Child] = []
+        self._entities = Entities(reactor, directory)
         self._clients: list[Client] = []
         self._random = Random(1)
         self._sent = self._bytes = self._failed = 0
@@ -73,7 +73,7 @@ class PipelineDemo:
             senders = DeferredList([self._send_until(until) for _ in range(AT_ONCE)])
             await deferLater(self._reactor, max(0.0, half - time.monotonic()))
             self.say("server S2 is killed (SIGKILL) and started again")
-            victim = self._children.pop()
+            victim = self._entities.children.pop()
             victim.signal("KILL")
             await victim.ended
             await self._start_server("S2", url)
@@ -81,8 +81,7 @@ class PipelineDemo:
         finally:
             for client in self._clients:
                 await client.stopService()
-            for child in reversed(self._children):
-                await stop(self._reactor, child)
+            await self._entities.stop()
         self.say(
             f"{self._sent} transports carried {self._bytes / 1e6:.1f} MB, {self._failed} requests went to clients "
             "that are not there"
@@ -92,17 +91,7 @@ class PipelineDemo:
         return (f"--telemetry={self._directory / 'spool' / name}", "--telemetry-rotate=5")
 
     async def _start(self) -> str:
-        child = start_twistd(
-            self._reactor,
-            "dmsg-discovery",
-            "--listen=tcp:0:interface=127.0.0.1",
-            "--store=memory:",
-            "--rate-limit=0",
-            *self._telemetry("discovery"),
-            directory=str(self._directory),
-        )
-        self._children.append(child)
-        url = f"http://{await address_of(self._reactor, child)}"
+        url = await self._entities.discovery("--store=memory:", *self._telemetry("discovery"))
         for name in ("S1", "S2"):
             await self._start_server(name, url)
         for _ in range(CLIENTS):
@@ -116,16 +105,7 @@ class PipelineDemo:
         return url
 
     async def _start_server(self, name: str, url: str) -> None:
-        child = start_twistd(
-            self._reactor,
-            "dmsg-server",
-            "--listen=tcp:0:interface=127.0.0.1",
-            f"--discovery={url}",
-            f"--key-file={self._directory / name}.key",
-            *self._telemetry(name),
-            directory=str(self._directory),
-        )
-        self._children.append(child)
+        child = self._entities.server(name, url, *self._telemetry(name))
         await child.line("registered in discovery")
 
     def _send_until(self, until: float) -> Deferred[None]:

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dmsg.cli.analytics_common import Failed, needs_spark, out_option, session, spark_options
+from dmsg.cli.analytics_common import errors_in_one_line, needs_spark, out_option, session, spark_options
 from dmsg.discovery.ranking import sign_ranking
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, load_or_create_key
@@ -67,17 +67,15 @@ def top(
     from dmsg.analytics.schemas import DAILY, GOLD
 
     if table not in GOLD:
-        raise Failed(f"there is no table {table}; there are {', '.join(GOLD)}")
+        raise DmsgError(f"there is no table {table}; there are {', '.join(GOLD)}")
     names = GOLD[table].schema.fieldNames()
     if by is not None and by not in names:
-        raise Failed(f"{table} has no column {by}; it has {', '.join(names)}")
+        raise DmsgError(f"{table} has no column {by}; it has {', '.join(names)}")
     with session(master, memory, conf) as spark:
         lake = Lake(spark, out)
-        state = lake.state()
-        if not state.days:
-            raise Failed(f"there are no tables in {out}: run `dmsg analytics run` first")
+        state = lake.computed()
         if day is not None and day not in state.days:
-            raise Failed(f"nothing is known of {day}; the newest day is {max(state.days)}")
+            raise DmsgError(f"nothing is known of {day}; the newest day is {max(state.days)}")
         shown = lake.read("gold", table, state, [day or max(state.days)] if table in DAILY else None)
         order = F.col(by).desc_nulls_last() if by else F.col(_first_number(table)).desc_nulls_last()
         found = shown.orderBy(order, *names[:3]).limit(rows).collect()
@@ -151,9 +149,7 @@ def rank(
     key = load_or_create_key(key_file)
     with session(master, memory, conf) as spark:
         lake = Lake(spark, out)
-        state = lake.state()
-        if not state.days:
-            raise Failed(f"there are no tables in {out}: run `dmsg analytics run` first")
+        state = lake.computed()
         rows = lake.read("gold", "placement", state).orderBy("server").collect()
     servers = [{"static": row.server, "weight": row.weight, "reasons": row.reasons.split(", ")} for row in rows]
     now = int(time.time())
@@ -173,6 +169,7 @@ def rank(
 )
 @click.option("--day", type=click.DateTime(["%Y-%m-%d"]), help="Of networks; default: today.")
 @click.argument("names", nargs=-1, required=True, metavar="KEY|ADDRESS...")
+@errors_in_one_line
 def name(telemetry: Path, day: datetime | None, names: tuple[str, ...]) -> None:
     """What a client's key or a network is called in the events of an entity.
 
@@ -180,20 +177,14 @@ def name(telemetry: Path, day: datetime | None, names: tuple[str, ...]) -> None:
     """
     try:
         pseudonyms = Pseudonyms(read_secret(telemetry))
-        since_1970 = int((day or datetime.now(UTC)).replace(tzinfo=UTC).timestamp() // 86400)
-        found = []
-        for one in names:
-            try:
-                found.append((one, pseudonyms.network(str(ip_address(one)), since_1970)))
-            except ValueError:
-                found.append((one, pseudonyms.client(PubKey.from_hex(one))))
     except FileNotFoundError:
-        error: Exception = DmsgError(f"there is no {SECRET_NAME} in {telemetry}")
-    except (DmsgError, OSError) as failure:
-        error = failure
-    else:
-        for one, called in found:
-            click.echo(f"{called} {one}")
-        return
-    click.echo(f"dmsg: {error}", err=True)
-    raise SystemExit(1)
+        raise DmsgError(f"there is no {SECRET_NAME} in {telemetry}") from None
+    since_1970 = int((day or datetime.now(UTC)).replace(tzinfo=UTC).timestamp() // 86400)
+    called = []
+    for one in names:
+        try:
+            called.append(pseudonyms.network(str(ip_address(one)), since_1970))
+        except ValueError:
+            called.append(pseudonyms.client(PubKey.from_hex(one)))
+    for one, pseudonym in zip(names, called, strict=True):
+        click.echo(f"{pseudonym} {one}")

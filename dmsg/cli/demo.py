@@ -23,7 +23,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
 from dmsg.cli.bench import round_trips
-from dmsg.cli.processes import Child, address_of, start_twistd, stop
+from dmsg.cli.processes import Child, Entities, address_of
 from dmsg.cli.running import human_size, milliseconds, run
 from dmsg.cli.transfer import ReceiveFile, SendFile, Transferred
 from dmsg.errors import DmsgError
@@ -51,7 +51,7 @@ class _Demo:
         self._directory = directory
         self._size = size
         self._console = Console()
-        self._children: list[Child] = []
+        self._entities = Entities(reactor, directory)
         self._servers: dict[PubKey, tuple[str, Child]] = {}
         self._clients: dict[str, Client] = {}
         self._rows: list[_Row] = []
@@ -77,29 +77,12 @@ class _Demo:
         self._print_table(time.monotonic() - started)
 
     async def _start_discovery(self) -> str:
-        child = start_twistd(
-            self._reactor,
-            "dmsg-discovery",
-            "--listen=tcp:0:interface=127.0.0.1",
-            f"--store=sqlite:{self._directory / 'discovery.sqlite'}",
-            "--rate-limit=0",
-            directory=str(self._directory),
-        )
-        self._children.append(child)
-        url = f"http://{await address_of(self._reactor, child)}"
+        url = await self._entities.discovery(f"--store=sqlite:{self._directory / 'discovery.sqlite'}")
         self._say(f"discovery at {url}, entries in SQLite")
         return url
 
     async def _start_server(self, name: str, url: str) -> None:
-        child = start_twistd(
-            self._reactor,
-            "dmsg-server",
-            "--listen=tcp:0:interface=127.0.0.1",
-            f"--discovery={url}",
-            f"--key-file={self._directory / name}.key",
-            directory=str(self._directory),
-        )
-        self._children.append(child)
+        child = self._entities.server(name, url)
         key = PubKey.from_hex((await child.line(r"server ([0-9a-f]{66}) listens"))[1].decode())
         address = await address_of(self._reactor, child)
         await child.line("registered in discovery")
@@ -192,8 +175,7 @@ class _Demo:
     async def _stop(self) -> None:
         for client in self._clients.values():
             await client.stopService()
-        for child in reversed(self._children):
-            await stop(self._reactor, child)
+        await self._entities.stop()
 
     def _print_table(self, seconds: float) -> None:
         table = Table(

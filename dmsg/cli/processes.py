@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
@@ -114,3 +115,35 @@ async def stop(reactor: Any, child: Child) -> int:
             await child.ended
     assert child.status is not None
     return child.status
+
+
+class Entities:
+    """A discovery and servers, each a process of its own on a free port of loopback.
+
+    :ivar children: in the order in which they were started.
+    """
+
+    def __init__(self, reactor: Any, directory: Path) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self.children: list[Child] = []
+
+    def _start(self, name: str, *options: str) -> Child:
+        listen = "--listen=tcp:0:interface=127.0.0.1"
+        child = start_twistd(self._reactor, name, listen, *options, directory=str(self._directory))
+        self.children.append(child)
+        return child
+
+    async def discovery(self, *options: str) -> str:
+        """Start one without a limit of requests; its URL."""
+        child = self._start("dmsg-discovery", "--rate-limit=0", *options)
+        return f"http://{await address_of(self._reactor, child)}"
+
+    def server(self, name: str, url: str, *options: str) -> Child:
+        """Start one whose key file has that name."""
+        return self._start("dmsg-server", f"--discovery={url}", f"--key-file={self._directory / name}.key", *options)
+
+    async def stop(self) -> None:
+        """Stop all, the last one first."""
+        for child in reversed(self.children):
+            await stop(self._reactor, child)

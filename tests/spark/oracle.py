@@ -15,6 +15,8 @@ import duckdb
 from dmsg.telemetry.schema import BUCKETS, Type, columns
 
 _TYPES = {Type.STRING: "VARCHAR", Type.LONG: "BIGINT", Type.BOOLEAN: "BOOLEAN", Type.HISTOGRAM: "INTEGER[]"}
+FIELDS = ", ".join(f"'{field.name}': '{_TYPES[field.type]}'" for field in columns())
+"""An event's columns, as read_json wants them."""
 _BOUND = "CASE WHEN {0} < 0 THEN 0 ELSE 0.1 * pow(2, {0} / 2.0) END"
 
 
@@ -22,13 +24,12 @@ def connect(spool: Path, checked: Path, *, threads: int = 2, memory: str = "6GB"
     """A database with the events ``e``: deduplicated, with day and hour."""
     base = duckdb.connect()
     base.execute(f"SET threads = {threads}; SET memory_limit = '{memory}'; SET TimeZone = 'UTC'")
-    fields = ", ".join(f"'{field.name}': '{_TYPES[field.type]}'" for field in columns())
     files = [str(path) for root in (spool, checked) for path in sorted(root.rglob("*.jsonl.gz"))]
     base.execute(
         f"""CREATE TABLE e AS
         SELECT DISTINCT ON (producer, boot, seq) *, CAST(epoch_ms(ts) AS DATE) AS dt, hour(epoch_ms(ts)) AS hr,
                ts // 60000 AS minute
-        FROM read_json({files!r}, columns = {{{fields}}}, format = 'newline_delimited')"""
+        FROM read_json({files!r}, columns = {{{FIELDS}}}, format = 'newline_delimited')"""
     )
     base.execute("CREATE VIEW tr AS SELECT * FROM e WHERE type LIKE 'transport_%' AND type <> 'transport_refuse'")
     base.execute("CREATE VIEW closes AS SELECT * FROM e WHERE type = 'transport_close'")
