@@ -148,6 +148,7 @@ class Pipeline:
 
         def write(batch: DataFrame, number: int) -> None:
             with lock:
+                self.lake.recover()
                 state = self.lake.state()
                 if number <= state.batches.get(origin, -1):
                     return  # it is in the tables; Spark was killed before it wrote that down
@@ -203,6 +204,7 @@ class Pipeline:
 
         :raises LakeError: the tables are of another version.
         """
+        self.lake.recover()
         before = self.lake.state()
         number = before.run + 1
         self._step("listing files")
@@ -243,6 +245,7 @@ class Pipeline:
         if not days:
             state = replace(before, run=number, batches=batches, at=self._now_ms)
             lake.commit(state)
+            lake.compact(state)
             return Outcome(state, [], events, quarantined, self._torn(number), 0)
         self._tune(lake.bronze().where(F.col("dt").isin(days)).count() < SMALL_EVENTS)
         state = replace(before.with_days(days, number), run=number, batches=batches, overall=number, at=self._now_ms)
@@ -252,6 +255,7 @@ class Pipeline:
         self._step("commit")
         lake.commit(state)
         lake.vacuum(before, state)
+        lake.compact(state)
         self._progress("done", self._total, self._total)
         return Outcome(state, days, events, quarantined, self._torn(number), duplicates)
 

@@ -13,7 +13,8 @@ A run writes only into directories of its own number and ends with one line in
 everything.  A run that is killed leaves directories that nobody names; the
 next one takes the same number and writes over them.  All of it goes through
 Spark's own readers and writers, so that it works on any store that Spark knows;
-only old directories are removed by hand, where the store is this machine's disk.
+only old directories are removed, and small ones merged, by hand, where the
+store is this machine's disk.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
+from dmsg.analytics import compaction
 from dmsg.analytics.schemas import BRONZE, DAILY, GOLD, OVERALL, QUARANTINE, SILVER, Table, write_options
 
 FORMAT = 1
@@ -52,6 +55,7 @@ FILES = Table(
     "every file that was read, and what is wrong with it",
     "file string, lines long, problem string",
 )
+_BATCH = StructType([one for one in BRONZE.fields if one.name != "batch"])
 INTERNAL = {table.name: table for table in (SUMS, NUMBERS, FILES)}
 
 
@@ -194,6 +198,40 @@ class Lake:
         return [f"{base}/run={run}/dt={day}/*.parquet" for day, run in sorted(state.days.items())]
 
     # --- room ---
+
+    def recover(self) -> None:
+        """Complete what a kill has interrupted; for those who write."""
+        if self.local:
+            for parent, kind in self._mergeable():
+                compaction.finish(parent, kind)
+
+    def _mergeable(self) -> list[tuple[Path, str]]:
+        root = Path(self.root)
+        origins = [(path, "batch=") for path in sorted(root.glob("bronze/origin=*"))]
+        return [*origins, (root / "silver" / FILES.name, "run=")]
+
+    def compact(self, state: State) -> int:
+        """Make few directories of many small ones, on a local disk.
+
+        :returns: how many were merged.
+        """
+        if not self.local:
+            return 0
+        compaction.prune(Path(self.root, "commits"))
+        merged = 0
+        for parent, kind in self._mergeable():
+            if parent.name == FILES.name:
+                last, schema = state.run, FILES.schema
+                partitions: tuple[str, ...] = ()
+            else:
+                last = state.batches.get(parent.name.removeprefix("origin="), -1)
+                schema, partitions = _BATCH, ("family", "dt")
+            merged += compaction.merge(parent, kind, last, partial(self._read_directories, schema), partitions)
+        return merged
+
+    def _read_directories(self, schema: StructType, directories: list[str]) -> DataFrame:
+        base = str(Path(directories[0]).parent)
+        return self.spark.read.option("basePath", base).schema(schema).parquet(*directories)
 
     def vacuum(self, *states: State) -> int:
         """Remove directories that none of the states names, on a local disk.

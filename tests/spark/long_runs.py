@@ -13,17 +13,19 @@ import time
 from datetime import date, timedelta
 from pathlib import Path
 from random import Random
+from threading import Lock
 from typing import Any
 
 import pyspark
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import jobs
+from dmsg.analytics.jobs import spool_source
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import find_java
 from tests.spark.spark_oracle import compare
-from tests.spark.support import spark
+from tests.spark.support import DAY, S1, Boot, LakeCase, spark, write_file
 
 TRANSPORTS = int(os.environ.get("TRANSPORTS", "1000000"))
 """Each is two events."""
@@ -316,3 +318,48 @@ class StreamTests(LongCase):
         self.assertEqual(process.wait(120), 0)
         process.stdout.close()
         self.assertEqual(rounded(gold(out)), rounded(gold(self.root / "whole")))
+
+
+class TurnTests(LakeCase):
+    """A stream and runs over the same tables."""
+
+    def test_a_stream_and_runs_take_turns(self) -> None:
+        """What one has read the other does not, and a batch that Spark does again is not lost."""
+        boot = Boot(S1, "boot-1")
+        boot.event("start", DAY, "08:00:00", capacity=5)
+        boot.beats(DAY, "08:00:30", 10, sessions=1, transports=0, capacity=5)
+        first, second, third = boot.rows[:4], boot.rows[4:8], boot.rows[8:]
+        source = spool_source(str(self.spool))
+        lock = Lock()
+
+        def stream() -> None:
+            pipeline = self.pipeline()
+
+            def refine() -> None:
+                before = pipeline.lake.state()
+                pipeline.refine(before, before.run + 1, [], stream=True)
+
+            query = pipeline.follow(source, "1 second", refine, lock)
+            query.processAllAvailable()
+            query.stop()
+
+        def events() -> tuple[int, int]:
+            rows = self.pipeline().lake.bronze()
+            return rows.count(), rows.where("type = 'heartbeat'").count()
+
+        write_file(self.spool / "events-1.jsonl.gz", first)
+        stream()
+        self.assertEqual(events(), (5, 3))
+        write_file(self.spool / "events-2.jsonl.gz", second)
+        self.assertEqual(self.run_jobs().events, 5)
+        for path in ("0", ".0.crc"):
+            (self.out / "checkpoints" / "spool" / "commits" / path).unlink()
+        write_file(self.spool / "events-3.jsonl.gz", [*third, {"v": 3}])
+        stream()
+        self.assertEqual(events(), (15, 10))
+        self.assertEqual(self.run_jobs().events, 0)
+        (day,) = self.table("uptime_day")
+        self.assertEqual((day["alive_minutes"], day["starts"]), (11, 1))
+        (quality,) = [row for row in self.table("quality_day") if row["producer"] == S1]
+        self.assertEqual((quality["duplicates"], quality["missing"]), (0, 0))
+        self.assertEqual(self.pipeline().lake.quarantine().count(), 1)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
+from pathlib import Path
 from random import Random
-from threading import Lock
 from typing import Any
 
-from dmsg.analytics.jobs import spool_source
+from pyspark.sql import DataFrame
+
+from dmsg.analytics import compaction
 from dmsg.analytics.schemas import GOLD
 from dmsg.telemetry.schema import BUCKETS
 from tests.spark.spark_tables import Story
-from tests.spark.support import DAY, S1, Boot, LakeCase, write_file
+from tests.spark.support import DAY, S1, Boot, LakeCase, spark, write_file
 
 COMPARED = [name for name in GOLD if name != "quality_day"]
 """Tables that may not depend on how events came."""
@@ -35,6 +38,7 @@ class RunTests(LakeCase):
         return progress
 
     def test_killed_late_doubled_and_in_pieces(self) -> None:
+        self.patch(compaction, "MERGE_AT", 3)
         story = Story.told()
         expected = {name: story.lines[name] for name in COMPARED}
         aside = story.spool
@@ -75,47 +79,46 @@ class RunTests(LakeCase):
         # what is old is gone from the disk, what is current is named once
         days = [path.name for path in (self.out / "gold" / "traffic_hour").glob("run=*/dt=*")]
         self.assertLessEqual(days.count(f"dt={DAY}"), 2)
+        # three batches were made one of
+        for kind in ("bronze/origin=spool/batch=2", "silver/files/run=3"):
+            (found,) = (self.out / kind).parent.glob("[!_.]*")
+            self.assertEqual(found, self.out / kind)
 
-    def test_a_stream_and_runs_take_turns(self) -> None:
-        """What one has read the other does not, and a batch that Spark does again is not lost."""
-        boot = Boot(S1, "boot-1")
-        boot.event("start", DAY, "08:00:00", capacity=5)
-        boot.beats(DAY, "08:00:30", 10, sessions=1, transports=0, capacity=5)
-        first, second, third = boot.rows[:4], boot.rows[4:8], boot.rows[8:]
-        source = spool_source(str(self.spool))
-        lock = Lock()
+    def test_a_merge_is_done_again_after_a_kill(self) -> None:
+        """At each point: not begun, half removed, removed and not renamed."""
+        self.patch(compaction, "MERGE_AT", 3)
+        parent = self.root / "few"
 
-        def stream() -> None:
-            pipeline = self.pipeline()
+        def rows() -> list[int]:
+            return sorted(row.id for row in spark().read.parquet(str(parent)).select("id").collect())
 
-            def refine() -> None:
-                before = pipeline.lake.state()
-                pipeline.refine(before, before.run + 1, [], stream=True)
+        def read(names: list[str]) -> DataFrame:
+            return spark().read.parquet(*names)
 
-            query = pipeline.follow(source, "1 second", refine, lock)
-            query.processAllAvailable()
-            query.stop()
+        def killed(merge: Path, kind: str) -> None:
+            raise Killed
 
-        def events() -> tuple[int, int]:
-            rows = self.pipeline().lake.bronze()
-            return rows.count(), rows.where("type = 'heartbeat'").count()
+        for number in range(4):
+            spark().range(number, number + 1).write.parquet(str(parent / f"run={number}"))
+        self.assertEqual(compaction.merge(parent, "run=", 1, read, ()), 0)
+        (parent / "_merge-1").mkdir()
+        compaction.finish(parent, "run=")
+        self.assertEqual(sorted(path.name for path in parent.iterdir()), [f"run={number}" for number in range(4)])
 
-        write_file(self.spool / "events-1.jsonl.gz", first)
-        stream()
-        self.assertEqual(events(), (5, 3))
-        write_file(self.spool / "events-2.jsonl.gz", second)
-        self.assertEqual(self.run_jobs().events, 5)
-        for path in ("0", ".0.crc"):
-            (self.out / "checkpoints" / "spool" / "commits" / path).unlink()
-        write_file(self.spool / "events-3.jsonl.gz", [*third, {"v": 3}])
-        stream()
-        self.assertEqual(events(), (15, 10))
-        self.assertEqual(self.run_jobs().events, 0)
-        (day,) = self.table("uptime_day")
-        self.assertEqual((day["alive_minutes"], day["starts"]), (11, 1))
-        (quality,) = [row for row in self.table("quality_day") if row["producer"] == S1]
-        self.assertEqual((quality["duplicates"], quality["missing"]), (0, 0))
-        self.assertEqual(self.pipeline().lake.quarantine().count(), 1)
+        with self.patch(compaction, "_take_over", killed):
+            self.assertRaises(Killed, compaction.merge, parent, "run=", 2, read, ())
+        self.assertEqual(rows(), [0, 1, 2, 3])
+        shutil.rmtree(parent / "run=0")
+        compaction.finish(parent, "run=")
+        self.assertEqual(sorted(path.name for path in parent.iterdir()), ["run=2", "run=3"])
+        self.assertEqual(rows(), [0, 1, 2, 3])
+
+        commits = self.root / "commits"
+        commits.mkdir()
+        for number in range(6):
+            (commits / f"part-{9 - number}.txt").write_text(json.dumps({"run": number}))
+        self.assertEqual(compaction.prune(commits), 3)
+        self.assertEqual(sorted(path.name for path in commits.iterdir()), [f"part-{n}.txt" for n in (4, 5, 6)])
 
     def test_what_is_no_event_is_in_quarantine(self) -> None:
         boot = Boot(S1, "boot-1")
