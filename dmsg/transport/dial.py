@@ -22,7 +22,8 @@ from zope.interface import implementer
 
 from dmsg.errors import DmsgError, DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.noise import HANDSHAKE_TIMEOUT, NoiseClientEndpoint, TurnFlush
+from dmsg.net.link import HANDSHAKE_TIMEOUT, TurnFlush
+from dmsg.net.noise import NoiseClientEndpoint
 from dmsg.transport.session import ClientSession
 from dmsg.transport.streams import Streams
 

@@ -24,7 +24,8 @@ from dmsg.errors import (
     RemoteProtocolError,
 )
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.noise import HANDSHAKE_TIMEOUT, NoiseLink, TurnFlush
+from dmsg.net.link import HANDSHAKE_TIMEOUT, Link, TurnFlush
+from dmsg.net.noise import NoiseLink
 from dmsg.telemetry.service import Telemetry
 from dmsg.transport.admission import Admission
 from dmsg.transport.policing import BURST_SECONDS, Bucket, Limits
@@ -55,9 +56,9 @@ class ServerSession:
         self._opened = 0.0
         self.number = 0
         """Of the session, for telemetry."""
-        self.link: NoiseLink | None = None
+        self.link: Link | None = None
 
-    def link_up(self, link: NoiseLink) -> None:
+    def link_up(self, link: Link) -> None:
         self.link = link
         assert link.remote is not None
         factory = self._factory
@@ -174,13 +175,13 @@ class ServerFactory(Factory):
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout
         self._max_handshakes = max_handshakes
-        self._handshakes: dict[NoiseLink, None] = {}
+        self._handshakes: dict[Link, None] = {}
         self._stalls: dict[RelayPeer, IDelayedCall] = {}
         self.admission = admission or Admission()
         self.throttled = 0
         """How often a client was read later for its bytes a second."""
         self._of_address: Counter[str] = Counter()
-        self._addresses: dict[NoiseLink, str] = {}
+        self._addresses: dict[Link, str] = {}
         self.now = reactor.seconds
         self.call_later = reactor.callLater
         self.sessions: set[ServerSession] = set()
@@ -267,7 +268,7 @@ class ServerFactory(Factory):
             self._addresses[link] = host
         return link
 
-    def _gone(self, link: NoiseLink) -> None:
+    def _gone(self, link: Link) -> None:
         host = self._addresses.pop(link, None)
         if host is not None:
             self._of_address[host] -= 1
@@ -277,7 +278,7 @@ class ServerFactory(Factory):
     def _make_session(self, remote: PubKey) -> ServerSession:
         return ServerSession(self)
 
-    def _handshake_failed(self, link: NoiseLink, failure: Failure) -> None:
+    def _handshake_failed(self, link: Link, failure: Failure) -> None:
         self._handshakes.pop(link, None)
         if self.telemetry is not None:
             host = self._addresses.get(link)

@@ -22,7 +22,7 @@ from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.noise import TurnFlush
+from dmsg.net.link import TurnFlush
 from dmsg.transport.dial import ServerLink, SessionEndpoint, retry_delay
 from dmsg.transport.session import ClientSession
 from dmsg.transport.streams import Streams

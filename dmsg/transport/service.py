@@ -29,7 +29,7 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.noise import TurnFlush
+from dmsg.net.link import TurnFlush
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.transport.agreement import FEATURE
 from dmsg.transport.lifecycle import LifecycleCore, make_lifecycle

@@ -28,7 +28,7 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey
-from dmsg.net.noise import NoiseLink, TurnFlush
+from dmsg.net.link import Link, TurnFlush
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.pending import Pending
 from dmsg.transport.agreement import TOKEN_SIZE, Hello, Proposal
@@ -96,7 +96,7 @@ class ClientSession:
         self._core = ClientConnection(
             local, key=key, random=random, budget=budget, receipts_to=server if receipts else None
         )
-        self._link: NoiseLink | None = None
+        self._link: Link | None = None
         self._accept = accept
         self._opening: Pending[ClientTransport, Accepted] = Pending()
         self._unconfirmed: dict[ClientTransport, tuple[IDelayedCall, float, IProtocolFactory | None]] = {}
@@ -290,7 +290,7 @@ class ClientSession:
 
     # --- the link's side ---
 
-    def link_up(self, link: NoiseLink) -> None:
+    def link_up(self, link: Link) -> None:
         self._link = link
 
     def frames_received(self, buffer: bytearray, end: int) -> int:

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from typing import Any
 
 from dmsg.errors import CloseReason, DropReason
-from dmsg.net.noise import NoiseLink
+from dmsg.net.link import Link
 from dmsg.telemetry.service import Telemetry
 from dmsg.transport.observe import Carried
 from dmsg.transport.relay import Relay, RelayPeer, Route
@@ -44,14 +44,14 @@ class RelayTelemetry:
 
     # --- sessions ---
 
-    def session_opened(self, link: NoiseLink, handshake: float) -> int:
+    def session_opened(self, link: Link, handshake: float) -> int:
         """A handshake is done.  :returns: the number to close it with."""
         self._sessions += 1
         fields = {"peer": link.remote, "session": self._sessions, "handshake_ms": round(handshake * 1000)}
         self._telemetry.record("session_open", fields)
         return self._sessions
 
-    def session_closed(self, number: int, link: NoiseLink, duration: float, peer: RelayPeer | None) -> None:
+    def session_closed(self, number: int, link: Link, duration: float, peer: RelayPeer | None) -> None:
         """The connection is gone."""
         reason = "connection_lost" if link.ended_for is None else link.ended_for.value
         fields: dict[str, Any] = {"peer": link.remote, "session": number, "reason": reason}

@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from dmsg.errors import CloseReason, TransportClosed
-from dmsg.net.noise import TurnFlush
+from dmsg.net.link import TurnFlush
 from dmsg.net.stream import StreamLost
 from tests.support import KEYS, Accepting, Recorder
 from tests.transport.test_streams import ResumeCase

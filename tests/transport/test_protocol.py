@@ -20,7 +20,8 @@ from dmsg.errors import (
 )
 from dmsg.keys import SecKey
 from dmsg.net import noise as noise_module
-from dmsg.net.noise import NoiseLink, TurnFlush
+from dmsg.net.link import TurnFlush
+from dmsg.net.noise import NoiseLink
 from dmsg.net.stream import SEND_HIGH_WATER, DmsgAddress, StreamLost, StreamTimeout
 from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory

@@ -1,0 +1,473 @@
+"""A connection that begins with a handshake and then carries frames, whatever the two are.
+
+What lies above is told when the link is up, and is never built for a
+connection whose handshake fails.  Frames that are sent in one reactor turn
+leave together (:class:`TurnFlush`).  :class:`~dmsg.net.noise.NoiseLink` and
+:class:`~dmsg.net.plain.PlainLink` say how bytes become frames and frames bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress, IDelayedCall, IPushProducer, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
+from dmsg.keys import PubKey
+from dmsg.net.socketopts import queued, tune, write_now
+
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds for TCP accept to the last handshake message (2019 reference: 10 s)."""
+CLOSE_TIMEOUT = 3.0
+"""Seconds that what is queued has to leave before a closing link is cut."""
+DIRECT_SIZE = 16 * 1024
+"""Bytes from which data is taken where it lies instead of being collected."""
+HIGH_WATER = 256 * 1024
+"""Unsent bytes from which a link counts as congested, until all of them are sent."""
+READ_SIZE = 64 * 1024
+"""Bytes from the network handled at a time."""
+MAX_TAIL = 65540
+"""Bytes of the longest unfinished frame."""
+
+_log = Logger()
+
+
+class LinkHandshake(Protocol):
+    """A handshake over a byte stream; after an error it is damaged.
+
+    :ivar remote: the peer's key, once the handshake is done.
+    """
+
+    remote: PubKey | None
+
+    def data_to_send(self) -> bytes:
+        """What has to be sent now, and forget it."""
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes of the peer.
+
+        :raises HandshakeError: it failed.
+        """
+
+    def trailing_data(self) -> bytes:
+        """What came after the last message."""
+
+
+class LinkUser(Protocol):
+    """What lies above a link."""
+
+    def link_up(self, link: Link) -> None:
+        """The handshake is done; ``link.remote`` is the peer's key."""
+
+    def frames_received(self, buffer: bytearray, end: int) -> int:
+        """Take whole frames from the start of ``buffer``; may change it.
+
+        :returns: the number of bytes taken; the rest comes again with more.
+        :raises RemoteProtocolError: the link is to be ended.
+        """
+
+    def link_congested(self) -> None:
+        """More than ``HIGH_WATER`` bytes wait to be sent."""
+
+    def link_relieved(self) -> None:
+        """All of them are sent."""
+
+    def link_lost(self, reason: Failure) -> None:
+        """The connection is gone."""
+
+
+class Flushable(Protocol):
+    """Something that collects until the reactor turn ends."""
+
+    def flush(self) -> None:
+        """Pass on what was collected."""
+
+
+def _flush_all(ones: list[Flushable]) -> None:
+    """An error in one, which is a producer's or ours, does not keep the others waiting."""
+    for one in ones:
+        try:
+            one.flush()
+        except Exception:
+            _log.failure("flushing {one!r} failed", one=one)
+
+
+class TurnFlush:
+    """Streams and links that have something to send, until the reactor turn ends.
+
+    Streams first: what they pass on leaves with the links in the same turn.
+    """
+
+    __slots__ = ("_links", "_reactor", "_scheduled", "_streams")
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
+        self._links: list[Flushable] = []
+        self._streams: list[Flushable] = []
+        self._scheduled = False
+
+    def add(self, link: Flushable) -> None:
+        """Call ``link.flush()`` when everything readable has been read."""
+        self._links.append(link)
+        if not self._scheduled:
+            self._scheduled = True
+            self._reactor.callLater(0, self._run)
+
+    def add_stream(self, stream: Flushable) -> None:
+        """The same, before the links."""
+        self._streams.append(stream)
+        if not self._scheduled:
+            self._scheduled = True
+            self._reactor.callLater(0, self._run)
+
+    def _run(self) -> None:
+        streams, self._streams = self._streams, []
+        _flush_all(streams)
+        links, self._links = self._links, []
+        _flush_all(links)
+        if self._streams or self._links:
+            self._reactor.callLater(0, self._run)
+        else:
+            self._scheduled = False
+
+
+@implementer(IPushProducer)
+class Link(TwistedProtocol):
+    """One connection; for a relay it is also the port of its peer.
+
+    :param handshake: of this connection.
+    :param make_user: what lies above; asked for when the handshake is done.
+    :param failed: told why the handshake failed, once, when it did.
+    :param tuned: the socket has its options from the listening one.
+    """
+
+    remote: PubKey | None = None
+    ended_for: DropReason | None = None
+    """Why this side ended the link; None when the peer or the network did."""
+    made_at = 0.0
+    """When TCP was there: seconds of the reactor's clock."""
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        turn: TurnFlush,
+        handshake: LinkHandshake,
+        make_user: Callable[[PubKey], LinkUser],
+        *,
+        failed: Callable[[Any, Failure], None] | None = None,
+        timeout: float = HANDSHAKE_TIMEOUT,
+        tuned: bool = False,
+    ) -> None:
+        self._reactor = reactor
+        self._turn = turn
+        self._tuned = tuned
+        self._handshake: LinkHandshake | None = handshake
+        self._make_user: Callable[[PubKey], LinkUser] | None = make_user
+        self._failed = failed
+        self._timeout = timeout
+        self._timer: IDelayedCall | None = None
+        self._user: LinkUser | None = None
+        self._up = False
+        self._tail = b""
+        self._pending: list[bytes] = []
+        self._pending_size = 0
+        self._dirty = False
+        self._closing = False
+        self._congested = False
+        self._since_congested = 0
+        self._gone = False
+        self._paused = 0
+
+    # --- what kind of link it is ---
+
+    def _begin(self, handshake: Any) -> None:
+        """The handshake is done."""
+
+    def _receive(self, data: bytes) -> None:
+        """Take at most ``READ_SIZE`` bytes of the peer after the handshake."""
+        raise NotImplementedError
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue whole frames; they leave at the end of the reactor turn."""
+        raise NotImplementedError
+
+    def _outgoing(self) -> tuple[Iterable[bytes | bytearray], int]:
+        """What is to be written now, and its size; forget it."""
+        raise NotImplementedError
+
+    def _unwritten(self) -> int:
+        """Bytes that :meth:`flush` has not seen."""
+        raise NotImplementedError
+
+    # --- Twisted's side ---
+
+    def connectionMade(self) -> None:
+        if not self._tuned:
+            tune(self.transport)
+        self.made_at = self._reactor.seconds()
+        self._timer = self._reactor.callLater(self._timeout, self._too_late)
+        self._send_handshake()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._gone or self.ended_for is not None:
+            return
+        try:
+            if not self._up:
+                self._receive_handshake(data)
+            elif len(data) <= READ_SIZE:
+                self._receive(data)
+            else:
+                for start in range(0, len(data), READ_SIZE):
+                    self._receive(data[start : start + READ_SIZE])
+        except RemoteProtocolError as error:
+            self._peer_erred(error)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._gone = True
+        self._cancel_timer()
+        self._pending.clear()
+        self._outgoing()
+        user, self._user = self._user, None
+        if user is not None:
+            user.link_lost(reason)
+        elif self._failed is not None:
+            failed, self._failed = self._failed, None
+            if self.ended_for is None:
+                reason = Failure(HandshakeError("connection lost in the handshake", DropReason.HANDSHAKE_ABANDONED))
+            failed(self, reason)
+        self._make_user = None
+
+    # --- handshake ---
+
+    def _send_handshake(self) -> None:
+        assert self._handshake is not None
+        data = self._handshake.data_to_send()
+        if data:
+            write_now(self.transport, data)
+
+    def _receive_handshake(self, data: bytes) -> None:
+        handshake = self._handshake
+        assert handshake is not None and self.transport is not None
+        handshake.receive_data(data)
+        self._send_handshake()
+        if handshake.remote is None:
+            return
+        self._cancel_timer()
+        self._handshake = None
+        self._failed = None
+        self.remote = handshake.remote
+        self._begin(handshake)
+        self._up = True
+        assert self._make_user is not None
+        make_user, self._make_user = self._make_user, None
+        self._user = make_user(self.remote)
+        self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
+        self._user.link_up(self)
+        rest = handshake.trailing_data()
+        if rest and self.ended_for is None:
+            self.dataReceived(rest)
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self._peer_erred(HandshakeError("handshake took too long", DropReason.HANDSHAKE_TIMEOUT))
+
+    def evict(self) -> None:
+        """End a handshake to make room for others."""
+        self._peer_erred(HandshakeError("too many handshakes under way", DropReason.HANDSHAKE_EVICTED))
+
+    def _peer_erred(self, error: RemoteProtocolError) -> None:
+        if self.ended_for is not None or self._gone:
+            return
+        peer = self.remote.short if self.remote is not None else "unknown key"
+        _log.info("link with {peer} ended: {error}", peer=peer, error=str(error), reason=error.reason.value)
+        self.ended_for = error.reason
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            failed(self, Failure(error))
+        self._abort()
+
+    # --- reading ---
+
+    def pause_reading(self, why: int = 1) -> None:
+        """Read no more for now; may be repeated.  :param why: a bit for each who pauses."""
+        self._paused |= why
+        if not self._gone and self.transport is not None:
+            self.transport.pauseProducing()  # type: ignore[attr-defined]
+
+    def resume_reading(self, why: int = 1) -> None:
+        """Read again, unless somebody else paused it too."""
+        self._paused &= ~why
+        if (
+            not self._paused
+            and not self._gone
+            and self.ended_for is None
+            and not self._closing
+            and self.transport is not None
+        ):
+            self.transport.resumeProducing()  # type: ignore[attr-defined]
+
+    # --- writing ---
+
+    def _dirtied(self) -> None:
+        if not self._dirty:
+            self._dirty = True
+            self._turn.add(self)
+
+    def flush(self) -> None:
+        """Hand what is queued to TCP."""
+        self._dirty = False
+        if self._gone or not self._up:
+            return
+        chunks, size = self._outgoing()
+        transport = self.transport
+        for chunk in chunks:
+            write_now(transport, chunk)
+        if self._congested:
+            self._since_congested += size
+        else:
+            waiting = queued(transport)
+            if waiting is not None and waiting > HIGH_WATER:
+                self._congest()
+
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+        waiting = queued(self.transport)
+        if waiting is None:  # not plain TCP: all that was written since it was empty
+            waiting = self._since_congested
+        return waiting + self._unwritten()
+
+    @property
+    def congested(self) -> bool:
+        """More than ``HIGH_WATER`` bytes were queued and are not all sent."""
+        return self._congested
+
+    def _congest(self) -> None:
+        self._congested = True
+        self._since_congested = 0
+        if self._user is not None:
+            self._user.link_congested()
+
+    def pauseProducing(self) -> None:
+        # Twisted's own limit is lower than ours, and it repeats itself
+        if not self._congested and queued(self.transport) is None:
+            self._congest()
+
+    def resumeProducing(self) -> None:
+        if self._congested:
+            self._congested = False
+            if self._user is not None:
+                self._user.link_relieved()
+
+    def stopProducing(self) -> None:
+        """The transport is gone; connectionLost follows."""
+
+    # --- the end ---
+
+    def close(self, reason: DropReason | None = None) -> None:
+        """End the link when what is queued has left, at the latest after ``CLOSE_TIMEOUT``."""
+        if self._closing or self._gone or self.transport is None:
+            return
+        self.ended_for = self.ended_for or reason
+        if self._unwritten():
+            self._closing = True
+            self.flush()
+        self._closing = True
+        self.transport.unregisterProducer()  # type: ignore[attr-defined]
+        self.transport.loseConnection()
+        self._cancel_timer()
+        self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)
+
+    def abort(self, reason: DropReason) -> None:
+        """End the link at once."""
+        self.ended_for = self.ended_for or reason
+        self._abort()
+
+    def _abort(self) -> None:
+        self._closing = True
+        self._cancel_timer()
+        if self._gone or self.transport is None:
+            return
+        abort = getattr(self.transport, "abortConnection", None)
+        if abort is not None:
+            abort()
+        else:
+            self.transport.loseConnection()
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()
+
+
+class LinkClientEndpoint:
+    """Connects through another endpoint and does the handshake.
+
+    The Deferred of :meth:`connect` fires with the user when the link is up;
+    cancelling it ends the connection.
+
+    :param make_link: makes the link of (what makes the user, what is told of a failure).
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        endpoint: IStreamClientEndpoint,
+        make_link: Callable[[Callable[[PubKey], Any], Callable[[Any, Failure], None]], Link],
+    ) -> None:
+        self._reactor = reactor
+        self._endpoint = endpoint
+        self._make_link = make_link
+
+    def connect(self, make_user: Callable[[PubKey], Any]) -> Deferred[Any]:
+        """Fires with what ``make_user`` returned; fails with HandshakeError or Twisted's errors."""
+        links: list[Link] = []
+        done: Deferred[Any] = Deferred(lambda _: self._cancel(dialling, links))
+
+        def user_made(remote: PubKey) -> Any:
+            user = make_user(remote)
+            # after link_up(), which follows at once
+            self._reactor.callLater(0, lambda: None if done.called else done.callback(user))
+            return user
+
+        def failed(link: Any, failure: Failure) -> None:
+            if not done.called:
+                done.errback(failure)
+
+        def build() -> Link:
+            links.append(self._make_link(user_made, failed))
+            return links[-1]
+
+        dialling = self._endpoint.connect(_LinkFactory(build))
+
+        def dialled(result: Any) -> None:
+            if isinstance(result, Failure) and not done.called:
+                done.errback(result)
+
+        dialling.addBoth(dialled)
+        return done
+
+    @staticmethod
+    def _cancel(dialling: Deferred[Any], links: list[Link]) -> None:
+        dialling.addErrback(lambda failure: failure.trap(CancelledError) and None)
+        dialling.cancel()
+        for link in links:
+            link._failed = None
+            link._abort()
+
+
+class _LinkFactory(Factory):
+    noisy = False
+
+    def __init__(self, build: Callable[[], Link]) -> None:
+        self._build = build
+
+    def buildProtocol(self, addr: IAddress | None) -> Link:
+        return self._build()
