@@ -7,23 +7,21 @@ client's are in :mod:`dmsg.transport.session`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
-from twisted.internet.protocol import Factory
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.errors import (
     CloseReason,
     DropReason,
-    RemoteProtocolError,
 )
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.link import HANDSHAKE_TIMEOUT, Link, TurnFlush
 from dmsg.net.noise import NoiseLink
 from dmsg.telemetry.service import Telemetry
@@ -33,8 +31,6 @@ from dmsg.transport.relay import Relay, RelayPeer
 from dmsg.transport.telemetry import RelayTelemetry
 from dmsg.transport.wire import OK_FRAME, encode_close
 
-MAX_HANDSHAKES = 512
-"""Handshakes under way; one more evicts the oldest."""
 THROTTLED, PENDING = 2, 4
 """Who pauses a link, besides the relay, which is 1."""
 STALL_GRACE = 0.5
@@ -142,18 +138,11 @@ class ServerSession:
         self.link = None
 
 
-class ServerFactory(Factory):
+class ServerFactory(Acceptor):
     """Accepts connections and gives them to one relay.
 
-    Handshakes are independent of each other; those that fail, stall or are too
-    many are closed and counted.
-
     :ivar relay: the table, with the drop counters.
-    :ivar sessions: the connected clients.
-    :ivar on_change: called when the number of sessions changed.
     """
-
-    noisy = False
 
     def __init__(
         self,
@@ -168,37 +157,27 @@ class ServerFactory(Factory):
         ephemeral: Callable[[], SecKey | None] = lambda: None,
         telemetry: Telemetry | None = None,
     ) -> None:
-        self._reactor = reactor
         self._key = key
         self.telemetry = RelayTelemetry(telemetry, reactor.seconds) if telemetry is not None else None
         self._turn = TurnFlush(reactor)
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout
-        self._max_handshakes = max_handshakes
-        self._handshakes: dict[Link, None] = {}
         self._stalls: dict[RelayPeer, IDelayedCall] = {}
         self.admission = admission or Admission()
         self.throttled = 0
         """How often a client was read later for its bytes a second."""
-        self._of_address: Counter[str] = Counter()
-        self._addresses: dict[Link, str] = {}
         self.now = reactor.seconds
         self.call_later = reactor.callLater
-        self.sessions: set[ServerSession] = set()
         self.relay = Relay(
             limits=limits, now=reactor.seconds, random=random, on_congested=self._watch, observer=self.telemetry
         )
+        super().__init__(reactor, self.relay.drops, max_handshakes=max_handshakes, counted=_COUNTED_BY_RELAY)
         if telemetry is not None and self.telemetry is not None:
             self.telemetry.relay = self.relay
             telemetry.load = self._load
             telemetry.about = lambda: {"capacity": self.limits.max_connections}
-        self.connections_opened = 0
-        self.tuned = False
-        """The listening sockets hand their options down."""
-        self.on_change: Callable[[], None] = lambda: None
         self.registered: Callable[[], bool | None] = lambda: None
         """Whether discovery has taken the last entry; None without a discovery."""
-        self._drained: Deferred[None] | None = None
 
     def _load(self) -> dict[str, Any]:
         """A heartbeat, for telemetry."""
@@ -227,32 +206,8 @@ class ServerFactory(Factory):
             if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:
                 session.refuse()
 
-    @property
-    def available_connections(self) -> int:
-        """How many more clients may connect."""
-        return max(0, self.limits.max_connections - len(self.sessions))
-
-    @property
-    def handshakes(self) -> int:
-        """Handshakes under way."""
-        return len(self._handshakes)
-
-    def buildProtocol(self, addr: IAddress | None) -> NoiseLink | None:
-        drops = self.relay.drops
-        if self.relay.draining:
-            drops[DropReason.DRAINING] += 1
-            return None
-        if len(self.sessions) >= self.limits.max_connections:
-            drops[DropReason.TOO_MANY_CONNECTIONS] += 1
-            return None
-        host = getattr(addr, "host", None)
-        if host is not None and 0 < self.limits.max_per_address <= self._of_address[host]:
-            drops[DropReason.TOO_MANY_FROM_ADDRESS] += 1
-            return None
-        if len(self._handshakes) >= self._max_handshakes:
-            # silent connections must not keep honest ones out: the oldest goes
-            next(iter(self._handshakes)).evict()
-        link = NoiseLink(
+    def _make_link(self) -> Link:
+        return NoiseLink(
             self._reactor,
             self._turn,
             self._key,
@@ -262,57 +217,18 @@ class ServerFactory(Factory):
             tuned=self.tuned,
             ephemeral=self._ephemeral(),
         )
-        self._handshakes[link] = None
-        if host is not None:
-            self._of_address[host] += 1
-            self._addresses[link] = host
-        return link
 
-    def _gone(self, link: Link) -> None:
-        host = self._addresses.pop(link, None)
-        if host is not None:
-            self._of_address[host] -= 1
-            if not self._of_address[host]:
-                del self._of_address[host]
+    @property
+    def draining(self) -> bool:
+        """Nobody new is taken: the clients are told to leave, or all is closed."""
+        return self.relay.draining
 
     def _make_session(self, remote: PubKey) -> ServerSession:
         return ServerSession(self)
 
-    def _handshake_failed(self, link: Link, failure: Failure) -> None:
-        self._handshakes.pop(link, None)
-        if self.telemetry is not None:
-            host = self._addresses.get(link)
-        self._gone(link)
-        error = failure.value
-        reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
-        reason = reason or DropReason.HANDSHAKE_FAILED
-        self.relay.drops[reason] += 1
+    def _failed(self, reason: DropReason, host: str | None) -> None:
         if self.telemetry is not None:
             self.telemetry.handshake_failed(reason, host)
-
-    def session_up(self, session: ServerSession) -> None:
-        """A handshake is done."""
-        assert session.link is not None
-        self._handshakes.pop(session.link, None)
-        self.sessions.add(session)
-        self.connections_opened += 1
-        if len(self.sessions) > self.limits.max_connections:
-            # handshakes that were under way when the last place was taken
-            self.relay.drops[DropReason.TOO_MANY_CONNECTIONS] += 1
-            session.link.close(DropReason.TOO_MANY_CONNECTIONS)
-        self.on_change()
-
-    def session_down(self, session: ServerSession) -> None:
-        """A client is gone."""
-        self.sessions.discard(session)
-        assert session.link is not None
-        self._gone(session.link)
-        if (reason := session.link.ended_for) is not None and reason not in _COUNTED_BY_RELAY:
-            self.relay.drops[reason] += 1
-        if self._drained is not None and not self.sessions:
-            drained, self._drained = self._drained, None
-            drained.callback(None)
-        self.on_change()
 
     def _watch(self, peer: RelayPeer) -> None:
         if peer in self._stalls:
@@ -327,20 +243,10 @@ class ServerFactory(Factory):
     def drain(self) -> Deferred[None]:
         """Close every transport and connection, take no new ones; fires when all are gone."""
         self.relay.close_all(CloseReason.SHUTTING_DOWN)
-        for link in list(self._handshakes):
-            link.close(DropReason.DRAINING)
         for timer in self._stalls.values():
             timer.cancel()
         self._stalls.clear()
-        drained: Deferred[None] = Deferred()
-        if not self.sessions:
-            drained.callback(None)
-            return drained
-        self._drained = drained
-        for session in list(self.sessions):
-            if session.link is not None:
-                session.link.close(DropReason.DRAINING)
-        return drained
+        return self.close_all()
 
 
 _COUNTED_BY_RELAY = frozenset(
