@@ -21,12 +21,13 @@ from twisted.logger import (
     textFileLogObserver,
 )
 
+from dmsg.delegation.client import MIN_SERVERS
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 from dmsg.names import Names
 from dmsg.net.stream import DmsgAddress
-from dmsg.transport.service import MIN_SERVERS, Client
+from dmsg.transport.service import Client
 from dmsg.transport.streams import RESUME_TIMEOUT
 from dmsg.transport.strings import parse_port
 

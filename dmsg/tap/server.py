@@ -10,6 +10,8 @@ from twisted.logger import Logger
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
+from dmsg.delegation.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
+from dmsg.delegation.dial import parse_address
 from dmsg.errors import DmsgError
 from dmsg.keys import load_or_create_key
 from dmsg.tap import config
@@ -26,8 +28,6 @@ from dmsg.tap.options import (
     url,
 )
 from dmsg.tap.running import StopOnFailure
-from dmsg.transport.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
-from dmsg.transport.dial import parse_address
 from dmsg.transport.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, MAX_TRANSPORTS, REQUEST_RATE, Limits
 from dmsg.transport.server import DRAIN_TIMEOUT, Server
 from dmsg.transport.wire import IDS_PER_SIDE

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from dmsg.buckets import Bucket
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.transport.wire import IDS_PER_SIDE
 
@@ -73,29 +74,6 @@ class Limits:
         if kind is Kind.PING:
             return PING_RATE
         return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR
-
-
-class Bucket:
-    """Fills with ``rate`` a second up to ``burst``; ``take`` empties it."""
-
-    __slots__ = ("_at", "level")
-
-    def __init__(self, burst: float, now: float) -> None:
-        self.level = burst
-        self._at = now
-
-    def take(self, amount: float, rate: float, burst: float, now: float) -> bool:
-        """Whether there was so much.  Nothing is taken if not."""
-        self.fill(rate, burst, now)
-        if self.level < amount:
-            return False
-        self.level -= amount
-        return True
-
-    def fill(self, rate: float, burst: float, now: float) -> None:
-        """Time has passed."""
-        self.level = min(burst, self.level + (now - self._at) * rate)
-        self._at = now
 
 
 class Police:

@@ -16,6 +16,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.buckets import Bucket
+from dmsg.delegation.admission import Admission
 from dmsg.errors import (
     CloseReason,
     DropReason,
@@ -25,8 +27,7 @@ from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.link import HANDSHAKE_TIMEOUT, Link, TurnFlush
 from dmsg.net.noise import NoiseLink
 from dmsg.telemetry.service import Telemetry
-from dmsg.transport.admission import Admission
-from dmsg.transport.policing import BURST_SECONDS, Bucket, Limits
+from dmsg.transport.policing import BURST_SECONDS, Limits
 from dmsg.transport.relay import Relay, RelayPeer
 from dmsg.transport.telemetry import RelayTelemetry
 from dmsg.transport.wire import OK_FRAME, encode_close

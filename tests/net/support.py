@@ -48,7 +48,7 @@ class EntityCase(TestCase):
         await server.ready
         server.stop_for_test = service.stopService
         if parsed["discovery"]:
-            await self.until(lambda: server.registered_at is not None)
+            await self.until(lambda: server.registration.registered_at is not None)
         return server
 
     async def start_client(self, url: str, **options: Any) -> Client:

@@ -68,11 +68,11 @@ class NetworkTests(EntityCase):
         lookups = alice._lookups
         entry = await lookups.entry(alice.public_key)
         self.assertEqual(entry.client.delegated_servers, (server._key.public.hex(),))
-        await self.until(lambda: server._posted == 6)
+        await self.until(lambda: server.registration._posted == 6)
         (listed,) = await lookups.available_servers()
         self.assertEqual(listed.server.available_connections, 6)
         await alice.stopService()
-        await self.until(lambda: server._posted == 7)
+        await self.until(lambda: server.registration._posted == 7)
         try:
             await server._lookups.entry(alice.public_key)
         except EntryNotFound:
@@ -114,7 +114,7 @@ class NetworkTests(EntityCase):
         await by_key[gone].stop_for_test()
         await self.until(lambda: gone not in bob.servers and len(bob.servers) == 2)
         await bob.when_published(10)
-        alice._entries.clear()
+        alice._entries.forget()
         protocol: Any = await alice.connect(bob.public_key, Accepting())
         await protocol.transport.send(b"again")
         await self.until(lambda: protocol.data == b"again")
@@ -162,9 +162,9 @@ class NetworkTests(EntityCase):
         again.startService()
         self.addCleanup(again.stopService)
         await again.ready
-        server._register()
+        server.registration._register()
         bob._publisher.publish()
-        await self.until(lambda: not server._registering and not bob._publisher.busy)
+        await self.until(lambda: not server.registration.busy and not bob._publisher.busy)
         self.assertEqual(len(await alice._lookups.available_servers()), 1)
         await self.until(lambda: bob._publisher.published == (server._key.public.hex(),))
         await alice._lookups.entry(bob.public_key)

@@ -371,7 +371,7 @@ class ClientTests(FaultCase):
                     entry.version, entry.sequence, entry.timestamp, entry.static, client=ClientMeta(delegated)
                 ),
             )
-            alice._entries.clear()
+            alice._entries.forget()
             for target in (key.public, server._key.public):
                 try:
                     await alice.connect(target, Accepting(), 5)

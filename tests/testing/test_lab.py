@@ -300,9 +300,9 @@ class PolicyTests(SynchronousTestCase):
     def test_an_old_entry_shown_again_is_no_downgrade(self) -> None:
         prefer, require = self.clients["prefer"], self.clients["require"]
         self.connect("prefer", "require")
-        until, entry = prefer._entries[require.public_key]
+        entry = self.successResultOf(prefer.entry(require.public_key))
         old = replace(entry, version="0.0.1").sign(self.lab.key("require"))
-        prefer._entries[require.public_key] = (until + 1000, old)
+        prefer._entries.keep(require.public_key, old, 1000)
         self.assertTrue(self.connect("prefer", "require").transport.secure)
 
     def test_plain_in_the_name_of_somebody_who_is_secure(self) -> None:

@@ -12,9 +12,10 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.buckets import Bucket
+from dmsg.delegation.admission import HOOK_CACHE_TIME, LOOK_INTERVAL, Admission, Hook, KeyList, ListError
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
-from dmsg.transport.admission import HOOK_CACHE_TIME, LOOK_INTERVAL, Admission, Hook, KeyList, ListError
-from dmsg.transport.policing import BURST_SECONDS, FLOOD_FACTOR, Bucket, Kind, Limits, Police
+from dmsg.transport.policing import BURST_SECONDS, FLOOD_FACTOR, Kind, Limits, Police
 from dmsg.transport.wire import ACCEPT, ACK, CLOSE, DRAIN, FWD, PING, PONG, REQUEST, Frame, parse_drain
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -12,12 +12,11 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.delegation.dial import retry_delay
 from dmsg.discovery.entry import ClientMeta, Entry, with_feature
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
-from dmsg.transport.agreement import FEATURE
-from dmsg.transport.dial import retry_delay
 
 PUBLISH_DELAY = 0.05
 """Seconds in which changes of the server list are collected into one POST."""
@@ -31,7 +30,7 @@ class EntryPublisher:
     """Posts the entry of ``key`` whenever its servers changed, and again what discovery has lost.
 
     :param delegated: says the servers as they are now, as hexadecimal keys in order.
-    :param secure: the entry says that this client takes secure transports.
+    :param features: what the entry says that this client offers, or does not.
     :param failed: told why a POST failed; it is tried again with a growing delay.
     :ivar published: the servers that discovery was last told; None before the first time.
     """
@@ -45,7 +44,7 @@ class EntryPublisher:
         failed: Callable[[str], None],
         random: Random,
         *,
-        secure: bool,
+        features: Mapping[str, bool],
     ) -> None:
         self._reactor = reactor
         self._lookups = lookups
@@ -53,7 +52,7 @@ class EntryPublisher:
         self._delegated = delegated
         self._failed = failed
         self._random = random
-        self._secure = secure
+        self._features = features
         self._running = False
         self._again = False
         self._failures = 0
@@ -138,7 +137,9 @@ class EntryPublisher:
                     deferred.callback(None)
 
     def _make(self, entry: Entry, wanted: tuple[str, ...]) -> Entry:
-        version = with_feature(entry.version, FEATURE, self._secure)
+        version = entry.version
+        for feature, offered in self._features.items():
+            version = with_feature(version, feature, offered)
         return replace(entry, version=version, client=ClientMeta(wanted))
 
     async def _is_there(self, wanted: tuple[str, ...]) -> bool:
@@ -149,5 +150,5 @@ class EntryPublisher:
             return False
         except DiscoveryError:
             return True  # away: nothing to be done now
-        is_said = entry.offers(FEATURE) == self._secure
+        is_said = all(entry.offers(feature) == offered for feature, offered in self._features.items())
         return is_said and entry.client is not None and entry.client.delegated_servers == wanted

@@ -18,15 +18,12 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.delegation.dial import ServerLink, Session, SessionOpener, retry_delay
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
-from dmsg.keys import PubKey, SecKey
-from dmsg.net.link import TurnFlush
-from dmsg.transport.dial import ServerLink, SessionEndpoint, retry_delay
-from dmsg.transport.session import ClientSession
-from dmsg.transport.streams import Streams
-from dmsg.transport.wire import RECEIPT_FEATURE, RELAY_FEATURE
+from dmsg.keys import PubKey
+from dmsg.net.stream import StreamTransport
 
 RACE = 2
 """Servers asked beyond those that are needed."""
@@ -46,6 +43,9 @@ _log = Logger()
 class ServerSet:
     """The sessions of one client.
 
+    :param opener: how to connect to the server of an entry; raises DmsgError if it cannot be.
+    :param suits: whether a listed server speaks what this client speaks, as far as its entry says.
+    :param migrate: told of streams that would better be elsewhere.
     :param prefer: servers to take before others when they are there.
     :param only: take no others; empty means any.
     :param changed: told when the sessions that others can reach this client by changed.
@@ -55,31 +55,31 @@ class ServerSet:
     def __init__(
         self,
         reactor: Any,
-        key: SecKey,
         lookups: Lookups,
-        streams: Streams,
-        turn: TurnFlush,
+        opener: Callable[[Entry], SessionOpener],
         random: Random,
         *,
+        suits: Callable[[Entry], bool] = lambda entry: True,
+        migrate: Callable[[StreamTransport], None] = lambda stream: None,
         min_servers: int,
         prefer: Sequence[PubKey] = (),
         only: Sequence[PubKey] = (),
         changed: Callable[[], None],
     ) -> None:
         self._reactor = reactor
-        self._key = key
         self._lookups = lookups
-        self._streams = streams
-        self._turn = turn
+        self._opener = opener
+        self._suits = suits
+        self._migrate = migrate
         self._random = random
         self._only = tuple(dict.fromkeys(only))
         self._prefer = tuple(dict.fromkeys(prefer))
         self._min_servers = min(min_servers, len(self._only)) if self._only else min_servers
         self._changed = changed
         self.links: dict[PubKey, ServerLink] = {}
-        self._visits: dict[PubKey, list[Deferred[ClientSession]]] = {}
-        self._visiting: dict[PubKey, Deferred[ClientSession]] = {}
-        self._visited: dict[PubKey, ClientSession] = {}
+        self._visits: dict[PubKey, list[Deferred[Session]]] = {}
+        self._visiting: dict[PubKey, Deferred[Session]] = {}
+        self._visited: dict[PubKey, Session] = {}
         self._idle: set[PubKey] = set()
         self._avoid: dict[PubKey, float] = {}
         self._hints: list[PubKey] = []
@@ -92,7 +92,7 @@ class ServerSet:
 
     # --- what there is ---
 
-    def sessions(self) -> list[ClientSession]:
+    def sessions(self) -> list[Session]:
         """All sessions, visits too."""
         kept = [link.session for link in self.links.values() if link.session is not None]
         return kept + [session for server, session in self._visited.items() if server not in self.links]
@@ -103,16 +103,16 @@ class ServerSet:
         staying = [link for link in here if link.session is not None and not link.session.leaving]
         return tuple(sorted(link.server.hex() for link in staying or here))
 
-    def existing(self, server: PubKey) -> ClientSession | None:
+    def existing(self, server: PubKey) -> Session | None:
         """The session with ``server``, if there is one."""
         link = self.links.get(server)
         session = (link.session if link is not None else None) or self._visited.get(server)
         # one that is being closed takes nothing more
         return session if session is not None and session.connected else None
 
-    def session(self, server: PubKey) -> Deferred[ClientSession]:
+    def session(self, server: PubKey) -> Deferred[Session]:
         """The session with ``server``: kept, visited, or a new visit."""
-        found: Deferred[ClientSession] = Deferred()
+        found: Deferred[Session] = Deferred()
         session = self.existing(server)
         if session is not None:
             found.callback(session)
@@ -232,7 +232,7 @@ class ServerSet:
         entries: list[Entry] = []
         if not self._only:
             try:
-                entries = await self._lookups.available_servers()
+                entries = [entry for entry in await self._lookups.available_servers() if self._suits(entry)]
                 if not entries:
                     self.last_error = "discovery lists no server"
             except DiscoveryError as error:
@@ -252,22 +252,9 @@ class ServerSet:
         ordered += [entry for entry in entries if entry.key not in first]
         return [entry for entry in ordered if entry.server is not None]
 
-    def _endpoint(self, entry: Entry) -> SessionEndpoint:
-        assert entry.server is not None
-        return SessionEndpoint(
-            self._reactor,
-            self._turn,
-            self._key,
-            entry.key,
-            entry.server.address,
-            self._streams,
-            pings=entry.offers(RELAY_FEATURE),
-            receipts=self._streams.receipts and entry.offers(RECEIPT_FEATURE),
-        )
-
     def _add_link(self, entry: Entry) -> bool:
         try:
-            endpoint = self._endpoint(entry)
+            endpoint = self._opener(entry)
         except DmsgError as error:
             self.last_error = f"server {entry.key.short}: {error}"
             self._avoid[entry.key] = self._reactor.seconds() + AVOID_FOR
@@ -309,7 +296,7 @@ class ServerSet:
                     link.stop()
             elif link.leaving or link.slow:
                 for stream in link.session.streams:
-                    self._streams.migrate(stream)
+                    self._migrate(stream)
 
     def _link_changed(self, link: ServerLink) -> None:
         if self.links.get(link.server) is not link:
@@ -329,10 +316,10 @@ class ServerSet:
 
     # --- a server that leaves ---
 
-    def _welcome(self, session: ClientSession) -> None:
+    def _welcome(self, session: Session) -> None:
         session.draining = lambda seconds, servers: self._server_leaves(session, seconds, servers)
 
-    def _server_leaves(self, session: ClientSession, seconds: int, servers: list[PubKey]) -> None:
+    def _server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
         _log.info("server {server} leaves in {seconds} s", server=session.server.short, seconds=seconds)
         self._hints = [server for server in servers if server != session.server][:8]
         self._avoid[session.server] = self._reactor.seconds() + AVOID_FOR
@@ -342,16 +329,16 @@ class ServerSet:
         self.look_soon(0)
         self._changed()
         for stream in session.streams:
-            self._streams.migrate(stream)
+            self._migrate(stream)
 
     # --- visits ---
 
-    async def _visit(self, server: PubKey) -> ClientSession:
+    async def _visit(self, server: PubKey) -> Session:
         """Connect to a server of somebody else, for as long as transports need it."""
         entry = await self._lookups.entry(server)
         if entry.server is None:
             raise DmsgError("entry is of a client instead of a server")
-        session = await self._endpoint(entry).open()
+        session: Session = await self._opener(entry).open()
         if not self._running:
             session.close()
             raise DmsgError("client is stopped")

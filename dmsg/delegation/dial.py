@@ -1,0 +1,213 @@
+"""Staying connected to one server: trying again, with growing delays.
+
+A :class:`SessionOpener` connects only when its session can be used, so that
+``ClientService`` sees a connection or a failure and nothing in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Protocol
+
+from twisted.application.internet import ClientService
+from twisted.internet.abstract import isIPAddress, isIPv6Address
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
+from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.stream import StreamTransport
+
+FIRST_DELAY = 0.5
+"""Seconds before the first new try."""
+DELAY_FACTOR = 1.7
+MAX_DELAY = 60.0
+"""Seconds between tries at most."""
+JITTER = 0.3
+"""Share of a delay that is drawn by chance, so that clients do not come back in step."""
+
+
+def retry_delay(failures: int, random: Random) -> float:
+    """Seconds to wait after that many failed tries in a row; grows, with jitter."""
+    delay = min(MAX_DELAY, FIRST_DELAY * DELAY_FACTOR ** min(failures, 30))
+    return delay * (1 - JITTER + 2 * JITTER * random.random())
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of a server entry's address, as in ``host:1``, ``1.2.3.4:1``, ``[::1]:1``.
+
+    :raises DmsgError: it is none.
+    """
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise DmsgError(f"{address[:80]!r} is not HOST:PORT")
+    return host, int(port)
+
+
+def tcp_endpoint(reactor: Any, address: str, timeout: float) -> Any:
+    """A client endpoint for ``host:port``.
+
+    :raises DmsgError: the address is malformed.
+    """
+    host, port = parse_address(address)
+    # a literal address needs no resolver, and its refusal is known at once
+    if isIPAddress(host):
+        return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
+    if isIPv6Address(host):
+        return TCP6ClientEndpoint(reactor, host, port, timeout=timeout)
+    return HostnameEndpoint(reactor, host, port, timeout=timeout)
+
+
+class Session(Protocol):
+    """A connection to one server, of some family.
+
+    :ivar lost: fires with None when it is gone.
+    :ivar leaving: the server said that it leaves.
+    :ivar draining: told (seconds, other servers) when it says so.
+    """
+
+    server: PubKey
+    lost: Deferred[None]
+    connected: bool
+    leaving: bool
+    draining: Callable[[int, list[PubKey]], None]
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds to the server and back; None while not measured."""
+
+    @property
+    def transports(self) -> int:
+        """How many streams it carries or is to carry."""
+
+    @property
+    def streams(self) -> Sequence[StreamTransport]:
+        """The streams that it carries."""
+
+    def close(self) -> None:
+        """End it; its streams end with it."""
+
+
+class SessionOpener(Protocol):
+    """How to connect to one server."""
+
+    def open(self) -> Deferred[Any]:
+        """Fires with a :class:`Session` that can be used."""
+
+
+class _SessionTransport:
+    """What ClientService uses of a transport."""
+
+    def __init__(self, session: Session) -> None:
+        self.loseConnection = session.close
+        self.abortConnection = session.close
+
+
+class _Watched(TwistedProtocol):
+    """Stands for a session in ClientService."""
+
+    def __init__(self, link: ServerLink) -> None:
+        self._link = link
+
+    def connectionLost(self, reason: Failure = Failure(DmsgError("lost"))) -> None:
+        self._link._down()
+
+
+@implementer(IStreamClientEndpoint)
+class _ServiceEndpoint:
+    def __init__(self, link: ServerLink, endpoint: SessionOpener) -> None:
+        self._link = link
+        self._endpoint = endpoint
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:
+        def opened(session: Session) -> Any:
+            protocol = protocolFactory.buildProtocol(None)  # type: ignore[arg-type]  # has no address
+            assert protocol is not None
+            protocol.makeConnection(_SessionTransport(session))  # type: ignore[arg-type]
+            session.lost.addCallback(lambda _: protocol.connectionLost(Failure(DmsgError("session ended"))))
+            # not before ClientService knows of it: who is told may stop the service at once
+            self._link.up_soon(session)
+            return protocol
+
+        def failed(failure: Failure) -> Failure:
+            self._link.last_error = " ".join(str(failure.value).split())[:200] or type(failure.value).__name__
+            return failure
+
+        return self._endpoint.open().addCallbacks(opened, failed)
+
+
+class ServerLink:
+    """A connection to one server that is made again when it is lost.
+
+    :param changed: told when the session came or went.
+    :param away: told when ``failures`` tries in a row have failed.
+    :ivar session: the present session, or None.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        server: PubKey,
+        endpoint: SessionOpener,
+        random: Random,
+        *,
+        changed: Callable[[ServerLink], None],
+        away: Callable[[ServerLink, int], None],
+    ) -> None:
+        self.server = server
+        self.session: Session | None = None
+        self.failures = 0
+        self.last_error = ""
+        self.slow = False
+        self.leaving = False
+        """The server said that it leaves."""
+        self._reactor = reactor
+        self._random = random
+        self._changed = changed
+        self._away = away
+        self._service = ClientService(
+            _ServiceEndpoint(self, endpoint),
+            Factory.forProtocol(lambda: _Watched(self)),
+            retryPolicy=self._delay,
+            clock=reactor,
+        )
+
+    def start(self) -> None:
+        """Connect, and keep connected."""
+        self._service.startService()
+
+    def stop(self) -> Deferred[Any]:
+        """Disconnect."""
+        if self.session is not None:
+            self.session.close()
+        stopped: Deferred[Any] = self._service.stopService()
+        return stopped
+
+    def _delay(self, failures: int) -> float:
+        self.failures = failures
+        self._away(self, failures)
+        return retry_delay(failures - 1, self._random)
+
+    def up_soon(self, session: Session) -> None:
+        """The session is there, in the next turn."""
+        self._reactor.callLater(0, lambda: None if session.lost.called else self._up(session))
+
+    def _up(self, session: Session) -> None:
+        self.session = session
+        self.failures = 0
+        self.leaving = False
+        self._changed(self)
+
+    def _down(self) -> None:
+        self.session = None
+        self._changed(self)

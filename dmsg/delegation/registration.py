@@ -1,0 +1,204 @@
+"""Keeping a server's entry in discovery true, and ``/metrics`` and ``/health``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
+from twisted.web.server import Request
+
+from dmsg.delegation.dial import retry_delay
+from dmsg.discovery.entry import Entry, ServerMeta
+from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.errors import DiscoveryError, DmsgError
+from dmsg.keys import PubKey, SecKey
+from dmsg.telemetry.metrics import ServerMetrics, ServerStatistics
+
+REFRESH_INTERVAL = 30.0
+"""Seconds between refreshes of the entry; discovery lists it for longer than that."""
+CHANGE_DELAY = 2.0
+"""Seconds in which changes of available_connections are collected into one POST."""
+WITHDRAW_TIMEOUT = 2.0
+"""Seconds that stopping waits for discovery."""
+
+_log = Logger()
+
+
+class Registration:
+    """A server's entry.
+
+    :param discovery: URLs, or a Lookups; empty means it is not registered.
+    :param mark: the version of the entry, with what the server offers.
+    :param available: how many more clients may connect.
+    :ivar address: ``host:port`` at which clients reach the server.
+    :ivar registered_at: seconds of the reactor's clock of the last POST that discovery took.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: SecKey,
+        discovery: Sequence[str] | Lookups,
+        random: Random,
+        *,
+        mark: Callable[[str], str],
+        available: Callable[[], int],
+    ) -> None:
+        self._reactor = reactor
+        self._key = key
+        self._random = random
+        self._mark = mark
+        self._available = available
+        if isinstance(discovery, Lookups):
+            self._lookups: Lookups | None = discovery
+        else:
+            self._lookups = Lookups([Lookup(reactor, url) for url in discovery]) if discovery else None
+        self._running = False
+        self._posted: int | None = None
+        self._failures = 0
+        self._call: IDelayedCall | None = None
+        self._registering: Deferred[Any] | None = None
+        self.address: str | None = None
+        self.registered_at: float | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """There is a discovery to register in."""
+        return self._lookups is not None
+
+    @property
+    def busy(self) -> bool:
+        """A POST is under way."""
+        return self._registering is not None
+
+    @property
+    def current(self) -> bool:
+        """Discovery took the last POST."""
+        return self._failures == 0 and self._posted is not None
+
+    def start(self) -> None:
+        """Register now, and keep the entry fresh."""
+        self._running = True
+        self._soon(0)
+
+    def stop(self) -> None:
+        """Post no more."""
+        self._running = False
+        if self._call is not None and self._call.active():
+            self._call.cancel()
+
+    def changed(self) -> None:
+        """The number of available connections may be another."""
+        if self._available() != self._posted:
+            self._soon(CHANGE_DELAY)
+
+    async def others(self) -> list[PubKey]:
+        """Servers that clients can go to."""
+        if self._lookups is None:
+            return []
+        try:
+            entries = await self._lookups.available_servers().addTimeout(WITHDRAW_TIMEOUT, self._reactor)
+        except (DmsgError, TimeoutError):
+            return []
+        return [entry.key for entry in entries if entry.key != self._key.public]
+
+    async def withdraw(self) -> None:
+        """Delete the entry, if discovery answers in time."""
+        if self._lookups is None or self._posted is None:
+            return
+        try:
+            await self._lookups.delete(self._key).addTimeout(WITHDRAW_TIMEOUT, self._reactor)
+        except (DmsgError, TimeoutError) as error:
+            _log.info("entry was not withdrawn: {error}", error=str(error))
+
+    async def close(self) -> None:
+        """End the connections to discovery."""
+        if self._lookups is not None:
+            await self._lookups.close()
+
+    def _soon(self, delay: float) -> None:
+        if not self._running or self._lookups is None or self.address is None:
+            return
+        call = self._call
+        if call is not None and call.active():
+            # after a failure the delay grows; a change does not cut it short
+            if self._failures or call.getTime() <= self._reactor.seconds() + delay:
+                return
+            call.cancel()
+        self._call = self._reactor.callLater(delay, self._register)
+
+    def _register(self) -> None:
+        assert self._lookups is not None
+        if self._registering is not None:
+            return
+        available = self._available()
+
+        def make(entry: Entry) -> Entry:
+            assert self.address is not None
+            return replace(entry, version=self._mark(entry.version), server=ServerMeta(self.address, available))
+
+        def done(result: Any) -> None:
+            self._registering = None
+            if isinstance(result, Failure):
+                self._failures += 1
+                if result.check(DiscoveryError) is None:
+                    _log.failure("registering failed", result)
+                elif self._failures == 1:
+                    _log.warn("not registered: {error}", error=str(result.value))
+                self._soon(retry_delay(self._failures, self._random))
+                return
+            if self._failures or self._posted is None:
+                _log.info("registered in discovery as {address}", address=self.address)
+            self._failures = 0
+            self._posted = available
+            self.registered_at = self._reactor.seconds()
+            self._soon(CHANGE_DELAY if self._available() != available else REFRESH_INTERVAL)
+
+        self._registering = self._lookups.update(self._key, make)
+        self._registering.addBoth(done)
+
+
+def address_of(port: IListeningPort) -> str:
+    """``host:port`` of a listening port.
+
+    :raises DmsgError: it listens on all interfaces.
+    """
+    host = port.getHost()
+    if isinstance(host, IPv4Address) and host.host != "0.0.0.0":  # noqa: S104
+        return f"{host.host}:{host.port}"
+    if isinstance(host, IPv6Address) and host.host != "::":
+        return f"[{host.host}]:{host.port}"
+    raise DmsgError("say with --public-address where clients reach this server")
+
+
+class StatusPages(Resource):
+    """``/metrics`` and ``/health`` of a server.
+
+    :param health: what ``/health`` says.
+    """
+
+    isLeaf = True
+
+    def __init__(self, server: ServerStatistics, health: Callable[[], dict[str, Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._health = health
+        self._metrics = ServerMetrics(server)
+
+    def render_GET(self, request: Request) -> bytes:
+        if request.path == b"/metrics":
+            request.setHeader(b"content-type", self._metrics.content_type)
+            return self._metrics.render()
+        if request.path == b"/health":
+            request.setHeader(b"content-type", b"application/json")
+            return json.dumps(self._health()).encode()
+        request.setResponseCode(404)
+        return b"there are /metrics and /health\n"
