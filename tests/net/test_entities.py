@@ -74,7 +74,7 @@ class NetworkTests(EntityCase):
         await alice.stopService()
         await self.until(lambda: server.registration._posted == 7)
         try:
-            await server._lookups.entry(alice.public_key)
+            await server.registration._lookups.entry(alice.public_key)
         except EntryNotFound:
             pass
         else:
