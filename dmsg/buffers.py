@@ -1,10 +1,26 @@
-"""Splitting a byte stream by a length prefix.
+"""Splitting a byte stream: by a length prefix, or where many headers are the same.
 
 :class:`PrefixedBuffer` is for the few messages of a handshake; records and
 frames have loops of their own, because there each microsecond counts.
 """
 
 from __future__ import annotations
+
+
+def count_equal(buffer: bytearray, position: int, step: int, most: int, size: int) -> int:
+    """How many of the pieces that lie ``step`` apart from ``position`` on begin with the same ``size`` bytes.
+
+    Each of those bytes is one strided slice, compared at the speed of C.
+
+    :param most: pieces that are there, and the answer at most.
+    """
+    count = most
+    limit = position + most * step
+    for offset in range(size):
+        column = buffer[position + offset : limit : step]
+        rest = len(column.lstrip(column[:1]))
+        count = min(count, most - rest)
+    return count
 
 
 class PrefixedBuffer:

@@ -176,8 +176,8 @@ class TransportRefused(TransportClosed):
 
     final = False
 
-    def __init__(self, reason: int) -> None:
-        super().__init__(reason, f"refused: {close_reason_text(reason)}")
+    def __init__(self, reason: int, text: str = "") -> None:
+        super().__init__(reason, text or f"refused: {close_reason_text(reason)}")
 
 
 class EncryptionUnavailable(DmsgError):

@@ -19,6 +19,7 @@ from dmsg.delegation.lifecycle import LifecycleCore, make_lifecycle
 from dmsg.delegation.publish import EntryPublisher
 from dmsg.delegation.servers import ServerSet
 from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import features as entry_features
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey, SecKey
@@ -38,6 +39,7 @@ class DelegatedClient(Service):
     """The part that knows of servers and discovery; a family says how it talks to them.
 
     :param features: what the entry says that this client offers, or does not.
+    :param server_feature: what entries of its servers offer; those that offer nothing may be of 2019.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class DelegatedClient(Service):
         discovery: Sequence[str] | Lookups,
         *,
         features: Mapping[str, bool],
+        server_feature: str,
         min_servers: int,
         prefer: Sequence[PubKey] = (),
         only: Sequence[PubKey] = (),
@@ -57,6 +60,7 @@ class DelegatedClient(Service):
             raise ValueError("min_servers must be at least 1")
         self._reactor = reactor
         self._key = key
+        self._server_feature = server_feature
         self._lookups = (
             discovery if isinstance(discovery, Lookups) else Lookups([Lookup(reactor, url) for url in discovery])
         )
@@ -99,7 +103,8 @@ class DelegatedClient(Service):
 
     def _suits(self, entry: Entry) -> bool:
         """Whether a listed server speaks what this client speaks, as far as its entry says."""
-        raise NotImplementedError
+        offered = entry_features(entry.version)
+        return not offered or self._server_feature in offered
 
     def _migrate(self, stream: StreamTransport) -> None:
         """A stream's server leaves or is slow."""

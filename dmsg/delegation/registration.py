@@ -184,14 +184,17 @@ class StatusPages(Resource):
     """``/metrics`` and ``/health`` of a server.
 
     :param health: what ``/health`` says.
+    :param prefix: of the metrics.
     """
 
     isLeaf = True
 
-    def __init__(self, server: ServerStatistics, health: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, server: ServerStatistics, health: Callable[[], dict[str, Any]], prefix: str = "dmsg_server"
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._health = health
-        self._metrics = ServerMetrics(server)
+        self._metrics = ServerMetrics(server, prefix)
 
     def render_GET(self, request: Request) -> bytes:
         if request.path == b"/metrics":

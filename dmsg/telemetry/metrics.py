@@ -56,7 +56,9 @@ class ServerMetrics:
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, server: ServerStatistics) -> None:
+    def __init__(self, server: ServerStatistics, prefix: str = "dmsg_server") -> None:
+        """:param prefix: of all names."""
+        self._prefix = prefix
         self._server = server
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -64,11 +66,11 @@ class ServerMetrics:
     def collect(self) -> Iterable[Metric]:
         """For prometheus_client."""
         for name, (text, value) in self._server.gauges().items():
-            yield GaugeMetricFamily(f"dmsg_server_{name}", text, value=value)
+            yield GaugeMetricFamily(f"{self._prefix}_{name}", text, value=value)
         for name, (text, value) in self._server.counters().items():
-            yield CounterMetricFamily(f"dmsg_server_{name}", text, value=value)
+            yield CounterMetricFamily(f"{self._prefix}_{name}", text, value=value)
         drops = CounterMetricFamily(
-            "dmsg_server_drops", "Connections, requests and frames refused or ended, by reason", labels=["reason"]
+            f"{self._prefix}_drops", "Connections, requests and frames refused or ended, by reason", labels=["reason"]
         )
         counted = self._server.drops()
         for reason in DropReason:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
+from dmsg.buffers import count_equal
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE, PubKey
 from dmsg.telemetry.receipts import RECEIPT_SIZE
@@ -70,21 +71,6 @@ _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STR
 
 FIRST_BURST = 16
 """Frames with equal headers that are looked for at first; doubles while they are found."""
-
-
-def _same_headers(buffer: bytearray, position: int, step: int, most: int) -> int:
-    """How many frames from ``position`` on, at most ``most``, have one and the same header.
-
-    Equal headers mean equal sizes, so they lie ``step`` apart: each of their
-    five bytes is one strided slice, compared at the speed of C.
-    """
-    count = most
-    limit = position + most * step
-    for offset in range(HEADER_SIZE):
-        column = buffer[position + offset : limit : step]
-        rest = len(column.lstrip(column[:1]))
-        count = min(count, most - rest)
-    return count
 
 
 class Port(Protocol):
@@ -373,7 +359,7 @@ class Relay:
                             most = (end - position) // step
                             if most >= FIRST_BURST:
                                 most = min(most, burst)
-                                count = _same_headers(buffer, position, step, most)
+                                count = count_equal(buffer, position, step, most, HEADER_SIZE)
                                 burst = burst * 2 if count == most else FIRST_BURST
                                 following = position + count * step
                                 buffer[position + 1 : following : step] = bytes((to_id >> 8,)) * count

@@ -86,6 +86,7 @@ class Client(DelegatedClient):
             key,
             discovery,
             features={FEATURE: self.encryption is not Encryption.OFF},
+            server_feature=RELAY_FEATURE,
             min_servers=min_servers,
             prefer=prefer,
             only=only,
@@ -170,9 +171,6 @@ class Client(DelegatedClient):
             pings=entry.offers(RELAY_FEATURE),
             receipts=self.streams.receipts and entry.offers(RECEIPT_FEATURE),
         )
-
-    def _suits(self, entry: Entry) -> bool:
-        return True
 
     def _migrate(self, stream: StreamTransport) -> None:
         self.streams.migrate(stream)

@@ -1,67 +1,18 @@
-"""``dmsg:`` endpoint strings.
-
-A string has no client, so one is made: started at first use, shared by all
-strings of the process with the same discovery and key file, stopped with the
-reactor.  What a string leaves out comes from the environment:
-``DMSG_DISCOVERY`` (URLs, separated by blanks) and ``DMSG_KEY_FILE``; a client
-without a key file gets a key for this process.
-"""
+"""``dmsg:`` endpoint strings; their clients are shared, see :mod:`dmsg.delegation.shared`."""
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from typing import Any
 
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
-
-from dmsg.keys import PubKey, SecKey, load_or_create_key
+from dmsg.delegation.client import CONNECT_TIMEOUT
+from dmsg.delegation.shared import LazyClient, SharedClients
 from dmsg.names import Names
-from dmsg.net.endpoints import CONNECT_TIMEOUT, DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.net.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.transport.service import Client
 
-_clients: dict[tuple[int, tuple[str, ...], str], Client] = {}
-
-
-def shared_client(reactor: Any, discovery: str | None = None, key: str | None = None) -> Client:
-    """The process's client for that discovery and key file, started.
-
-    :param discovery: URLs separated by blanks.
-    :param key: path of a key file, made if absent.
-    :raises ValueError: no discovery is named.
-    :raises KeyFileError: the key file cannot be used.
-    """
-    urls = tuple((discovery or os.environ.get("DMSG_DISCOVERY", "")).split())
-    if not urls:
-        raise ValueError("dmsg: endpoint needs discovery=URL or the variable DMSG_DISCOVERY")
-    key = key or os.environ.get("DMSG_KEY_FILE", "")
-    name = (id(reactor), urls, key)
-    client = _clients.get(name)
-    if client is None:
-        client = _clients[name] = Client(reactor, load_or_create_key(key) if key else SecKey.generate(), urls)
-
-        def stop() -> Any:
-            del _clients[name]
-            return client.stopService()
-
-        reactor.addSystemEventTrigger("before", "shutdown", stop)
-        client.startService()
-    return client
-
-
-class _Lazy:
-    """Opens streams with a client that is made when it is first needed."""
-
-    def __init__(self, reactor: Any, discovery: str | None, key: str | None) -> None:
-        self._arguments = (reactor, discovery, key)
-
-    def connect(
-        self, remote: PubKey, factory: IProtocolFactory, timeout: float = CONNECT_TIMEOUT, *, port: int = 0
-    ) -> Deferred[IProtocol]:
-        return shared_client(*self._arguments).connect(remote, factory, timeout, port=port)
-
-    def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
-        return shared_client(*self._arguments).listen(factory, port)
+_clients = SharedClients("dmsg", Client)
+shared_client = _clients.get
 
 
 def parse_port(text: str) -> int:
@@ -84,7 +35,7 @@ def client_endpoint(
     :raises UnknownName: not a public key, nor a name in the address book.
     :raises ValueError: not a port.
     """
-    lazy = _Lazy(reactor, discovery, key)
+    lazy = LazyClient(partial(shared_client, reactor, discovery, key))
     return DmsgClientEndpoint(lazy, Names().find(public_key), float(timeout), port=parse_port(port))
 
 
@@ -95,4 +46,4 @@ def server_endpoint(
 
     :raises ValueError: not a port.
     """
-    return DmsgServerEndpoint(_Lazy(reactor, discovery, key), parse_port(port or "0"))
+    return DmsgServerEndpoint(LazyClient(partial(shared_client, reactor, discovery, key)), parse_port(port or "0"))

@@ -22,6 +22,12 @@ dmsg_server = ServiceMaker("dmsg server", "dmsg.tap.server", "A relay of the dms
 dmsg_discovery = ServiceMaker(
     "dmsg discovery", "dmsg.tap.discovery", "The directory of a dmsg network", "dmsg-discovery"
 )
+dmsg_messaging_server = ServiceMaker(
+    "dmsg messaging server",
+    "dmsg.tap.messaging",
+    "A relay of the Messaging System, the protocol before dmsg",
+    "dmsg-messaging-server",
+)
 
 
 @implementer(IPlugin, IStreamClientEndpointStringParserWithReactor)
@@ -46,5 +52,29 @@ class _ServerParser:
         return server_endpoint(reactor, *args, **kwargs)
 
 
+@implementer(IPlugin, IStreamClientEndpointStringParserWithReactor)
+class _MessagingClientParser:
+    prefix = "dmsg-messaging"
+
+    def parseStreamClient(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamClientEndpoint:
+        """``dmsg-messaging:<public key>[:discovery=URL][:key=FILE][:timeout=SECONDS][:profile=PROFILE]``."""
+        from dmsg.messaging.strings import client_endpoint
+
+        return client_endpoint(reactor, *args, **kwargs)
+
+
+@implementer(IPlugin, IStreamServerEndpointStringParser)
+class _MessagingServerParser:
+    prefix = "dmsg-messaging"
+
+    def parseStreamServer(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamServerEndpoint:
+        """``dmsg-messaging:[discovery=URL][:key=FILE][:profile=PROFILE]``."""
+        from dmsg.messaging.strings import server_endpoint
+
+        return server_endpoint(reactor, *args, **kwargs)
+
+
 dmsg_client_parser = _ClientParser()
 dmsg_server_parser = _ServerParser()
+dmsg_messaging_client_parser = _MessagingClientParser()
+dmsg_messaging_server_parser = _MessagingServerParser()

@@ -1,0 +1,1 @@
+"""The Messaging System, the protocol before dmsg: links, frames, channels."""

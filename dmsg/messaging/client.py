@@ -1,0 +1,313 @@
+"""A client's table of channels on one link.  No I/O.
+
+Rules are those of the seed document, sections Opening and Closing a Channel.
+What a frame does not fit to is ignored and counted; only what cannot be a frame
+at all ends the link.  Channel ids go from 0 up, those that the server chooses
+from 255 down, so that both never pick the same until the link is full.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from dmsg.errors import DropReason, HandshakeError, KeyFormatError, LocalProtocolError
+from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.agreement import Offer, Proposal
+from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
+from dmsg.messaging.state import ClientChannel, Input, State
+from dmsg.messaging.wire import (
+    CHANNEL_CLOSED,
+    CHANNEL_OPENED,
+    CLOSE_CHANNEL,
+    HEADER_SIZE,
+    ID_COUNT,
+    MIN_SEND_BODY,
+    OPEN_BODY_SIZE,
+    OPEN_CHANNEL,
+    OPENED_BODY_SIZE,
+    SEND,
+    SEND_OVERHEAD,
+    Profile,
+    decode_open,
+    encode_close,
+    encode_closed,
+    encode_open,
+    encode_opened,
+    read_header,
+    send_head,
+    unpack_send_head,
+)
+
+JOIN_LIMIT = 64 * 1024
+"""Bytes of messages of one channel that are given to the application at once."""
+
+
+class ClientConnection:
+    """The channels of one link.
+
+    :param ephemeral: only for tests with recorded randomness.
+    :ivar channels: id -> channel.
+    :ivar accepting: whether others may open channels to this client now.
+    :ivar drops: what was ignored, by reason.
+    """
+
+    def __init__(self, key: SecKey, profile: Profile, *, ephemeral: Callable[[], SecKey | None] = lambda: None) -> None:
+        self._key = key
+        self._profile = profile
+        self._ephemeral = ephemeral
+        self._out: list[bytes] = []
+        self.channels: dict[int, ClientChannel] = {}
+        self._doubtful: set[int] = set()
+        self.accepting = False
+        self.drops: Counter[DropReason] = Counter()
+
+    def data_to_send(self) -> list[bytes]:
+        """Frames, and parts of frames, in order; empties it."""
+        out, self._out = self._out, []
+        return out
+
+    # --- what the application does ---
+
+    @property
+    def has_free_id(self) -> bool:
+        """Another channel can be opened."""
+        return len(self.channels) < ID_COUNT
+
+    def _free_id(self) -> int:
+        free = [number for number in range(ID_COUNT) if number not in self.channels]
+        if not free:
+            raise LocalProtocolError(f"no free channel id: {ID_COUNT} channels are open on this link")
+        # an answer to one that was given up may still come: such an id is taken last
+        return next((number for number in free if number not in self._doubtful), free[0])
+
+    def open(self, remote: PubKey) -> ClientChannel:
+        """Ask for a channel to ``remote``.
+
+        :raises LocalProtocolError: all 256 ids are used; nothing is sent.
+        """
+        channel = ClientChannel(self._free_id(), remote)
+        channel.proposal = Proposal(self._key, remote, self._profile, ephemeral=self._ephemeral())
+        channel.moves(Input.SEND_OPEN)
+        self._doubtful.discard(channel.id)
+        self.channels[channel.id] = channel
+        self._out.append(encode_open(self._profile, channel.id, remote, channel.proposal.message))
+        return channel
+
+    def accept(self, channel: ClientChannel) -> None:
+        """Answer a :class:`~dmsg.messaging.events.Requested`.
+
+        :raises LocalProtocolError: it is not, or no longer, to be answered.
+        """
+        if not channel.moves(Input.SEND_OPENED):
+            raise LocalProtocolError("this channel is not waiting for an answer")
+        assert channel.offer is not None
+        channel.ciphers, message = channel.offer.accept()
+        channel.offer = None
+        self._out.append(encode_opened(self._profile, channel.id, message))
+
+    def send(self, channel: ClientChannel, data: bytes | memoryview) -> None:
+        """One message.
+
+        :raises LocalProtocolError: too long, or the channel is not open; the ciphers are as before.
+        """
+        if channel.state is not State.OPEN:
+            raise LocalProtocolError("channel is closed")
+        head = send_head(self._profile, channel.id, len(data))
+        assert channel.ciphers is not None
+        self._out += (head, channel.ciphers.seal(data))
+
+    def close(self, channel: ClientChannel) -> bool:
+        """Say that nothing more comes; reject it, if it waits for an answer.
+
+        :returns: whether ChannelClosed is to be waited for, and :meth:`give_up` to be called
+            when it does not come.
+        """
+        if channel.moves(Input.SEND_CLOSE):
+            self._out.append(encode_close(self._profile, channel.id))
+            return True
+        if channel.state is State.OFFERED:
+            self._end(channel)
+        return False
+
+    def give_up(self, channel: ClientChannel) -> bool:
+        """ChannelClosed does not come: the channel ends without it.
+
+        :returns: False when it had ended before.
+        """
+        if channel.state is State.ENDED:
+            self._forget(channel)
+            return True
+        if not self._end(channel):
+            return False
+        self._doubtful.add(channel.id)
+        return True
+
+    def _end(self, channel: ClientChannel) -> bool:
+        """ChannelClosed goes out: it is over at this end."""
+        if not channel.moves(Input.SEND_CLOSED):
+            return False
+        self._out.append(encode_closed(self._profile, channel.id))
+        self._forget(channel)
+        return True
+
+    def _forget(self, channel: ClientChannel) -> None:
+        channel.state = State.CLOSED
+        channel.ciphers = channel.proposal = channel.offer = None
+        if self.channels.get(channel.id) is channel:
+            del self.channels[channel.id]
+
+    # --- frames ---
+
+    def receive_frames(self, buffer: bytearray, end: int) -> tuple[int, list[Event]]:
+        """Take the whole frames at the start of ``buffer``.
+
+        :returns: how many bytes were taken, and what happened.
+        :raises RemoteProtocolError: the link has to end.
+        """
+        events: list[Event] = []
+        channels = self.channels
+        profile = self._profile
+        position = 0
+        channel: ClientChannel | None = None
+        joined: list[bytes] = []
+        size_joined = 0
+        view = memoryview(buffer)
+        while position + HEADER_SIZE <= end:
+            frame_type, size = read_header(profile, buffer, position)
+            body = position + HEADER_SIZE
+            following = body + size
+            if following > end:
+                break
+            position = following
+            if frame_type == SEND and size >= MIN_SEND_BODY:
+                number, length = unpack_send_head(buffer, body)
+                to = channels.get(number)
+                if to is not channel or size_joined > JOIN_LIMIT:
+                    if joined:
+                        assert channel is not None
+                        events.append(DataReceived(channel, b"".join(joined)))
+                        joined = []
+                        size_joined = 0
+                    channel = to
+                if to is None or (to.state is not State.OPEN and to.state is not State.CLOSING):
+                    self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+                    continue
+                assert to.ciphers is not None
+                try:
+                    if length != size - SEND_OVERHEAD:
+                        raise HandshakeError("message has a wrong length")
+                    data = to.ciphers.open(view[body + SEND_OVERHEAD : following])
+                except HandshakeError:
+                    if joined:
+                        events.append(DataReceived(to, b"".join(joined)))
+                        joined = []
+                    self._end(to)
+                    self.drops[DropReason.BAD_FRAME] += 1
+                    events.append(Closed(to, authentic=False))
+                    channel = None
+                    continue
+                joined.append(data)
+                size_joined += length
+                continue
+            if joined:
+                assert channel is not None
+                events.append(DataReceived(channel, b"".join(joined)))
+                joined = []
+                size_joined = 0
+            channel = None
+            self._control(frame_type, bytes(view[body:following]), events)
+        if joined:
+            assert channel is not None
+            events.append(DataReceived(channel, b"".join(joined)))
+        return position, events
+
+    def _control(self, frame_type: int, body: bytes, events: list[Event]) -> None:
+        if not body or frame_type > SEND:
+            self.drops[DropReason.UNKNOWN_FRAME] += 1
+            return
+        channel = self.channels.get(body[0])
+        if frame_type == OPEN_CHANNEL:
+            self._requested(body, channel, events)
+        elif frame_type == SEND:
+            # too short to be one: as if it were not authentic
+            self.drops[DropReason.BAD_FRAME] += 1
+            if channel is not None and channel.state in (State.OPEN, State.CLOSING):
+                self._end(channel)
+                events.append(Closed(channel, authentic=False))
+        elif channel is None:
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+        elif frame_type == CHANNEL_OPENED:
+            self._opened(body, channel, events)
+        elif len(body) != 1:
+            self.drops[DropReason.BAD_FRAME] += 1
+        elif frame_type == CLOSE_CHANNEL:
+            self._remote_closes(channel, events)
+        else:
+            assert frame_type == CHANNEL_CLOSED
+            self._closed(channel, events)
+
+    def _requested(self, body: bytes, channel: ClientChannel | None, events: list[Event]) -> None:
+        try:
+            if channel is not None and not channel.moves(Input.RECV_OPEN):
+                raise HandshakeError("channel id is in use")
+            if channel is not None:
+                self._forget(channel)
+            if len(body) != OPEN_BODY_SIZE or not self.accepting:
+                raise HandshakeError("nobody listens, or a wrong length")
+            remote, message = decode_open(body)
+            offered = ClientChannel(body[0], remote)
+            offered.offer = Offer(self._key, remote, message, self._profile, ephemeral=self._ephemeral())
+        except (HandshakeError, KeyFormatError):
+            self.drops[DropReason.REFUSED] += 1
+            self._out.append(encode_closed(self._profile, body[0]))
+            return
+        offered.moves(Input.RECV_OPEN)
+        self._doubtful.discard(offered.id)
+        self.channels[offered.id] = offered
+        events.append(Requested(offered))
+
+    def _opened(self, body: bytes, channel: ClientChannel, events: list[Event]) -> None:
+        if channel.state is not State.OPENING:
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            return
+        assert channel.proposal is not None
+        try:
+            if len(body) != OPENED_BODY_SIZE:
+                raise HandshakeError("ChannelOpened has a wrong length")
+            channel.ciphers = channel.proposal.accepted(body[1:])
+        except HandshakeError as error:
+            # what the other end believes to be open has to end
+            self.drops[DropReason.BAD_FRAME] += 1
+            channel.moves(Input.SEND_CLOSE)
+            self._end(channel)
+            events.append(Rejected(channel, f"the answer is not the remote's: {error}"))
+            return
+        channel.proposal = None
+        channel.moves(Input.RECV_OPENED)
+        events.append(Opened(channel))
+
+    def _remote_closes(self, channel: ClientChannel, events: list[Event]) -> None:
+        before = channel.state
+        if not channel.moves(Input.RECV_CLOSE):
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            return
+        self._out.append(encode_closed(self._profile, channel.id))
+        if channel.state is State.CLOSED:
+            self._forget(channel)
+        self._tell(channel, before, events)
+
+    def _closed(self, channel: ClientChannel, events: list[Event]) -> None:
+        before = channel.state
+        if not channel.moves(Input.RECV_CLOSED):
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            return
+        self._forget(channel)
+        self._tell(channel, before, events)
+
+    @staticmethod
+    def _tell(channel: ClientChannel, before: State | None, events: list[Event]) -> None:
+        if before is State.OPENING:
+            events.append(Rejected(channel, "rejected"))
+        elif before in (State.OPEN, State.CLOSING, State.OFFERED):
+            events.append(Closed(channel))

@@ -1,0 +1,75 @@
+"""Connecting to a messaging server: TCP and the link handshake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IProtocolFactory
+from twisted.python.failure import Failure
+
+from dmsg.delegation.dial import tcp_endpoint
+from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.handshake import LinkHandshake
+from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
+from dmsg.messaging.session import ClientSession
+from dmsg.messaging.wire import Profile
+from dmsg.net.link import LinkClientEndpoint, TurnFlush
+from dmsg.net.plain import PlainLink
+
+HANDSHAKE_ROUND_TRIPS = 3
+"""Of TCP and the four frames: a guess of the round trip."""
+
+
+class SessionEndpoint:
+    """Connects to one server.
+
+    :param endpoint: in place of TCP to ``address``.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        turn: TurnFlush,
+        key: SecKey,
+        server: PubKey,
+        address: str,
+        profile: Profile,
+        accept: Callable[[], IProtocolFactory | None],
+        *,
+        timeout: float = HANDSHAKE_TIMEOUT,
+    ) -> None:
+        """:param address: ``host:port``.
+
+        :raises DmsgError: the address is malformed.
+        """
+        self._reactor = reactor
+        self._turn = turn
+        self._key = key
+        self._server = server
+        self._profile = profile
+        self._accept = accept
+        self._timeout = timeout
+        self._endpoint = tcp_endpoint(reactor, address, timeout)
+
+    def open(self) -> Deferred[ClientSession]:
+        """A session whose server has proved its key and accepted this one."""
+        started = self._reactor.seconds()
+
+        def make_link(make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> PlainLink:
+            return PlainLink(
+                self._reactor,
+                self._turn,
+                LinkHandshake(self._key, self._server, profile=self._profile),
+                make_user,
+                failed=failed,
+                timeout=self._timeout,
+            )
+
+        def make_session(remote: PubKey) -> ClientSession:
+            session = ClientSession(self._reactor, self._turn, self._key, remote, self._profile, accept=self._accept)
+            session.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
+            return session
+
+        return LinkClientEndpoint(self._reactor, self._endpoint, make_link).connect(make_session)

@@ -1,0 +1,123 @@
+"""The client entity of the Messaging System."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
+
+from dmsg.delegation.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
+from dmsg.discovery.entry import Entry, features
+from dmsg.discovery.lookup import Lookups
+from dmsg.errors import ConnectFailed
+from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.dial import SessionEndpoint
+from dmsg.messaging.session import ClientSession
+from dmsg.messaging.wire import Profile
+from dmsg.net.stream import DmsgAddress
+
+
+class Client(DelegatedClient):
+    """A client of the Messaging System.
+
+    Start it as any Twisted service (or call ``startService()``), wait for
+    :meth:`when_online`, then :meth:`connect` to public keys or :meth:`listen`.
+    A stream ends with the server that carries it; the client then finds another.
+
+    :param key: the secret key; its public key is the client's address.  Not one that a dmsg
+        client uses: an entry in discovery is of one or the other.
+    :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.Lookups`.
+    :param profile: of its servers, and of whom it talks to.
+    :param min_servers: stay connected to so many, when there are so many.
+    :param prefer: servers to take before others.
+    :param only: take no servers but these.
+    """
+
+    name = "dmsg-messaging-client"
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: SecKey,
+        discovery: Sequence[str] | Lookups,
+        *,
+        profile: Profile = Profile.SEED,
+        min_servers: int = MIN_SERVERS,
+        prefer: Sequence[PubKey] = (),
+        only: Sequence[PubKey] = (),
+        random: Random | None = None,
+    ) -> None:
+        """:raises ValueError: min_servers cannot be that."""
+        self.profile = profile
+        super().__init__(
+            reactor,
+            key,
+            discovery,
+            features={profile.feature: True},
+            server_feature=profile.feature,
+            min_servers=min_servers,
+            prefer=prefer,
+            only=only,
+            random=random,
+        )
+
+    def connect(
+        self,
+        remote: PubKey | DmsgAddress,
+        factory: IProtocolFactory,
+        timeout: float = CONNECT_TIMEOUT,
+        *,
+        port: int = 0,
+        via: PubKey | None = None,
+    ) -> Deferred[IProtocol]:
+        """Open a channel to ``remote``; fires with the factory's connected protocol.
+
+        Tries every server of the remote, those first that this client is
+        connected to; with ``via`` only that one.  Fails with :class:`~dmsg.errors.ConnectFailed`, which
+        says why each failed, :class:`~dmsg.errors.EntryNotFound`,
+        :class:`~dmsg.errors.DiscoveryError` or :class:`~dmsg.errors.DmsgTimeout`.
+
+        :param port: 0: channels have no ports.
+        :raises ValueError: another one.
+        """
+        address = remote if isinstance(remote, DmsgAddress) else DmsgAddress(remote, port)
+        if address.port:
+            raise ValueError("the Messaging System has no ports")
+
+        def prepare(remote: PubKey, entry: Entry) -> Opening:
+            offered = features(entry.version)
+            if offered and self.profile.feature not in offered:
+                raise ConnectFailed(f"{remote.short} does not speak {self.profile.feature}, as its entry says")
+
+            def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
+                return session.open(remote, factory, seconds)
+
+            return opening
+
+        return self._reach(address.public_key, prepare, timeout, via)
+
+    def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
+        """Accept channels with ``factory``.
+
+        :param port: 0: channels have no ports.
+        :raises CannotListenError: somebody listens already.
+        :raises ValueError: another one.
+        """
+        if port:
+            raise ValueError("the Messaging System has no ports")
+        return super().listen(factory)
+
+    def _session_opener(self, entry: Entry) -> SessionEndpoint:
+        assert entry.server is not None
+        return SessionEndpoint(
+            self._reactor,
+            self._turn,
+            self._key,
+            entry.key,
+            entry.server.address,
+            self.profile,
+            lambda: self._factories.get(0),
+        )

@@ -1,0 +1,395 @@
+"""A client's link to one server: it carries channels as streams.
+
+Rules are in :mod:`dmsg.messaging.client`; here are Deferreds, timers and producers.
+
+There are no acknowledgements: a message counts as sent when it is handed to TCP,
+and it is not known whether it arrived.  There are no windows either: a
+channel whose application does not read is held back by reading the link no
+more, if it is the only one that is open; else it may have ``UNREAD_LIMIT``
+bytes, and is closed beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.errors import CloseReason, DmsgTimeout, LocalProtocolError, TransportClosed, TransportRefused
+from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.client import ClientConnection
+from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
+from dmsg.messaging.state import ClientChannel, State
+from dmsg.messaging.wire import Profile
+from dmsg.net.link import Link, TurnFlush
+from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.pending import Pending
+
+OPEN_TIMEOUT = 10.0
+"""Seconds for the answer to an OpenChannel, by default."""
+CLOSE_TIMEOUT = 1.0
+"""Seconds that ChannelClosed is waited for (the seed's "given timeout"; Go, 2019: 1 s)."""
+UNREAD_PAUSE = 256 * 1024
+"""Bytes that a stopped application leaves unread before the link is read no more."""
+UNREAD_LIMIT = 4 * 1024 * 1024
+"""Bytes that it may leave unread when other channels go on."""
+CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
+"""Bytes of answers that a client holds for a server that does not read."""
+
+_log = Logger()
+
+
+class ChannelStream(StreamTransport):
+    """A channel, as an application's transport.
+
+    ``loseConnection`` sends CloseChannel when all is written; what the remote
+    has sent until it sees that is still received, for a second at most.
+    """
+
+    unread = 0
+    """Bytes that the application has not taken."""
+    _half_closed = False
+
+    def _close_now(self) -> None:
+        if self._lost is None and not self._half_closed:
+            self._half_closed = True
+            if self._linger is not None:
+                self._linger.cancel()
+                self._linger = None
+            self._carrier.stream_close(self, CloseReason.UNSPECIFIED)
+
+    @property
+    def half_closed(self) -> bool:
+        """CloseChannel is sent, its answer is waited for."""
+        return self._half_closed and self._lost is None
+
+    def flush(self) -> None:
+        if self._half_closed:
+            self._scheduled = False
+        else:
+            super().flush()
+
+
+class ClientSession:
+    """A client's link to one server.
+
+    :param accept: the factory for channels that others open, asked for each time; None refuses them.
+    :ivar lost: fires with None when the link is gone.
+    """
+
+    leaving = False
+    round_trip: float | None = None
+    """Seconds to the server and back, as the handshake took them."""
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        turn: TurnFlush,
+        key: SecKey,
+        server: PubKey,
+        profile: Profile = Profile.SEED,
+        *,
+        accept: Callable[[], IProtocolFactory | None] = lambda: None,
+        ephemeral: Callable[[], SecKey | None] = lambda: None,
+    ) -> None:
+        self._reactor = reactor
+        self._turn = turn
+        self._local = key.public
+        self._profile = profile
+        self._core = ClientConnection(key, profile, ephemeral=ephemeral)
+        self._accept = accept
+        self._link: Link | None = None
+        self._opening: Pending[ClientChannel, ClientChannel] = Pending()
+        self._closing: dict[ClientChannel, IDelayedCall] = {}
+        self._writable = True
+        self._receiving = False
+        self._reading = True
+        self.server = server
+        self.lost: Deferred[None] = Deferred()
+        self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
+        self.connected = False
+
+    # --- what the application does ---
+
+    def open(self, remote: PubKey, factory: IProtocolFactory, timeout: float = OPEN_TIMEOUT) -> Deferred[IProtocol]:
+        """Open a channel to ``remote`` through this server.
+
+        Fires with the factory's protocol, connected.  Fails with
+        :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
+        :class:`~dmsg.errors.TransportClosed`, or, when all 256 ids are used,
+        :class:`~dmsg.errors.LocalProtocolError`.  Cancelling closes the channel.
+        """
+        if not self.connected:
+            return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
+        try:
+            channel = self._core.open(remote)
+        except LocalProtocolError:
+            return fail()
+
+        def opened(channel: ClientChannel) -> IProtocol:
+            stream = self._make_stream(channel)
+            try:
+                protocol = factory.buildProtocol(stream.getPeer())
+                if protocol is None:
+                    raise TransportClosed(CloseReason.REFUSED, "the factory built no protocol")
+            except Exception:
+                self.stream_close(stream, CloseReason.REFUSED)
+                stream.carrier_closed(CloseReason.REFUSED)
+                raise
+            stream.start(protocol)
+            return protocol
+
+        def gave_up(failure: Failure) -> Failure:
+            # rejected ones are closed already, lost ones too; this is for a timeout or a cancel
+            if self.connected:
+                self._close(channel)
+                self._flush()
+            return failure
+
+        waiting = self._opening.add(channel)
+        waiting.addTimeout(timeout, self._reactor, _no_answer)
+        waiting.addErrback(gave_up)
+        self._flush()
+        return waiting.addCallback(opened)
+
+    def close(self) -> None:
+        """End the link; its channels end with it, told so."""
+        self.connected = False
+        if self._link is not None:
+            for channel in list(self._core.channels.values()):
+                if channel.state is State.OPEN:
+                    # what was not sent yet never will be: that is no clean end
+                    stream: ChannelStream = channel.user
+                    reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
+                    self._core.close(channel)
+                    stream.carrier_closed(reason)
+            self._flush()
+            self._link.close()
+
+    @property
+    def transports(self) -> int:
+        """Channels that are open or being opened."""
+        return len(self._core.channels)
+
+    @property
+    def streams(self) -> list[ChannelStream]:
+        """The streams that it carries."""
+        return [one.user for one in self._core.channels.values() if one.state is State.OPEN]
+
+    # --- the link's side ---
+
+    def link_up(self, link: Link) -> None:
+        self._link = link
+        self.connected = True
+
+    def frames_received(self, buffer: bytearray, end: int) -> int:
+        self._core.accepting = self._accept() is not None
+        taken, events = self._core.receive_frames(buffer, end)
+        self._receiving = True
+        try:
+            for event in events:
+                self._handle[type(event)](self, event)
+        finally:
+            self._receiving = False
+            self._flush()
+        link = self._link
+        if link is not None and link.congested and link.queued() > CLIENT_QUEUE_LIMIT:
+            _log.warn("server {server} provokes answers and reads none", server=self.server.short)
+            self.close()
+        return taken
+
+    def link_congested(self) -> None:
+        self._writable = False
+
+    def link_relieved(self) -> None:
+        self._writable = True
+        for stream in self.streams:
+            stream.window_opened()
+
+    def link_lost(self, reason: Failure) -> None:
+        self._link = None
+        self.connected = False
+        channels = list(self._core.channels.values())
+        self._core.channels.clear()
+        for timer in self._closing.values():
+            timer.cancel()
+        self._closing.clear()
+        # first the news that this server is gone: who looks for another must not find this one
+        self.lost.callback(None)
+        gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "connection to the server was lost")
+        self._opening.fail_all(Failure(gone))
+        for channel in channels:
+            stream: ChannelStream | None = channel.user
+            if stream is not None:
+                clean = stream.half_closed
+                stream.carrier_closed(CloseReason.UNSPECIFIED if clean else CloseReason.PEER_DISCONNECTED)
+
+    def _flush(self) -> None:
+        if self._receiving or self._link is None:
+            return
+        for data in self._core.data_to_send():
+            self._link.send(data)
+
+    # --- events of the core ---
+
+    def _on_requested(self, event: Requested) -> None:
+        channel = event.channel
+        if channel.state is not State.OFFERED:
+            return  # a ChannelClosed came with it
+        factory = self._accept()
+        protocol = None
+        stream = self._make_stream(channel)
+        if factory is not None:
+            try:
+                protocol = factory.buildProtocol(stream.getPeer())
+            except Exception:
+                _log.failure("{factory!r} failed to build a protocol", factory=factory)
+        if protocol is None:
+            self._core.close(channel)
+            return
+        # the remote hears of it before the application can say anything
+        self._core.accept(channel)
+        stream.start(protocol)
+
+    def _on_opened(self, event: Opened) -> None:
+        self._opening.succeed(event.channel, event.channel)
+
+    def _on_rejected(self, event: Rejected) -> None:
+        refused = TransportRefused(CloseReason.UNSPECIFIED, f"refused: {event.why}")
+        self._opening.fail(event.channel, Failure(refused))
+
+    def _on_data(self, event: DataReceived) -> None:
+        stream: ChannelStream | None = event.channel.user
+        if stream is None or stream.over:
+            return
+        size = len(event.data)
+        stream.unread += size
+        stream.data_received(event.data)
+        if stream.unread > UNREAD_PAUSE and not stream.over:
+            self._held_up(event.channel, stream)
+
+    def _on_closed(self, event: Closed) -> None:
+        channel = event.channel
+        timer = self._closing.pop(channel, None)
+        if channel.state is State.ENDED:
+            self._expect_closed(channel)
+        if timer is not None:
+            timer.cancel()
+        stream: ChannelStream | None = channel.user
+        if stream is not None:
+            stream.carrier_closed(CloseReason.UNSPECIFIED if event.authentic else CloseReason.NOT_AUTHENTIC)
+        self._reconsider()
+
+    _handle: dict[type[Event], Callable[[Any, Any], None]] = {
+        Requested: _on_requested,
+        Opened: _on_opened,
+        Rejected: _on_rejected,
+        DataReceived: _on_data,
+        Closed: _on_closed,
+    }
+
+    # --- applications that do not read ---
+
+    def _held_up(self, channel: ClientChannel, stream: ChannelStream) -> None:
+        others = [one for one in self._core.channels.values() if one is not channel]
+        if not others:
+            self._set_reading(False)
+        elif stream.unread > UNREAD_LIMIT:
+            self._end_now(channel)
+            stream.carrier_closed(CloseReason.BUFFER_FULL)
+
+    def _reconsider(self) -> None:
+        """Read again, unless the only channel's application does not."""
+        if not self._reading:
+            streams = self.streams
+            if len(streams) != 1 or streams[0].unread <= UNREAD_PAUSE // 2:
+                self._set_reading(True)
+
+    def _set_reading(self, reading: bool) -> None:
+        if self._reading != reading and self._link is not None:
+            self._reading = reading
+            if reading:
+                self._link.resume_reading()
+            else:
+                self._link.pause_reading()
+
+    # --- closing ---
+
+    def _close(self, channel: ClientChannel) -> None:
+        if self._core.close(channel):
+            self._expect_closed(channel)
+
+    def _expect_closed(self, channel: ClientChannel) -> None:
+        """ChannelClosed is due; without it the channel ends by itself."""
+
+        def late() -> None:
+            del self._closing[channel]
+            self._end_now(channel)
+
+        self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
+
+    def _end_now(self, channel: ClientChannel) -> None:
+        timer = self._closing.pop(channel, None)
+        if timer is not None:
+            timer.cancel()
+        if self._core.give_up(channel):
+            self._flush()
+        stream: ChannelStream | None = channel.user
+        if stream is not None and stream.half_closed:
+            stream.carrier_closed(CloseReason.UNSPECIFIED)
+        self._reconsider()
+
+    # --- what streams need: StreamCarrier ---
+
+    def _make_stream(self, channel: ClientChannel) -> ChannelStream:
+        stream = ChannelStream(
+            self._reactor,
+            self,
+            DmsgAddress(self._local),
+            DmsgAddress(channel.remote),
+            self._profile.max_plaintext,
+        )
+        stream.token = channel
+        stream.server = self.server
+        stream.secure = True
+        channel.user = stream
+        return stream
+
+    def stream_may_send(self, stream: StreamTransport) -> bool:
+        channel: ClientChannel = stream.token
+        return self._writable and channel.state is State.OPEN
+
+    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
+        self._core.send(stream.token, data)
+        stream.acknowledged(token)
+
+    def stream_flush(self) -> None:
+        self._flush()
+
+    def stream_in_flight(self, stream: StreamTransport) -> int:
+        return 0
+
+    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
+        assert isinstance(stream, ChannelStream)
+        stream.unread -= size
+        if not self._reading:
+            self._reconsider()
+
+    def stream_close(self, stream: StreamTransport, reason: int) -> None:
+        channel: ClientChannel = stream.token
+        if reason == CloseReason.UNSPECIFIED:
+            self._close(channel)
+        else:
+            self._end_now(channel)  # aborted: nothing more is taken
+        self._flush()
+
+    def stream_schedule(self, stream: StreamTransport) -> None:
+        self._turn.add_stream(stream)
+
+
+def _no_answer(result: object, seconds: float) -> None:
+    raise DmsgTimeout(f"no answer to the OpenChannel within {seconds:g} s")

@@ -1,0 +1,181 @@
+"""Frames of the Messaging System, in both layouts, and their limits.  No I/O.
+
+Big endian.  The body of each frame begins with the channel's id, one byte::
+
+    seed     type(1) size(2)             body      size = length of the body
+    skywire  size(2) type(1)             body      size = 1 + length of the body
+
+    0 OpenChannel    id(1) remote(33) noise message 1(49)
+    1 ChannelOpened  id(1) noise message 2(49)
+    2 CloseChannel   id(1)
+    3 ChannelClosed  id(1)
+    4 Send           id(1) size(2) ciphertext(size), size with the 16 bytes of the tag
+
+Sources: the seed document, section Messaging Frames; the Go code of March 2019
+for the other layout, endianness, and what a Send holds.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum
+from typing import NamedTuple
+
+from dmsg.errors import DropReason, KeyFormatError, LocalProtocolError, RemoteProtocolError
+from dmsg.keys import PUBKEY_SIZE, PubKey
+
+OPEN_CHANNEL, CHANNEL_OPENED, CLOSE_CHANNEL, CHANNEL_CLOSED, SEND = range(5)
+FRAME_NAMES = ("OpenChannel", "ChannelOpened", "CloseChannel", "ChannelClosed", "Send")
+HEADER_SIZE = 3
+ID_OFFSET = HEADER_SIZE
+"""Where a frame has its channel's id, in both layouts."""
+ID_COUNT = 256
+"""Ids of one link."""
+NOISE_MESSAGE_SIZE = 49
+"""A key of 33 bytes and a tag of 16."""
+OPEN_BODY_SIZE = 1 + PUBKEY_SIZE + NOISE_MESSAGE_SIZE
+OPENED_BODY_SIZE = 1 + NOISE_MESSAGE_SIZE
+SEND_OVERHEAD = 3
+"""Bytes of a Send's body around its ciphertext."""
+TAG_SIZE = 16
+MIN_SEND_BODY = SEND_OVERHEAD
+
+_seed = struct.Struct(">BH")
+_skywire = struct.Struct(">HB")
+_send_head = struct.Struct(">BH")
+unpack_send_head = _send_head.unpack_from
+
+
+class Profile(Enum):
+    """Which of the two dialects a link speaks; nothing on the wire says so.
+
+    ``SEED`` is the text; ``SKYWIRE`` is what the Go code of March 2019 does: another
+    header, signatures that are not made yet written as zeros, and a new key
+    before each tenth message of a channel.
+    """
+
+    SEED = "seed"
+    SKYWIRE = "skywire"
+
+    @property
+    def max_body(self) -> int:
+        """Bytes of a frame's body: what the size can say; the largest that the Go code reads."""
+        return 65535 if self is Profile.SEED else 65517
+
+    @property
+    def max_plaintext(self) -> int:
+        """Bytes of one message: 65516 and 65498."""
+        return self.max_body - SEND_OVERHEAD - TAG_SIZE
+
+    @property
+    def feature(self) -> str:
+        """What the version of an entry says of a client or server that speaks this."""
+        return f"messaging-{self.value}"
+
+
+class Frame(NamedTuple):
+    """One frame.  :ivar body: with the channel's id in front, as on the wire."""
+
+    type: int
+    body: bytes
+
+
+def encode_header(profile: Profile, frame_type: int, size: int) -> bytes:
+    """3 bytes.
+
+    :param size: of the body.
+    :raises LocalProtocolError: larger than the profile allows.
+    """
+    if size > profile.max_body:
+        raise LocalProtocolError(f"body of {size} bytes, the limit is {profile.max_body}")
+    if profile is Profile.SEED:
+        return _seed.pack(frame_type, size)
+    return _skywire.pack(size + 1, frame_type)
+
+
+def encode_frame(profile: Profile, frame_type: int, body: bytes) -> bytes:
+    """A whole frame.
+
+    :raises LocalProtocolError: larger than the profile allows.
+    """
+    return encode_header(profile, frame_type, len(body)) + body
+
+
+def encode_open(profile: Profile, channel: int, remote: PubKey, message: bytes) -> bytes:
+    """OpenChannel.  :param message: noise message 1, 49 bytes."""
+    return encode_frame(profile, OPEN_CHANNEL, bytes((channel,)) + remote + message)
+
+
+def encode_opened(profile: Profile, channel: int, message: bytes) -> bytes:
+    """ChannelOpened.  :param message: noise message 2, 49 bytes."""
+    return encode_frame(profile, CHANNEL_OPENED, bytes((channel,)) + message)
+
+
+def encode_close(profile: Profile, channel: int) -> bytes:
+    """CloseChannel."""
+    return encode_frame(profile, CLOSE_CHANNEL, bytes((channel,)))
+
+
+def encode_closed(profile: Profile, channel: int) -> bytes:
+    """ChannelClosed."""
+    return encode_frame(profile, CHANNEL_CLOSED, bytes((channel,)))
+
+
+def send_head(profile: Profile, channel: int, plaintext: int) -> bytes:
+    """What stands before the ciphertext of a message of so many bytes: 6 bytes.
+
+    :raises LocalProtocolError: larger than the profile allows; nothing is encrypted then.
+    """
+    size = plaintext + TAG_SIZE
+    return encode_header(profile, SEND, size + SEND_OVERHEAD) + _send_head.pack(channel, size)
+
+
+def decode_open(body: bytes) -> tuple[PubKey, bytes]:
+    """The remote key and noise message 1 of an OpenChannel.
+
+    :raises KeyFormatError: a wrong length, or no key.
+    """
+    if len(body) != OPEN_BODY_SIZE:
+        raise KeyFormatError(f"OpenChannel has {len(body)} bytes instead of {OPEN_BODY_SIZE}")
+    return PubKey(body[1 : 1 + PUBKEY_SIZE]), body[1 + PUBKEY_SIZE :]
+
+
+def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
+    """Type and size of the body of the frame at ``position``.
+
+    :raises RemoteProtocolError: its size is none, or larger than the profile allows.
+    """
+    if profile is Profile.SEED:
+        frame_type, size = _seed.unpack_from(buffer, position)
+        return frame_type, size
+    size, frame_type = _skywire.unpack_from(buffer, position)
+    if not 0 < size <= profile.max_body + 1:
+        raise RemoteProtocolError(DropReason.BAD_FRAME, f"frame with a size of {size}")
+    return frame_type, size - 1
+
+
+class FrameBuffer:
+    """Frames out of a byte stream cut anywhere; for what is not hot."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are whole now.
+
+        :raises RemoteProtocolError: as :func:`read_header`.
+        """
+        self._data += data
+        buffer = self._data
+        frames = []
+        position = 0
+        while len(buffer) - position >= HEADER_SIZE:
+            frame_type, size = read_header(self._profile, buffer, position)
+            following = position + HEADER_SIZE + size
+            if following > len(buffer):
+                break
+            frames.append(Frame(frame_type, bytes(buffer[position + HEADER_SIZE : following])))
+            position = following
+        del buffer[:position]
+        return frames

@@ -1,0 +1,70 @@
+"""``twistd dmsg-messaging-server``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.application.service import IService
+from twisted.python.usage import UsageError
+
+from dmsg.messaging.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, OPEN_RATE, Limits
+from dmsg.messaging.server import DRAIN_TIMEOUT, Server
+from dmsg.messaging.wire import ID_COUNT, Profile
+from dmsg.tap.options import descriptors, number, seconds, set_log_format
+from dmsg.tap.relay import RelayOptions, relay_parameters
+from dmsg.tap.running import StopOnFailure
+
+
+class Options(RelayOptions):
+    """Options of ``twistd dmsg-messaging-server``."""
+
+    plugin = "dmsg-messaging-server"
+    key_name = "messaging-server"
+    longdesc = (
+        "A server of the Messaging System, the protocol before dmsg, relays channels between clients. "
+        "Example: twistd -n dmsg-messaging-server --listen tcp:8081 --public-address relay.example.org:8081 "
+        "--discovery http://discovery.example.org:9090 --key-file messaging.key"
+    )
+    optParameters = [
+        *relay_parameters("messaging-server", DRAIN_TIMEOUT),
+        ["profile", None, Profile.SEED.value, "seed, or skywire for clients of the Go code of March 2019", str],
+        ["max-connections", None, str(MAX_CONNECTIONS), "clients at a time", str],
+        ["max-per-pair", None, str(MAX_PER_PAIR), "channels between one client and another", str],
+        ["max-per-address", None, str(MAX_PER_ADDRESS), "connections from one address; 0 means no limit", str],
+        ["open-rate", None, str(int(OPEN_RATE)), "OpenChannels a second of one client; 0 means no limit", str],
+    ]
+
+    def limits(self) -> Limits:
+        """What one client may have."""
+        return Limits(
+            max_connections=min(number(self["max-connections"], 1, 10**6), descriptors()),
+            max_per_pair=number(self["max-per-pair"], 1, ID_COUNT),
+            max_per_address=number(self["max-per-address"], 0, 10**6),
+            open_rate=number(self["open-rate"], 0, 10**6),
+        )
+
+    def check_own(self) -> None:
+        if self["profile"] not in [one.value for one in Profile]:
+            raise UsageError("profile is seed or skywire")
+
+
+def makeService(options: Options, reactor: Any = None) -> IService:
+    """The server as a Twisted service."""
+    if reactor is None:
+        from twisted.internet import reactor
+    set_log_format(options["log-format"])
+    server = Server(
+        reactor,
+        options["key"],
+        options["listen"],
+        profile=Profile(options["profile"]),
+        public_address=options["public-address"],
+        discovery=options["discovery"],
+        limits=options.limits(),
+        admission=options.admission(reactor),
+        drain_timeout=seconds(options["drain-timeout"]),
+        metrics=options["metrics"],
+    )
+    options.reload_on_hangup(reactor, server)
+    service: IService = StopOnFailure(reactor, server)
+    return service

@@ -1,0 +1,158 @@
+"""Options that the servers of all families have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.logger import Logger
+from twisted.python.usage import Options as UsageOptions
+from twisted.python.usage import UsageError
+
+from dmsg.delegation.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
+from dmsg.delegation.dial import parse_address
+from dmsg.errors import DmsgError
+from dmsg.keys import load_or_create_key
+from dmsg.tap import config
+from dmsg.tap.options import default_key_file, endpoint, own_pid_file, seconds, url
+
+DEFAULT_LISTEN = "tcp:8080"
+
+_log = Logger()
+
+
+def relay_parameters(key_name: str, drain_timeout: float) -> list[list[Any]]:
+    """Rows of ``optParameters``.  :param key_name: of the key file, when none is said."""
+    return [
+        ["public-address", None, None, "HOST:PORT at which clients reach this server", str],
+        ["key-file", None, None, f"secret key, made if absent [default: ~/.config/dmsg/{key_name}.key]", str],
+        ["config", "c", None, "TOML file with any of these settings; SIGHUP reads it and the lists again", str],
+        ["allow", None, None, "file with the keys that are admitted, one a line; none means all", str],
+        ["deny", None, None, "file with keys that are not admitted", str],
+        ["admission-hook", None, None, "URL that is asked about keys on neither list: 200 admits, 403 refuses", str],
+        ["admission-timeout", None, str(HOOK_TIMEOUT), "seconds for its answer", str],
+        ["admission-down", None, "refuse", "refuse or admit, when it does not answer", str],
+        ["drain-timeout", None, str(drain_timeout), "seconds that leaving waits for streams", str],
+        ["metrics", None, None, "endpoint string for /metrics and /health, as in tcp:9100:interface=127.0.0.1", str],
+        ["log-format", None, "text", "text or json", str],
+    ]
+
+
+class RelayOptions(UsageOptions):
+    """What a server of any family is told."""
+
+    optParameters: list[list[Any]]
+    synopsis = "[options]"
+    plugin = ""
+    """Of twistd."""
+    key_name = ""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self["listen"] = []
+        self["discovery"] = []
+
+    def opt_listen(self, value: str) -> None:
+        """Endpoint string to listen on; may be repeated [default: tcp:8080]"""
+        self["listen"].append(endpoint(value))
+
+    def opt_discovery(self, value: str) -> None:
+        """URL of a discovery to register in; may be repeated"""
+        self["discovery"].append(url(value))
+
+    def parseOptions(self, options: Sequence[str] | None = None) -> None:
+        """As usual; remembers what stands on the command line."""
+        self._given = config.given(options or ())
+        super().parseOptions(options)  # type: ignore[no-untyped-call]
+
+    def read_config(self) -> None:
+        """Take what the file says and the command line does not."""
+        if self["config"] is None:
+            return
+        known = [*(str(row[0]) for row in self.optParameters), "listen", "discovery"]
+        for name, value in config.read(self["config"], known, ("listen", "discovery")).items():
+            if name in self._given:
+                continue
+            if name in ("listen", "discovery"):
+                check = endpoint if name == "listen" else url
+                self[name] = [check(one) for one in value]
+            else:
+                self[name] = value
+
+    def limits(self) -> Any:
+        """What one client may have."""
+        raise NotImplementedError
+
+    def changed_limits(self) -> Any:
+        """The limits as the file has them now.
+
+        :raises UsageError: it cannot be used; nothing changes then.
+        """
+        fresh = type(self)()
+        for name, value in self.items():
+            if name in self._given or name in ("config", "key-file"):
+                fresh[name] = value
+        fresh._given = self._given
+        fresh.read_config()
+        return fresh.limits()
+
+    def reload_on_hangup(self, reactor: Any, server: Any) -> None:
+        """SIGHUP: read the settings and lists again."""
+
+        def hung_up() -> None:
+            try:
+                limits = self.changed_limits()
+            except UsageError as error:
+                _log.error("settings stay as they were: {error}", error=str(error))
+                limits = None
+            server.reload(limits)
+
+        config.on_hangup(reactor, hung_up)
+
+    def admission(self, reactor: Any) -> Admission:
+        """Whom to admit.
+
+        :raises UsageError: a list or the hook cannot be used.
+        """
+        try:
+            allow, deny = (KeyList(self[name]) if self[name] else None for name in ("allow", "deny"))
+            hook = None
+            if self["admission-hook"]:
+                hook = Hook(
+                    reactor,
+                    self["admission-hook"],
+                    timeout=seconds(self["admission-timeout"]),
+                    when_down=self["admission-down"] == "admit",
+                )
+        except (DmsgError, ValueError) as error:
+            raise UsageError(str(error)) from None
+        return Admission(allow, deny, hook)
+
+    def check_own(self) -> None:
+        """Check what only this family has.
+
+        :raises UsageError: something cannot be.
+        """
+
+    def postOptions(self) -> None:
+        own_pid_file(self, self.plugin)
+        self.read_config()
+        self["listen"] = self["listen"] or [DEFAULT_LISTEN]
+        self.limits()
+        self.admission(None)
+        seconds(self["drain-timeout"])
+        if self["admission-down"] not in ("admit", "refuse"):
+            raise UsageError("admission-down is refuse or admit")
+        if self["metrics"] is not None:
+            endpoint(self["metrics"])
+        if self["log-format"] not in ("text", "json"):
+            raise UsageError("log-format is text or json")
+        self.check_own()
+        try:
+            if self["public-address"] is not None:
+                parse_address(self["public-address"])
+            elif self["discovery"] and not any("interface=" in one for one in self["listen"]):
+                raise DmsgError("--public-address is needed: where do clients reach this server?")
+            self["key"] = load_or_create_key(self["key-file"] or default_key_file(self.key_name))
+        except (DmsgError, OSError) as error:
+            raise UsageError(str(error)) from None

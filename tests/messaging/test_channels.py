@@ -1,0 +1,484 @@
+"""Channels: items C, O, K and X of the checklist, with real clients and the real server in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Protocol
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import DmsgTimeout, DropReason, LocalProtocolError, TransportClosed, TransportRefused
+from dmsg.messaging.agreement import Offer
+from dmsg.messaging.session import CLOSE_TIMEOUT, ClientSession
+from dmsg.messaging.wire import (
+    CHANNEL_CLOSED,
+    CHANNEL_OPENED,
+    CLOSE_CHANNEL,
+    OPEN_CHANNEL,
+    SEND,
+    Profile,
+)
+from tests.messaging.support import KEYS, Network, RawClient, vectors
+from tests.support import Accepting, Recorder
+
+A, B, X = KEYS["A"], KEYS["B"], KEYS["X"]
+
+
+class ChannelCase(SynchronousTestCase):
+    """A network in memory."""
+
+    profile = Profile.SEED
+
+    def setUp(self) -> None:
+        self.network = Network(self.profile)
+        self.factory = Accepting()
+        self.a = self.network.client(A, Accepting())
+        self.b = self.network.client(B, self.factory)
+
+    def open(self, session: ClientSession | None = None, remote: Any = None) -> Any:
+        """The protocol of a new channel from A to B."""
+        opening = (session or self.a).open(remote or B.public, Accepting())
+        self.network.settle()
+        return self.successResultOf(opening)
+
+    def pair(self) -> tuple[Any, Any]:
+        """Both ends of a new channel."""
+        mine = self.open()
+        return mine, self.factory.built[-1]
+
+    def ids(self, session: ClientSession) -> list[int]:
+        return sorted(session._core.channels)
+
+    def raw_pair(self) -> tuple[Any, RawClient]:
+        """A real client's end, and the other client as plain frames, with what is needed to go on."""
+        raw = self.network.raw(X)
+        opening = self.a.open(X.public, Accepting())
+        self.network.settle()
+        ((_, body),) = raw.take()
+        raw.ciphers, message = Offer(X, A.public, body[34:], self.profile).accept()  # type: ignore[attr-defined]
+        raw.send(CHANNEL_OPENED, body[:1] + message)
+        self.network.settle()
+        return self.successResultOf(opening), raw
+
+    def say(self, raw: Any, channel: int, data: bytes) -> None:
+        ciphertext = raw.ciphers.seal(data)
+        raw.send(SEND, bytes((channel,)) + len(ciphertext).to_bytes(2, "big") + ciphertext)
+
+
+class C_ManagementTests(ChannelCase):
+    """Channel management."""
+
+    def test_C1_the_same_id_on_two_links(self) -> None:
+        second = Network(self.profile)
+        other = second.client(A, Accepting())
+        there = Accepting()
+        second.client(B, there)
+        mine, theirs = self.pair()
+        opening = other.open(B.public, Accepting())
+        second.settle()
+        elsewhere: Any = self.successResultOf(opening)
+        self.assertEqual((self.ids(self.a), self.ids(other)), ([0], [0]))
+        mine.transport.write(b"here")
+        elsewhere.transport.write(b"there")
+        self.network.settle()
+        second.settle()
+        self.assertEqual((theirs.data, there.built[0].data), (b"here", b"there"))
+
+    def test_C2_256_channels_on_one_link(self) -> None:
+        recorded = vectors("limits")
+        c = self.network.client(KEYS["X"], Accepting())
+        self.network.factory.limits = type(self.network.factory.limits)(max_per_pair=256)
+        for _ in range(recorded["opened_on_one_link"]):
+            self.open()
+        self.assertEqual(len(self.ids(self.a)), recorded["distinct_ids"])
+        frames = self.network.relay.frames
+        error = self.failureResultOf(self.a.open(B.public, Accepting()), LocalProtocolError)
+        self.assertIn("no free channel id", str(error.value))
+        self.network.settle()
+        self.assertEqual(self.network.relay.frames, frames)
+        # a third client, to one whose ids are all taken
+        refused = c.open(B.public, Accepting())
+        self.network.settle()
+        self.failureResultOf(refused, TransportRefused)
+        self.assertEqual(self.network.relay.drops[DropReason.TOO_MANY_TRANSPORTS], 1)
+
+    def test_C3_ids_are_used_again(self) -> None:
+        mine, _ = self.pair()
+        mine.transport.loseConnection()
+        self.network.settle()
+        self.assertEqual((self.ids(self.a), self.ids(self.b)), ([], []))
+        self.pair()
+        self.assertEqual(self.ids(self.a), [0])
+        # rejected
+        opening = self.a.open(X.public, Accepting())
+        self.network.settle()
+        self.failureResultOf(opening, TransportRefused)
+        self.assertEqual(self.ids(self.a), [0])
+        # not answered
+        raw = self.network.raw(X)
+        opening = self.a.open(X.public, Accepting(), timeout=5)
+        self.network.settle()
+        self.network.advance(5)
+        self.failureResultOf(opening, DmsgTimeout)
+        self.assertEqual(self.ids(self.a), [0])
+        self.assertEqual([frame for frame, _ in raw.take()], [OPEN_CHANNEL, CHANNEL_CLOSED])
+        self.assertEqual(self.network.relay.channel_count, 1)
+
+    def test_C4_the_server_s_ids_are_its_own(self) -> None:
+        for _ in range(3):
+            self.open()
+        c = self.network.client(X, Accepting())
+        self.open(c)
+        self.assertEqual(self.ids(self.a), [0, 1, 2])
+        self.assertEqual(self.ids(self.b), [252, 253, 254, 255])
+        self.assertEqual(self.ids(c), [0])
+
+    def test_C4_ids_of_the_server_are_not_used_again_at_once(self) -> None:
+        """An answer to the channel before could be taken for one to the channel after."""
+        seen = []
+        for _ in range(130):
+            mine, _ = self.pair()
+            seen += self.ids(self.b)
+            mine.transport.loseConnection()
+            self.network.settle()
+        self.assertEqual(len(set(seen[:128])), 128)
+        self.assertEqual(seen[128:], [255, 254])
+
+
+class O_OpeningTests(ChannelCase):
+    """Opening."""
+
+    def test_O1_the_order_of_frames(self) -> None:
+        raw_a, raw_b = self.network.raw(A), self.network.raw(X)
+        message = bytes(range(49))
+        raw_a.send(OPEN_CHANNEL, b"\7" + X.public + message)
+        self.network.settle()
+        self.assertEqual(raw_b.take(), [(OPEN_CHANNEL, b"\xff" + A.public + message)])
+        self.assertEqual(raw_a.take(), [])
+        raw_b.send(CHANNEL_OPENED, b"\xff" + message[::-1])
+        self.network.settle()
+        self.assertEqual(raw_a.take(), [(CHANNEL_OPENED, b"\7" + message[::-1])])
+        self.assertEqual(raw_b.take(), [])
+
+    def test_O2_what_the_server_rejects(self) -> None:
+        raw = self.network.raw(X)
+        for remote in (KEYS["S"].public, X.public, b"\2" + b"\xff" * 32, bytes(33)):
+            raw.send(OPEN_CHANNEL, b"\7" + remote + bytes(49))
+            self.network.settle()
+            self.assertEqual(raw.take(), [(CHANNEL_CLOSED, b"\7")])
+        # an id in use: both of it end, for that is what the answer says
+        other = self.network.raw(KEYS["S"])
+        raw.send(OPEN_CHANNEL, b"\7" + other.key.public + bytes(49))
+        raw.send(OPEN_CHANNEL, b"\7" + other.key.public + bytes(49))
+        self.network.settle()
+        self.assertEqual(raw.take(), [(CHANNEL_CLOSED, b"\7")])
+        self.assertEqual([frame for frame, _ in other.take()], [OPEN_CHANNEL, CHANNEL_CLOSED])
+        drops = self.network.relay.drops
+        self.assertEqual(drops[DropReason.NO_SUCH_PEER], 1)
+        self.assertEqual(drops[DropReason.REFUSED], 1)
+        self.assertEqual(drops[DropReason.BAD_REQUEST], 2)
+        self.assertEqual(drops[DropReason.ID_IN_USE], 1)
+
+    def test_O3_the_client_rejects(self) -> None:
+        nobody = self.network.client(X)
+        opening = self.a.open(X.public, Accepting())
+        self.network.settle()
+        error = self.failureResultOf(opening, TransportRefused)
+        self.assertIn("rejected", str(error.value))
+        self.assertEqual((self.ids(self.a), self.ids(nobody), self.network.relay.channel_count), ([], [], 0))
+
+    def test_O3_a_factory_that_builds_nothing_or_fails(self) -> None:
+        for fault in (lambda: None, lambda: 1 / 0):
+            c = self.network.client(X, Accepting(fault))
+            opening = self.a.open(X.public, Accepting())
+            self.network.settle()
+            self.failureResultOf(opening, TransportRefused)
+            c.close()
+            self.network.settle()
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_O4_nothing_before_channel_opened(self) -> None:
+        """The application has the channel when the remote was told (the Go client said things before)."""
+
+        class Eager(Protocol):
+            def connectionMade(self) -> None:
+                assert self.transport is not None
+                self.transport.write(b"hello")
+                self.transport.loseConnection()
+
+        raw = self.network.raw(X)
+        c = self.network.client(KEYS["S"], Accepting(Eager))
+        from dmsg.messaging.agreement import Proposal
+
+        proposal = Proposal(X, KEYS["S"].public, self.profile)
+        raw.send(OPEN_CHANNEL, b"\5" + KEYS["S"].public + proposal.message)
+        self.network.settle()
+        self.assertEqual([frame for frame, _ in raw.take()], [CHANNEL_OPENED, SEND, CLOSE_CHANNEL])
+        self.assertEqual(self.ids(c), [255])
+
+    def test_O5_no_answer(self) -> None:
+        """Neither from the remote nor from the server: the id is free a second later."""
+        self.network.raw(X)
+        opening = self.a.open(X.public, Accepting(), timeout=2)
+        self.network.settle()
+        silent = self.network.pumps.pop(0)  # nothing passes between A and the server
+        self.network.advance(1.9)
+        self.assertNoResult(opening)
+        self.network.advance(0.2)
+        self.failureResultOf(opening, DmsgTimeout)
+        self.assertEqual(self.ids(self.a), [0])
+        self.network.advance(CLOSE_TIMEOUT)
+        self.assertEqual(self.ids(self.a), [])
+        # the answer of before may still come: another id is taken meanwhile
+        self.a.open(X.public, Accepting()).addErrback(lambda _: None)
+        self.assertEqual(self.ids(self.a), [1])
+        self.network.pumps.append(silent)
+        self.network.settle()
+        self.assertEqual(self.network.relay.channel_count, 1)
+
+    def test_O5_cancelling_closes_it(self) -> None:
+        raw = self.network.raw(X)
+        opening = self.a.open(X.public, Accepting())
+        opening.addErrback(lambda _: None)
+        self.network.settle()
+        opening.cancel()
+        self.network.settle()
+        self.assertEqual([frame for frame, _ in raw.take()], [OPEN_CHANNEL, CHANNEL_CLOSED])
+        self.assertEqual(self.ids(self.a), [])
+        # its answer, which was on the way, opens nothing
+        raw.send(CHANNEL_OPENED, b"\xff" + bytes(49))
+        self.network.settle()
+        self.assertEqual(self.network.relay.channel_count, 0)
+
+    def test_an_answer_that_comes_at_once(self) -> None:
+        """The Go client lost it when it came before Dial waited."""
+        for _ in range(40):
+            self.pair()
+        self.assertEqual(self.network.relay.channel_count, 40)
+
+    def test_glare(self) -> None:
+        """A client and the server take the same id at once: both channels end, and nothing stays behind."""
+        network = Network(choose=lambda peer: 0)
+        factory = Accepting()
+        a, b = network.client(A, factory), network.client(B, factory)
+        one, two = a.open(B.public, Accepting()), b.open(A.public, Accepting())
+        for opening in (one, two):
+            opening.addErrback(lambda failure: failure.trap(TransportRefused) and None)
+        network.settle()
+        self.assertEqual((self.ids(a), self.ids(b), network.relay.channel_count), ([], [], 0))
+        self.successResultOf(one)
+        self.successResultOf(two)
+
+
+class K_ClosingTests(ChannelCase):
+    """Closing."""
+
+    def test_K1_either_side_may_close(self) -> None:
+        for closer in (0, 1):
+            ends = self.pair()
+            ends[closer].transport.loseConnection()
+            self.network.settle()
+            for end in ends:
+                end.lost.trap(ConnectionDone)
+            self.assertEqual((self.ids(self.a), self.ids(self.b), self.network.relay.channel_count), ([], [], 0))
+
+    def test_K1_frames(self) -> None:
+        mine, raw = self.raw_pair()
+        mine.transport.loseConnection()
+        self.network.settle()
+        self.assertEqual(raw.take(), [(CLOSE_CHANNEL, b"\xff")])
+        self.assertIsNone(mine.lost)
+        raw.send(CHANNEL_CLOSED, b"\xff")
+        self.network.settle()
+        mine.lost.trap(ConnectionDone)
+        self.assertEqual(raw.take(), [])
+
+    def test_K2_half_close(self) -> None:
+        mine, raw = self.raw_pair()
+        mine.transport.write(b"last")
+        mine.transport.loseConnection()
+        mine.transport.write(b"too late")
+        self.network.settle()
+        self.assertEqual([frame for frame, _ in raw.take()], [SEND, CLOSE_CHANNEL])
+        self.say(raw, 255, b"late message, ")
+        self.say(raw, 255, b"and another")
+        self.network.settle()
+        self.assertEqual(mine.data, b"late message, and another")
+        self.assertIsNone(mine.lost)
+        raw.send(CHANNEL_CLOSED, b"\xff")
+        self.network.settle()
+        mine.lost.trap(ConnectionDone)
+
+    def test_K3_no_answer_to_close(self) -> None:
+        mine, raw = self.raw_pair()
+        mine.transport.loseConnection()
+        self.network.settle()
+        self.network.advance(CLOSE_TIMEOUT - 0.1)
+        self.assertIsNone(mine.lost)
+        self.network.advance(0.2)
+        mine.lost.trap(ConnectionDone)
+        self.assertEqual(raw.take(), [(CLOSE_CHANNEL, b"\xff"), (CHANNEL_CLOSED, b"\xff")])
+        self.assertEqual((self.ids(self.a), self.network.relay.channel_count), ([], 0))
+
+    def test_K4_end_after_what_is_queued(self) -> None:
+        mine, theirs = self.pair()
+        theirs.transport.pauseProducing()
+        mine.transport.write(b"before the end")
+        mine.transport.loseConnection()
+        self.network.settle()
+        self.assertEqual((theirs.data, theirs.lost), (b"", None))
+        theirs.transport.write(b"into the void")
+        self.failureResultOf(theirs.transport.send(b"x"), TransportClosed)
+        theirs.transport.resumeProducing()
+        self.network.settle()
+        self.assertEqual(theirs.data, b"before the end")
+        theirs.lost.trap(ConnectionDone)
+        self.assertEqual(mine.data, b"")
+
+    def test_K5_channel_closed_at_any_time(self) -> None:
+        mine, raw = self.raw_pair()
+        raw.send(CHANNEL_CLOSED, b"\xff")
+        self.network.settle()
+        mine.lost.trap(ConnectionDone)
+        mine.transport.write(b"nobody is there")
+        self.network.settle()
+        self.assertEqual(raw.take(), [])
+        # and as the answer to OpenChannel, and while closing
+        opening = self.a.open(X.public, Accepting())
+        self.network.settle()
+        raw.send(CHANNEL_CLOSED, bytes((raw.take()[0][1][0],)))
+        self.network.settle()
+        self.failureResultOf(opening, TransportRefused)
+        self.assertEqual(self.ids(self.a), [])
+
+    def test_K6_both_close_at_once(self) -> None:
+        mine, theirs = self.pair()
+        mine.transport.loseConnection()
+        theirs.transport.loseConnection()
+        self.network.settle()
+        mine.lost.trap(ConnectionDone)
+        theirs.lost.trap(ConnectionDone)
+        self.network.advance(CLOSE_TIMEOUT)
+        self.assertEqual((self.ids(self.a), self.ids(self.b), self.network.relay.channel_count), ([], [], 0))
+        # the one that the server did not tell any more waits a second for its id
+        self.pair()
+
+    def test_K7_send_after_close_is_dropped(self) -> None:
+        mine, raw = self.raw_pair()
+        raw.send(CLOSE_CHANNEL, b"\xff")
+        self.say(raw, 255, b"after the end")
+        self.network.settle()
+        self.assertEqual(mine.data, b"")
+        mine.lost.trap(ConnectionDone)
+        self.assertEqual(self.network.relay.drops[DropReason.NO_SUCH_TRANSPORT], 1)
+
+    def test_aborting(self) -> None:
+        mine, theirs = self.pair()
+        mine.transport.write(b"x" * 1000)
+        mine.transport.abortConnection()
+        self.network.settle()
+        self.assertIsNotNone(theirs.lost)
+        self.assertEqual((self.ids(self.a), self.ids(self.b), self.network.relay.channel_count), ([], [], 0))
+
+    def test_a_bug_of_an_application_ends_its_channel_only(self) -> None:
+        class Broken(Recorder):
+            def dataReceived(self, data: bytes) -> None:
+                raise RuntimeError("a bug")
+
+        good, _ = self.pair()
+        self.factory.protocol = Broken
+        bad, _ = self.pair()
+        bad.transport.write(b"x")
+        self.network.settle()
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+        self.assertIsNotNone(bad.lost)
+        self.assertIsNone(good.lost)
+
+
+class X_DisconnectionTests(ChannelCase):
+    """Disconnections."""
+
+    def test_X1_the_server_is_lost(self) -> None:
+        mine, theirs = self.pair()
+        elsewhere = Network(self.profile)
+        there = Accepting()
+        elsewhere.client(B, there)
+        other = elsewhere.client(A)
+        opening = other.open(B.public, Accepting())
+        elsewhere.settle()
+        living: Any = self.successResultOf(opening)
+        waiting = self.a.open(X.public, Accepting())
+        for session in (self.a, self.b):
+            session.link.server_side.transport.abortConnection()
+        self.network.settle()
+        for end in (mine, theirs):
+            self.assertIn("connection to the server was lost", str(end.lost.value))
+        mine.transport.write(b"nobody is there")
+        self.failureResultOf(mine.transport.send(b"x"), TransportClosed)
+        self.failureResultOf(waiting)
+        self.assertIsNone(self.successResultOf(self.a.lost))
+        living.transport.write(b"still here")
+        elsewhere.settle()
+        self.assertEqual(there.built[0].data, b"still here")
+
+    def test_X2_a_client_is_lost(self) -> None:
+        raw = self.network.raw(X)
+        for number in range(3):
+            raw.send(OPEN_CHANNEL, bytes((number,)) + B.public + bytes(49))
+        mine, second = self.raw_pair()
+        opening = self.a.open(X.public, Accepting())
+        self.network.settle()
+        second.take()
+        self.a.link.transport.abortConnection()
+        self.network.settle()
+        self.assertEqual(second.take(), [(CHANNEL_CLOSED, b"\xff"), (CHANNEL_CLOSED, b"\xfe")])
+        self.failureResultOf(opening)
+        self.assertIsNotNone(mine.lost)
+        self.assertEqual(self.network.relay.channel_count, 0)
+        self.assertEqual(self.network.relay.drops[DropReason.PEER_DISCONNECTED], 2)
+
+    def test_X3_what_came_before_the_loss_is_delivered(self) -> None:
+        mine, theirs = self.pair()
+        theirs.transport.pauseProducing()
+        mine.transport.write(b"queued")
+        self.network.settle()
+        self.b.link.server_side.transport.abortConnection()
+        self.network.settle()
+        self.assertEqual((theirs.data, theirs.lost), (b"", None))
+        theirs.transport.resumeProducing()
+        self.network.settle()
+        self.assertEqual(theirs.data, b"queued")
+        self.assertIsNotNone(theirs.lost)
+
+    def test_the_newest_link_of_a_key_wins(self) -> None:
+        """And the end of the older one takes nothing from it (the Go pool forgot the newer one)."""
+        mine, old = self.pair()
+        newer = Accepting()
+        session = self.network.client(B, newer)
+        self.open()
+        self.assertEqual((len(newer.built), len(self.factory.built)), (1, 1))
+        mine.transport.write(b"over the old one")
+        self.network.settle()
+        self.assertEqual(old.data, b"over the old one")
+        self.b.link.transport.abortConnection()
+        self.network.settle()
+        self.open()
+        self.assertEqual(len(newer.built), 2)
+        self.assertTrue(session.connected)
+
+
+class SkywireC(C_ManagementTests):
+    profile = Profile.SKYWIRE
+
+
+class SkywireO(O_OpeningTests):
+    profile = Profile.SKYWIRE
+
+
+class SkywireK(K_ClosingTests):
+    profile = Profile.SKYWIRE
+
+
+class SkywireX(X_DisconnectionTests):
+    profile = Profile.SKYWIRE
