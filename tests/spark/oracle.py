@@ -43,7 +43,7 @@ def _quantiles(source: str, name: str) -> str:
         f"CASE WHEN bucket = {BUCKETS - 1} THEN {_BOUND.format('(bucket - 1)')} ELSE {_BOUND.format('bucket')} END",
     )
     picks = ", ".join(
-        f"min(CASE WHEN upto >= {share} * total THEN"
+        f"max(CASE WHEN upto >= {share} * total AND upto - n < {share} * total THEN"
         f" ({lower}) + (({upper}) - ({lower})) * ({share} * total - (upto - n)) / n END)"
         f" AS {name}_p{int(share * 100)}"
         for share in (0.5, 0.9, 0.99)
