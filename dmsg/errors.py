@@ -69,7 +69,7 @@ _CLOSE_TEXTS = {
     CloseReason.RATE_LIMITED: "too many requests",
     CloseReason.NOT_ADMITTED: "this key is not admitted",
     CloseReason.MOVED: "the stream goes on over another transport",
-    CloseReason.STALLED: "nothing was acknowledged for too long",
+    CloseReason.STALLED: "nothing was taken for too long",
 }
 
 

@@ -27,6 +27,7 @@ _COMMANDS = {
     "curl": ("dmsg.cli.web:curl", "Fetch a dmsg:// URL."),
     "nc": ("dmsg.cli.pipe:nc", "Standard input and output over a stream."),
     "cp": ("dmsg.cli.copy:cp", "Copy files to and from a peer; goes on where it was cut."),
+    "messaging": ("dmsg.cli.messaging", "The Messaging System, the protocol before dmsg."),
     "name": ("dmsg.cli.name", "The address book."),
     "analytics": ("dmsg.cli.analytics", "What the network did, computed on Spark."),
     "demo": ("dmsg.cli.demo", "A whole network on this machine, in under a minute."),

@@ -93,7 +93,7 @@ def _Half(console: _Console) -> Any:
     return console
 
 
-class _Once(Factory):
+class Once(Factory):
     """Builds one protocol and refuses the rest."""
 
     noisy = False
@@ -131,7 +131,7 @@ def listen(port: int, settings: ClientSettings, wait: float) -> None:
 
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
-            factory = _Once(reactor, wait)
+            factory = Once(reactor, wait)
             listening = client.listen(factory, port)
             click.echo(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
             try:
@@ -159,7 +159,7 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
 
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
-            factory = _Once(reactor, wait)
+            factory = Once(reactor, wait)
             await client.connect(address, factory, timeout)
             await factory.done
 

@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import click
 from twisted.internet import task
@@ -21,7 +21,7 @@ from twisted.logger import (
     textFileLogObserver,
 )
 
-from dmsg.delegation.client import MIN_SERVERS
+from dmsg.delegation.client import MIN_SERVERS, DelegatedClient
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, load_or_create_key
@@ -32,6 +32,8 @@ from dmsg.transport.streams import RESUME_TIMEOUT
 from dmsg.transport.strings import parse_port
 
 T = TypeVar("T")
+C = TypeVar("C", bound=DelegatedClient)
+C_co = TypeVar("C_co", bound=DelegatedClient, covariant=True)
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -266,10 +268,17 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
     raise SystemExit(0)
 
 
+class Settings(Protocol[C_co]):
+    """What options say of a client of some family."""
+
+    def make(self, reactor: Any) -> C_co:
+        """A client, not started."""
+
+
 async def with_client(
     reactor: Any,
-    settings: ClientSettings,
-    use: Callable[[Client], Awaitable[T]],
+    settings: Settings[C],
+    use: Callable[[C], Awaitable[T]],
     *,
     published: bool = False,
 ) -> T:

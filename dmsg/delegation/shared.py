@@ -51,12 +51,18 @@ class SharedClients(Generic[C]):
             client = self._clients[name] = self._make(reactor, secret, urls, *others)
 
             def stop(client: C = client) -> Any:
-                del self._clients[name]
+                self._clients.pop(name, None)
                 return client.stopService()
 
             reactor.addSystemEventTrigger("before", "shutdown", stop)
             client.startService()
         return client
+
+    async def stop(self) -> None:
+        """Stop all of them, before the reactor stops."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.stopService()
 
 
 class LazyClient:

@@ -3,10 +3,10 @@
 Rules are in :mod:`dmsg.messaging.client`; here are Deferreds, timers and producers.
 
 There are no acknowledgements: a message counts as sent when it is handed to TCP,
-and it is not known whether it arrived.  There are no windows either: a
-channel whose application does not read is held back by reading the link no
-more, if it is the only one that is open; else it may have ``UNREAD_LIMIT``
-bytes, and is closed beyond.
+and it is not known whether it arrived.  There are no windows either: while an
+application leaves much unread its whole link is read no more, and the other
+channels of the link wait with it.  One that hardly takes anything for
+``STALL_TIMEOUT`` loses its channel.
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ OPEN_TIMEOUT = 10.0
 """Seconds for the answer to an OpenChannel, by default."""
 CLOSE_TIMEOUT = 1.0
 """Seconds that ChannelClosed is waited for (the seed's "given timeout"; Go, 2019: 1 s)."""
-UNREAD_PAUSE = 256 * 1024
-"""Bytes that a stopped application leaves unread before the link is read no more."""
-UNREAD_LIMIT = 4 * 1024 * 1024
-"""Bytes that it may leave unread when other channels go on."""
+UNREAD_PAUSE = 1024 * 1024
+"""Bytes that an application leaves unread before the link is read no more."""
+UNREAD_RESUME = UNREAD_PAUSE - 64 * 1024
+"""Bytes unread from which on it is read again."""
+STALL_TIMEOUT = 20.0
+"""Seconds that it may hold up the link at a time.  After 30 the kernel of the server would end the link, with
+all its channels."""
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes of answers that a client holds for a server that does not read."""
 
@@ -107,7 +110,7 @@ class ClientSession:
         self._closing: dict[ClientChannel, IDelayedCall] = {}
         self._writable = True
         self._receiving = False
-        self._reading = True
+        self._holding: dict[ClientChannel, IDelayedCall] = {}
         self.server = server
         self.lost: Deferred[None] = Deferred()
         self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
@@ -215,9 +218,10 @@ class ClientSession:
         self.connected = False
         channels = list(self._core.channels.values())
         self._core.channels.clear()
-        for timer in self._closing.values():
+        for timer in (*self._closing.values(), *self._holding.values()):
             timer.cancel()
         self._closing.clear()
+        self._holding.clear()
         # first the news that this server is gone: who looks for another must not find this one
         self.lost.callback(None)
         gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "connection to the server was lost")
@@ -269,8 +273,8 @@ class ClientSession:
         size = len(event.data)
         stream.unread += size
         stream.data_received(event.data)
-        if stream.unread > UNREAD_PAUSE and not stream.over:
-            self._held_up(event.channel, stream)
+        if stream.unread > UNREAD_PAUSE and not stream.over and event.channel not in self._holding:
+            self._hold(event.channel)
 
     def _on_closed(self, event: Closed) -> None:
         channel = event.channel
@@ -282,7 +286,8 @@ class ClientSession:
         stream: ChannelStream | None = channel.user
         if stream is not None:
             stream.carrier_closed(CloseReason.UNSPECIFIED if event.authentic else CloseReason.NOT_AUTHENTIC)
-        self._reconsider()
+        if channel in self._holding:
+            self._let_go(channel)
 
     _handle: dict[type[Event], Callable[[Any, Any], None]] = {
         Requested: _on_requested,
@@ -294,28 +299,26 @@ class ClientSession:
 
     # --- applications that do not read ---
 
-    def _held_up(self, channel: ClientChannel, stream: ChannelStream) -> None:
-        others = [one for one in self._core.channels.values() if one is not channel]
-        if not others:
-            self._set_reading(False)
-        elif stream.unread > UNREAD_LIMIT:
+    def _hold(self, channel: ClientChannel) -> None:
+        """Its application has more than it takes: read the link no more."""
+
+        def stalled() -> None:
+            del self._holding[channel]
             self._end_now(channel)
-            stream.carrier_closed(CloseReason.BUFFER_FULL)
+            channel.user.carrier_closed(CloseReason.STALLED)
+            self._let_go(channel)
 
-    def _reconsider(self) -> None:
-        """Read again, unless the only channel's application does not."""
-        if not self._reading:
-            streams = self.streams
-            if len(streams) != 1 or streams[0].unread <= UNREAD_PAUSE // 2:
-                self._set_reading(True)
+        if self._link is not None:
+            self._link.pause_reading()
+            self._holding[channel] = self._reactor.callLater(STALL_TIMEOUT, stalled)
 
-    def _set_reading(self, reading: bool) -> None:
-        if self._reading != reading and self._link is not None:
-            self._reading = reading
-            if reading:
-                self._link.resume_reading()
-            else:
-                self._link.pause_reading()
+    def _let_go(self, channel: ClientChannel) -> None:
+        """It holds up nothing any more."""
+        timer = self._holding.pop(channel, None)
+        if timer is not None:
+            timer.cancel()
+        if not self._holding and self._link is not None:
+            self._link.resume_reading()
 
     # --- closing ---
 
@@ -341,7 +344,8 @@ class ClientSession:
         stream: ChannelStream | None = channel.user
         if stream is not None and stream.half_closed:
             stream.carrier_closed(CloseReason.UNSPECIFIED)
-        self._reconsider()
+        if channel in self._holding:
+            self._let_go(channel)
 
     # --- what streams need: StreamCarrier ---
 
@@ -376,8 +380,8 @@ class ClientSession:
     def stream_consumed(self, stream: StreamTransport, size: int) -> None:
         assert isinstance(stream, ChannelStream)
         stream.unread -= size
-        if not self._reading:
-            self._reconsider()
+        if stream.unread <= UNREAD_RESUME and stream.token in self._holding:
+            self._let_go(stream.token)
 
     def stream_close(self, stream: StreamTransport, reason: int) -> None:
         channel: ClientChannel = stream.token

@@ -336,15 +336,10 @@ class EndpointTests(EntityCase):
         await other.stopListening()
         await port.stopListening()
 
-    async def _stop_all(self) -> None:
-        for client in list(strings._clients.values()):
-            await client.stopService()
-        strings._clients.clear()
-
     def _forget(self) -> Any:
         from twisted.internet.defer import Deferred
 
-        return Deferred.fromCoroutine(self._stop_all())
+        return Deferred.fromCoroutine(strings._clients.stop())
 
     def test_malformed_strings(self) -> None:
         key = SecKey.generate().public

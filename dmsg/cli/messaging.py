@@ -1,0 +1,196 @@
+"""``dmsg messaging``: the Messaging System, the protocol before dmsg."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from twisted.internet.defer import maybeDeferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+
+from dmsg.cli.pipe import Once, wait_option
+from dmsg.cli.running import (
+    PUBLIC_KEY,
+    discovery_option,
+    key_option,
+    milliseconds,
+    only_option,
+    prefer_option,
+    run,
+    servers_option,
+    timeout_option,
+    with_client,
+)
+from dmsg.errors import ConnectFailed, DmsgTimeout
+from dmsg.keys import PubKey, SecKey, load_or_create_key
+from dmsg.messaging.service import Client
+from dmsg.messaging.wire import Profile
+
+
+@dataclass(frozen=True)
+class MessagingSettings:
+    """What the options say of the client to run."""
+
+    discovery: tuple[str, ...]
+    key_file: str | None
+    min_servers: int
+    profile: Profile
+    prefer: tuple[PubKey, ...]
+    only: tuple[PubKey, ...]
+
+    def make(self, reactor: Any) -> Client:
+        """A client, not started."""
+        key = load_or_create_key(self.key_file) if self.key_file else SecKey.generate()
+        return Client(
+            reactor,
+            key,
+            self.discovery,
+            profile=self.profile,
+            min_servers=self.min_servers,
+            prefer=self.prefer,
+            only=self.only,
+        )
+
+
+profile_option = click.option(
+    "--profile",
+    default=Profile.SEED.value,
+    show_default=True,
+    type=click.Choice([one.value for one in Profile]),
+    help="The dialect of the servers and of the remote; skywire is that of the Go code of March 2019.",
+)
+
+
+def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that runs a client; it gets them as ``settings``."""
+
+    @functools.wraps(command)
+    def with_settings(
+        discovery: tuple[str, ...],
+        key_file: str | None,
+        min_servers: int,
+        profile: str,
+        prefer: tuple[PubKey, ...],
+        only: tuple[PubKey, ...],
+        **others: Any,
+    ) -> Any:
+        urls = tuple(url for one in discovery for url in one.split())
+        settings = MessagingSettings(urls, key_file, min_servers, Profile(profile), prefer, only)
+        return command(settings=settings, **others)
+
+    wrapped: Callable[..., Any] = with_settings
+    for option in (only_option, prefer_option, profile_option, servers_option, key_option, discovery_option):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+@click.group()
+def messaging() -> None:
+    """The Messaging System, the protocol before dmsg; its servers are `twistd dmsg-messaging-server`.
+
+    Keys are not to be those of dmsg clients: an entry in discovery is of one or the other.
+    """
+
+
+@messaging.command()
+@messaging_options
+@wait_option
+def listen(settings: MessagingSettings, wait: float) -> None:
+    """Take one channel and join it to standard input and output.
+
+    \b
+    Example:
+      dmsg messaging listen --key-file bob.key -w 60 > received
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            factory = Once(reactor, wait)
+            listening = client.listen(factory)
+            click.echo(f"listening: {client.public_key}", err=True)
+            try:
+                await factory.done
+            finally:
+                await maybeDeferred(listening.stopListening)
+
+        await with_client(reactor, settings, use, published=True)
+
+    run(main)
+
+
+@messaging.command()
+@click.argument("public_key", type=PUBLIC_KEY)
+@messaging_options
+@timeout_option
+@wait_option
+def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wait: float) -> None:
+    """Open a channel to PUBLIC_KEY and join it to standard input and output.
+
+    \b
+    Example:
+      echo hello | dmsg messaging connect 02ab...
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            factory = Once(reactor, wait)
+            await client.connect(public_key, factory, timeout)
+            await factory.done
+
+        await with_client(reactor, settings, use)
+
+    run(main)
+
+
+@messaging.command()
+@click.argument("public_key", type=PUBLIC_KEY)
+@click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="How many.")
+@click.option(
+    "--interval", "-i", default=0.2, show_default=True, type=click.FloatRange(0, 3600), help="Seconds between."
+)
+@messaging_options
+@timeout_option
+def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSettings, timeout: float) -> None:
+    """Measure how long a channel to PUBLIC_KEY takes to open.
+
+    The protocol has no acknowledgements, so that is what there is to measure: one
+    round trip through the server, and both ends' key agreement. The remote has to accept
+    channels; its program sees them come and go.
+
+    \b
+    Example:
+      dmsg messaging ping 02ab... -c 10
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            times = []
+            for number in range(1, count + 1):
+                started = reactor.seconds()
+                try:
+                    protocol: Any = await client.connect(public_key, Factory.forProtocol(Protocol), timeout)
+                except (ConnectFailed, DmsgTimeout) as error:
+                    click.echo(f"{number}: {error}")
+                else:
+                    times.append(reactor.seconds() - started)
+                    server = protocol.transport.server
+                    click.echo(f"{number}: {milliseconds(times[-1])} through {server.short}")
+                    protocol.transport.loseConnection()
+                if number < count:
+                    await deferLater(reactor, interval)
+            lost = count - len(times)
+            text = ""
+            if times:
+                low, mean, high = min(times), sum(times) / len(times), max(times)
+                text = f"; min {milliseconds(low)}, mean {milliseconds(mean)}, max {milliseconds(high)}"
+            click.echo(f"{count} tried, {lost} failed{text}")
+            if lost:
+                raise SystemExit(1)
+
+        await with_client(reactor, settings, use)
+
+    run(main)

@@ -1,0 +1,413 @@
+"""The server under those who do not behave: silent, slow, flooding, random."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.keys import SecKey
+from dmsg.messaging.client import ClientConnection
+from dmsg.messaging.policing import Limits
+from dmsg.messaging.relay import (
+    CHANNEL_QUEUE_LIMIT,
+    MAX_LINKS_PER_KEY,
+    PEER_QUEUE_MAXIMUM,
+    Relay,
+    RelayPeer,
+)
+from dmsg.messaging.session import STALL_TIMEOUT
+from dmsg.messaging.state import TRANSITIONS, Input, State
+from dmsg.messaging.wire import (
+    CHANNEL_CLOSED,
+    CHANNEL_OPENED,
+    CLOSE_CHANNEL,
+    OPEN_CHANNEL,
+    SEND,
+    FrameBuffer,
+    Profile,
+    encode_frame,
+)
+from tests.messaging.support import KEYS, Network
+from tests.support import Accepting
+
+LISTED = [SecKey.from_seed(b"relay %d" % number) for number in range(6)]
+
+
+class FakePort:
+    """Keeps what is sent; holds it back when told to."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.sent = bytearray()
+        self.waiting = 0
+        self.stuck = False
+        self.paused = False
+        self.closed: DropReason | None = None
+        self._frames = FrameBuffer(profile)
+
+    def send(self, data: Any) -> None:
+        self.sent += data
+        if self.stuck:
+            self.waiting += len(data)
+
+    def queued(self) -> int:
+        return self.waiting
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def close(self, reason: DropReason) -> None:
+        self.closed = reason
+
+    def take(self) -> list[tuple[int, bytes]]:
+        frames = self._frames.feed(bytes(self.sent))
+        self.sent.clear()
+        return [tuple(frame) for frame in frames]
+
+
+class RelayCase(SynchronousTestCase):
+    """A relay without links."""
+
+    profile = Profile.SEED
+
+    def setUp(self) -> None:
+        self.now = 0.0
+        self.relay = Relay(self.profile, now=lambda: self.now)
+        self.ports: dict[RelayPeer, FakePort] = {}
+
+    def peer(self, number: int) -> Any:
+        port = FakePort(self.profile)
+        peer = self.relay.add(LISTED[number].public, port)
+        self.ports[peer] = port
+        return peer
+
+    def say(self, peer: RelayPeer, *frames: tuple[int, bytes]) -> None:
+        data = bytearray(b"".join(encode_frame(self.profile, *frame) for frame in frames))
+        self.assertEqual(self.relay.receive_frames(peer, data, len(data)), len(data))
+        self.relay.check()
+
+    def channel(self, one: RelayPeer, two: RelayPeer, number: int = 0) -> int:
+        """Open one; its id at ``two``."""
+        self.say(one, (OPEN_CHANNEL, bytes((number,)) + two.key + bytes(49)))
+        there = self.ports[two].take()[-1][1][0]
+        self.say(two, (CHANNEL_OPENED, bytes((there,)) + bytes(49)))
+        self.ports[one].take()
+        return there
+
+
+class ForwardingTests(RelayCase):
+    """The fast path says what the slow one would."""
+
+    @given(st.integers(0, 2**32), st.sampled_from(Profile))
+    @settings(max_examples=60, deadline=None)
+    def test_sends_arrive_in_order(self, seed: int, profile: Profile) -> None:
+        self.profile = profile
+        self.setUp()
+        random = Random(seed)
+        source, *others = [self.peer(number) for number in range(4)]
+        there = {}
+        for number in range(5):
+            other = random.choice(others)
+            there[number] = (other, self.channel(source, other, number))
+        expected: dict[RelayPeer, list[tuple[int, bytes]]] = {other: [] for other in others}
+        frames = []
+        for _ in range(random.randrange(1, 12)):
+            number, size = random.randrange(7), random.choice((3, 3, 20, 400))
+            for _ in range(random.choice((1, 2, 40))):
+                body = random.randbytes(size - 1)
+                frames.append((SEND, bytes((number,)) + body))
+                if number in there:
+                    other, theirs = there[number]
+                    expected[other].append((SEND, bytes((theirs,)) + body))
+        self.say(source, *frames)
+        for other in others:
+            self.assertEqual(self.ports[other].take(), expected[other])
+
+
+class SlowReaderTests(RelayCase):
+    """Who does not read holds up those who send to nobody else, and no others."""
+
+    def stick(self, peer: RelayPeer) -> None:
+        port = self.ports[peer]
+        port.stuck, port.waiting = True, 300_000
+        self.relay.congest(peer)
+
+    def send(self, peer: RelayPeer, number: int, size: int) -> None:
+        while size > 0:
+            self.say(peer, (SEND, bytes((number,)) + bytes(min(size, 60_000))))
+            size -= 60_000
+
+    def test_a_source_of_one_is_paused(self) -> None:
+        a, b, c, d = (self.peer(number) for number in range(4))
+        self.channel(a, b)
+        self.channel(c, b)
+        self.channel(c, d, 1)
+        self.stick(b)
+        self.assertEqual([self.ports[one].paused for one in (a, b, c, d)], [True, False, False, False])
+        # one that gets another channel is read again, and held up again when that ends
+        self.say(d, (OPEN_CHANNEL, b"\7" + a.key + bytes(49)))
+        self.assertFalse(self.ports[a].paused)
+        self.say(d, (CHANNEL_CLOSED, b"\7"))
+        self.assertTrue(self.ports[a].paused)
+        self.ports[b].stuck, self.ports[b].waiting = False, 0
+        self.relay.relieve(b)
+        self.assertFalse(self.ports[a].paused)
+
+    def test_a_lost_reader_releases_its_sources(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        self.channel(a, b)
+        self.stick(b)
+        self.relay.remove(b)
+        self.assertFalse(self.ports[a].paused)
+        self.assertEqual(self.ports[a].take(), [(CHANNEL_CLOSED, b"\0")])
+
+    def test_a_channel_has_its_limit_and_others_go_on(self) -> None:
+        a, b, c = (self.peer(number) for number in range(3))
+        self.channel(a, b, 0)
+        self.channel(a, b, 1)
+        self.channel(a, c, 2)
+        self.stick(b)
+        self.send(a, 0, CHANNEL_QUEUE_LIMIT + 400_000)
+        self.assertEqual(self.ports[a].take(), [(CHANNEL_CLOSED, b"\0")])
+        self.assertEqual(self.relay.drops[DropReason.QUEUE_FULL], 1)
+        self.ports[c].take()
+        self.send(a, 2, 100)
+        self.assertEqual(len(self.ports[c].take()), 1)
+        self.assertEqual(sorted(a.ends), [1, 2])
+        self.assertLess(self.ports[b].waiting, CHANNEL_QUEUE_LIMIT + 500_000)
+
+    def test_a_slow_reader_that_goes_on_reading_keeps_its_channels(self) -> None:
+        a, b, c = (self.peer(number) for number in range(3))
+        self.channel(a, b, 0)
+        self.channel(a, c, 1)
+        self.stick(b)
+        for _ in range(100):
+            self.send(a, 0, 60_000)
+            self.ports[b].waiting = min(self.ports[b].waiting, 400_000)
+        self.assertEqual(sorted(a.ends), [0, 1])
+
+    def test_answers_have_a_limit_too(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        self.stick(a)
+        self.ports[a].waiting = PEER_QUEUE_MAXIMUM + 1
+        self.say(a, (OPEN_CHANNEL, b"\0" + bytes(82)))
+        self.assertEqual(self.ports[a].closed, DropReason.SEND_BUFFER_FULL)
+        self.assertIsNone(self.ports[b].closed)
+
+
+class ManyTests(RelayCase):
+    """Floods, and links of one key."""
+
+    def test_links_of_one_key(self) -> None:
+        for _ in range(MAX_LINKS_PER_KEY + 1):
+            newest = self.peer(0)
+        closed = [port.closed for port in self.ports.values()]
+        self.assertEqual(closed, [DropReason.REPLACED] + [None] * MAX_LINKS_PER_KEY)
+        self.assertIs(self.relay.newest[LISTED[0].public], newest)
+
+    def test_a_flood_of_open_channel(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        limits = Limits(open_rate=10)
+        self.relay.limits = limits
+        frame = (OPEN_CHANNEL, b"\0" + LISTED[5].public + bytes(49))
+        for _ in range(25):
+            self.say(a, frame)
+        self.assertEqual(self.relay.drops[DropReason.NO_SUCH_PEER], 20)
+        self.assertEqual(self.relay.drops[DropReason.RATE_LIMITED], 5)
+        self.assertEqual(len(self.ports[a].take()), 25)
+        self.now += 1
+        self.say(a, frame)
+        self.assertEqual(self.relay.drops[DropReason.NO_SUCH_PEER], 21)
+        error = self.assertRaises(RemoteProtocolError, self.say, a, *[frame] * 200)
+        self.assertEqual(error.reason, DropReason.FLOOD)
+        self.say(b, frame)
+
+    def test_channels_between_two(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        self.relay.limits = Limits(max_per_pair=2)
+        for number in range(3):
+            self.say(a, (OPEN_CHANNEL, bytes((number,)) + b.key + bytes(49)))
+        self.assertEqual(self.ports[a].take(), [(CHANNEL_CLOSED, b"\2")])
+        self.assertEqual(self.relay.drops[DropReason.TOO_MANY_PER_PAIR], 1)
+
+
+class RandomTests(SynchronousTestCase):
+    """Nothing that a peer may say breaks the table, or anything else."""
+
+    @given(st.integers(0, 2**32), st.sampled_from(Profile))
+    @settings(max_examples=40, deadline=None)
+    def test_random_frames_of_three_clients(self, seed: int, profile: Profile) -> None:
+        random = Random(seed)
+        relay = Relay(profile, limits=Limits(open_rate=0, max_per_pair=random.choice((1, 3, 256))))
+        ports = {}
+        for number in range(3):
+            port = FakePort(profile)
+            ports[relay.add(LISTED[number].public, port)] = port
+        for _ in range(120):
+            if not relay.peers:
+                break
+            peer = random.choice(list(relay.peers))
+            if random.random() < 0.02:
+                relay.remove(peer)
+                port = FakePort(profile)
+                ports[relay.add(peer.key, port)] = port
+                continue
+            frame_type = random.choice((OPEN_CHANNEL,) * 3 + (CHANNEL_OPENED,) * 3 + tuple(range(7)))
+            number = random.choice((0, 1, 2, 252, 253, 254, 255))
+            length = {OPEN_CHANNEL: 49, CHANNEL_OPENED: 49}.get(frame_type, random.randrange(4))
+            key = random.choice(LISTED[:4]).public if frame_type == OPEN_CHANNEL else b""
+            body = bytes((number,)) + key + random.randbytes(length)
+            if random.random() < 0.1:
+                body = body[: random.randrange(len(body))]
+            data = bytearray(encode_frame(profile, frame_type, body))
+            relay.receive_frames(peer, data, len(data))
+            relay.check()
+        for peer in list(relay.peers):
+            relay.remove(peer)
+        relay.check()
+        assert relay.channel_count == 0
+
+    @given(st.integers(0, 2**32), st.sampled_from(Profile))
+    @settings(max_examples=40, deadline=None)
+    def test_random_frames_at_a_client(self, seed: int, profile: Profile) -> None:
+        random = Random(seed)
+        core = ClientConnection(KEYS["A"], profile)
+        core.accepting = True
+        for _ in range(60):
+            if random.random() < 0.3 and core.has_free_id:
+                core.open(KEYS["B"].public)
+            channels = list(core.channels.values())
+            if channels and random.random() < 0.2:
+                channel = random.choice(channels)
+                random.choice((core.close, core.give_up))(channel)
+            body = random.randbytes(random.choice((0, 1, 1, 2, 4, 50, 83)))
+            if body and random.random() < 0.8:
+                body = bytes((random.choice((0, 1, 2, 255)),)) + body[1:]
+            data = bytearray(encode_frame(profile, random.randrange(6), body))
+            taken, _ = core.receive_frames(data, len(data))
+            self.assertEqual(taken, len(data))
+            for number, channel in core.channels.items():
+                self.assertEqual(channel.id, number)
+                self.assertNotIn(channel.state, (None, State.CLOSED))
+            FrameBuffer(profile).feed(b"".join(core.data_to_send()))
+
+    def test_random_bytes_at_every_state(self) -> None:
+        """Before, within and after the handshake, with a channel and without: the server lives."""
+        random = Random(3)
+        for profile in Profile:
+            network = Network(profile)
+            factory = Accepting()
+            honest, other = network.client(KEYS["A"], Accepting()), network.client(KEYS["B"], factory)
+            for _ in range(60):
+                link: Any = network.factory.buildProtocol(None)
+                from twisted.internet.testing import StringTransport
+
+                transport = StringTransport()
+                transport.abortConnection = transport.loseConnection  # type: ignore[method-assign]
+                link.makeConnection(transport)
+                link.dataReceived(random.choice((b"", b"{", b'{"version"')) + random.randbytes(random.randrange(200)))
+                raw = network.raw(KEYS["X"])
+                if random.random() < 0.5:
+                    raw.send(OPEN_CHANNEL, b"\0" + KEYS["B"].public + random.randbytes(49))
+                raw.transport.write(random.randbytes(random.randrange(300)))
+                network.settle()
+                other.link.server_side.send(encode_frame(profile, random.randrange(9), random.randbytes(60)))
+                network.settle()
+                raw.transport.abortConnection()
+                network.settle()
+                if not link._gone:
+                    link.connectionLost()
+            opening = honest.open(KEYS["B"].public, Accepting())
+            network.settle()
+            mine: Any = self.successResultOf(opening)
+            mine.transport.write(b"still there")
+            network.settle()
+            self.assertEqual(factory.built[-1].data, b"still there")
+
+    def test_transitions_are_closed(self) -> None:
+        """Every state is reached, and every state but the last is left."""
+        targets = set(TRANSITIONS.values())
+        sources = {state for state, _ in TRANSITIONS}
+        self.assertEqual(targets, set(State))
+        self.assertEqual(sources, {None, *State} - {State.CLOSED})
+        self.assertEqual({what for _, what in TRANSITIONS}, set(Input))
+
+    def test_a_client_closed_is_told_to_both(self) -> None:
+        """Stopping a client ends its channels in order: what was written arrives."""
+        network = Network()
+        factory = Accepting()
+        a, _ = network.client(KEYS["A"]), network.client(KEYS["B"], factory)
+        opening = a.open(KEYS["B"].public, Accepting())
+        network.settle()
+        mine: Any = self.successResultOf(opening)
+        mine.transport.write(b"the last word")
+        network.clock.advance(0)
+        a.close()
+        network.settle()
+        self.assertEqual(factory.built[0].data, b"the last word")
+        self.assertIsNotNone(factory.built[0].lost)
+        self.assertIsNotNone(mine.lost)
+        self.assertEqual(network.relay.channel_count, 0)
+        self.assertEqual((CLOSE_CHANNEL, len(network.factory.sessions)), (2, 1))
+
+
+class UnreadTests(SynchronousTestCase):
+    """Applications that do not read."""
+
+    def setUp(self) -> None:
+        self.network = Network()
+        self.factory = Accepting()
+        self.a, self.b = self.network.client(KEYS["A"]), self.network.client(KEYS["B"], self.factory)
+        self.ends: list[Any] = []
+        for _ in range(2):
+            self.a.open(KEYS["B"].public, Accepting()).addCallback(self.ends.append)
+            self.network.settle()
+        self.stopped = self.factory.built[0]
+        self.stopped.transport.pauseProducing()
+        self.ends[0].transport.write(bytes(2_000_000))
+        self.network.settle()
+
+    def test_a_stopped_application_holds_the_link(self) -> None:
+        self.assertTrue(self.b.link._paused)
+        self.stopped.transport.resumeProducing()
+        self.network.settle()
+        self.assertFalse(self.b.link._paused)
+        self.assertEqual(len(self.stopped.data), 2_000_000)
+        self.network.advance(STALL_TIMEOUT)
+        self.assertIsNone(self.stopped.lost)
+
+    def test_a_slow_one_keeps_its_channel(self) -> None:
+        self.network.advance(STALL_TIMEOUT - 1)
+        while self.b.link._paused:
+            self.stopped.transport._deliver(self.stopped.transport._unread.popleft())
+        self.network.advance(STALL_TIMEOUT * 2)
+        self.assertIsNone(self.stopped.lost)
+        self.assertGreater(self.stopped.transport.unread, 500_000)
+
+    def test_one_that_takes_nothing_loses_it(self) -> None:
+        self.network.advance(STALL_TIMEOUT - 1)
+        self.assertTrue(self.b.link._paused)
+        self.network.advance(2)
+        self.assertFalse(self.b.link._paused)
+        self.assertIsNotNone(self.ends[0].lost)
+        self.ends[1].transport.write(b"still here")
+        self.network.settle()
+        self.assertEqual(self.factory.built[1].data, b"still here")
+        # what had come is its own, and then it hears why
+        self.stopped.transport.resumeProducing()
+        self.network.settle()
+        self.assertGreater(len(self.stopped.data), 1_000_000)
+        self.assertIn("nothing was taken", str(self.stopped.lost.value))
+
+    def test_aborting_lets_go(self) -> None:
+        self.stopped.transport.abortConnection()
+        self.network.settle()
+        self.assertFalse(self.b.link._paused)
+        self.assertIsNotNone(self.ends[0].lost)

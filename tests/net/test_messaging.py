@@ -1,0 +1,296 @@
+"""The Messaging System on real TCP: server, clients, discovery, strings, the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+import treq
+from twisted.internet import reactor
+from twisted.internet.defer import gatherResults
+from twisted.internet.endpoints import TCP4ClientEndpoint, clientFromString, connectProtocol, serverFromString
+from twisted.internet.protocol import Protocol
+from twisted.python.usage import UsageError
+
+from dmsg.discovery.entry import features
+from dmsg.errors import ConnectFailed, DropReason, TransportClosed
+from dmsg.keys import SecKey, write_key_file
+from dmsg.messaging import strings
+from dmsg.messaging.service import Client
+from dmsg.messaging.wire import OPEN_CHANNEL, Profile, encode_frame
+from dmsg.tap import messaging as messaging_tap
+from tests.cli.test_commands import CommandCase
+from tests.messaging.support import RawClient
+from tests.net.support import LOOPBACK, PATIENCE, EntityCase
+from tests.support import Accepting, Recorder, asynchronous
+
+
+class Echo(Protocol):
+    """Says what it hears."""
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(data)
+
+
+class MessagingCase(EntityCase):
+    """Starts servers and clients of the Messaging System too."""
+
+    async def start_messaging_server(self, *options: str) -> Any:
+        """Listening; registered when it has a discovery."""
+        parsed = messaging_tap.Options()
+        parsed.parseOptions([f"--listen={LOOPBACK}", f"--key-file={self.mktemp()}", "--drain-timeout=0", *options])
+        service: Any = messaging_tap.makeService(parsed, reactor)
+        service.startService()
+        self.addCleanup(service.stopService)
+        server = service.entity
+        await server.ready
+        server.stop_for_test = service.stopService
+        if parsed["discovery"]:
+            await self.until(lambda: server.registration.registered_at is not None)
+        return server
+
+    async def start_messaging_client(self, url: str, **options: Any) -> Client:
+        """One that others can find."""
+        client = Client(reactor, options.pop("key", None) or SecKey.generate(), [url], **options)
+        client.startService()
+        self.addCleanup(client.stopService)
+        await client.when_published(PATIENCE)
+        return client
+
+
+class NetworkTests(MessagingCase):
+    """A whole network in one process."""
+
+    @asynchronous
+    async def test_two_clients_and_a_megabyte(self) -> None:
+        for profile in Profile:
+            url = await self.start_discovery()
+            # servers of the other family are in the same discovery, and are passed over
+            await self.start_server(f"--discovery={url}")
+            server = await self.start_messaging_server(f"--discovery={url}", f"--profile={profile.value}")
+            alice, bob = await gatherResults(
+                [
+                    self._client(url, profile),
+                    self._client(url, profile),
+                ]
+            )
+            self.assertEqual((alice.servers, bob.servers), ([server._key.public], [server._key.public]))
+            self.assertEqual(features((await alice.entry(bob.public_key)).version), {profile.feature})
+            bob.listen(Accepting(Echo))
+            mine: Any = await alice.connect(bob.public_key, Accepting())
+            data = SecKey.generate().to_bytes() * 32768
+            mine.transport.write(data)
+            await self.until(lambda mine=mine: len(mine.data) == 1 << 20)
+            self.assertEqual(hashlib.sha256(mine.data).digest(), hashlib.sha256(data).digest())
+            self.assertIsNotNone(alice.round_trips[server._key.public])
+            mine.transport.loseConnection()
+            await self.until(lambda mine=mine: mine.lost)
+            await self.until(lambda server=server: server.factory.relay.channel_count == 0)
+            with self.assertRaises(ValueError):
+                alice.connect(bob.public_key, Accepting(), port=5)
+            with self.assertRaises(ValueError):
+                alice.listen(Accepting(), 5)
+
+    def _client(self, url: str, profile: Profile) -> Any:
+        from twisted.internet.defer import Deferred
+
+        return Deferred.fromCoroutine(self.start_messaging_client(url, profile=profile, min_servers=1))
+
+    @asynchronous
+    async def test_a_dmsg_client_is_no_remote(self) -> None:
+        url = await self.start_discovery()
+        await self.start_server(f"--discovery={url}")
+        await self.start_messaging_server(f"--discovery={url}")
+        dmsg = await self.start_client(url, min_servers=1)
+        alice = await self.start_messaging_client(url, min_servers=1)
+        with self.assertRaises(ConnectFailed) as caught:
+            await alice.connect(dmsg.public_key, Accepting())
+        self.assertIn("does not speak messaging-seed", str(caught.exception))
+        self.assertEqual(len(dmsg.servers), 1)
+
+    @asynchronous
+    async def test_a_lost_server_ends_streams_and_another_is_found(self) -> None:
+        url = await self.start_discovery()
+        servers = [await self.start_messaging_server(f"--discovery={url}") for _ in range(2)]
+        alice, bob = [await self.start_messaging_client(url, min_servers=1) for _ in range(2)]
+        bob.listen(Accepting(Echo))
+        mine: Any = await alice.connect(bob.public_key, Accepting())
+        (server,) = [one for one in servers if one._key.public == mine.transport.server]
+        await server.stop_for_test()
+        await self.until(lambda: mine.lost)
+        # visits are made where the other one is found; the entry says where that is
+        await self.until(lambda: server._key.public not in bob.servers and bob.servers)
+        await bob.when_published(PATIENCE)
+        alice._entries.forget()
+        again: Any = await alice.connect(bob.public_key, Accepting(), PATIENCE)
+        again.transport.write(b"again")
+        await self.until(lambda: again.data == b"again")
+
+    @asynchronous
+    async def test_leaving_waits_for_channels(self) -> None:
+        url = await self.start_discovery()
+        server = await self.start_messaging_server(f"--discovery={url}", "--drain-timeout=20")
+        alice, bob = [await self.start_messaging_client(url, min_servers=1) for _ in range(2)]
+        bob.listen(Accepting(Echo))
+        mine: Any = await alice.connect(bob.public_key, Accepting())
+        stopping = server.stop_for_test()
+        await self.until(lambda: server.factory.relay.draining)
+        with self.assertRaises(ConnectFailed):
+            await alice.connect(bob.public_key, Accepting(), 2, via=server._key.public)
+        mine.transport.write(b"still served")
+        await self.until(lambda: mine.data == b"still served")
+        mine.transport.loseConnection()
+        await stopping
+        await self.until(lambda: mine.lost)
+
+    @asynchronous
+    async def test_lists_metrics_and_health(self) -> None:
+        good = SecKey.generate()
+        path = self.mktemp()
+        with open(path, "w") as file:
+            file.write(f"{good.public}\n")
+        server = await self.start_messaging_server(f"--allow={path}", f"--metrics={LOOPBACK}")
+        admitted, other = await self.raw(server, good), await self.raw(server)
+        await self.until(lambda: other.lost)
+        self.assertIsNone(admitted.lost)
+        self.assertEqual(server.drops()[DropReason.NOT_ADMITTED], 1)
+        base = f"http://127.0.0.1:{server.metrics_port.getHost().port}"
+        health = json.loads(await (await treq.get(f"{base}/health", persistent=False)).text())
+        self.assertEqual(health, {"status": "ok", "registered": True, "connections": 1, "channels": 0})
+        text = await (await treq.get(f"{base}/metrics", persistent=False)).text()
+        self.assertIn("dmsg_messaging_server_connections 1.0", text)
+        self.assertIn('dmsg_messaging_server_drops_total{reason="not_admitted"} 1.0', text)
+
+    async def raw(self, server: Any, key: SecKey | None = None) -> RawClient:
+        from dmsg.messaging.handshake import LinkHandshake
+
+        client = RawClient(key or SecKey.generate(), Profile.SEED)
+        client.handshake = LinkHandshake(client.key, server._key.public)
+        port = server.ports[0].getHost().port
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port), client)
+        self.addCleanup(lambda: client.transport.abortConnection())  # type: ignore[union-attr]
+        await self.until(lambda: client.up)
+        return client
+
+    @asynchronous
+    async def test_one_that_does_not_read(self) -> None:
+        """Its sender waits, with little in the server's memory; other clients go on; then all of it arrives."""
+        url = await self.start_discovery()
+        server = await self.start_messaging_server(f"--discovery={url}")
+        alice, bob, carol, friend = [await self.start_messaging_client(url, min_servers=1) for _ in range(4)]
+        stopped, quick = Accepting(), Accepting(Echo)
+        bob.listen(stopped)
+        carol.listen(quick)
+        slow: Any = await alice.connect(bob.public_key, Accepting())
+        await self.until(lambda: stopped.built)
+        stopped.built[0].transport.pauseProducing()
+        size = 30_000_000
+        slow.transport.write(bytes(size))
+        relay = server.factory.relay
+        await self.until(lambda: any(peer.paused_for for peer in relay.peers))
+        queued = sum(peer.port.queued() for peer in relay.peers)
+        self.assertLess(queued, 4_000_000)
+        other: Any = await friend.connect(carol.public_key, Accepting(), 2)
+        other.transport.write(b"to others")
+        await self.until(lambda: other.data == b"to others")
+        stopped.built[0].transport.resumeProducing()
+        await self.until(lambda: sum(map(len, stopped.built[0].received)) == size)
+        self.assertIsNone(slow.lost)
+
+    @asynchronous
+    async def test_a_flood_ends_the_link(self) -> None:
+        server = await self.start_messaging_server("--open-rate=10")
+        client = await self.raw(server)
+        frame = encode_frame(Profile.SEED, OPEN_CHANNEL, b"\0" + SecKey.generate().public + bytes(49))
+        assert client.transport is not None
+        client.transport.write(frame * 1000)
+        await self.until(lambda: client.lost)
+        self.assertEqual(server.drops()[DropReason.FLOOD], 1)
+
+    @asynchronous
+    async def test_endpoint_strings(self) -> None:
+        url = await self.start_discovery()
+        await self.start_messaging_server(f"--discovery={url}")
+        escaped = url.replace(":", "\\:")
+        key_file = self.mktemp()
+        port = await serverFromString(reactor, f"dmsg-messaging:discovery={escaped}:key={key_file}").listen(
+            Accepting(Echo)
+        )
+        bob = strings.shared_client(reactor, url, key_file, Profile.SEED)
+        self.addCleanup(self._forget)
+        await bob.when_published(PATIENCE)
+        client = clientFromString(reactor, f"dmsg-messaging:{bob.public_key}:discovery={escaped}:timeout=10")
+        protocol: Any = await client.connect(Accepting())
+        protocol.transport.write(b"by string")
+        await self.until(lambda: protocol.data == b"by string")
+        await port.stopListening()
+        for text in ("dmsg-messaging:", "dmsg-messaging:02ab", f"dmsg-messaging:{bob.public_key}:profile=x"):
+            self.assertRaises((ValueError, TypeError), clientFromString, reactor, text)
+
+    def _forget(self) -> Any:
+        from twisted.internet.defer import Deferred
+
+        return Deferred.fromCoroutine(strings._clients.stop())
+
+    @asynchronous
+    async def test_stopping_a_client_tells_its_remotes(self) -> None:
+        url = await self.start_discovery()
+        await self.start_messaging_server(f"--discovery={url}")
+        alice, bob = [await self.start_messaging_client(url, min_servers=1) for _ in range(2)]
+        accepting = Accepting(Recorder)
+        bob.listen(accepting)
+        mine: Any = await alice.connect(bob.public_key, Accepting())
+        mine.transport.write(b"goodbye")
+        await self.until(lambda: accepting.built and accepting.built[0].data == b"goodbye")
+        await alice.stopService()
+        await self.until(lambda: accepting.built[0].lost)
+        with self.assertRaises(TransportClosed):
+            await mine.transport.send(b"x")
+
+    def test_options_that_cannot_be(self) -> None:
+        for options in (["--profile=old"], ["--max-per-pair=257"], ["--open-rate=-1"], ["--listen=x"]):
+            parsed = messaging_tap.Options()
+            self.assertRaises(UsageError, parsed.parseOptions, [f"--key-file={self.mktemp()}", *options])
+
+
+class MessagingCommandTests(CommandCase, MessagingCase):
+    """``dmsg messaging``."""
+
+    @asynchronous
+    async def test_listen_connect_ping(self) -> None:
+        for profile in Profile:
+            url = await self.start_discovery()
+            await self.start_messaging_server(f"--discovery={url}", f"--profile={profile.value}")
+            common = ("--discovery", url, "--min-servers", "1", "--profile", profile.value)
+            write_key_file(self.directory / f"{profile.value}.key", SecKey.generate())
+            remote = await self.start_messaging_client(url, profile=profile, min_servers=1)
+            remote.listen(Accepting(Echo))
+            status, out, _ = await self.run_command(
+                "messaging", "ping", str(remote.public_key), "-c", "3", "-i", "0", *common
+            )
+            self.assertEqual(status, 0)
+            self.assertRegex(out.splitlines()[-1], r"3 tried, 0 failed; min [0-9.]+ ms")
+
+            listening = self.start("messaging", "listen", "--key-file", f"{profile.value}.key", "-w", "30", *common)
+            found = await self.until(lambda one=listening: re.search(rb"listening: ([0-9a-f]{66})", one.err))
+            connecting = self.start("messaging", "connect", found[1].decode(), *common)
+            await self.until(lambda one=connecting: b"connected: " in one.err)
+            assert connecting.transport is not None
+            connecting.transport.write(b"over a channel\n")  # type: ignore[attr-defined]
+            await self.until(lambda one=listening: one.out == b"over a channel\n")
+            connecting.transport.closeStdin()  # type: ignore[attr-defined]
+            self.assertEqual(await connecting.ended, 0)
+            self.assertEqual(await listening.ended, 0)
+
+    @asynchronous
+    async def test_one_line_for_what_is_wrong(self) -> None:
+        url = await self.start_discovery()
+        await self.start_messaging_server(f"--discovery={url}")
+        nobody = SecKey.generate().public.hex()
+        status, _, errors = await self.run_command("messaging", "connect", nobody, "--discovery", url)
+        self.assertEqual((status, errors), (1, "dmsg: entry of public key is not found\n"))
+        status, _, errors = await self.run_command("messaging", "ping", "02ab", "--discovery", url)
+        self.assertEqual(status, 2)
