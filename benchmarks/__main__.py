@@ -19,12 +19,25 @@ from benchmarks.client import client_rows
 from benchmarks.discovery import discovery_rows
 from benchmarks.flood import flood_rows
 from benchmarks.machine import aead, cores, pin, raise_descriptor_limit
+from benchmarks.messaging import messaging_rows
 from benchmarks.path import path_rows
 from benchmarks.relay import connect_row, crowd_row, memory_rows, mixed_rows, relay_rows, transport_row
 from benchmarks.telemetry import telemetry_rows
 from dmsg.keys import PubKey, SecKey
 
-PARTS = ("relay", "crowd", "client", "flood", "connects", "transports", "memory", "discovery", "path", "telemetry")
+PARTS = (
+    "relay",
+    "crowd",
+    "client",
+    "flood",
+    "connects",
+    "transports",
+    "memory",
+    "discovery",
+    "path",
+    "telemetry",
+    "messaging",
+)
 
 
 def machine() -> dict[str, Any]:
@@ -129,6 +142,7 @@ def main() -> None:
         "transports": ("transports opened and closed, one after the other", lambda: [transport_row()]),
         "memory": ("resident memory of the relay per idle connection", memory_rows),
         "telemetry": ("what telemetry costs the relay: CPU per frame with and without, in one run", telemetry_rows),
+        "messaging": ("the Messaging System: the server alone, then through its clients", messaging_rows),
         "discovery": ("discovery, one connection", lambda: discovery_rows(redis_url)),
     }
     try:

@@ -129,11 +129,11 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
         factory = Factory.forProtocol(Echo)
         protocols.append(await session.open(PubKey.from_hex(key), factory, secure=where["secure"]))
     for size in SIZES:
-        before = _cpu()
+        before = cpu_seconds()
         results = await gatherResults(
             [Deferred.fromCoroutine(measure(reactor, one.transport, size, SECONDS, IN_FLIGHT)) for one in protocols]
         )
-        cpu = _cpu() - before
+        cpu = cpu_seconds() - before
         messages = sum(count for count, _ in results)
         seconds = max(took for _, took in results)
         row = {
@@ -159,7 +159,8 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
     )
 
 
-def _cpu() -> float:
+def cpu_seconds() -> float:
+    """Of this process so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
