@@ -22,14 +22,16 @@ def _write_transitions() -> None:
     """The state table of the documentation is the one that the code uses."""
     from pathlib import Path
 
-    from dmsg.transport.state import TRANSITIONS
+    from dmsg.messaging.state import TRANSITIONS as OF_CHANNELS
+    from dmsg.transport.state import TRANSITIONS as OF_TRANSPORTS
 
-    lines = ["| state | input | next |", "|---|---|---|"]
-    for (state, what), following in TRANSITIONS.items():
-        lines.append(f"| {state.name if state else '-'} | {what.name} | {following.name} |")
     directory = Path(__file__).parent / "_generated"
     directory.mkdir(exist_ok=True)
-    (directory / "transitions.md").write_text("\n".join(lines) + "\n")
+    for name, transitions in (("transitions", OF_TRANSPORTS), ("channel-transitions", OF_CHANNELS)):
+        lines = ["| state | input | next |", "|---|---|---|"]
+        for (state, what), following in transitions.items():
+            lines.append(f"| {state.name if state else '-'} | {what.name} | {following.name} |")
+        (directory / f"{name}.md").write_text("\n".join(lines) + "\n")
 
 
 def _write_tables() -> None:
