@@ -39,6 +39,7 @@ class DelegatedClient(Service):
     """The part that knows of servers and discovery; a family says how it talks to them.
 
     :param features: what the entry says that this client offers, or does not.
+    :param advertise_visits: see :class:`~dmsg.delegation.servers.ServerSet`.
     :param server_feature: what entries of its servers offer; those that offer nothing may be of 2019.
     """
 
@@ -51,6 +52,7 @@ class DelegatedClient(Service):
         features: Mapping[str, bool],
         server_feature: str,
         min_servers: int,
+        advertise_visits: bool = False,
         prefer: Sequence[PubKey] = (),
         only: Sequence[PubKey] = (),
         random: Random | None = None,
@@ -75,6 +77,7 @@ class DelegatedClient(Service):
             self._random,
             suits=self._suits,
             migrate=self._migrate,
+            advertise_visits=advertise_visits,
             min_servers=min_servers,
             prefer=prefer,
             only=only,

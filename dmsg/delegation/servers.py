@@ -46,6 +46,7 @@ class ServerSet:
     :param opener: how to connect to the server of an entry; raises DmsgError if it cannot be.
     :param suits: whether a listed server speaks what this client speaks, as far as its entry says.
     :param migrate: told of streams that would better be elsewhere.
+    :param advertise_visits: others can reach this client by them too, as long as they last.
     :param prefer: servers to take before others when they are there.
     :param only: take no others; empty means any.
     :param changed: told when the sessions that others can reach this client by changed.
@@ -61,6 +62,7 @@ class ServerSet:
         *,
         suits: Callable[[Entry], bool] = lambda entry: True,
         migrate: Callable[[StreamTransport], None] = lambda stream: None,
+        advertise_visits: bool = False,
         min_servers: int,
         prefer: Sequence[PubKey] = (),
         only: Sequence[PubKey] = (),
@@ -71,6 +73,7 @@ class ServerSet:
         self._opener = opener
         self._suits = suits
         self._migrate = migrate
+        self._advertise_visits = advertise_visits
         self._random = random
         self._only = tuple(dict.fromkeys(only))
         self._prefer = tuple(dict.fromkeys(prefer))
@@ -101,7 +104,10 @@ class ServerSet:
         """The servers at which others find this client, in order; one that leaves only while there is no other."""
         here = [link for link in self.links.values() if link.session is not None]
         staying = [link for link in here if link.session is not None and not link.session.leaving]
-        return tuple(sorted(link.server.hex() for link in staying or here))
+        servers = {link.server for link in staying or here}
+        if self._advertise_visits:
+            servers.update(self._visited)
+        return tuple(sorted(server.hex() for server in servers))
 
     def existing(self, server: PubKey) -> Session | None:
         """The session with ``server``, if there is one."""
@@ -350,6 +356,8 @@ class ServerSet:
             self._changed()
 
         session.lost.addCallback(lost)
+        if self._advertise_visits:
+            self._changed()
         return session
 
     def _close_idle_visits(self) -> None:

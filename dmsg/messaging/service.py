@@ -58,6 +58,7 @@ class Client(DelegatedClient):
             discovery,
             features={profile.feature: True},
             server_feature=profile.feature,
+            advertise_visits=True,
             min_servers=min_servers,
             prefer=prefer,
             only=only,

@@ -468,6 +468,67 @@ class X_DisconnectionTests(ChannelCase):
         self.assertTrue(session.connected)
 
 
+class StreamTests(ChannelCase):
+    """What the applications' transports promise beside bytes."""
+
+    def test_deadlines(self) -> None:
+        for name, use in (
+            ("read", lambda transport: transport.setReadDeadline(3)),
+            ("idle", lambda transport: transport.setIdleTimeout(3)),
+        ):
+            mine, theirs = self.pair()
+            use(mine.transport)
+            self.network.advance(2.9)
+            self.assertIsNone(mine.lost)
+            self.network.advance(0.2)
+            self.assertIn(f"{name} deadline passed", str(mine.lost.value))
+            self.assertIsNotNone(theirs.lost)
+            self.assertEqual((self.ids(self.a), self.ids(self.b)), ([], []))
+
+    def test_send_fires_when_it_is_on_its_way(self) -> None:
+        mine, theirs = self.pair()
+        sent = mine.transport.send(b"x" * 200_000)
+        self.assertNoResult(sent)
+        self.network.settle()
+        self.successResultOf(sent)
+        self.assertEqual(len(theirs.data), 200_000)
+
+    def test_a_producer_is_paused_and_finishes_before_the_end(self) -> None:
+        mine, theirs = self.pair()
+        transport = mine.transport
+        told: list[str] = []
+
+        class Producer:
+            left = 30
+
+            def resumeProducing(self) -> None:
+                told.append("resume")
+                self.left -= 1
+                if self.left:
+                    transport.write(bytes(10_000))
+                else:
+                    transport.unregisterProducer()
+
+            def pauseProducing(self) -> None:
+                told.append("pause")
+
+            def stopProducing(self) -> None:
+                told.append("stop")
+
+        transport.registerProducer(Producer(), False)
+        transport.loseConnection()
+        self.network.settle()
+        self.assertEqual((len(theirs.data), told.count("resume")), (290_000, 30))
+        mine.lost.trap(ConnectionDone)
+        theirs.lost.trap(ConnectionDone)
+
+    def test_addresses(self) -> None:
+        mine, theirs = self.pair()
+        self.assertEqual(mine.transport.getPeer().public_key, B.public)
+        self.assertEqual(theirs.transport.getPeer().public_key, A.public)
+        self.assertTrue(mine.transport.secure)
+
+
 class SkywireC(C_ManagementTests):
     profile = Profile.SKYWIRE
 

@@ -14,8 +14,8 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, clientFromString, con
 from twisted.internet.protocol import Protocol
 from twisted.python.usage import UsageError
 
-from dmsg.discovery.entry import features
-from dmsg.errors import ConnectFailed, DropReason, TransportClosed
+from dmsg.discovery.entry import ClientMeta, Entry, features
+from dmsg.errors import ConnectFailed, DropReason, EntryNotFound, TransportClosed
 from dmsg.keys import SecKey, write_key_file
 from dmsg.messaging import strings
 from dmsg.messaging.service import Client
@@ -98,6 +98,41 @@ class NetworkTests(MessagingCase):
         from twisted.internet.defer import Deferred
 
         return Deferred.fromCoroutine(self.start_messaging_client(url, profile=profile, min_servers=1))
+
+    @asynchronous
+    async def test_P_advertising_and_creating_a_channel(self) -> None:
+        """The procedures of the seed document: available servers, links, own entry; the remote's entry and servers."""
+        url = await self.start_discovery()
+        one, two = [await self.start_messaging_server(f"--discovery={url}") for _ in range(2)]
+        alice = await self.start_messaging_client(url, only=[one._key.public])
+        bob = await self.start_messaging_client(url, only=[two._key.public])
+        entry = await alice.entry(alice.public_key)
+        assert entry.client is not None
+        self.assertEqual((entry.sequence, entry.client.delegated_servers), (0, (one._key.public.hex(),)))
+        bob.listen(Accepting(Echo))
+        mine: Any = await alice.connect(bob.public_key, Accepting())
+        self.assertEqual(mine.transport.server, two._key.public)
+        # the server of the remote is in the entry too, as long as there is a link
+        both = tuple(sorted(server._key.public.hex() for server in (one, two)))
+        await self.until(lambda: alice._publisher.published == both)
+        alice._entries.forget()
+        entry = await alice.entry(alice.public_key)
+        assert entry.client is not None
+        self.assertEqual((entry.sequence, entry.client.delegated_servers), (1, both))
+        # a shared server is used again
+        again: Any = await alice.connect(bob.public_key, Accepting())
+        self.assertEqual(again.transport.server, two._key.public)
+        self.assertEqual(two.factory.connections_opened, 2)
+        # nobody, and somebody without servers: an error and no frame
+        frames = one.factory.relay.frames + two.factory.relay.frames
+        with self.assertRaises(EntryNotFound):
+            await alice.connect(SecKey.generate().public, Accepting())
+        nowhere = Entry("0.0.1", 0, 1, (key := SecKey.generate()).public.hex(), client=ClientMeta(())).sign(key)
+        await treq.post(f"{url}/discovery/entries", nowhere.to_json(), persistent=False)
+        with self.assertRaises(ConnectFailed) as caught:
+            await alice.connect(key.public, Accepting())
+        self.assertIn("is connected to no server", str(caught.exception))
+        self.assertEqual(one.factory.relay.frames + two.factory.relay.frames, frames)
 
     @asynchronous
     async def test_a_dmsg_client_is_no_remote(self) -> None:
