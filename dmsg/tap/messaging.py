@@ -7,8 +7,9 @@ from typing import Any
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
+from dmsg.delegation.server import DRAIN_TIMEOUT
 from dmsg.messaging.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, OPEN_RATE, Limits
-from dmsg.messaging.server import DRAIN_TIMEOUT, Server
+from dmsg.messaging.server import Server
 from dmsg.messaging.wire import ID_COUNT, Profile
 from dmsg.tap.options import descriptors, number, seconds, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters

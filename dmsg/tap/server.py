@@ -6,11 +6,12 @@ from typing import Any
 
 from twisted.application.service import IService
 
+from dmsg.delegation.server import DRAIN_TIMEOUT
 from dmsg.tap.options import TELEMETRY_OPTIONS, descriptors, number, seconds, set_log_format, telemetry
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure
 from dmsg.transport.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, MAX_TRANSPORTS, REQUEST_RATE, Limits
-from dmsg.transport.server import DRAIN_TIMEOUT, Server
+from dmsg.transport.server import Server
 from dmsg.transport.wire import IDS_PER_SIDE
 
 

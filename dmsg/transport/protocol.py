@@ -18,12 +18,13 @@ from twisted.python.failure import Failure
 
 from dmsg.buckets import Bucket
 from dmsg.delegation.admission import Admission
+from dmsg.delegation.server import ServedSession, ServingFactory
 from dmsg.errors import (
     CloseReason,
     DropReason,
 )
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
+from dmsg.net.acceptor import MAX_HANDSHAKES
 from dmsg.net.link import HANDSHAKE_TIMEOUT, Link, TurnFlush
 from dmsg.net.noise import NoiseLink
 from dmsg.telemetry.service import Telemetry
@@ -32,70 +33,47 @@ from dmsg.transport.relay import Relay, RelayPeer
 from dmsg.transport.telemetry import RelayTelemetry
 from dmsg.transport.wire import OK_FRAME, encode_close
 
-THROTTLED, PENDING = 2, 4
-"""Who pauses a link, besides the relay, which is 1."""
+THROTTLED = 4
+"""Who pauses a link, besides the relay and admission, which are 1 and 2."""
 STALL_GRACE = 0.5
 """Seconds that sources are paused for a receiver that takes nothing."""
 
 _log = Logger()
 
 
-class ServerSession:
+class ServerSession(ServedSession):
     """One connected client of a server."""
 
-    __slots__ = ("_bytes", "_factory", "_opened", "_peer", "_slow", "link", "number")
+    __slots__ = ("_bytes", "_opened", "_slow", "number")
 
     def __init__(self, factory: ServerFactory) -> None:
-        self._factory = factory
-        self._peer: RelayPeer | None = None
+        super().__init__(factory)
         self._bytes: Bucket | None = None
         self._slow: IDelayedCall | None = None
         self._opened = 0.0
         self.number = 0
         """Of the session, for telemetry."""
-        self.link: Link | None = None
 
-    def link_up(self, link: Link) -> None:
-        self.link = link
-        assert link.remote is not None
+    def _connected(self, link: Link) -> None:
         factory = self._factory
         self._opened = factory.now()
         if factory.telemetry is not None:
             self.number = factory.telemetry.session_opened(link, self._opened - link.made_at)
-        factory.session_up(self)
-        admitted = self._factory.admission.check(link.remote)
-        if isinstance(admitted, bool):
-            self._decided(admitted)
-            return
-        link.pause_reading(PENDING)
 
-        def decided(result: Any) -> None:
-            if self.link is not None:
-                link.resume_reading(PENDING)
-                self._decided(result is True)
-
-        admitted.addBoth(decided)
-
-    def _decided(self, admitted: bool) -> None:
-        link = self.link
-        assert link is not None and link.remote is not None
-        if not admitted:
-            self.refuse()
-        elif link.ended_for is None:
-            link.send(OK_FRAME)
-            self._peer = self._factory.relay.add(link.remote, link)
+    def _serve(self, link: Link) -> RelayPeer:
+        link.send(OK_FRAME)
+        peer: RelayPeer = super()._serve(link)
+        return peer
 
     def refuse(self) -> None:
         """This key is not, or no longer, admitted."""
         assert self.link is not None
         self.link.send(encode_close(0, CloseReason.NOT_ADMITTED))
-        self.link.close(DropReason.NOT_ADMITTED)
+        super().refuse()
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
-        if self._peer is None:
-            return 0 if self.link is not None and self.link.ended_for is None else end
-        taken = self._factory.relay.receive_frames(self._peer, buffer, end)
-        if self._factory.limits.byte_rate:
+        taken = super().frames_received(buffer, end)
+        if self._peer is not None and self._factory.limits.byte_rate:
             self._slow_down(taken)
         return taken
 
@@ -118,32 +96,23 @@ class ServerSession:
         if self.link is not None:
             self.link.resume_reading(THROTTLED)
 
-    def link_congested(self) -> None:
-        if self._peer is not None:
-            self._factory.relay.congest(self._peer)
-
-    def link_relieved(self) -> None:
-        if self._peer is not None:
-            self._factory.relay.relieve(self._peer)
-
     def link_lost(self, reason: Failure) -> None:
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
-        if self._peer is not None:
-            self._factory.relay.remove(self._peer)
-        if self.number and self._factory.telemetry is not None and self.link is not None:
-            duration = self._factory.now() - self._opened
-            self._factory.telemetry.session_closed(self.number, self.link, duration, self._peer)
-        self._factory.session_down(self)
-        self.link = None
+        link, peer = self.link, self._peer
+        super().link_lost(reason)
+        if self.number and self._factory.telemetry is not None and link is not None:
+            self._factory.telemetry.session_closed(self.number, link, self._factory.now() - self._opened, peer)
 
 
-class ServerFactory(Acceptor):
+class ServerFactory(ServingFactory):
     """Accepts connections and gives them to one relay.
 
     :ivar relay: the table, with the drop counters.
     """
+
+    relay: Relay
 
     def __init__(
         self,
@@ -164,7 +133,6 @@ class ServerFactory(Acceptor):
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout
         self._stalls: dict[RelayPeer, IDelayedCall] = {}
-        self.admission = admission or Admission()
         self.throttled = 0
         """How often a client was read later for its bytes a second."""
         self.now = reactor.seconds
@@ -172,7 +140,7 @@ class ServerFactory(Acceptor):
         self.relay = Relay(
             limits=limits, now=reactor.seconds, random=random, on_congested=self._watch, observer=self.telemetry
         )
-        super().__init__(reactor, self.relay.drops, max_handshakes=max_handshakes, counted=_COUNTED_BY_RELAY)
+        super().__init__(reactor, self.relay.drops, admission=admission, max_handshakes=max_handshakes)
         if telemetry is not None and self.telemetry is not None:
             self.telemetry.relay = self.relay
             telemetry.load = self._load
@@ -191,22 +159,6 @@ class ServerFactory(Acceptor):
             **self.telemetry.load(),
         }
 
-    @property
-    def limits(self) -> Limits:
-        """What one client may have; may be set at any time."""
-        return self.relay.limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self.relay.limits = limits
-
-    def admission_changed(self) -> None:
-        """The lists are others now: end the connections of those who are no longer admitted."""
-        for session in list(self.sessions):
-            link = session.link
-            if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:
-                session.refuse()
-
     def _make_link(self) -> Link:
         return NoiseLink(
             self._reactor,
@@ -218,11 +170,6 @@ class ServerFactory(Acceptor):
             tuned=self.tuned,
             ephemeral=self._ephemeral(),
         )
-
-    @property
-    def draining(self) -> bool:
-        """Nobody new is taken: the clients are told to leave, or all is closed."""
-        return self.relay.draining
 
     def _make_session(self, remote: PubKey) -> ServerSession:
         return ServerSession(self)
@@ -248,8 +195,3 @@ class ServerFactory(Acceptor):
             timer.cancel()
         self._stalls.clear()
         return self.close_all()
-
-
-_COUNTED_BY_RELAY = frozenset(
-    {DropReason.REPLACED, DropReason.SEND_BUFFER_FULL, DropReason.TOO_MANY_CONNECTIONS, DropReason.DRAINING}
-)

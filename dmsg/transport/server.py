@@ -1,46 +1,30 @@
-"""The server entity: it listens, relays, registers in discovery, and leaves politely."""
+"""The server entity of dmsg; when it leaves, its clients' streams move elsewhere."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from random import Random, SystemRandom
+from random import Random
 from typing import Any
 
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred, DeferredList, TimeoutError, maybeDeferred
-from twisted.internet.endpoints import serverFromString
-from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from twisted.web.server import Site
 
 from dmsg.delegation.admission import Admission
-from dmsg.delegation.dial import parse_address
-from dmsg.delegation.registration import Registration, StatusPages, address_of
+from dmsg.delegation.server import DRAIN_LOOK, DRAIN_TIMEOUT, RelayServer
 from dmsg.discovery.entry import with_feature
 from dmsg.discovery.lookup import Lookups
-from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.socketopts import tune_listening
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
 from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory
 from dmsg.transport.wire import RECEIPT_FEATURE, RELAY_FEATURE
 
-DRAIN_TIMEOUT = 8.0
-"""Seconds that stopping leaves to clients to move their streams elsewhere, by default."""
-DRAIN_LOOK = 0.1
-"""Seconds between looks whether all have moved."""
 DRAIN_GRACE = 1.0
 """Seconds that clients have at least to be found elsewhere, when there is an elsewhere."""
-CLOSE_TIMEOUT = 5.0
-"""Seconds that stopping waits for clients to take their CLOSE frames."""
-
 _log = Logger()
 
 
-class Server(Service):
+class Server(RelayServer):
     """A dmsg server.
 
     :param listen: Twisted endpoint strings.
@@ -56,6 +40,7 @@ class Server(Service):
     """
 
     name = "dmsg-server"
+    factory: ServerFactory
 
     def __init__(
         self,
@@ -73,92 +58,38 @@ class Server(Service):
         random: Random | None = None,
     ) -> None:
         """:raises DmsgError: the public address is malformed, or the directory of telemetry cannot be used."""
-        if public_address is not None:
-            parse_address(public_address)
-        self._reactor = reactor
-        self._key = key
-        self._listen = tuple(listen)
-        self._metrics = metrics
-        self._started = 0.0
-        self._drain_timeout = drain_timeout
         self.telemetry = Telemetry(reactor, telemetry, "server", key.public.hex()) if telemetry is not None else None
-        self.factory = ServerFactory(reactor, key, limits=limits, admission=admission, telemetry=self.telemetry)
-        self.registration = Registration(
+        super().__init__(
             reactor,
             key,
-            discovery,
-            random or SystemRandom(),
+            listen,
+            ServerFactory(reactor, key, limits=limits, admission=admission, telemetry=self.telemetry),
             mark=self._mark,
-            available=lambda: self.factory.available_connections,
+            public_address=public_address,
+            discovery=discovery,
+            drain_timeout=drain_timeout,
+            metrics=metrics,
+            random=random,
         )
-        self.registration.address = public_address
         if self.registration.wanted:
             self.factory.registered = lambda: self.registration.current
-        self.factory.on_change = self.registration.changed
-        self.ports: list[IListeningPort] = []
-        self.metrics_port: IListeningPort | None = None
-        self.ready: Deferred[list[IListeningPort]] = Deferred()
-
-    # --- service ---
 
     def startService(self) -> None:
-        super().startService()  # type: ignore[no-untyped-call]
-        self._started = time.time()
         if self.telemetry is not None:
             self.telemetry.start()
-        self.ready = Deferred.fromCoroutine(self._start())
+        super().startService()
 
-    def reload(self, limits: Limits | None = None) -> None:
-        """Read the lists again; with other ``limits`` from now on."""
-        if limits is not None:
-            self.factory.limits = limits
-        self.factory.admission.look(force=True)
-        self.factory.admission_changed()
-        self.registration.changed()
-        _log.info("settings and lists were read again")
+    async def _closed(self) -> None:
+        if self.telemetry is not None:
+            await self.telemetry.stop()
 
-    async def _start(self) -> list[IListeningPort]:
-        self.factory.admission.watch(self._reactor, self.factory.admission_changed)
-        for description in self._listen:
-            port = await serverFromString(self._reactor, description).listen(self.factory)
-            self.ports.append(port)
-            self.factory.tuned = tune_listening(port) and (self.factory.tuned or len(self.ports) == 1)
-            _log.info("server {key} listens on {address}", key=self._key.public.hex(), address=str(port.getHost()))
-        if self._metrics is not None:
-            site = Site(StatusPages(self, self.health))
-            site.noisy = False
-            self.metrics_port = await serverFromString(self._reactor, self._metrics).listen(site)
-        if self.registration.wanted:
-            self.registration.address = self.registration.address or address_of(self.ports[0])
-            self.registration.start()
-        return self.ports
+    # --- leaving ---
 
-    def stopService(self) -> Deferred[None]:
-        super().stopService()  # type: ignore[no-untyped-call]
-        return Deferred.fromCoroutine(self._stop())
-
-    async def _stop(self) -> None:
-        self.ready.addErrback(lambda _: None)
-        self.ready.cancel()
-        self.registration.stop()
-        stopping = [maybeDeferred(port.stopListening) for port in self.ports]
-        if self.metrics_port is not None:
-            stopping.append(maybeDeferred(self.metrics_port.stopListening))
-        await DeferredList(stopping, consumeErrors=True)
-        self.factory.admission.stop()
+    async def _leave(self) -> None:
         others = await self.registration.others() if self.factory.sessions and self._drain_timeout else []
         # first out of discovery, so that nobody new is sent here meanwhile
         await self.registration.withdraw()
         await self._hand_over(others)
-        try:
-            await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
-        except TimeoutError:
-            _log.info("{count} clients did not leave in time", count=len(self.factory.sessions))
-        if self.telemetry is not None:
-            await self.telemetry.stop()
-        await self.registration.close()
-
-    # --- leaving ---
 
     async def _hand_over(self, others: list[PubKey]) -> None:
         """Tell the clients where else to go, and wait until their streams are there."""
@@ -183,32 +114,14 @@ class Server(Service):
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """What goes up and down."""
-        factory = self.factory
-        return {
-            "connections": ("Connected clients", len(factory.sessions)),
-            "available_connections": ("Clients that may still connect", factory.available_connections),
-            "handshakes": ("Handshakes under way", factory.handshakes),
-            "transports": ("Open transports", factory.relay.route_count // 2),
-            "congested": (
-                "Clients that read slower than they are sent to",
-                sum(p.congested for p in factory.relay.peers),
-            ),
-            "start_time_seconds": ("When the server started", self._started),
-            "registered": (
-                "1 when the last POST to discovery was taken",
-                float(self.registration.current),
-            ),
-        }
+        return {**super().gauges(), "transports": ("Open transports", self.factory.relay.route_count // 2)}
 
     def counters(self) -> dict[str, tuple[str, float]]:
         """What only goes up."""
-        relay = self.factory.relay
         telemetry = self.telemetry
         return {
-            "connections_opened": ("Clients that have connected", self.factory.connections_opened),
-            "transports_opened": ("Transports that were opened", relay.transports_opened),
-            "frames": ("Frames received", relay.frames),
-            "frame_bytes": ("Bytes of frames received", relay.frame_bytes),
+            **super().counters(),
+            "transports_opened": ("Transports that were opened", self.factory.relay.transports_opened),
             "telemetry_written": ("Events written for the pipeline", 0 if telemetry is None else telemetry.written),
             "telemetry_lost": ("Events that could not be written", 0 if telemetry is None else telemetry.lost),
             "telemetry_files_removed": (
@@ -216,21 +129,8 @@ class Server(Service):
                 0 if telemetry is None else telemetry.removed,
             ),
             "throttled": ("Times that a client was read later for its bytes a second", self.factory.throttled),
-            "admission_unanswered": (
-                "Questions to the admission hook without an answer",
-                hook.unanswered if (hook := self.factory.admission.hook) is not None else 0,
-            ),
         }
-
-    def drops(self) -> dict[DropReason, int]:
-        """How often each reason occurred."""
-        return self.factory.relay.drops
 
     def health(self) -> dict[str, Any]:
         """What ``/health`` says."""
-        return {
-            "status": "ok" if self.running else "draining",
-            "registered": self.registration.current or not self.registration.wanted,
-            "connections": len(self.factory.sessions),
-            "transports": self.factory.relay.route_count // 2,
-        }
+        return {**super().health(), "transports": self.factory.relay.route_count // 2}

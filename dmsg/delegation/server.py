@@ -1,0 +1,317 @@
+"""What a server of any family is: it listens, admits, relays, registers in discovery, and leaves politely."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random, SystemRandom
+from typing import Any
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, DeferredList, TimeoutError, maybeDeferred
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.interfaces import IListeningPort, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.server import Site
+
+from dmsg.delegation.admission import Admission
+from dmsg.delegation.dial import parse_address
+from dmsg.delegation.registration import Registration, StatusPages, address_of
+from dmsg.discovery.lookup import Lookups
+from dmsg.errors import DropReason
+from dmsg.keys import SecKey
+from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
+from dmsg.net.link import Link
+from dmsg.net.socketopts import tune_listening
+
+DRAIN_TIMEOUT = 8.0
+"""Seconds that stopping leaves to what clients have open, by default."""
+DRAIN_LOOK = 0.1
+"""Seconds between looks whether all of it is gone."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds that stopping waits for clients to take their last frames."""
+PENDING = 2
+"""Who pauses a link, besides the relay, which is 1."""
+
+_log = Logger()
+
+
+class ServedSession:
+    """One connected client of a server; it is served once it is admitted."""
+
+    __slots__ = ("_factory", "_peer", "link")
+
+    def __init__(self, factory: Any) -> None:
+        self._factory = factory
+        self._peer: Any = None
+        self.link: Link | None = None
+
+    # --- for a family ---
+
+    def _connected(self, link: Link) -> None:
+        """The handshake is done, nothing is decided yet."""
+
+    def _serve(self, link: Link) -> Any:
+        """It is admitted: what the relay calls it."""
+        return self._factory.relay.add(link.remote, link)
+
+    def refuse(self) -> None:
+        """This key is not, or no longer, admitted."""
+        assert self.link is not None
+        self.link.close(DropReason.NOT_ADMITTED)
+
+    # --- the link's side ---
+
+    def link_up(self, link: Link) -> None:
+        self.link = link
+        assert link.remote is not None
+        self._connected(link)
+        self._factory.session_up(self)
+        admitted = self._factory.admission.check(link.remote)
+        if isinstance(admitted, bool):
+            self._decided(admitted)
+            return
+        link.pause_reading(PENDING)
+
+        def decided(result: Any) -> None:
+            if self.link is not None:
+                link.resume_reading(PENDING)
+                self._decided(result is True)
+
+        admitted.addBoth(decided)
+
+    def _decided(self, admitted: bool) -> None:
+        link = self.link
+        assert link is not None
+        if not admitted:
+            self.refuse()
+        elif link.ended_for is None:
+            self._peer = self._serve(link)
+
+    def frames_received(self, buffer: bytearray, end: int) -> int:
+        if self._peer is None:
+            return 0 if self.link is not None and self.link.ended_for is None else end
+        taken: int = self._factory.relay.receive_frames(self._peer, buffer, end)
+        return taken
+
+    def link_congested(self) -> None:
+        if self._peer is not None:
+            self._factory.relay.congest(self._peer)
+
+    def link_relieved(self) -> None:
+        if self._peer is not None:
+            self._factory.relay.relieve(self._peer)
+
+    def link_lost(self, reason: Failure) -> None:
+        if self._peer is not None:
+            self._factory.relay.remove(self._peer)
+        self._factory.session_down(self)
+        self.link = None
+
+
+class ServingFactory(Acceptor):
+    """Accepts links, admits their keys, and gives them to one relay.
+
+    :ivar relay: of the family; it has ``peers``, ``drops``, ``limits`` and ``draining``.
+    """
+
+    relay: Any
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        drops: Counter[DropReason],
+        *,
+        admission: Admission | None = None,
+        max_handshakes: int = MAX_HANDSHAKES,
+    ) -> None:
+        super().__init__(reactor, drops, max_handshakes=max_handshakes, counted=_COUNTED_BY_RELAY)
+        self.admission = admission or Admission()
+
+    @property
+    def limits(self) -> Any:
+        """What one client may have; may be set at any time."""
+        return self.relay.limits
+
+    @limits.setter
+    def limits(self, limits: Any) -> None:
+        self.relay.limits = limits
+
+    @property
+    def draining(self) -> bool:
+        """Nobody new is taken: the clients are told to leave, or all is closed."""
+        return bool(self.relay.draining)
+
+    def admission_changed(self) -> None:
+        """The lists are others now: end the connections of those who are no longer admitted."""
+        for session in list(self.sessions):
+            link = session.link
+            if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:
+                session.refuse()
+
+    def drain(self) -> Deferred[None]:
+        """Close everything, take nobody new; fires when all are gone."""
+        raise NotImplementedError
+
+
+class RelayServer(Service):
+    """The entity around such a factory.
+
+    :param factory: of the family.
+    :param mark: the version of the entry, with what the server offers.
+    :ivar ready: fires with the listening ports.
+    """
+
+    metrics_prefix = "dmsg_server"
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: SecKey,
+        listen: Sequence[str],
+        factory: Any,
+        *,
+        mark: Callable[[str], str],
+        public_address: str | None,
+        discovery: Sequence[str] | Lookups,
+        drain_timeout: float,
+        metrics: str | None,
+        random: Random | None,
+    ) -> None:
+        """:raises DmsgError: the public address is malformed."""
+        if public_address is not None:
+            parse_address(public_address)
+        self._reactor = reactor
+        self._key = key
+        self._listen = tuple(listen)
+        self._metrics = metrics
+        self._drain_timeout = drain_timeout
+        self._started = 0.0
+        self.factory = factory
+        self.registration = Registration(
+            reactor,
+            key,
+            discovery,
+            random or SystemRandom(),
+            mark=mark,
+            available=lambda: self.factory.available_connections,
+        )
+        self.registration.address = public_address
+        self.factory.on_change = self.registration.changed
+        self.ports: list[IListeningPort] = []
+        self.metrics_port: IListeningPort | None = None
+        self.ready: Deferred[list[IListeningPort]] = Deferred()
+
+    # --- for a family ---
+
+    async def _leave(self) -> None:
+        """Withdraw the entry, and give clients the time that they have."""
+        raise NotImplementedError
+
+    async def _closed(self) -> None:
+        """All clients are gone."""
+
+    def health(self) -> dict[str, Any]:
+        """What ``/health`` says."""
+        return {
+            "status": "ok" if self.running else "draining",
+            "registered": self.registration.current or not self.registration.wanted,
+            "connections": len(self.factory.sessions),
+        }
+
+    # --- service ---
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self._started = time.time()
+        self.ready = Deferred.fromCoroutine(self._start())
+
+    def reload(self, limits: Any = None) -> None:
+        """Read the lists again; with other ``limits`` from now on."""
+        if limits is not None:
+            self.factory.limits = limits
+        self.factory.admission.look(force=True)
+        self.factory.admission_changed()
+        self.registration.changed()
+        _log.info("settings and lists were read again")
+
+    async def _start(self) -> list[IListeningPort]:
+        self.factory.admission.watch(self._reactor, self.factory.admission_changed)
+        for description in self._listen:
+            port = await serverFromString(self._reactor, description).listen(self.factory)
+            self.ports.append(port)
+            self.factory.tuned = tune_listening(port) and (self.factory.tuned or len(self.ports) == 1)
+            _log.info("server {key} listens on {address}", key=self._key.public.hex(), address=str(port.getHost()))
+        if self._metrics is not None:
+            site = Site(StatusPages(self, self.health, self.metrics_prefix))
+            site.noisy = False
+            self.metrics_port = await serverFromString(self._reactor, self._metrics).listen(site)
+        if self.registration.wanted:
+            self.registration.address = self.registration.address or address_of(self.ports[0])
+            self.registration.start()
+        return self.ports
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        self.ready.addErrback(lambda _: None)
+        self.ready.cancel()
+        self.registration.stop()
+        stopping = [maybeDeferred(port.stopListening) for port in self.ports]
+        if self.metrics_port is not None:
+            stopping.append(maybeDeferred(self.metrics_port.stopListening))
+        await DeferredList(stopping, consumeErrors=True)
+        self.factory.admission.stop()
+        await self._leave()
+        try:
+            await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
+        except TimeoutError:
+            _log.info("{count} clients did not leave in time", count=len(self.factory.sessions))
+        await self._closed()
+        await self.registration.close()
+
+    # --- what it says of itself (ServerStatistics) ---
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """What goes up and down."""
+        factory = self.factory
+        return {
+            "connections": ("Connected clients", len(factory.sessions)),
+            "available_connections": ("Clients that may still connect", factory.available_connections),
+            "handshakes": ("Handshakes under way", factory.handshakes),
+            "congested": (
+                "Clients that read slower than they are sent to",
+                sum(peer.congested for peer in factory.relay.peers),
+            ),
+            "start_time_seconds": ("When the server started", self._started),
+            "registered": ("1 when the last POST to discovery was taken", float(self.registration.current)),
+        }
+
+    def counters(self) -> dict[str, tuple[str, float]]:
+        """What only goes up."""
+        relay = self.factory.relay
+        hook = self.factory.admission.hook
+        return {
+            "connections_opened": ("Clients that have connected", self.factory.connections_opened),
+            "frames": ("Frames received", relay.frames),
+            "frame_bytes": ("Bytes of frames received", relay.frame_bytes),
+            "admission_unanswered": (
+                "Questions to the admission hook without an answer",
+                hook.unanswered if hook is not None else 0,
+            ),
+        }
+
+    def drops(self) -> dict[DropReason, int]:
+        """How often each reason occurred."""
+        drops: dict[DropReason, int] = self.factory.relay.drops
+        return drops
+
+
+_COUNTED_BY_RELAY = frozenset(
+    {DropReason.REPLACED, DropReason.SEND_BUFFER_FULL, DropReason.TOO_MANY_CONNECTIONS, DropReason.DRAINING}
+)
+"""Ends of links that are counted where they are decided."""
