@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from dmsg.errors import DropReason, HandshakeError, KeyFormatError, LocalProtocolError
+from dmsg.errors import CloseReason, DropReason, HandshakeError, KeyFormatError, LocalProtocolError
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.agreement import Offer, Proposal
 from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
@@ -204,7 +204,7 @@ class ClientConnection:
                         joined = []
                     self._end(to)
                     self.drops[DropReason.BAD_FRAME] += 1
-                    events.append(Closed(to, authentic=False))
+                    events.append(Closed(to, CloseReason.NOT_AUTHENTIC))
                     channel = None
                     continue
                 joined.append(data)
@@ -234,7 +234,7 @@ class ClientConnection:
             self.drops[DropReason.BAD_FRAME] += 1
             if channel is not None and channel.state in (State.OPEN, State.CLOSING):
                 self._end(channel)
-                events.append(Closed(channel, authentic=False))
+                events.append(Closed(channel, CloseReason.NOT_AUTHENTIC))
         elif channel is None:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         elif frame_type == CHANNEL_OPENED:
@@ -295,7 +295,7 @@ class ClientConnection:
         self._out.append(encode_closed(self._profile, channel.id))
         if channel.state is State.CLOSED:
             self._forget(channel)
-        self._tell(channel, before, events)
+        self._tell(channel, before, events, CloseReason.UNSPECIFIED)
 
     def _closed(self, channel: ClientChannel, events: list[Event]) -> None:
         before = channel.state
@@ -303,11 +303,12 @@ class ClientConnection:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
         self._forget(channel)
-        self._tell(channel, before, events)
+        # who has not asked for it cannot know what of the stream is missing
+        self._tell(channel, before, events, CloseReason.ABORTED if before is State.OPEN else CloseReason.UNSPECIFIED)
 
     @staticmethod
-    def _tell(channel: ClientChannel, before: State | None, events: list[Event]) -> None:
+    def _tell(channel: ClientChannel, before: State | None, events: list[Event], reason: CloseReason) -> None:
         if before is State.OPENING:
             events.append(Rejected(channel, "rejected"))
         elif before in (State.OPEN, State.CLOSING, State.OFFERED):
-            events.append(Closed(channel))
+            events.append(Closed(channel, reason))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from dmsg.errors import CloseReason
 from dmsg.messaging.state import ClientChannel
 
 
@@ -44,11 +45,12 @@ class DataReceived:
 class Closed:
     """A channel is over; what came before is to be delivered first.
 
-    :ivar authentic: False when a message was not.
+    :ivar reason: UNSPECIFIED after a CloseChannel, of whichever end; ABORTED after a ChannelClosed
+        that nobody had asked for; NOT_AUTHENTIC.
     """
 
     channel: ClientChannel
-    authentic: bool = True
+    reason: CloseReason = CloseReason.UNSPECIFIED
 
 
 Event = Requested | Opened | Rejected | DataReceived | Closed

@@ -285,7 +285,7 @@ class ClientSession:
             timer.cancel()
         stream: ChannelStream | None = channel.user
         if stream is not None:
-            stream.carrier_closed(CloseReason.UNSPECIFIED if event.authentic else CloseReason.NOT_AUTHENTIC)
+            stream.carrier_closed(event.reason)
         if channel in self._holding:
             self._let_go(channel)
 

@@ -19,6 +19,7 @@ from dmsg.messaging.wire import (
     SEND,
     Profile,
 )
+from dmsg.net.stream import StreamLost
 from tests.messaging.support import KEYS, Network, RawClient, vectors
 from tests.support import Accepting, Recorder
 
@@ -340,7 +341,8 @@ class K_ClosingTests(ChannelCase):
         mine, raw = self.raw_pair()
         raw.send(CHANNEL_CLOSED, b"\xff")
         self.network.settle()
-        mine.lost.trap(ConnectionDone)
+        # without a CloseChannel before it nobody can know what is missing
+        mine.lost.trap(StreamLost)
         mine.transport.write(b"nobody is there")
         self.network.settle()
         self.assertEqual(raw.take(), [])

@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.errors import DropReason, HandshakeError, TransportRefused
+from dmsg.errors import CloseReason, DropReason, HandshakeError, TransportRefused
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.agreement import Offer, Proposal
 from dmsg.messaging.client import ClientConnection
@@ -132,7 +132,7 @@ class N_NoiseTests(SynchronousTestCase):
                     frames[1] = head
                 data = bytearray(b"".join(frames))
                 _, events = two.receive_frames(data, len(data))
-                self.assertEqual(events, [DataReceived(there, b"first"), Closed(there, authentic=False)])
+                self.assertEqual(events, [DataReceived(there, b"first"), Closed(there, CloseReason.NOT_AUTHENTIC)])
                 closed = b"".join(two.data_to_send())
                 self.assertEqual(closed[-1:], bytes((there.id,)))
                 self.assertEqual(two.channels, {})
