@@ -25,6 +25,8 @@ _COUNTS = tuple(
     one.name for one in EVENT.fields if isinstance(one.dataType, LongType) and one.name not in ("sequence", "available")
 )
 """Numbers that are counted with; those two come from strangers' entries and are not."""
+KEY = "^0[23][0-9a-f]{64}$"
+"""Of a server's name: whoever collects spools may find others in them."""
 LINE_LIMIT = 4096
 """Characters of a line that quarantine keeps."""
 
@@ -42,6 +44,7 @@ def problem(now_ms: int) -> Column:
         .when(F.col("v") != SCHEMA_VERSION, "a version that is not known")
         .when(~F.col("type").isin(types), "a type that is not known")
         .when(identity | (F.col("seq") < 0), "without an identity")
+        .when((F.col("role") == "server") & ~F.col("producer").rlike(KEY), "a server whose name is no key")
         .when(F.col("ts") > now_ms + FUTURE_TOLERANCE_MS, "from the future")
         .when(F.col("ts") < OLDEST, "from before 2020")
         .when(F.col("rtt").isNotNull() & (F.size("rtt") != BUCKETS), "a histogram of a wrong size")
@@ -68,7 +71,8 @@ def bronze(lines: DataFrame, *, now_ms: int) -> DataFrame:
     day = F.when(F.col("problem").isNull(), F.col("ts")).otherwise(F.lit(now_ms))
     line = F.when(
         F.col("problem").isNotNull(),
-        F.substring(F.coalesce(F.col(CORRUPT), F.to_json(F.struct(*fields))), 1, LINE_LIMIT),
+        # not every program that reads Parquet forgives bytes that are no text
+        F.make_valid_utf8(F.substring(F.coalesce(F.col(CORRUPT), F.to_json(F.struct(*fields))), 1, LINE_LIMIT)),
     )
     return (
         lines.withColumn("problem", problem(now_ms))

@@ -23,7 +23,19 @@ from dmsg.analytics.lake import FILES, Lake, State
 from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, OVERALL, QUARANTINE, RAW, SILVER, write_options
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
-READ_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+MAX_LINE = 1024 * 1024
+"""Bytes of a line of a spool; of a longer one the file lacks a line, which is noticed at its end."""
+READ_OPTIONS = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": CORRUPT,
+    # a file that is cut or is no gzip ends there; what it lacks is found by its missing last line
+    "ignoreCorruptFiles": "true",
+    "ignoreMissingFiles": "true",
+    "mapreduce.input.linerecordreader.line.maxlength": str(MAX_LINE),
+}
+AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
+"""Names of files and directories are names, whatever characters are in them: no patterns, no partitions.
+Spark itself reads by the first of these what a stream has found; there is no other word for it."""
 BATCH_BYTES = 2 * 1024**3
 """Bytes of files of one batch of a stream."""
 STREAM = "-stream"
@@ -178,20 +190,20 @@ class Pipeline:
         """Read files that no run has seen."""
         files = [file for file in unread if fnmatch(file.rpartition("/")[2], source.pattern)]
         if files:
-            lines = self.spark.read.schema(RAW).options(**READ_OPTIONS).json(files)
+            lines = self.spark.read.schema(RAW).options(**READ_OPTIONS, **AS_NAMED).json(files)
             lines = lines.withColumn("file", F.col("_metadata.file_path"))
             self._write_bronze(lines, source.name, before.batches.get(source.name, -1) + 1, self._now_ms)
 
     def _listing(self, sources: Iterable[Source]) -> DataFrame:
-        """Paths and lengths of all files that are there."""
+        """All files that are there: as Spark calls them, as they are called, and their lengths."""
         listing = None
         for source in sources:
             files = (
                 self.spark.read.format("binaryFile")
-                .option("recursiveFileLookup", "true")
                 .option("pathGlobFilter", source.pattern)
+                .options(**AS_NAMED)
                 .load(source.path)
-                .select(bronze.uri(F.col("path")).alias("file"), "length")
+                .select(bronze.uri(F.col("_metadata.file_path")).alias("file"), "path", "length")
             )
             listing = files if listing is None else listing.unionByName(files)
         assert listing is not None
@@ -208,12 +220,15 @@ class Pipeline:
         before = self.lake.state()
         number = before.run + 1
         self._step("listing files")
-        listed = {row.file: int(row.length) for row in self._listing(sources).collect()}
+        listed = {row.file: row for row in self._listing(sources).collect()}
         unread = self._unread(before, list(listed))
-        self._tune(sum(listed[file] for file in unread) < SMALL_BYTES)
+        if not unread:
+            self._progress("nothing is new", self._total, self._total)
+            return Outcome(before, [], 0, 0, 0, 0)
+        self._tune(sum(listed[file].length for file in unread) < SMALL_BYTES)
         for source in sources:
             self._step(f"bronze: {source.name}")
-            self._ingest(source, before, unread)
+            self._ingest(source, before, [listed[file].path for file in unread])
         return self.refine(before, number, unread)
 
     def begin_small(self) -> None:

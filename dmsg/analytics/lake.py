@@ -111,11 +111,14 @@ class Lake:
         lines = self._commits()
         newest = State()
         for line in lines:
-            said = json.loads(line)
-            if said.pop("format", None) != FORMAT:
-                raise LakeError(f"{self.root} was written by another version of dmsg")
-            state = State(**{name: said[name] for name in ("run", "batches", "days", "overall", "at")})
-            newest = max(newest, state, key=lambda one: one.run)
+            try:
+                said = json.loads(line)
+                if said.get("format") != FORMAT:
+                    raise LakeError(f"{self.root} was written by another version of dmsg")
+                state = State(**{name: said[name] for name in ("run", "batches", "days", "overall", "at")})
+                newest = max(newest, state, key=lambda one: int(one.run))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise LakeError(f"{self.root}/commits holds what is no commit: {line[:60]!r}") from None
         return newest
 
     def computed(self) -> State:

@@ -91,7 +91,7 @@ def write_report(spark: SparkSession, out: str, target: Path) -> None:
 def table_paths(spark: SparkSession, out: str) -> dict[str, list[str]]:
     """Where the current Parquet files of each gold table are."""
     lake = Lake(spark, out)
-    state = lake.state()
+    state = lake.computed()
     return {name: lake.paths("gold", name, state) for name in GOLD}
 
 

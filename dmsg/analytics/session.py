@@ -24,9 +24,6 @@ SETTINGS = {
     # a handful of partitions: the tables of a day are small, each partition costs a task
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.adaptive.enabled": "true",
-    # a file that is cut or is no gzip ends there; what it lacks is found by its missing last line
-    "spark.sql.files.ignoreCorruptFiles": "true",
-    "spark.sql.files.ignoreMissingFiles": "true",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.io.compression.zstd.level": "1",
     # one file a partition and task without sorting for it first

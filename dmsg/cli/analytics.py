@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from twisted.internet.threads import deferToThread
 
 from dmsg.cli.analytics_common import (
+    directory_option,
     errors_in_one_line,
     local_directory,
     needs_spark,
@@ -47,12 +48,17 @@ def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, C
     source, tables = local_directory(spool), local_directory(out)
     if source is None or tables is None:
         return None, Checked()
-    if not source.is_dir():
-        raise DmsgError(f"{spool} is no directory")
     tables.mkdir(parents=True, exist_ok=True)
     target = tables / RECEIPTS
     checked = verify_spool(source, target, Pseudonyms(load_or_create_secret(tables), clear=clear))
     return str(target), checked
+
+
+def _apart(spool: str, out: str) -> None:
+    """Tables within the spool would be read as if entities had written them."""
+    source, tables = local_directory(spool), local_directory(out)
+    if source is not None and tables is not None and tables.resolve().is_relative_to(source.resolve()):
+        raise DmsgError(f"--out {out} lies in --spool {spool}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -72,12 +78,10 @@ def analytics() -> None:
 
 
 @analytics.command()
-@click.option("--spool", required=True, metavar="DIR", help="What entities wrote: directory or URI, with all below.")
+@directory_option("--spool", "What entities wrote: directory or URI, with all below.")
 @out_option()
-@click.option(
-    "--receipts",
-    metavar="DIR",
-    help="Receipts that were checked; default: those of the spool are checked now.",
+@directory_option(
+    "--receipts", "Receipts that were checked; default: those of the spool are checked now.", required=False
 )
 @click.option("--clear-keys", is_flag=True, help="Name those who sign receipts by their keys.")
 @spark_options
@@ -96,12 +100,10 @@ def run(
 
     started = time.monotonic()
     checked = Checked()
-    if receipts is None:
-        receipts, checked = _check_receipts(spool, out, clear=clear_keys)
-    elif (there := local_directory(receipts)) is not None and not there.is_dir():
-        raise DmsgError(f"{receipts} is no directory")
-    if (there := local_directory(spool)) is not None and not there.is_dir():
-        raise DmsgError(f"{spool} is no directory")
+    for uri in (spool, receipts):
+        if uri is not None and (there := local_directory(uri)) is not None and not there.is_dir():
+            raise DmsgError(f"{uri} is no directory")
+    _apart(spool, out)
     bar = Progress(
         TextColumn("{task.description:<28}"),
         BarColumn(),
@@ -111,7 +113,10 @@ def run(
         transient=True,
     )
     with bar, _lock(out):
-        task = bar.add_task("starting Spark", total=None)
+        task = bar.add_task("checking receipts", total=None)
+        if receipts is None:
+            receipts, checked = _check_receipts(spool, out, clear=clear_keys)
+        bar.update(task, description="starting Spark")
         with session(master, memory, conf, quick=_is_small(spool)) as spark:
             outcome = jobs.run(
                 spark,
@@ -121,7 +126,8 @@ def run(
                 lambda what, done, of: bar.update(task, description=what, completed=done, total=of),
             )
     if checked.refused:
-        click.echo(f"{checked.refused} receipts are not believed: see the reasons in quarantine of receipts", err=True)
+        why = ", ".join(f"{count:,} {reason}" for reason, count in checked.reasons.most_common(5))
+        click.echo(f"{checked.refused:,} receipts are not believed: {why}", err=True)
     click.echo(_said(outcome) + f", {time.monotonic() - started:.0f} s")
 
 
@@ -158,9 +164,9 @@ def _lock(out: str) -> Iterator[None]:
 
 
 @analytics.command()
-@click.option("--spool", required=True, metavar="DIR", help="What entities write.")
+@directory_option("--spool", "What entities write.")
 @out_option()
-@click.option("--receipts", metavar="DIR", help="Receipts that somebody checks; default: the spool's are checked here.")
+@directory_option("--receipts", "Receipts that somebody checks; default: the spool's are checked here.", required=False)
 @click.option("--clear-keys", is_flag=True, help="Name those who sign receipts by their keys.")
 @click.option("--every", default=30, show_default=True, type=click.IntRange(1, 3600), help="Seconds between looks.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report after each batch.")
@@ -182,8 +188,12 @@ def stream(
 
     stop = threading.Event()
     own = receipts is None
-    if receipts is None:
-        receipts, _ = _check_receipts(spool, out, clear=clear_keys)
+    if (there := local_directory(spool)) is not None:
+        if not there.is_dir():
+            raise DmsgError(f"{spool} is no directory")
+        if set(str(there.absolute())) & set("*?[]{}"):
+            raise DmsgError(f"a stream cannot read from {spool}: its path has one of * ? [ ] {{ }}")
+    _apart(spool, out)
     looked = time.monotonic()
 
     def check() -> None:
@@ -192,16 +202,19 @@ def stream(
             _check_receipts(spool, out, clear=clear_keys)
             looked = time.monotonic()
 
-    with _lock(out), session(master, memory, conf, quick=_is_small(spool)) as spark:
-        for number in (signal.SIGINT, signal.SIGTERM):  # after Spark, which sets handlers of its own
-            signal.signal(number, lambda *_: stop.set())
+    with _lock(out):
+        if receipts is None:
+            receipts, _ = _check_receipts(spool, out, clear=clear_keys)
+        with session(master, memory, conf, quick=_is_small(spool)) as spark:
+            for number in (signal.SIGINT, signal.SIGTERM):  # after Spark, which sets handlers of its own
+                signal.signal(number, lambda *_: stop.set())
 
-        def told(outcome: Any) -> None:
-            click.echo(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}")
-            if html is not None and outcome.state.days:
-                jobs.write_report(spark, out, html)
+            def told(outcome: Any) -> None:
+                click.echo(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}")
+                if html is not None and outcome.state.days:
+                    jobs.write_report(spark, out, html)
 
-        jobs.stream(spark, spool, receipts, out, f"{every} seconds", told, stop, check)
+            jobs.stream(spark, spool, receipts, out, f"{every} seconds", told, stop, check)
 
 
 @analytics.command()

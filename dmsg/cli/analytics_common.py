@@ -6,6 +6,8 @@ import contextlib
 import functools
 import importlib.util
 import os
+import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dmsg.cli.running import EXIT_INTERRUPTED
 from dmsg.errors import DmsgError
 
 if TYPE_CHECKING:
@@ -54,10 +57,13 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **options)
         except Errors as error:
             _say(error)
+        except ConnectionError:
+            _say(DmsgError("Spark's Java has ended, perhaps for lack of memory: --memory gives it more"))
         except (PySparkException, Py4JError) as error:
             if click.get_current_context().find_root().params.get("verbose"):
                 raise
-            first = " ".join(str(error).splitlines()[:1])[:400]
+            lines = [line for line in str(error).splitlines() if not line.startswith("An error occurred while")]
+            first = "".join(lines[:1]).lstrip(": ")[:400]
             click.echo(f"dmsg: Spark failed: {first} (dmsg --verbose analytics ... shows all)", err=True)
         raise SystemExit(1)
 
@@ -80,8 +86,20 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """An unset variable on the command line is not the present directory."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("is empty")
+    return value
+
+
+def directory_option(name: str, text: str, *, required: bool = True) -> Callable[..., Any]:
+    """A directory, or a URI."""
+    return click.option(name, required=required, metavar="DIR", help=text, callback=not_empty)
+
+
 def out_option(text: str = "Directory or URI of the tables.") -> Callable[..., Any]:
-    return click.option("--out", required=True, metavar="DIR", help=text)
+    return directory_option("--out", text)
 
 
 @contextlib.contextmanager
@@ -94,13 +112,25 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
         settings[key] = value
     from dmsg.analytics.session import make_session
 
+    if re.fullmatch(r"\d+[kmgt]b?", memory.lower()) is None:
+        raise DmsgError(f"--memory is a number with k, m or g, as 2g, not {memory!r}")
+    if master is not None and re.match(r"local(\[|$)|yarn$|k8s://|spark://|sc://", master) is None:
+        raise DmsgError(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
     with quiet():
         spark = make_session(master, memory=memory, settings=settings, quick=quick)
+    # Spark's own handler asks its Java to stop in the middle of another question
+    signal.signal(signal.SIGINT, _interrupted)
     try:
         yield spark
     finally:
         with quiet():
             spark.stop()
+
+
+def _interrupted(number: int, frame: object) -> None:
+    """Ctrl-C: as kill -9, which the tables survive; Spark's Java ends when it is left alone."""
+    os.write(2, (b"\x1b[?25h" if os.isatty(2) else b"") + b"dmsg: interrupted\n")
+    os._exit(EXIT_INTERRUPTED)
 
 
 @contextlib.contextmanager
@@ -122,4 +152,5 @@ def quiet() -> Iterator[None]:
 
 
 def local_directory(uri: str) -> Path | None:
+    """The directory, if it is one of this machine."""
     return Path(uri) if "://" not in uri else None

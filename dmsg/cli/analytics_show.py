@@ -11,9 +11,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dmsg.cli.analytics_common import errors_in_one_line, needs_spark, out_option, session, spark_options
-from dmsg.discovery.ranking import sign_ranking
+from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, load_or_create_key
 from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret
@@ -84,7 +85,7 @@ def top(
         text = field.dataType.simpleString() in ("string", "date", "boolean")
         grid.add_column(field.name, justify="left" if text else "right", overflow="ellipsis", no_wrap=text)
     for row in found:
-        grid.add_row(*(_shown(row[name]) for name in names))
+        grid.add_row(*(Text(_shown(row[name])) for name in names))
     console = Console()
     if not console.is_terminal:
         console = Console(width=10_000)  # for other programs, and for less -S
@@ -93,7 +94,7 @@ def top(
         grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left", show_header=False)
         for row in found:
             for name in names:
-                grid.add_row(name, _shown(row[name]))
+                grid.add_row(name, Text(_shown(row[name])))
             grid.add_section()
     console.print(grid)
 
@@ -114,7 +115,7 @@ def _shown(value: object) -> str:
         return f"{value:.4g}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    text = str(value)
+    text = "".join(one if one.isprintable() else "\ufffd" for one in str(value))
     return text[:8] if len(text) in (16, 32, 66) and all(one in "0123456789abcdef" for one in text) else text
 
 
@@ -151,7 +152,15 @@ def rank(
         lake = Lake(spark, out)
         state = lake.computed()
         rows = lake.read("gold", "placement", state).orderBy("server").collect()
-    servers = [{"static": row.server, "weight": row.weight, "reasons": row.reasons.split(", ")} for row in rows]
+    servers = []
+    for row in sorted(rows, key=lambda row: -row.weight)[:MAX_RANKED]:
+        try:
+            PubKey.from_hex(row.server)
+        except DmsgError:
+            continue  # an entry that nobody can have posted
+        servers.append({"static": row.server, "weight": row.weight, "reasons": row.reasons.split(", ")})
+    if len(servers) < len(rows):
+        click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)
     now = int(time.time())
     fresh = ranking.with_name(f".{ranking.name}.part")
     fresh.write_bytes(sign_ranking(servers, key, now, now + int(hours * 3600)))
@@ -179,6 +188,8 @@ def name(telemetry: Path, day: datetime | None, names: tuple[str, ...]) -> None:
         pseudonyms = Pseudonyms(read_secret(telemetry))
     except FileNotFoundError:
         raise DmsgError(f"there is no {SECRET_NAME} in {telemetry}") from None
+    if day is not None and day.year < 1970:
+        raise DmsgError(f"{day:%Y-%m-%d} is before 1970")
     since_1970 = int((day or datetime.now(UTC)).replace(tzinfo=UTC).timestamp() // 86400)
     called = []
     for one in names:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ class Checked:
     files: int = 0
     believed: int = 0
     refused: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why receipts are not believed, and how many."""
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -59,15 +63,15 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield text + b"\n"
 
 
-def check_line(line: bytes, names: Pseudonyms) -> tuple[bytes, bool | None]:
+def check_line(line: bytes, names: Pseudonyms) -> tuple[bytes, bool | None, str]:
     """A line of a spool as a line for the pipeline.
 
-    :returns: the line, and whether its receipt is believed; None for what is no receipt.
+    :returns: the line, whether its receipt is believed (None for what is no receipt), and why not.
     """
     try:
         row: Any = json.loads(line)
         if row["type"] != "receipt":
-            return line, None
+            return line, None, ""
         data = row.pop("receipt")
         row["type"] = "receipt_checked"
         try:
@@ -81,9 +85,10 @@ def check_line(line: bytes, names: Pseudonyms) -> tuple[bytes, bool | None]:
             row["partner"] = names.client(receipt.peer)
             row["initiator"] = receipt.role is Role.INITIATOR
             row["delivered_out"], row["delivered_in"] = receipt.delivered_out, receipt.delivered_in
-        return json.dumps(row, separators=(",", ":")).encode() + b"\n", "reason" not in row
+        text = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        return text, "reason" not in row, str(row.get("reason", ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return line, None  # the pipeline keeps it in quarantine
+        return line, None, ""  # the pipeline keeps it in quarantine
 
 
 def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
@@ -103,13 +108,15 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
         checked = target / f"{RECEIPTS_PREFIX}{digest}{SEGMENT_SUFFIX}"
         if checked.exists():
             continue
-        fresh = target / f".{checked.name}.part"
+        fresh = target / f".{checked.name}.{os.getpid()}.part"
         with gzip.open(fresh, "wb", 3) as file:
             for line in _lines(path):
-                written, believed = check_line(line, names)
+                written, believed, reason = check_line(line, names)
                 file.write(written)
                 found.believed += believed is True
-                found.refused += believed is False
+                if believed is False:
+                    found.refused += 1
+                    found.reasons[reason] += 1
         fresh.replace(checked)
         found.files += 1
     return found

@@ -9,9 +9,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from dmsg.analytics import compaction
+from dmsg.analytics.jobs import MAX_LINE
 from dmsg.analytics.schemas import GOLD
 from dmsg.telemetry.schema import BUCKETS
 from tests.spark.spark_tables import Story
@@ -130,6 +133,7 @@ class RunTests(LakeCase):
         unknown = {**good[5], "type": "something", "seq": 1002}
         nobody = {**good[5], "producer": None, "seq": 1003}
         short = {**good[5], "rtt": [1, 2], "seq": 1004}
+        stranger = {**good[5], "producer": "[/foo]", "seq": 1008}
         absurd = [
             {**good[5], "mono": -(2**63), "seq": 1005},
             {**good[5], "bytes": 2**62, "seq": 1006},
@@ -138,7 +142,7 @@ class RunTests(LakeCase):
         ]
         write_file(
             self.spool / "events-a.jsonl.gz",
-            [*good, future, version, unknown, nobody, short, *absurd],
+            [*good, future, version, unknown, nobody, short, stranger, *absurd],
             garbage=[b"{", b"hello", b'{"v": "one", "type": "start"}', b"[]", b"\xff\xfe\x00", b'{"v": 1}'],
         )
         packed = gzip.compress(bytes(Random(1).randbytes(100)).hex().encode() + b"\n", 0)
@@ -148,6 +152,13 @@ class RunTests(LakeCase):
         (self.spool / "events-cut.jsonl.gz").write_bytes(whole[: len(whole) * 2 // 3])
         (self.spool / "whole.gz").unlink()
         (self.spool / "events-text.jsonl.gz").write_bytes(packed)
+        # names are names, whatever is in them, and a line has a limit
+        odd = Boot(S1, "boot-2")
+        odd.event("start", DAY, "10:00:00", capacity=5)
+        for number, directory in enumerate(("a b", "a%20b", "a[1]", "a1", "{x,y}", "a:b", "h#1", "st*r", "x=1")):
+            odd.beats(DAY, f"10:{number:02}:30", 1, sessions=1, transports=0, capacity=5)
+            write_file(self.spool / directory / "events-x.jsonl.gz", odd.rows[-1:])
+        write_file(self.spool / "long" / "events-y.jsonl.gz", odd.rows[:1], garbage=[b'{"x":"%s"}' % (b"y" * MAX_LINE)])
         outcome = self.run_jobs()
         problems = {}
         for row in self.pipeline().lake.quarantine().collect():
@@ -160,6 +171,7 @@ class RunTests(LakeCase):
                 "a version that is not known": 1,
                 "a type that is not known": 1,
                 "without an identity": 1,
+                "a server whose name is no key": 1,
                 "a histogram of a wrong size": 1,
                 "a number out of range": 4,
                 "not an event": 1,
@@ -177,9 +189,20 @@ class RunTests(LakeCase):
                 "events-cut.jsonl.gz": "the end is missing",
                 "events-noise.jsonl.gz": "nothing in it can be read",
                 "events-text.jsonl.gz": "the end is missing",
+                "events-x.jsonl.gz": None,
+                "events-y.jsonl.gz": "lines are missing",
             },
         )
-        self.assertEqual(outcome.torn_files, 4)
+        self.assertEqual(outcome.torn_files, 5)
+        self.assertEqual(len([row for row in self.table("files", "silver") if "events-x" in row["file"]]), 9)
         # all that was whole is counted, once
         (day,) = self.table("uptime_day")
-        self.assertEqual((day["alive_minutes"], day["starts"]), (51, 1))
+        self.assertEqual((day["alive_minutes"], day["starts"]), (61, 2))
+        self.assertEqual(self.run_jobs().events, 0)
+        # what the pipeline wrote itself has to be whole
+        part = next((self.out / "bronze").glob("origin=*/batch=*/family=beat/dt=*/*.parquet"))
+        part.write_bytes(part.read_bytes()[:-100])
+        (part.parent / f".{part.name}.crc").unlink()
+        write_file(self.spool / "events-late.jsonl.gz", odd.rows[-1:])
+        error = self.assertRaises((PySparkException, Py4JError), self.run_jobs)
+        self.assertIn(part.name, str(error))

@@ -75,7 +75,7 @@ def write_file(path: Path, rows: Iterable[dict[str, Any]], *, end: bool = True, 
     lines = [json.dumps(row).encode() for row in rows]
     lines += list(garbage)
     if end:
-        last = {"v": 1, "type": "segment_end", "producer": "files", "role": "server", "boot": path.name, "seq": 0}
+        last = {"v": 1, "type": "segment_end", "producer": S1, "role": "server", "boot": path.name, "seq": 0}
         stamp = json.loads(lines[0]) if lines and lines[0].startswith(b"{") else {"ts": ms(DAY, "00:00:00"), "mono": 0}
         last |= {"ts": stamp["ts"], "mono": 0, "lines": len(lines)}
         lines.append(json.dumps(last).encode())

@@ -63,7 +63,7 @@ class VerifyTests(SynchronousTestCase):
         return json.dumps({**row, "receipt": receipt.hex()}).encode() + b"\n"
 
     def checked(self, line: bytes) -> dict[str, Any]:
-        written, _ = check_line(line, NAMES)
+        written, _, _ = check_line(line, NAMES)
         row: dict[str, Any] = json.loads(written)
         return row
 
@@ -83,7 +83,7 @@ class VerifyTests(SynchronousTestCase):
 
     @given(st.one_of(st.binary(max_size=100), st.text().map(lambda text: json.dumps({"type": text}).encode())))
     def test_other_lines_pass_as_they_are(self, line: bytes) -> None:
-        self.assertEqual(check_line(line, NAMES), (line, None))
+        self.assertEqual(check_line(line, NAMES), (line, None, ""))
 
     def test_files_are_checked_once(self) -> None:
         spool, target = Path(self.mktemp()), Path(self.mktemp())
