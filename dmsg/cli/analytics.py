@@ -26,6 +26,7 @@ from dmsg.cli.analytics_common import (
     spark_options,
 )
 from dmsg.cli.analytics_show import name, rank, report, tables, top
+from dmsg.cli.running import Seconds
 from dmsg.errors import DmsgError
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.verify import Checked, verify_spool
@@ -277,9 +278,7 @@ def simulate(
     type=click.Path(file_okay=False, path_type=Path),
     help="Where everything goes; default: a new one under /tmp, which stays.",
 )
-@click.option(
-    "--seconds", default=20.0, show_default=True, type=click.FloatRange(2, 3600), help="How long clients send."
-)
+@click.option("--seconds", default=20.0, show_default=True, type=Seconds(2, 3600), help="How long clients send.")
 @needs_spark
 def demo(directory: Path | None, seconds: float) -> None:
     """Real servers under load on this machine, then tables and a report."""

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dmsg.cli.analytics_common import errors_in_one_line, needs_spark, out_option, session, spark_options
+from dmsg.cli.running import Seconds
 from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, load_or_create_key
@@ -136,9 +137,7 @@ def tables(out: str, master: str | None, memory: str, conf: tuple[str, ...]) -> 
 @out_option()
 @click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key, made if absent.")
 @click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
-@click.option(
-    "--hours", default=RANKING_HOURS, show_default=True, type=click.FloatRange(0.01, 720), help="How long it holds."
-)
+@click.option("--hours", default=RANKING_HOURS, show_default=True, type=Seconds(0.01, 720), help="How long it holds.")
 @spark_options
 @needs_spark
 def rank(

@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 from dmsg.cli.running import (
     PUBLIC_KEY,
     ClientSettings,
+    Seconds,
     client_options,
     human_size,
     milliseconds,
@@ -113,7 +114,7 @@ async def run_bench(
 @click.option(
     "--size", "sizes", multiple=True, type=click.IntRange(1, 10**7), help="Bytes of a message; may be repeated."
 )
-@click.option("--seconds", default=2.0, show_default=True, type=click.FloatRange(0.1, 3600), help="For each size.")
+@click.option("--seconds", default=2.0, show_default=True, type=Seconds(0.1, 3600), help="For each size.")
 @click.option("--in-flight", default=64, show_default=True, type=click.IntRange(1, 8192), help="Messages at a time.")
 @client_options
 @timeout_option

@@ -15,7 +15,15 @@ from twisted.python.failure import Failure
 from dmsg.cli.copying import Copier, Get, Peer, Put
 from dmsg.cli.files import transfer_progress
 from dmsg.cli.forward import allow_option, only
-from dmsg.cli.running import ClientSettings, client_options, human_size, run, serve_until_interrupted, with_client
+from dmsg.cli.running import (
+    ClientSettings,
+    Seconds,
+    client_options,
+    human_size,
+    run,
+    serve_until_interrupted,
+    with_client,
+)
 from dmsg.cli.transfer import TransferError, Transferred
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout
 from dmsg.keys import PubKey
@@ -77,7 +85,7 @@ def _remote(text: str) -> tuple[PubKey, str] | None:
     "--retry",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(0, 86400),
+    type=Seconds(0, 86400),
     metavar="SECONDS",
     help="How long to try to go on when the peer is away.",
 )

@@ -20,6 +20,7 @@ from dmsg.cli.forward import allow_option, only
 from dmsg.cli.running import (
     AddressType,
     ClientSettings,
+    Seconds,
     client_options,
     human_size,
     milliseconds,
@@ -136,7 +137,7 @@ class _Measuring(Factory):
 @click.argument("address", type=AddressType(PORT), required=False)
 @click.option("--server", "-s", is_flag=True, help="Be the one who is measured.")
 @click.option("--port", "-p", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="Port of --server.")
-@click.option("--time", "-t", "seconds", default=10.0, show_default=True, type=click.FloatRange(0.1, MAX_SECONDS))
+@click.option("--time", "-t", "seconds", default=10.0, show_default=True, type=Seconds(0.1, MAX_SECONDS))
 @click.option("--parallel", "-P", default=1, show_default=True, type=click.IntRange(1, 100), help="Streams at a time.")
 @click.option("--reverse", "-R", is_flag=True, help="The other side sends.")
 @allow_option

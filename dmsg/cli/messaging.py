@@ -15,6 +15,7 @@ from twisted.internet.task import deferLater
 from dmsg.cli.pipe import Once, wait_option
 from dmsg.cli.running import (
     PUBLIC_KEY,
+    Seconds,
     discovery_option,
     key_option,
     milliseconds,
@@ -149,9 +150,7 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
 @messaging.command()
 @click.argument("public_key", type=PUBLIC_KEY)
 @click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="How many.")
-@click.option(
-    "--interval", "-i", default=0.2, show_default=True, type=click.FloatRange(0, 3600), help="Seconds between."
-)
+@click.option("--interval", "-i", default=0.2, show_default=True, type=Seconds(0, 3600), help="Seconds between.")
 @messaging_options
 @timeout_option
 def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSettings, timeout: float) -> None:

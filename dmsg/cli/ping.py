@@ -8,7 +8,16 @@ import click
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
-from dmsg.cli.running import PUBLIC_KEY, ClientSettings, client_options, milliseconds, run, timeout_option, with_client
+from dmsg.cli.running import (
+    PUBLIC_KEY,
+    ClientSettings,
+    Seconds,
+    client_options,
+    milliseconds,
+    run,
+    timeout_option,
+    with_client,
+)
 from dmsg.errors import DmsgTimeout
 from dmsg.keys import PubKey
 from dmsg.transport.service import Client
@@ -17,9 +26,7 @@ from dmsg.transport.service import Client
 @click.command()
 @click.argument("public_key", type=PUBLIC_KEY)
 @click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="How many.")
-@click.option(
-    "--interval", "-i", default=0.2, show_default=True, type=click.FloatRange(0, 3600), help="Seconds between."
-)
+@click.option("--interval", "-i", default=0.2, show_default=True, type=Seconds(0, 3600), help="Seconds between.")
 @client_options
 @timeout_option
 def ping(

@@ -12,7 +12,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.stdio import StandardIO
 from twisted.python.failure import Failure
 
-from dmsg.cli.running import ANY_PORT, ClientSettings, client_options, run, timeout_option, with_client
+from dmsg.cli.running import ANY_PORT, ClientSettings, Seconds, client_options, run, timeout_option, with_client
 from dmsg.net.stream import DmsgAddress
 from dmsg.transport.service import Client
 
@@ -113,7 +113,7 @@ class Once(Factory):
 
 
 wait_option = click.option(
-    "--wait", "-w", default=0.0, type=click.FloatRange(0, 86400), help="Seconds to go on after the end of input."
+    "--wait", "-w", default=0.0, type=Seconds(0, 86400), help="Seconds to go on after the end of input."
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -86,6 +87,16 @@ def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
     return DmsgAddress(Names().find(who), parse_port(port))
 
 
+class Seconds(click.FloatRange):
+    """A number within bounds, which nan is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is no number", param, ctx)
+        return number
+
+
 class URLType(click.ParamType[str]):
     """A discovery's URL, or several separated by blanks."""
 
@@ -93,7 +104,10 @@ class URLType(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
-            return " ".join(check_url(one) for one in str(value).split())
+            urls = str(value).split()
+            if not urls:
+                raise ValueError("is empty")
+            return " ".join(check_url(one) for one in urls)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -159,7 +173,7 @@ servers_option = click.option(
     help="Servers to stay connected to.",
 )
 timeout_option = click.option(
-    "--timeout", default=10.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds to connect."
+    "--timeout", default=10.0, show_default=True, type=Seconds(0.1, 3600), help="Seconds to connect."
 )
 
 
@@ -181,7 +195,7 @@ resume_option = click.option(
     "resume_timeout",
     default=RESUME_TIMEOUT,
     show_default=True,
-    type=click.FloatRange(0, 86400),
+    type=Seconds(0, 86400),
     metavar="SECONDS",
     help="How long to look for another way when a server is lost; 0: do not.",
 )

@@ -79,6 +79,7 @@ class ServedSession:
             if self.link is not None:
                 link.resume_reading(PENDING)
                 self._decided(result is True)
+                link.read_again()
 
         admitted.addBoth(decided)
 

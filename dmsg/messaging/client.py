@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from dmsg.errors import CloseReason, DropReason, HandshakeError, KeyFormatError, LocalProtocolError
+from dmsg.errors import CloseReason, DropReason, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.agreement import Offer, Proposal
 from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
@@ -58,9 +58,11 @@ class ClientConnection:
         self._ephemeral = ephemeral
         self._out: list[bytes] = []
         self.channels: dict[int, ClientChannel] = {}
-        self._doubtful: set[int] = set()
+        self._doubtful: dict[int, None] = {}
         self.accepting = False
         self.drops: Counter[DropReason] = Counter()
+        self.broken: RemoteProtocolError | None = None
+        """Why nothing more can be read from the link: what came before is told first."""
 
     def data_to_send(self) -> list[bytes]:
         """Frames, and parts of frames, in order; empties it."""
@@ -78,8 +80,10 @@ class ClientConnection:
         free = [number for number in range(ID_COUNT) if number not in self.channels]
         if not free:
             raise LocalProtocolError(f"no free channel id: {ID_COUNT} channels are open on this link")
-        # an answer to one that was given up may still come: such an id is taken last
-        return next((number for number in free if number not in self._doubtful), free[0])
+        # where this side had the last word a ChannelClosed may still come, and would be taken
+        # for an answer to the next channel: such an id is taken last, the oldest first
+        certain = next((number for number in free if number not in self._doubtful), None)
+        return certain if certain is not None else next(number for number in self._doubtful if number in free)
 
     def open(self, remote: PubKey) -> ClientChannel:
         """Ask for a channel to ``remote``.
@@ -89,7 +93,7 @@ class ClientConnection:
         channel = ClientChannel(self._free_id(), remote)
         channel.proposal = Proposal(self._key, remote, self._profile, ephemeral=self._ephemeral())
         channel.moves(Input.SEND_OPEN)
-        self._doubtful.discard(channel.id)
+        self._doubtful.pop(channel.id, None)
         self.channels[channel.id] = channel
         self._out.append(encode_open(self._profile, channel.id, remote, channel.proposal.message))
         return channel
@@ -138,18 +142,20 @@ class ClientConnection:
         if channel.state is State.ENDED:
             self._forget(channel)
             return True
-        if not self._end(channel):
-            return False
-        self._doubtful.add(channel.id)
-        return True
+        return self._end(channel)
 
     def _end(self, channel: ClientChannel) -> bool:
         """ChannelClosed goes out: it is over at this end."""
         if not channel.moves(Input.SEND_CLOSED):
             return False
-        self._out.append(encode_closed(self._profile, channel.id))
+        self._say_closed(channel)
         self._forget(channel)
         return True
+
+    def _say_closed(self, channel: ClientChannel) -> None:
+        self._out.append(encode_closed(self._profile, channel.id))
+        self._doubtful.pop(channel.id, None)
+        self._doubtful[channel.id] = None
 
     def _forget(self, channel: ClientChannel) -> None:
         channel.state = State.CLOSED
@@ -162,8 +168,7 @@ class ClientConnection:
     def receive_frames(self, buffer: bytearray, end: int) -> tuple[int, list[Event]]:
         """Take the whole frames at the start of ``buffer``.
 
-        :returns: how many bytes were taken, and what happened.
-        :raises RemoteProtocolError: the link has to end.
+        :returns: how many bytes were taken, and what happened; see :attr:`broken` too.
         """
         events: list[Event] = []
         channels = self.channels
@@ -174,7 +179,11 @@ class ClientConnection:
         size_joined = 0
         view = memoryview(buffer)
         while position + HEADER_SIZE <= end:
-            frame_type, size = read_header(profile, buffer, position)
+            try:
+                frame_type, size = read_header(profile, buffer, position)
+            except RemoteProtocolError as error:
+                self.broken = error
+                break
             body = position + HEADER_SIZE
             following = body + size
             if following > end:
@@ -237,6 +246,8 @@ class ClientConnection:
                 events.append(Closed(channel, CloseReason.NOT_AUTHENTIC))
         elif channel is None:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            if frame_type == CHANNEL_CLOSED:
+                self._doubtful.pop(body[0], None)
         elif frame_type == CHANNEL_OPENED:
             self._opened(body, channel, events)
         elif len(body) != 1:
@@ -263,7 +274,7 @@ class ClientConnection:
             self._out.append(encode_closed(self._profile, body[0]))
             return
         offered.moves(Input.RECV_OPEN)
-        self._doubtful.discard(offered.id)
+        self._doubtful.pop(offered.id, None)
         self.channels[offered.id] = offered
         events.append(Requested(offered))
 
@@ -292,7 +303,7 @@ class ClientConnection:
         if not channel.moves(Input.RECV_CLOSE):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
-        self._out.append(encode_closed(self._profile, channel.id))
+        self._say_closed(channel)
         if channel.state is State.CLOSED:
             self._forget(channel)
         self._tell(channel, before, events, CloseReason.UNSPECIFIED)

@@ -16,7 +16,7 @@ MAX_PER_ADDRESS = 1024
 MAX_PER_PAIR = 128
 """Channels between one link and another, by default: half of a link's 256."""
 OPEN_RATE = 500.0
-"""OpenChannels a second of one client, by default; answers and closes may be four times as many."""
+"""OpenChannels a second of one client, by default; those to one client, and strays, may be four times as many."""
 ANSWER_FACTOR = 4.0
 BURST_SECONDS = 2.0
 """Seconds of its rate that a client may use at once."""
@@ -28,11 +28,10 @@ class Kind(IntEnum):
     """What is counted apart."""
 
     OPEN = 0
-    ANSWER = 1
-    """ChannelOpened, CloseChannel, ChannelClosed."""
-    STRAY = 2
-    """Send on no channel, and what is no frame: much of it may be on its way when a channel
-    ends, so Sends are no reason to end a link."""
+    STRAY = 1
+    """Control frames of no channel, or that do not fit it, and what is no frame."""
+    OFFER = 2
+    """OpenChannels that others send to it: over the rate they are refused, and nobody's link ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,8 @@ class Police:
             bucket = self._buckets[kind] = Bucket(rate * BURST_SECONDS, now)
         if bucket.take(1, rate, rate * BURST_SECONDS, now):
             return True
+        if kind is Kind.OFFER:
+            return False
         rate = limits.open_rate * FLOOD_FACTOR
         if self._excess is None:
             self._excess = Bucket(rate * BURST_SECONDS, now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.delegation.admission import Admission
 from dmsg.delegation.server import ServedSession, ServingFactory
@@ -24,6 +24,8 @@ from dmsg.net.plain import PlainLink
 
 HANDSHAKE_TIMEOUT = 3.0
 """Seconds for TCP accept to the last handshake frame, at both ends (Go, 2019: 3 s)."""
+PAUSE_LIMIT = 1.0
+"""Seconds that a link is not read because of slow receivers; then once, 64 KiB at most."""
 
 
 class ServerFactory(ServingFactory):
@@ -48,9 +50,10 @@ class ServerFactory(ServingFactory):
         choose: Callable[[RelayPeer], int | None] = descending,
     ) -> None:
         """:param handshake: and ``choose``: for tests with recorded randomness."""
-        self.relay = Relay(profile, limits=limits, now=reactor.seconds, choose=choose)
+        self.relay = Relay(profile, limits=limits, now=reactor.seconds, choose=choose, on_paused=self._paused)
         super().__init__(reactor, self.relay.drops, admission=admission, max_handshakes=max_handshakes)
         self.profile = profile
+        self._pauses: dict[RelayPeer, IDelayedCall] = {}
         self._turn = TurnFlush(reactor)
         self._handshake = handshake or (lambda: LinkHandshake(key, profile=profile))
         self._handshake_timeout = handshake_timeout
@@ -69,7 +72,18 @@ class ServerFactory(ServingFactory):
     def _make_session(self, remote: PubKey) -> ServedSession:
         return ServedSession(self)
 
+    def _paused(self, peer: RelayPeer) -> None:
+        if peer not in self._pauses:
+            self._pauses[peer] = self._reactor.callLater(PAUSE_LIMIT, self._let_read, peer)
+
+    def _let_read(self, peer: RelayPeer) -> None:
+        del self._pauses[peer]
+        self.relay.let_read(peer)
+
     def drain(self) -> Deferred[None]:
         """Close every channel and link, take no new ones; fires when all are gone."""
+        for timer in self._pauses.values():
+            timer.cancel()
+        self._pauses.clear()
         self.relay.close_all()
         return self.close_all()

@@ -9,8 +9,8 @@ Disconnections.  An end exists at both links or at neither
 (:meth:`Relay.check`); a ChannelClosed ends whatever its sender had there.
 
 The protocol has no windows.  A receiver that reads slowly slows down those
-sources that send to nobody else, as TCP does; of the others each channel may have
-``CHANNEL_QUEUE_LIMIT`` bytes queued, and is closed beyond.
+sources that send to nobody else, down to one read each ``PAUSE_LIMIT``; each
+channel may have ``CHANNEL_QUEUE_LIMIT`` bytes queued, and is closed beyond.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dmsg.buffers import count_equal
-from dmsg.errors import DropReason, KeyFormatError
+from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import PubKey
 from dmsg.messaging.policing import Kind, Limits, Police
 from dmsg.messaging.wire import (
@@ -143,11 +143,16 @@ class Relay:
         limits: Limits | None = None,
         now: Callable[[], float] = lambda: 0.0,
         choose: Callable[[RelayPeer], int | None] = descending,
+        on_paused: Callable[[RelayPeer], None] = lambda peer: None,
     ) -> None:
-        """:param now: seconds of a monotonic clock."""
+        """:param now: seconds of a monotonic clock.
+
+        :param on_paused: told that a link is read no more, so that :meth:`let_read` can follow after a time.
+        """
         self._profile = profile
         self._now = now
         self._choose = choose
+        self._on_paused = on_paused
         self.limits = limits or Limits()
         self.newest: dict[bytes, RelayPeer] = {}
         self.peers: dict[RelayPeer, None] = {}
@@ -235,7 +240,12 @@ class Relay:
         view = memoryview(buffer)
         try:
             while position + HEADER_SIZE <= end:
-                frame_type, size = read_header(profile, buffer, position)
+                try:
+                    frame_type, size = read_header(profile, buffer, position)
+                except RemoteProtocolError:
+                    if run is not None:  # what came before is passed on
+                        self._forward(peer, run, view[start:position])
+                    raise
                 following = position + HEADER_SIZE + size
                 if following > end:
                     break
@@ -326,8 +336,19 @@ class Relay:
             peer.paused_for = pause
             if pause:
                 peer.port.pause_reading()
+                self._on_paused(peer)
             else:
                 peer.port.resume_reading()
+
+    def let_read(self, peer: RelayPeer) -> None:
+        """Read a paused link once: what it sends then pauses it again.
+
+        Its own kernel would end it if its window stayed closed, and what it says to end a channel is behind what it
+        has sent.  So a channel whose receiver is too slow for that grows, up to its limit.
+        """
+        if peer.paused_for and peer in self.peers:
+            peer.paused_for = False
+            peer.port.resume_reading()
 
     # --- control frames ---
 
@@ -338,23 +359,29 @@ class Relay:
 
     def _control(self, peer: RelayPeer, frame_type: int, body: bytes) -> None:
         now = self._now()
-        if not body or frame_type > SEND or (frame_type == SEND and len(body) < MIN_SEND_BODY):
+        if not body or frame_type > SEND:
             self.drops[DropReason.UNKNOWN_FRAME] += 1
-            peer.police.allows(Kind.ANSWER, self.limits, now)
+            peer.police.allows(Kind.STRAY, self.limits, now)
             return
         if frame_type == OPEN_CHANNEL:
             self._open(peer, body, now)
             return
         end = peer.ends.get(body[0])
         if frame_type == SEND:
-            # of a channel that is not there, not open yet, or closed by its sender
-            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            return
-        if not peer.police.allows(Kind.ANSWER, self.limits, now) and frame_type != CHANNEL_CLOSED:
-            self.drops[DropReason.RATE_LIMITED] += 1
-            if end is not None:
+            if end is not None and len(body) < MIN_SEND_BODY:
+                self.drops[DropReason.BAD_FRAME] += 1
                 self._close(end)
+            else:
+                # of a channel that is not there, not open yet, or closed by its sender: a lot of it may be on its way
+                self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
+        # what ends or answers a channel is paid for by the OpenChannel of whoever opened it
+        if (
+            end is None
+            or (frame_type == CHANNEL_OPENED and (end.open or end.opener))
+            or (frame_type == CLOSE_CHANNEL and end.closed)
+        ):
+            peer.police.allows(Kind.STRAY, self.limits, now)
         if end is None:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         elif frame_type == CHANNEL_OPENED:
@@ -395,6 +422,9 @@ class Relay:
                     number = self._choose(remote)
                     if number is None:
                         reason = DropReason.TOO_MANY_TRANSPORTS
+                    elif not remote.police.allows(Kind.OFFER, self.limits, now):
+                        # many together must not ask one for more than it can answer
+                        reason, number = DropReason.RATE_LIMITED, None
         if reason is not None or remote is None or number is None:
             assert reason is not None
             self.drops[reason] += 1

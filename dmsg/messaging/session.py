@@ -40,6 +40,8 @@ UNREAD_RESUME = UNREAD_PAUSE - 64 * 1024
 STALL_TIMEOUT = 20.0
 """Seconds that it may hold up the link at a time.  After 30 the kernel of the server would end the link, with
 all its channels."""
+LEFT_LIMIT = 16 * 1024 * 1024
+"""Bytes of closed channels that their applications may take later."""
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes of answers that a client holds for a server that does not read."""
 
@@ -56,6 +58,16 @@ class ChannelStream(StreamTransport):
     unread = 0
     """Bytes that the application has not taken."""
     _half_closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the application has not taken, whether the channel is open or not."""
+        return sum(map(len, self._unread))
+
+    def _end(self, why: Failure, reason: int) -> None:
+        if self._half_closed:
+            self._unread.clear()  # who closes and does not read wants no more
+        super()._end(why, reason)
 
     def _close_now(self) -> None:
         if self._lost is None and not self._half_closed:
@@ -111,6 +123,7 @@ class ClientSession:
         self._writable = True
         self._receiving = False
         self._holding: dict[ClientChannel, IDelayedCall] = {}
+        self._ended: list[ChannelStream] = []
         self.server = server
         self.lost: Deferred[None] = Deferred()
         self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
@@ -164,13 +177,15 @@ class ClientSession:
         self.connected = False
         if self._link is not None:
             for channel in list(self._core.channels.values()):
-                if channel.state is State.OPEN:
+                if channel.user is None:
+                    self._core.close(channel)  # just being opened
+                elif channel.state is State.OPEN:
                     # what was not sent yet never will be: that is no clean end
                     stream: ChannelStream = channel.user
                     reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
                     self._core.close(channel)
                     stream.carrier_closed(reason)
-            self._flush()
+            self._send_all()
             self._link.close()
 
     @property
@@ -199,6 +214,8 @@ class ClientSession:
         finally:
             self._receiving = False
             self._flush()
+        if self._core.broken is not None:
+            raise self._core.broken
         link = self._link
         if link is not None and link.congested and link.queued() > CLIENT_QUEUE_LIMIT:
             _log.warn("server {server} provokes answers and reads none", server=self.server.short)
@@ -233,7 +250,11 @@ class ClientSession:
                 stream.carrier_closed(CloseReason.UNSPECIFIED if clean else CloseReason.PEER_DISCONNECTED)
 
     def _flush(self) -> None:
-        if self._receiving or self._link is None:
+        if not self._receiving:
+            self._send_all()
+
+    def _send_all(self) -> None:
+        if self._link is None:
             return
         for data in self._core.data_to_send():
             self._link.send(data)
@@ -260,6 +281,10 @@ class ClientSession:
         stream.start(protocol)
 
     def _on_opened(self, event: Opened) -> None:
+        if event.channel.state is not State.OPEN:  # the link was closed by what came just before
+            gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")
+            self._opening.fail(event.channel, Failure(gone))
+            return
         self._opening.succeed(event.channel, event.channel)
 
     def _on_rejected(self, event: Rejected) -> None:
@@ -268,7 +293,7 @@ class ClientSession:
 
     def _on_data(self, event: DataReceived) -> None:
         stream: ChannelStream | None = event.channel.user
-        if stream is None or stream.over:
+        if stream is None or stream.over or not event.data:
             return
         size = len(event.data)
         stream.unread += size
@@ -286,6 +311,8 @@ class ClientSession:
         stream: ChannelStream | None = channel.user
         if stream is not None:
             stream.carrier_closed(event.reason)
+            if stream.waiting:
+                self._left_over(stream)
         if channel in self._holding:
             self._let_go(channel)
 
@@ -320,6 +347,16 @@ class ClientSession:
         if not self._holding and self._link is not None:
             self._link.resume_reading()
 
+    def _left_over(self, stream: ChannelStream) -> None:
+        """What is left of channels that are closed has a limit too: the oldest loses it."""
+        self._ended = [one for one in self._ended if one.waiting] + [stream]
+        total = sum(one.waiting for one in self._ended)
+        while total > LEFT_LIMIT:
+            oldest = self._ended.pop(0)
+            total -= oldest.waiting
+            _log.info("what {peer} sent is dropped: nobody reads it", peer=str(oldest.getPeer())[:13])
+            oldest.abortConnection()
+
     # --- closing ---
 
     def _close(self, channel: ClientChannel) -> None:
@@ -330,8 +367,16 @@ class ClientSession:
         """ChannelClosed is due; without it the channel ends by itself."""
 
         def late() -> None:
+            if self._link is not None and self._link.unsent():
+                # CloseChannel is not even at the server: what is before it has to go first
+                self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
+                return
             del self._closing[channel]
             self._end_now(channel)
+            stream: ChannelStream | None = channel.user
+            if stream is not None:
+                # nobody knows whether the other end has it all
+                stream.carrier_closed(CloseReason.TIMEOUT)
 
         self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
 
@@ -341,9 +386,6 @@ class ClientSession:
             timer.cancel()
         if self._core.give_up(channel):
             self._flush()
-        stream: ChannelStream | None = channel.user
-        if stream is not None and stream.half_closed:
-            stream.carrier_closed(CloseReason.UNSPECIFIED)
         if channel in self._holding:
             self._let_go(channel)
 

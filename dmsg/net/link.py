@@ -22,7 +22,7 @@ from zope.interface import implementer
 
 from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
-from dmsg.net.socketopts import queued, tune, write_now
+from dmsg.net.socketopts import queued, tune, unacknowledged, write_now
 
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for TCP accept to the last handshake message (2019 reference: 10 s)."""
@@ -314,6 +314,19 @@ class Link(TwistedProtocol):
         ):
             self.transport.resumeProducing()  # type: ignore[attr-defined]
 
+    def read_again(self) -> None:
+        """Offer once more what was not taken."""
+        tail, self._tail = self._tail, b""
+        if not tail or self._user is None or self._gone or self.ended_for is not None:
+            return
+        buffer = bytearray(tail)
+        try:
+            taken = self._user.frames_received(buffer, len(buffer))
+        except RemoteProtocolError as error:
+            self._peer_erred(error)
+            return
+        self._tail = bytes(buffer[taken:])
+
     # --- writing ---
 
     def _dirtied(self) -> None:
@@ -343,6 +356,10 @@ class Link(TwistedProtocol):
         if waiting is None:  # not plain TCP: all that was written since it was empty
             waiting = self._since_congested
         return waiting + self._unwritten()
+
+    def unsent(self) -> int:
+        """Bytes that the peer's TCP does not have yet, as far as that can be known."""
+        return self.queued() + unacknowledged(self.transport)
 
     @property
     def congested(self) -> bool:
@@ -383,7 +400,15 @@ class Link(TwistedProtocol):
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
         self.transport.loseConnection()
         self._cancel_timer()
-        self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)
+        self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, self.queued())
+
+    def _close_late(self, before: int) -> None:
+        self._timer = None
+        waiting = self.queued()
+        if 0 < waiting < before:  # it goes on, slowly
+            self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting)
+        else:
+            self._abort()
 
     def abort(self, reason: DropReason) -> None:
         """End the link at once."""

@@ -6,8 +6,10 @@ TCP (TLS, in-memory), so nothing depends on them but speed and patience.
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import sys
+import termios
 from typing import Any
 
 from twisted.internet.tcp import Connection, Port
@@ -72,6 +74,16 @@ def queued(transport: Any) -> int | None:
     if isinstance(transport, Connection) and not transport.TLS:
         return len(transport.dataBuffer) - transport.offset + transport._tempDataLen
     return None
+
+
+def unacknowledged(transport: Any) -> int:
+    """Bytes that the kernel has taken and the peer's has not, on Linux; else 0."""
+    if isinstance(transport, Connection) and transport.connected and sys.platform == "linux":
+        try:
+            return int.from_bytes(fcntl.ioctl(transport.getHandle(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+        except OSError:
+            return 0
+    return 0
 
 
 def write_now(transport: Any, data: bytes | bytearray) -> None:

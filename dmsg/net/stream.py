@@ -509,7 +509,10 @@ class StreamTransport:
             late = reason == CloseReason.TIMEOUT
             ticket.fire(Failure(DmsgTimeout(str(why.value)) if late else TransportClosed(reason)))
         if producer is not None:
-            producer.stopProducing()
+            try:
+                producer.stopProducing()
+            except Exception:
+                _log.failure("unhandled error in {producer!r}", producer=producer)
         # bytes that came before the CLOSE are the application's, paused or not
         if not self._unread:
             if self._delivering:

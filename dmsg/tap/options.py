@@ -28,7 +28,9 @@ def endpoint(value: str) -> str:
     from twisted.internet import reactor
 
     try:
-        serverFromString(reactor, value)
+        port = getattr(serverFromString(reactor, value), "_port", 0)
+        if isinstance(port, int) and not 0 <= port < 65536:
+            raise ValueError(f"{port} is no port")
     except Exception as error:
         raise UsageError(f"{value!r} is not an endpoint string, as tcp:8080 is: {error}") from None
     return value

@@ -155,8 +155,8 @@ class F_FrameTests(SynchronousTestCase):
             self.assertEqual(a.take(), [(CHANNEL_CLOSED, b"\1")])
             drops = network.relay.drops
             self.assertEqual(drops[DropReason.BAD_REQUEST], 1)
-            self.assertEqual(drops[DropReason.UNKNOWN_FRAME], 251 + 6 + 1)
-            self.assertEqual(drops[DropReason.NO_SUCH_TRANSPORT], 3 + 1)
+            self.assertEqual(drops[DropReason.UNKNOWN_FRAME], 251 + 6)
+            self.assertEqual(drops[DropReason.NO_SUCH_TRANSPORT], 5)
 
     def test_F4_a_size_that_cannot_be(self) -> None:
         for header in (b"\0\0", b"\xff\xff", b"\xff\xef"):

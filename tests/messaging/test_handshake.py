@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
@@ -385,6 +386,19 @@ class L_LinkTests(SynchronousTestCase):
                 self.assertFalse(transport.disconnecting)
                 # the frame is for a channel that is not there: it was read, and counted
                 self.assertEqual(factory.relay.drops[DropReason.NO_SUCH_TRANSPORT], 1, (profile, pieces))
+
+    def test_L11_frames_that_wait_for_the_admission(self) -> None:
+        factory = ServerFactory(Clock(), S)
+        answer: Deferred[bool] = Deferred()
+        self.patch(factory.admission, "check", lambda key: answer)
+        initiator = LinkHandshake(A, S.public)
+        link, transport = self.connect(factory)
+        link.dataReceived(initiator.data_to_send())
+        initiator.receive_data(transport.value())
+        link.dataReceived(initiator.data_to_send() + encode_frame(Profile.SEED, CLOSE_CHANNEL, b"\x2a"))
+        self.assertEqual(factory.relay.frames, 0)
+        answer.callback(True)
+        self.assertEqual(factory.relay.drops[DropReason.NO_SUCH_TRANSPORT], 1)
 
     def test_L12_a_silent_peer_delays_nobody(self) -> None:
         network = Network()

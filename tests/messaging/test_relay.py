@@ -20,7 +20,7 @@ from dmsg.messaging.relay import (
     Relay,
     RelayPeer,
 )
-from dmsg.messaging.session import STALL_TIMEOUT
+from dmsg.messaging.session import LEFT_LIMIT, STALL_TIMEOUT
 from dmsg.messaging.state import TRANSITIONS, Input, State
 from dmsg.messaging.wire import (
     CHANNEL_CLOSED,
@@ -201,6 +201,25 @@ class SlowReaderTests(RelayCase):
         self.assertEqual(self.ports[a].closed, DropReason.SEND_BUFFER_FULL)
         self.assertIsNone(self.ports[b].closed)
 
+    def test_a_paused_source_is_read_now_and_then(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        paused: list[Any] = []
+        self.relay._on_paused = paused.append
+        self.channel(a, b)
+        self.stick(b)
+        for count in range(1, 6):
+            self.assertTrue(self.ports[a].paused)
+            self.assertEqual(paused, [a] * count)
+            self.relay.let_read(a)
+            self.assertFalse(self.ports[a].paused)
+            self.send(a, 0, 60_000)
+        for _ in range(40):
+            self.relay.let_read(a)
+            self.send(a, 0, 60_000)
+        # too slow for even that: it loses its channel, and nobody the link
+        self.assertEqual((a.ends, self.relay.drops[DropReason.QUEUE_FULL]), ({}, 1))
+        self.assertIsNone(self.ports[a].closed or self.ports[b].closed)
+
 
 class ManyTests(RelayCase):
     """Floods, and links of one key."""
@@ -228,6 +247,23 @@ class ManyTests(RelayCase):
         error = self.assertRaises(RemoteProtocolError, self.say, a, *[frame] * 200)
         self.assertEqual(error.reason, DropReason.FLOOD)
         self.say(b, frame)
+
+    def test_answers_to_others_are_no_flood(self) -> None:
+        """Many who keep to their rate ask one for more than it may ask itself: it is not ended for answering."""
+        victim = self.peer(0)
+        others = [self.peer(number) for number in range(1, 6)]
+        self.relay.limits = Limits(open_rate=10)
+        refused = 0
+        for _ in range(20):
+            for other in others:
+                self.say(other, (OPEN_CHANNEL, b"\0" + victim.key + bytes(49)))
+                for frame_type, body in self.ports[victim].take():
+                    self.assertEqual(frame_type, OPEN_CHANNEL)
+                    self.say(victim, (CHANNEL_CLOSED, body[:1]))
+                refused += len(self.ports[other].take())
+        self.assertEqual(refused, 100)
+        self.assertEqual(self.relay.drops[DropReason.RATE_LIMITED], 100 - 80)
+        self.assertIsNone(self.ports[victim].closed)
 
     def test_channels_between_two(self) -> None:
         a, b = self.peer(0), self.peer(1)
@@ -331,6 +367,33 @@ class RandomTests(SynchronousTestCase):
             network.settle()
             self.assertEqual(factory.built[-1].data, b"still there")
 
+    def test_what_comes_before_a_size_that_cannot_be(self) -> None:
+        network = Network(Profile.SKYWIRE)
+        factory = Accepting()
+        a, b = network.client(KEYS["A"], Accepting()), network.client(KEYS["B"], factory)
+        opening = a.open(KEYS["B"].public, Accepting())
+        network.settle()
+        mine: Any = self.successResultOf(opening)
+        mine.transport.write(b"the last word")
+        network.clock.advance(0)
+        a.link.send(b"\0\0\0")
+        b.link.server_side.send(encode_frame(Profile.SKYWIRE, CHANNEL_CLOSED, b"\xff") + b"\0\0\0")
+        network.settle()
+        self.assertIsNotNone(factory.built[0].lost)
+        self.assertIsNotNone(mine.lost)
+        self.assertFalse(a.connected or b.connected)
+
+        network = Network(Profile.SKYWIRE)
+        a, b = network.client(KEYS["A"], Accepting()), network.client(KEYS["B"], factory)
+        opening = a.open(KEYS["B"].public, Accepting())
+        network.settle()
+        mine = self.successResultOf(opening)
+        mine.transport.write(b"the last word")
+        network.clock.advance(0)
+        a.link.send(b"\0\0\0")
+        network.settle()
+        self.assertEqual(factory.built[1].data, b"the last word")
+
     def test_transitions_are_closed(self) -> None:
         """Every state is reached, and every state but the last is left."""
         targets = set(TRANSITIONS.values())
@@ -405,6 +468,23 @@ class UnreadTests(SynchronousTestCase):
         self.network.settle()
         self.assertGreater(len(self.stopped.data), 1_000_000)
         self.assertIn("nothing was taken", str(self.stopped.lost.value))
+
+    def test_what_closed_channels_leave_has_a_limit(self) -> None:
+        built = self.factory.built
+        self.ends[0].transport.abortConnection()
+        for _ in range(30):
+            opened: list[Any] = []
+            self.a.open(KEYS["B"].public, Accepting()).addCallback(opened.append)
+            self.network.settle()
+            built[-1].transport.pauseProducing()
+            opened[0].transport.write(bytes(900_000))
+            opened[0].transport.loseConnection()
+            self.network.settle()
+        left = sum(one.transport.waiting for one in built)
+        self.assertLessEqual(left, LEFT_LIMIT)
+        self.assertGreater(left, LEFT_LIMIT - 2_000_000)
+        told = [one for one in built if one.lost is not None]
+        self.assertEqual(len(told), len(built) - 1 - left // 900_000)
 
     def test_aborting_lets_go(self) -> None:
         self.stopped.transport.abortConnection()

@@ -9,7 +9,7 @@ from typing import Any
 
 import treq
 from twisted.internet import reactor
-from twisted.internet.defer import gatherResults
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, clientFromString, connectProtocol, serverFromString
 from twisted.internet.protocol import Protocol
 from twisted.python.usage import UsageError
@@ -95,8 +95,6 @@ class NetworkTests(MessagingCase):
                 alice.listen(Accepting(), 5)
 
     def _client(self, url: str, profile: Profile) -> Any:
-        from twisted.internet.defer import Deferred
-
         return Deferred.fromCoroutine(self.start_messaging_client(url, profile=profile, min_servers=1))
 
     @asynchronous
@@ -266,8 +264,6 @@ class NetworkTests(MessagingCase):
             self.assertRaises((ValueError, TypeError), clientFromString, reactor, text)
 
     def _forget(self) -> Any:
-        from twisted.internet.defer import Deferred
-
         return Deferred.fromCoroutine(strings._clients.stop())
 
     @asynchronous
@@ -286,9 +282,9 @@ class NetworkTests(MessagingCase):
             await mine.transport.send(b"x")
 
     def test_options_that_cannot_be(self) -> None:
-        for options in (["--profile=old"], ["--max-per-pair=257"], ["--open-rate=-1"], ["--listen=x"]):
+        for option in ("--profile=old", "--max-per-pair=257", "--open-rate=-1", "--listen=x", "--listen=tcp:99999"):
             parsed = messaging_tap.Options()
-            self.assertRaises(UsageError, parsed.parseOptions, [f"--key-file={self.mktemp()}", *options])
+            self.assertRaises(UsageError, parsed.parseOptions, [f"--key-file={self.mktemp()}", option])
 
 
 class MessagingCommandTests(CommandCase, MessagingCase):
@@ -327,5 +323,8 @@ class MessagingCommandTests(CommandCase, MessagingCase):
         nobody = SecKey.generate().public.hex()
         status, _, errors = await self.run_command("messaging", "connect", nobody, "--discovery", url)
         self.assertEqual((status, errors), (1, "dmsg: entry of public key is not found\n"))
-        status, _, errors = await self.run_command("messaging", "ping", "02ab", "--discovery", url)
-        self.assertEqual(status, 2)
+        for wrong in (("ping", "02ab"), ("ping", nobody, "--timeout", "nan"), ("connect", nobody, "-w", "nan")):
+            status, _, errors = await self.run_command("messaging", *wrong, "--discovery", url)
+            self.assertEqual(status, 2, errors)
+        status, _, errors = await self.run_command("messaging", "listen", "--discovery", "")
+        self.assertEqual(status, 2, errors)
