@@ -37,7 +37,7 @@ UNREAD_PAUSE = 1024 * 1024
 """Bytes that an application leaves unread before the link is read no more."""
 UNREAD_RESUME = UNREAD_PAUSE - 64 * 1024
 """Bytes unread from which on it is read again."""
-STALL_TIMEOUT = 20.0
+STALL_TIMEOUT = 15.0
 """Seconds that it may hold up the link at a time.  After 30 the kernel of the server would end the link, with
 all its channels."""
 LEFT_LIMIT = 16 * 1024 * 1024
