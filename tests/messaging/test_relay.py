@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -106,7 +106,6 @@ class ForwardingTests(RelayCase):
     """The fast path says what the slow one would."""
 
     @given(st.integers(0, 2**32), st.sampled_from(Profile))
-    @settings(max_examples=60, deadline=None)
     def test_sends_arrive_in_order(self, seed: int, profile: Profile) -> None:
         self.profile = profile
         self.setUp()
@@ -278,7 +277,6 @@ class RandomTests(SynchronousTestCase):
     """Nothing that a peer may say breaks the table, or anything else."""
 
     @given(st.integers(0, 2**32), st.sampled_from(Profile))
-    @settings(max_examples=40, deadline=None)
     def test_random_frames_of_three_clients(self, seed: int, profile: Profile) -> None:
         random = Random(seed)
         relay = Relay(profile, limits=Limits(open_rate=0, max_per_pair=random.choice((1, 3, 256))))
@@ -311,7 +309,6 @@ class RandomTests(SynchronousTestCase):
         assert relay.channel_count == 0
 
     @given(st.integers(0, 2**32), st.sampled_from(Profile))
-    @settings(max_examples=40, deadline=None)
     def test_random_frames_at_a_client(self, seed: int, profile: Profile) -> None:
         random = Random(seed)
         core = ClientConnection(KEYS["A"], profile)
