@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import treq
@@ -33,6 +33,8 @@ from dmsg.discovery.entry import (
 )
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
 from dmsg.keys import PubKey, SecKey
+
+T = TypeVar("T")
 
 TIMEOUT = 10.0
 """Seconds for one request, by default."""
@@ -92,6 +94,7 @@ class Lookup:
             self._pool._factory = _QuietFactory
             http = HTTPClient(Agent(reactor, connectTimeout=timeout, pool=self._pool))
         self._http = http
+        self._under_way: set[Deferred[Any]] = set()
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
         """The entry of ``key``, verified.
@@ -99,15 +102,15 @@ class Lookup:
         Fails with :class:`~dmsg.errors.EntryNotFound` or
         :class:`~dmsg.errors.DiscoveryError`.
         """
-        return Deferred.fromCoroutine(self._entry(key))
+        return self._ask(self._entry(key))
 
     def available_servers(self) -> Deferred[list[Entry]]:
         """Servers that discovery offers, in random order; those that do not verify are left out."""
-        return Deferred.fromCoroutine(self._available_servers())
+        return self._ask(self._available_servers())
 
     def post(self, entry: Entry) -> Deferred[None]:
         """Store a signed entry.  Fails with :class:`~dmsg.errors.DiscoveryError`."""
-        return Deferred.fromCoroutine(self._post(entry))
+        return self._ask(self._post(entry))
 
     def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[Entry]:
         """Put a new iteration in place of the present entry of ``key``.
@@ -115,14 +118,29 @@ class Lookup:
         :param make: gets an entry with version, sequence, timestamp and key,
             and what the present one has; returns it with the content wanted.
         """
-        return Deferred.fromCoroutine(self._update(key, make))
+        return self._ask(self._update(key, make))
 
     def delete(self, key: SecKey) -> Deferred[None]:
         """Withdraw the entry of ``key``.  Fails with EntryNotFound when there is none."""
-        return Deferred.fromCoroutine(self._delete(key))
+        return self._ask(self._delete(key))
+
+    def _ask(self, asking: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
+        asked = Deferred.fromCoroutine(asking)
+        self._under_way.add(asked)
+
+        def done(result: Any) -> Any:
+            self._under_way.discard(asked)
+            return result
+
+        return asked.addBoth(done)
 
     def close(self) -> Deferred[None]:
-        """Close kept connections."""
+        """End what is asked and not answered, and close kept connections.
+
+        A connection whose answer comes later would be kept for good.
+        """
+        for asked in list(self._under_way):
+            asked.cancel()
         if self._pool is None:
             return Deferred.fromCoroutine(_nothing())
         closed: Deferred[None] = self._pool.closeCachedConnections()

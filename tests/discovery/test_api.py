@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from treq.testing import StubTreq
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.internet.testing import EventLoggingObserver
 from twisted.logger import globalLogPublisher
@@ -227,6 +228,19 @@ class GateTests(APICase):
 
 class LookupTests(APICase):
     """The client of discovery against the service."""
+
+    def test_closing_ends_what_is_asked(self) -> None:
+        cancelled: list[Deferred[Any]] = []
+
+        class Silent:
+            def request(self, *args: Any, **options: Any) -> Deferred[Any]:
+                return Deferred(cancelled.append)
+
+        lookup = Lookup(self.clock, "http://discovery", http=Silent())
+        waiting = lookup.entry(KEY.public)
+        self.successResultOf(lookup.close())
+        self.failureResultOf(waiting, DiscoveryError)
+        self.assertEqual(len(cancelled), 1)
 
     def setUp(self) -> None:
         super().setUp()
