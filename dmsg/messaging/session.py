@@ -77,11 +77,6 @@ class ChannelStream(StreamTransport):
                 self._linger = None
             self._carrier.stream_close(self, CloseReason.UNSPECIFIED)
 
-    @property
-    def half_closed(self) -> bool:
-        """CloseChannel is sent, its answer is waited for."""
-        return self._half_closed and self._lost is None
-
     def flush(self) -> None:
         if self._half_closed:
             self._scheduled = False
@@ -246,8 +241,7 @@ class ClientSession:
         for channel in channels:
             stream: ChannelStream | None = channel.user
             if stream is not None:
-                clean = stream.half_closed
-                stream.carrier_closed(CloseReason.UNSPECIFIED if clean else CloseReason.PEER_DISCONNECTED)
+                stream.carrier_closed(CloseReason.PEER_DISCONNECTED)
 
     def _flush(self) -> None:
         if not self._receiving:
@@ -310,9 +304,7 @@ class ClientSession:
             timer.cancel()
         stream: ChannelStream | None = channel.user
         if stream is not None:
-            stream.carrier_closed(event.reason)
-            if stream.waiting:
-                self._left_over(stream)
+            self._over(stream, event.reason)
         if channel in self._holding:
             self._let_go(channel)
 
@@ -332,7 +324,7 @@ class ClientSession:
         def stalled() -> None:
             del self._holding[channel]
             self._end_now(channel)
-            channel.user.carrier_closed(CloseReason.STALLED)
+            self._over(channel.user, CloseReason.STALLED)
             self._let_go(channel)
 
         if self._link is not None:
@@ -347,8 +339,11 @@ class ClientSession:
         if not self._holding and self._link is not None:
             self._link.resume_reading()
 
-    def _left_over(self, stream: ChannelStream) -> None:
-        """What is left of channels that are closed has a limit too: the oldest loses it."""
+    def _over(self, stream: ChannelStream, reason: int) -> None:
+        """A channel ended.  What its application has not taken has a limit too: the oldest loses it."""
+        stream.carrier_closed(reason)
+        if not stream.waiting:
+            return
         self._ended = [one for one in self._ended if one.waiting] + [stream]
         total = sum(one.waiting for one in self._ended)
         while total > LEFT_LIMIT:
