@@ -238,9 +238,10 @@ class ServerSet:
         entries: list[Entry] = []
         if not self._only:
             try:
-                entries = [entry for entry in await self._lookups.available_servers() if self._suits(entry)]
+                listed = await self._lookups.available_servers()
+                entries = [entry for entry in listed if self._suits(entry)]
                 if not entries:
-                    self.last_error = "discovery lists no server"
+                    self.last_error = "discovery lists no server" + (" that speaks this protocol" if listed else "")
             except DiscoveryError as error:
                 self.last_error = str(error)
             self._random.shuffle(entries)

@@ -27,7 +27,9 @@ from dmsg.net.socketopts import queued, tune, unacknowledged, write_now
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds for TCP accept to the last handshake message (2019 reference: 10 s)."""
 CLOSE_TIMEOUT = 3.0
-"""Seconds that what is queued has to leave before a closing link is cut."""
+"""Seconds in which some of what is queued has to leave before a closing link is cut."""
+CLOSE_LIMIT = 30.0
+"""Seconds that it has in all, as long as some of it leaves."""
 DIRECT_SIZE = 16 * 1024
 """Bytes from which data is taken where it lies instead of being collected."""
 HIGH_WATER = 256 * 1024
@@ -400,13 +402,14 @@ class Link(TwistedProtocol):
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
         self.transport.loseConnection()
         self._cancel_timer()
-        self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, self.queued())
+        until = self._reactor.seconds() + CLOSE_LIMIT
+        self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, self.queued(), until)
 
-    def _close_late(self, before: int) -> None:
+    def _close_late(self, before: int, until: float) -> None:
         self._timer = None
         waiting = self.queued()
-        if 0 < waiting < before:  # it goes on, slowly
-            self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting)
+        if 0 < waiting < before and self._reactor.seconds() < until:  # it goes on, slowly
+            self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting, until)
         else:
             self._abort()
 

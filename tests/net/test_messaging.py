@@ -15,7 +15,7 @@ from twisted.internet.protocol import Protocol
 from twisted.python.usage import UsageError
 
 from dmsg.discovery.entry import ClientMeta, Entry, features
-from dmsg.errors import ConnectFailed, DropReason, EntryNotFound, TransportClosed
+from dmsg.errors import ConnectFailed, DmsgTimeout, DropReason, EntryNotFound, TransportClosed
 from dmsg.keys import SecKey, write_key_file
 from dmsg.messaging import strings
 from dmsg.messaging.service import Client
@@ -143,6 +143,12 @@ class NetworkTests(MessagingCase):
             await alice.connect(dmsg.public_key, Accepting())
         self.assertIn("does not speak messaging-seed", str(caught.exception))
         self.assertEqual(len(dmsg.servers), 1)
+        other = Client(reactor, SecKey.generate(), [url], profile=Profile.SKYWIRE)
+        other.startService()
+        self.addCleanup(other.stopService)
+        with self.assertRaises(DmsgTimeout) as late:
+            await other.when_online(0.5)
+        self.assertIn("no server that speaks this protocol", str(late.exception))
 
     @asynchronous
     async def test_a_lost_server_ends_streams_and_another_is_found(self) -> None:
