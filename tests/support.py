@@ -87,31 +87,16 @@ class Accepting(Factory):
         return built
 
 
-class MemoryNetwork:
-    """One server and its clients, joined by iosim pumps, with one Clock."""
+class JoinedNetwork:
+    """One server and what is joined to it by iosim pumps, with one Clock.
 
-    def __init__(self, **server_options: Any) -> None:
-        self.clock = Clock()
-        self.factory = ServerFactory(self.clock, SERVER_KEY, **server_options)
+    :ivar factory: the server's; it has a ``relay``.
+    """
+
+    def __init__(self, clock: Clock, factory: Any) -> None:
+        self.clock = clock
+        self.factory = factory
         self.pumps: list[iosim.IOPump] = []
-
-    def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> ClientSession:
-        """A connected client."""
-        turn = TurnFlush(self.clock)
-        sessions: list[ClientSession] = []
-
-        def make(remote: PubKey) -> ClientSession:
-            session = ClientSession(self.clock, turn, key.public, remote, accept=lambda: accept, **options)
-            sessions.append(session)
-            return session
-
-        link = NoiseLink(self.clock, turn, key, make, remote=SERVER_KEY.public)
-        self.join(link)
-        self.settle()
-        (session,) = sessions
-        assert session.connected
-        session.link = link  # type: ignore[attr-defined]  # tests cut it
-        return session
 
     def join(self, client: Any) -> Any:
         """Connect any protocol to the server; returns the server's link."""
@@ -131,6 +116,32 @@ class MemoryNetwork:
                 self.factory.relay.check()
                 return
         raise AssertionError("the network does not come to rest")
+
+
+class MemoryNetwork(JoinedNetwork):
+    """A dmsg server and its clients in memory."""
+
+    def __init__(self, **server_options: Any) -> None:
+        clock = Clock()
+        super().__init__(clock, ServerFactory(clock, SERVER_KEY, **server_options))
+
+    def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> ClientSession:
+        """A connected client."""
+        turn = TurnFlush(self.clock)
+        sessions: list[ClientSession] = []
+
+        def make(remote: PubKey) -> ClientSession:
+            session = ClientSession(self.clock, turn, key.public, remote, accept=lambda: accept, **options)
+            sessions.append(session)
+            return session
+
+        link = NoiseLink(self.clock, turn, key, make, remote=SERVER_KEY.public)
+        self.join(link)
+        self.settle()
+        (session,) = sessions
+        assert session.connected
+        session.link = link  # type: ignore[attr-defined]  # tests cut it
+        return session
 
 
 class RawClient(Protocol):

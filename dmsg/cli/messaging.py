@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from twisted.internet.defer import maybeDeferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
-from dmsg.cli.pipe import Once, wait_option
+from dmsg.cli.pipe import open_one, take_one, wait_option
 from dmsg.cli.running import (
     PUBLIC_KEY,
     Seconds,
+    client_key,
     discovery_option,
     key_option,
     milliseconds,
@@ -23,11 +23,12 @@ from dmsg.cli.running import (
     prefer_option,
     run,
     servers_option,
+    split_urls,
     timeout_option,
     with_client,
 )
 from dmsg.errors import ConnectFailed, DmsgTimeout
-from dmsg.keys import PubKey, SecKey, load_or_create_key
+from dmsg.keys import PubKey
 from dmsg.messaging.service import Client
 from dmsg.messaging.wire import Profile
 
@@ -45,10 +46,9 @@ class MessagingSettings:
 
     def make(self, reactor: Any) -> Client:
         """A client, not started."""
-        key = load_or_create_key(self.key_file) if self.key_file else SecKey.generate()
         return Client(
             reactor,
-            key,
+            client_key(self.key_file),
             self.discovery,
             profile=self.profile,
             min_servers=self.min_servers,
@@ -79,8 +79,7 @@ def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
         only: tuple[PubKey, ...],
         **others: Any,
     ) -> Any:
-        urls = tuple(url for one in discovery for url in one.split())
-        settings = MessagingSettings(urls, key_file, min_servers, Profile(profile), prefer, only)
+        settings = MessagingSettings(split_urls(discovery), key_file, min_servers, Profile(profile), prefer, only)
         return command(settings=settings, **others)
 
     wrapped: Callable[..., Any] = with_settings
@@ -110,13 +109,7 @@ def listen(settings: MessagingSettings, wait: float) -> None:
 
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
-            factory = Once(reactor, wait)
-            listening = client.listen(factory)
-            click.echo(f"listening: {client.public_key}", err=True)
-            try:
-                await factory.done
-            finally:
-                await maybeDeferred(listening.stopListening)
+            await take_one(reactor, client, wait)
 
         await with_client(reactor, settings, use, published=True)
 
@@ -138,9 +131,7 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
 
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
-            factory = Once(reactor, wait)
-            await client.connect(public_key, factory, timeout)
-            await factory.done
+            await open_one(reactor, client, public_key, timeout, wait)
 
         await with_client(reactor, settings, use)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -13,8 +13,13 @@ from twisted.internet.stdio import StandardIO
 from twisted.python.failure import Failure
 
 from dmsg.cli.running import ANY_PORT, ClientSettings, Seconds, client_options, run, timeout_option, with_client
+from dmsg.delegation.client import DelegatedClient
+from dmsg.keys import PubKey
 from dmsg.net.stream import DmsgAddress
 from dmsg.transport.service import Client
+
+if TYPE_CHECKING:
+    from dmsg.messaging.service import Client as MessagingClient
 
 
 class _Console(Protocol):
@@ -112,6 +117,26 @@ class Once(Factory):
         return _Stream(self._reactor, self.done, self._wait)
 
 
+async def take_one(reactor: Any, client: DelegatedClient, wait: float, port: int = 0) -> None:
+    """Accept one stream and join it to standard input and output, to its end."""
+    factory = Once(reactor, wait)
+    listening = client.listen(factory, port)
+    click.echo(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
+    try:
+        await factory.done
+    finally:
+        await maybeDeferred(listening.stopListening)
+
+
+async def open_one(
+    reactor: Any, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float
+) -> None:
+    """Open a stream and join it to standard input and output, to its end."""
+    factory = Once(reactor, wait)
+    await client.connect(remote, factory, timeout)
+    await factory.done
+
+
 wait_option = click.option(
     "--wait", "-w", default=0.0, type=Seconds(0, 86400), help="Seconds to go on after the end of input."
 )
@@ -131,13 +156,7 @@ def listen(port: int, settings: ClientSettings, wait: float) -> None:
 
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
-            factory = Once(reactor, wait)
-            listening = client.listen(factory, port)
-            click.echo(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
-            try:
-                await factory.done
-            finally:
-                await maybeDeferred(listening.stopListening)
+            await take_one(reactor, client, wait, port)
 
         await with_client(reactor, settings, use, published=True)
 
@@ -159,9 +178,7 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
 
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
-            factory = Once(reactor, wait)
-            await client.connect(address, factory, timeout)
-            await factory.done
+            await open_one(reactor, client, address, timeout, wait)
 
         await with_client(reactor, settings, use)
 

@@ -117,6 +117,16 @@ ADDRESS = AddressType()
 ANY_PORT = AddressType(0)
 
 
+def client_key(key_file: str | None) -> SecKey:
+    """The one in the file, made if absent; without a file one for this run."""
+    return load_or_create_key(key_file) if key_file else SecKey.generate()
+
+
+def split_urls(discovery: tuple[str, ...]) -> tuple[str, ...]:
+    """Each may be several, separated by blanks."""
+    return tuple(url for one in discovery for url in one.split())
+
+
 @dataclass(frozen=True)
 class ClientSettings:
     """What the options say of the client to run."""
@@ -132,10 +142,9 @@ class ClientSettings:
 
     def make(self, reactor: Any) -> Client:
         """A client, not started."""
-        key = load_or_create_key(self.key_file) if self.key_file else SecKey.generate()
         return Client(
             reactor,
-            key,
+            client_key(self.key_file),
             self.discovery,
             min_servers=self.min_servers,
             encryption=self.encryption,
@@ -222,7 +231,7 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
         receipts: bool,
         **others: Any,
     ) -> Any:
-        urls = tuple(url for one in discovery for url in one.split())
+        urls = split_urls(discovery)
         settings = ClientSettings(urls, key_file, min_servers, encryption, prefer, only, resume_timeout, receipts)
         return command(settings=settings, **others)
 

@@ -11,7 +11,7 @@ from typing import Any
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, DeferredList, TimeoutError, maybeDeferred
 from twisted.internet.endpoints import serverFromString
-from twisted.internet.interfaces import IListeningPort, IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.server import Site
@@ -130,6 +130,7 @@ class ServingFactory(Acceptor):
     ) -> None:
         super().__init__(reactor, drops, max_handshakes=max_handshakes, counted=_COUNTED_BY_RELAY)
         self.admission = admission or Admission()
+        self._timers: dict[Any, IDelayedCall] = {}
 
     @property
     def limits(self) -> Any:
@@ -152,9 +153,28 @@ class ServingFactory(Acceptor):
             if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:
                 session.refuse()
 
+    def _once_after(self, seconds: float, peer: Any, call: Callable[[Any], None]) -> None:
+        """Tell the relay something of ``peer`` in a while, unless that is due already."""
+        if peer in self._timers:
+            return
+
+        def due() -> None:
+            del self._timers[peer]
+            call(peer)
+
+        self._timers[peer] = self._reactor.callLater(seconds, due)
+
+    def _close_relay(self) -> None:
+        """Close what clients have open, and take nobody new."""
+        self.relay.close_all()
+
     def drain(self) -> Deferred[None]:
         """Close everything, take nobody new; fires when all are gone."""
-        raise NotImplementedError
+        self._close_relay()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        return self.close_all()
 
 
 class RelayServer(Service):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 
 from dmsg.delegation.admission import Admission
 from dmsg.delegation.server import ServedSession, ServingFactory
@@ -53,7 +52,6 @@ class ServerFactory(ServingFactory):
         self.relay = Relay(profile, limits=limits, now=reactor.seconds, choose=choose, on_paused=self._paused)
         super().__init__(reactor, self.relay.drops, admission=admission, max_handshakes=max_handshakes)
         self.profile = profile
-        self._pauses: dict[RelayPeer, IDelayedCall] = {}
         self._turn = TurnFlush(reactor)
         self._handshake = handshake or (lambda: LinkHandshake(key, profile=profile))
         self._handshake_timeout = handshake_timeout
@@ -73,17 +71,4 @@ class ServerFactory(ServingFactory):
         return ServedSession(self)
 
     def _paused(self, peer: RelayPeer) -> None:
-        if peer not in self._pauses:
-            self._pauses[peer] = self._reactor.callLater(PAUSE_LIMIT, self._let_read, peer)
-
-    def _let_read(self, peer: RelayPeer) -> None:
-        del self._pauses[peer]
-        self.relay.let_read(peer)
-
-    def drain(self) -> Deferred[None]:
-        """Close every channel and link, take no new ones; fires when all are gone."""
-        for timer in self._pauses.values():
-            timer.cancel()
-        self._pauses.clear()
-        self.relay.close_all()
-        return self.close_all()
+        self._once_after(PAUSE_LIMIT, peer, self.relay.let_read)

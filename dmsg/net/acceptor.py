@@ -71,7 +71,6 @@ class Acceptor(Factory):
         self.tuned = False
         """The listening sockets hand their options down."""
         self.on_change: Callable[[], None] = lambda: None
-        self._closing = False
         self._drained: Deferred[None] | None = None
 
     # --- for a family ---
@@ -91,7 +90,7 @@ class Acceptor(Factory):
     @property
     def draining(self) -> bool:
         """Nobody new is taken."""
-        return self._closing
+        raise NotImplementedError
 
     # --- what there is ---
 
@@ -174,8 +173,7 @@ class Acceptor(Factory):
         self.on_change()
 
     def close_all(self) -> Deferred[None]:
-        """End every connection and every handshake, take no new ones; fires when all are gone."""
-        self._closing = True
+        """End every connection and every handshake; fires when all are gone."""
         for link in list(self._handshakes):
             link.close(DropReason.DRAINING)
         drained: Deferred[None] = Deferred()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -132,7 +131,6 @@ class ServerFactory(ServingFactory):
         self._turn = TurnFlush(reactor)
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout
-        self._stalls: dict[RelayPeer, IDelayedCall] = {}
         self.throttled = 0
         """How often a client was read later for its bytes a second."""
         self.now = reactor.seconds
@@ -179,19 +177,7 @@ class ServerFactory(ServingFactory):
             self.telemetry.handshake_failed(reason, host)
 
     def _watch(self, peer: RelayPeer) -> None:
-        if peer in self._stalls:
-            return
+        self._once_after(STALL_GRACE, peer, self.relay.stall)
 
-        def stalled() -> None:
-            del self._stalls[peer]
-            self.relay.stall(peer)
-
-        self._stalls[peer] = self._reactor.callLater(STALL_GRACE, stalled)
-
-    def drain(self) -> Deferred[None]:
-        """Close every transport and connection, take no new ones; fires when all are gone."""
+    def _close_relay(self) -> None:
         self.relay.close_all(CloseReason.SHUTTING_DOWN)
-        for timer in self._stalls.values():
-            timer.cancel()
-        self._stalls.clear()
-        return self.close_all()

@@ -10,7 +10,6 @@ from typing import Any
 from coincurve import PublicKey
 from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
-from twisted.test import iosim
 
 from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.messaging.handshake import LinkHandshake
@@ -19,7 +18,7 @@ from dmsg.messaging.session import ClientSession
 from dmsg.messaging.wire import Profile
 from dmsg.net.link import TurnFlush
 from dmsg.net.plain import PlainLink
-from tests.support import VECTORS, Recorder
+from tests.support import VECTORS, JoinedNetwork, Recorder
 
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
@@ -71,14 +70,13 @@ class Randomness:
         return SecKey(self._secrets[message[1:33]])
 
 
-class Network:
-    """One server and its clients, joined by iosim pumps, with one Clock."""
+class Network(JoinedNetwork):
+    """A messaging server and its clients in memory."""
 
     def __init__(self, profile: Profile = Profile.SEED, **server_options: Any) -> None:
-        self.clock = Clock()
+        clock = Clock()
         self.profile = profile
-        self.factory = ServerFactory(self.clock, KEYS["S"], profile, **server_options)
-        self.pumps: list[iosim.IOPump] = []
+        super().__init__(clock, ServerFactory(clock, KEYS["S"], profile, **server_options))
 
     @property
     def relay(self) -> Any:
@@ -103,14 +101,6 @@ class Network:
         session.link = link  # type: ignore[attr-defined]  # tests cut it
         return session
 
-    def join(self, client: Any) -> Any:
-        """Connect any protocol to the server; returns the server's link."""
-        server = self.factory.buildProtocol(None)
-        assert server is not None
-        pump = iosim.connect(server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False)
-        self.pumps.append(pump)
-        return server
-
     def raw(self, key: SecKey) -> RawClient:
         """A client of plain frames."""
         client = RawClient(key, self.profile)
@@ -118,17 +108,6 @@ class Network:
         self.settle()
         assert client.up
         return client
-
-    def settle(self) -> None:
-        """Deliver everything, and let the turns end."""
-        for _ in range(10_000):
-            self.clock.advance(0)
-            if not any([pump.pump() for pump in self.pumps]) and not any(
-                call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()
-            ):
-                self.relay.check()
-                return
-        raise AssertionError("the network does not come to rest")
 
     def advance(self, seconds: float) -> None:
         """Time passes."""

@@ -37,11 +37,11 @@ class EntityCase(TestCase):
         self.discovery = service.entity
         return f"http://127.0.0.1:{port.getHost().port}"
 
-    async def start_server(self, *options: str) -> Any:
+    async def start_server(self, *options: str, tap: Any = server_tap) -> Any:
         """The server entity, listening; registered when it has a discovery."""
-        parsed = server_tap.Options()
+        parsed = tap.Options()
         parsed.parseOptions([f"--listen={LOOPBACK}", f"--key-file={self.mktemp()}", *options])
-        service: Any = server_tap.makeService(parsed, reactor)
+        service: Any = tap.makeService(parsed, reactor)
         service.startService()
         self.addCleanup(service.stopService)
         server = service.entity
@@ -51,9 +51,9 @@ class EntityCase(TestCase):
             await self.until(lambda: server.registration.registered_at is not None)
         return server
 
-    async def start_client(self, url: str, **options: Any) -> Client:
+    async def start_client(self, url: str, *, family: Any = Client, **options: Any) -> Any:
         """A client that others can find."""
-        client = Client(reactor, options.pop("key", None) or SecKey.generate(), [url], **options)
+        client = family(reactor, options.pop("key", None) or SecKey.generate(), [url], **options)
         client.startService()
         self.addCleanup(client.stopService)
         await client.when_published(PATIENCE)

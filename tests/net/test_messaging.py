@@ -40,24 +40,11 @@ class MessagingCase(EntityCase):
 
     async def start_messaging_server(self, *options: str) -> Any:
         """Listening; registered when it has a discovery."""
-        parsed = messaging_tap.Options()
-        parsed.parseOptions([f"--listen={LOOPBACK}", f"--key-file={self.mktemp()}", "--drain-timeout=0", *options])
-        service: Any = messaging_tap.makeService(parsed, reactor)
-        service.startService()
-        self.addCleanup(service.stopService)
-        server = service.entity
-        await server.ready
-        server.stop_for_test = service.stopService
-        if parsed["discovery"]:
-            await self.until(lambda: server.registration.registered_at is not None)
-        return server
+        return await self.start_server("--drain-timeout=0", *options, tap=messaging_tap)
 
     async def start_messaging_client(self, url: str, **options: Any) -> Client:
         """One that others can find."""
-        client = Client(reactor, options.pop("key", None) or SecKey.generate(), [url], **options)
-        client.startService()
-        self.addCleanup(client.stopService)
-        await client.when_published(PATIENCE)
+        client: Client = await self.start_client(url, family=Client, **options)
         return client
 
 
