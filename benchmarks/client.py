@@ -87,7 +87,7 @@ async def _receive(reactor: Any, where: dict[str, Any]) -> None:
     from twisted.internet.defer import Deferred
     from twisted.internet.protocol import Factory, Protocol
 
-    from dmsg.net.link import TurnFlush
+    from dmsg.net.turn import TurnFlush
 
     class EchoIfAsked(Protocol):
         """Discards; a message that starts with E comes back."""
@@ -112,7 +112,7 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
 
     from dmsg.cli.bench import measure
     from dmsg.keys import PubKey
-    from dmsg.net.link import TurnFlush
+    from dmsg.net.turn import TurnFlush
 
     class Echo(Protocol):
         def dataReceived(self, data: bytes) -> None:

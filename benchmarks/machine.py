@@ -17,7 +17,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from dmsg.keys import PubKey
+from dmsg.keys import PubKey, SecKey
 
 START_TIMEOUT = 30.0
 
@@ -155,6 +155,20 @@ def aead(size: int, seconds: float = 0.4) -> float:
             cipher.decrypt(nonce, sealed, None)
             cipher.encrypt(nonce, plain, None)
         best = min(best, (time.process_time() - start) / rounds)
+    return best
+
+
+def key_agreement(count: int) -> float:
+    """CPU seconds of what one end of a handshake cannot do without: a new key and so many ECDH."""
+    one, two = SecKey.generate(), SecKey.generate()
+    best = float("inf")
+    for _ in range(5):
+        start = time.process_time()
+        for _ in range(100):
+            SecKey.generate()
+            for _ in range(count):
+                one.ecdh(two.public)
+        best = min(best, (time.process_time() - start) / 100)
     return best
 
 

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from benchmarks.client import cpu_seconds
-from benchmarks.machine import Entity, aead, away, splice, tcp_echo
+from benchmarks.machine import Entity, aead, away, key_agreement, splice, tcp_echo
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.handshake import LinkHandshake
 from dmsg.messaging.wire import (
@@ -337,25 +337,11 @@ def _through_clients(address: tuple[str, int], key: PubKey, pairs: int) -> list[
             row["limit_us"] = 2 * tcp_echo(row.pop("echo")) * 1e6
             row["share_of_limit"] = row["limit_us"] / row["p50_ms"] / 1e3
         else:
-            limit = _agreement()
+            limit = key_agreement(4)
             row["limit_us"] = limit * 1e6
             row["share_of_limit"] = limit * row["per_sender_cpu_second"]
         rows.append(row)
     return rows
-
-
-def _agreement() -> float:
-    """CPU seconds of what one end of KK cannot do without: a new key and four ECDH."""
-    one, two = SecKey.generate(), SecKey.generate()
-    best = float("inf")
-    for _ in range(5):
-        begin = time.process_time()
-        for _ in range(100):
-            SecKey.generate()
-            for _ in range(4):
-                one.ecdh(two.public)
-        best = min(best, (time.process_time() - begin) / 100)
-    return best
 
 
 async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any) -> Any:
@@ -372,7 +358,7 @@ async def _receive(reactor: Any, where: dict[str, Any]) -> None:
     from twisted.internet.defer import Deferred
     from twisted.internet.protocol import Factory, Protocol
 
-    from dmsg.net.link import TurnFlush
+    from dmsg.net.turn import TurnFlush
 
     class Sink(Protocol):
         """Discards; says when the end is there; a message that starts with E comes back."""
@@ -394,7 +380,7 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
     from twisted.internet.defer import Deferred, gatherResults
     from twisted.internet.protocol import Factory, Protocol
 
-    from dmsg.net.link import TurnFlush
+    from dmsg.net.turn import TurnFlush
 
     class Waits(Protocol):
         answered: Any = None

@@ -6,9 +6,8 @@ import statistics
 import time
 from typing import Any
 
-from benchmarks.machine import aead, away, splice, start_server
+from benchmarks.machine import aead, away, key_agreement, splice, start_server
 from benchmarks.wire import Connection, close_transport, open_transport, pump, seal_frames
-from dmsg.keys import SecKey
 
 SIZES = (64, 1024, 16 * 1024, 60 * 1024)
 FRAME_OVERHEAD = 7
@@ -115,7 +114,7 @@ def connect_row(count: int = 600) -> dict[str, Any]:
         seconds, cpu = time.perf_counter() - start, server.cpu() - before
         for connection in connections:
             connection.close()
-    limit = _handshake_limit()
+    limit = key_agreement(3)
     return {
         "connects_per_second": count / seconds,
         "server_cpu_ms": cpu / count * 1e3,
@@ -123,20 +122,6 @@ def connect_row(count: int = 600) -> dict[str, Any]:
         "ecdh_limit_ms": limit * 1e3,
         "share_of_ecdh": limit / (cpu / count),
     }
-
-
-def _handshake_limit() -> float:
-    """CPU seconds of what a handshake cannot do without: a new key and three ECDH."""
-    one, two = SecKey.generate(), SecKey.generate()
-    best = float("inf")
-    for _ in range(5):
-        start = time.process_time()
-        for _ in range(100):
-            SecKey.generate()
-            for _ in range(3):
-                one.ecdh(two.public)
-        best = min(best, (time.process_time() - start) / 100)
-    return best
 
 
 def transport_row(count: int = 3000) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from twisted.internet.task import Clock
 from twisted.test import iosim
 
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.link import TurnFlush
 from dmsg.net.noise import NoiseLink
+from dmsg.net.turn import TurnFlush
 from dmsg.noise.records import RecordOpener
 from dmsg.transport.protocol import ServerFactory
 from dmsg.transport.session import ClientSession

@@ -23,8 +23,8 @@ from dmsg.discovery.entry import features as entry_features
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.link import TurnFlush
 from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.net.turn import TurnFlush
 
 MIN_SERVERS = 2
 """Servers that a client stays connected to, by default."""

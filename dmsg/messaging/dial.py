@@ -15,8 +15,9 @@ from dmsg.messaging.handshake import LinkHandshake
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
 from dmsg.messaging.session import ClientSession
 from dmsg.messaging.wire import Profile
-from dmsg.net.link import LinkClientEndpoint, TurnFlush
+from dmsg.net.link import LinkClientEndpoint
 from dmsg.net.plain import PlainLink
+from dmsg.net.turn import TurnFlush
 
 HANDSHAKE_ROUND_TRIPS = 3
 """Of TCP and the four frames: a guess of the round trip."""

@@ -18,8 +18,9 @@ from dmsg.messaging.policing import Limits
 from dmsg.messaging.relay import Relay, RelayPeer, descending
 from dmsg.messaging.wire import Profile
 from dmsg.net.acceptor import MAX_HANDSHAKES
-from dmsg.net.link import Link, TurnFlush
+from dmsg.net.link import Link
 from dmsg.net.plain import PlainLink
+from dmsg.net.turn import TurnFlush
 
 HANDSHAKE_TIMEOUT = 3.0
 """Seconds for TCP accept to the last handshake frame, at both ends (Go, 2019: 3 s)."""

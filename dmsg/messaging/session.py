@@ -25,8 +25,9 @@ from dmsg.messaging.client import ClientConnection
 from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
 from dmsg.messaging.state import ClientChannel, State
 from dmsg.messaging.wire import Profile
-from dmsg.net.link import Link, TurnFlush
+from dmsg.net.link import Link
 from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.net.turn import TurnFlush
 from dmsg.pending import Pending
 
 OPEN_TIMEOUT = 10.0

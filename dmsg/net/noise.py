@@ -13,16 +13,8 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.link import (
-    DIRECT_SIZE,
-    HANDSHAKE_TIMEOUT,
-    MAX_TAIL,
-    READ_SIZE,
-    Link,
-    LinkClientEndpoint,
-    LinkUser,
-    TurnFlush,
-)
+from dmsg.net.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, READ_SIZE, Link, LinkClientEndpoint, LinkUser
+from dmsg.net.turn import TurnFlush
 from dmsg.noise.link import LinkHandshake
 from dmsg.noise.records import MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
 

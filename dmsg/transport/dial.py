@@ -9,8 +9,9 @@ from twisted.internet.defer import Deferred, TimeoutError
 from dmsg.delegation.dial import tcp_endpoint
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.link import HANDSHAKE_TIMEOUT, TurnFlush
+from dmsg.net.link import HANDSHAKE_TIMEOUT
 from dmsg.net.noise import NoiseClientEndpoint
+from dmsg.net.turn import TurnFlush
 from dmsg.transport.session import ClientSession
 from dmsg.transport.streams import Streams
 

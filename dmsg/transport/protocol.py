@@ -24,8 +24,9 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.acceptor import MAX_HANDSHAKES
-from dmsg.net.link import HANDSHAKE_TIMEOUT, Link, TurnFlush
+from dmsg.net.link import HANDSHAKE_TIMEOUT, Link
 from dmsg.net.noise import NoiseLink
+from dmsg.net.turn import TurnFlush
 from dmsg.telemetry.service import Telemetry
 from dmsg.transport.policing import BURST_SECONDS, Limits
 from dmsg.transport.relay import Relay, RelayPeer

@@ -28,8 +28,9 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey
-from dmsg.net.link import Link, TurnFlush
+from dmsg.net.link import Link
 from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.net.turn import TurnFlush
 from dmsg.pending import Pending
 from dmsg.transport.agreement import TOKEN_SIZE, Hello, Proposal
 from dmsg.transport.client import ClientConnection

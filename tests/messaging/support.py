@@ -16,8 +16,8 @@ from dmsg.messaging.handshake import LinkHandshake
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.session import ClientSession
 from dmsg.messaging.wire import Profile
-from dmsg.net.link import TurnFlush
 from dmsg.net.plain import PlainLink
+from dmsg.net.turn import TurnFlush
 from tests.support import VECTORS, JoinedNetwork, Recorder
 
 ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141

@@ -22,8 +22,8 @@ from dmsg.messaging.handshake import LinkHandshake
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.session import ClientSession
 from dmsg.messaging.wire import Profile
-from dmsg.net.link import TurnFlush
 from dmsg.net.plain import PlainLink
+from dmsg.net.turn import TurnFlush
 from tests.messaging.support import KEYS, Randomness, vectors
 from tests.support import Accepting
 

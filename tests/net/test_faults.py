@@ -22,8 +22,8 @@ from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import SecKey
 from dmsg.net import socketopts
-from dmsg.net.link import TurnFlush
 from dmsg.net.noise import NoiseClientEndpoint
+from dmsg.net.turn import TurnFlush
 from dmsg.noise.link import LinkHandshake
 from dmsg.transport import relay as relay_module
 from dmsg.transport.client import ClientConnection

@@ -9,8 +9,9 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.messaging.handshake import LinkHandshake
-from dmsg.net.link import CLOSE_LIMIT, CLOSE_TIMEOUT, TurnFlush
+from dmsg.net.link import CLOSE_LIMIT, CLOSE_TIMEOUT
 from dmsg.net.plain import PlainLink
+from dmsg.net.turn import TurnFlush
 from tests.messaging.support import KEYS
 
 

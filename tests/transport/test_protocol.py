@@ -20,9 +20,9 @@ from dmsg.errors import (
 )
 from dmsg.keys import SecKey
 from dmsg.net import noise as noise_module
-from dmsg.net.link import TurnFlush
 from dmsg.net.noise import NoiseLink
 from dmsg.net.stream import SEND_HIGH_WATER, DmsgAddress, StreamLost, StreamTimeout
+from dmsg.net.turn import TurnFlush
 from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory
 from dmsg.transport.session import ClientSession
