@@ -33,12 +33,12 @@ $(VENV)/.run: $(VENV)/.created setup.cfg constraints.txt
 
 $(VENV)/.test: $(VENV)/.created setup.cfg constraints.txt
 	@echo "installing dmsg and what its tests need into $(VENV)"
-	$(PIP_INSTALL) --editable '.[redis,test]'
+	$(PIP_INSTALL) --editable '.[redis,rmb,test]'
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.spark: $(VENV)/.created setup.cfg constraints.txt
 	@echo "installing dmsg and Spark into $(VENV)"
-	$(PIP_INSTALL) --editable '.[redis,spark,test,test_spark]'
+	$(PIP_INSTALL) --editable '.[redis,rmb,spark,test,test_spark]'
 	@touch $@ $(VENV)/.test $(VENV)/.run
 
 $(VENV)/.dev: $(VENV)/.created setup.cfg constraints.txt
@@ -76,7 +76,7 @@ bench-pipeline: $(VENV)/.spark
 
 $(VENV)/.spark-connect: $(VENV)/.spark
 	@echo "installing what Spark Connect needs into $(VENV)"
-	$(PIP_INSTALL) --editable '.[redis,spark,spark_connect,test,test_spark]'
+	$(PIP_INSTALL) --editable '.[redis,rmb,spark,spark_connect,test,test_spark]'
 	@touch $@
 
 spark-long: $(VENV)/.spark-connect
@@ -92,7 +92,7 @@ lab: $(VENV)/.test
 
 EXAMPLES ?= 20000
 fuzz: $(VENV)/.test
-	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.test_keys tests.noise tests.transport tests.messaging tests.discovery.test_entry tests.net.test_faults.RandomTests
+	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.test_keys tests.noise tests.transport tests.messaging tests.rmb.test_wire tests.discovery.test_entry tests.net.test_faults.RandomTests
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* _trial_temp* docs/_build .tox .mypy_cache .ruff_cache .hypothesis

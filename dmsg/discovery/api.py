@@ -17,10 +17,9 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
-from twisted.web.resource import IResource, Resource
-from twisted.web.server import Request, Site
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
-from werkzeug.routing import RequestRedirect
+from twisted.web.resource import IResource
+from twisted.web.server import Site
+from werkzeug.exceptions import HTTPException
 
 from dmsg.discovery.entry import (
     MAX_ENTRY_SIZE,
@@ -34,10 +33,10 @@ from dmsg.discovery.entry import (
     decode_verified,
     is_key_text,
 )
-from dmsg.discovery.limits import RateLimit
 from dmsg.discovery.ranking import RankingFile
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
+from dmsg.net.site import answer, answer_http_error, gated_site
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
 
@@ -53,8 +52,6 @@ RATE = 50.0
 """Requests a second and address, by default."""
 BURST = 200.0
 """Requests of an address at once, by default."""
-IDLE_TIMEOUT = 30
-"""Seconds that a request, or a kept connection, may take."""
 
 NOT_FOUND = "entry of public key is not found"
 BAD_INPUT = "error bad input"
@@ -66,12 +63,6 @@ WROTE_NEXT = "wrote new entry iteration"
 
 class StoreUnavailable(Exception):
     """The store failed; the client may try again."""
-
-
-def _answer(request: IRequest, status: int, message: str) -> bytes:
-    request.setResponseCode(status)
-    request.setHeader(b"content-type", b"application/json")
-    return json.dumps({"message": message, "code": status}, separators=(",", ":")).encode()
 
 
 def _json(request: IRequest, body: bytes, status: int = 200) -> bytes:
@@ -151,7 +142,7 @@ class DiscoveryAPI:
             result = "first" if first else "next"
             self._metrics.posted.labels(result).inc()
             self._tell(entry, result)
-            return _answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
+            return answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
 
         return self._ask(self._store.post(entry, self._now())).addCallback(posted)
 
@@ -203,7 +194,7 @@ class DiscoveryAPI:
             if self._telemetry is not None:
                 fields = {"subject": bytes.fromhex(key), "result": "deleted", "sequence": deletion.sequence}
                 self._telemetry.record("entry", fields)
-            return _answer(request, 200, "deleted the entry")
+            return answer(request, 200, "deleted the entry")
 
         return self._ask(self._store.delete(deletion)).addCallback(deleted)
 
@@ -213,7 +204,7 @@ class DiscoveryAPI:
 
         def found(servers: list[bytes]) -> bytes:
             if not servers:
-                return _answer(request, 404, "no server is available")
+                return answer(request, 404, "no server is available")
             return _json(request, b"[" + b",".join(servers) + b"]")
 
         return self._available().addCallback(found)
@@ -255,9 +246,9 @@ class DiscoveryAPI:
             return act()
         except EntryDecodeError as error:
             self._refused(request, "undecodable", error)
-            return _answer(request, 500, UNEXPECTED)
+            return answer(request, 500, UNEXPECTED)
         except KeyFormatError:
-            return _answer(request, 400, BAD_INPUT)
+            return answer(request, 400, BAD_INPUT)
 
     # --- about the service ---
 
@@ -296,120 +287,36 @@ class DiscoveryAPI:
 
     @_app.handle_errors(EntryNotFound)
     def _not_found(self, request: IRequest, failure: Failure) -> bytes:
-        return _answer(request, 404, NOT_FOUND)
+        return answer(request, 404, NOT_FOUND)
 
     @_app.handle_errors(KeyFormatError)
     def _bad_key(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "bad_key", failure.value)
-        return _answer(request, 400, f"{BAD_INPUT}: {failure.value}")
+        return answer(request, 400, f"{BAD_INPUT}: {failure.value}")
 
     @_app.handle_errors(EntryDecodeError)
     def _undecodable(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "undecodable", failure.value)
-        return _answer(request, 400, f"{BAD_INPUT}: {failure.value}")
+        return answer(request, 400, f"{BAD_INPUT}: {failure.value}")
 
     @_app.handle_errors(EntrySignatureError)
     def _bad_signature(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "signature", failure.value)
-        return _answer(request, 401, BAD_SIGNATURE)
+        return answer(request, 401, BAD_SIGNATURE)
 
     @_app.handle_errors(EntryInvalid)
     def _invalid(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "invalid", failure.value)
-        return _answer(request, 422, str(failure.value))
+        return answer(request, 422, str(failure.value))
 
     @_app.handle_errors(HTTPException)
     def _http(self, request: IRequest, failure: Failure) -> bytes:
-        """Unknown paths and methods, as Klein's router raises them."""
-        error = failure.value
-        assert isinstance(error, HTTPException)
-        if isinstance(error, RequestRedirect):
-            request.setHeader(b"location", error.new_url.encode())
-        if isinstance(error, MethodNotAllowed) and error.valid_methods:
-            request.setHeader(b"allow", ", ".join(sorted(error.valid_methods)).encode())
-        return _answer(request, error.code or 500, (error.name or "error").lower())
+        return answer_http_error(request, failure)
 
     @_app.handle_errors(StoreUnavailable)
     def _unavailable(self, request: IRequest, failure: Failure) -> bytes:
         request.setHeader(b"retry-after", b"1")
-        return _answer(request, 503, "the store does not answer")
-
-
-# --- what stands before the routes -------------------------------------------
-
-
-class _BoundedRequest(Request):
-    """Answers 413 to a long body at once and reads none of it."""
-
-    metrics: Metrics
-    refused = False
-    received = 0
-
-    def gotLength(self, length: int | None) -> None:
-        super().gotLength(length if length is None or length <= MAX_ENTRY_SIZE else 0)  # type: ignore[no-untyped-call]
-        if length is not None and length > MAX_ENTRY_SIZE:
-            self._refuse()
-
-    def handleContentChunk(self, data: bytes) -> None:
-        self.received += len(data)
-        if self.received > MAX_ENTRY_SIZE:
-            self._refuse()
-        elif not self.refused:
-            super().handleContentChunk(data)  # type: ignore[no-untyped-call]
-
-    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        if not self.refused:
-            super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
-
-    def _refuse(self) -> None:
-        if self.refused:
-            return
-        self.refused = True
-        self.metrics.refused.labels("too_long").inc()
-        body = json.dumps({"message": f"body is longer than {MAX_ENTRY_SIZE} bytes", "code": 413}).encode()
-        # the body is still on its way: nothing but the channel itself can answer now
-        assert self.channel.transport is not None
-        self.channel.transport.write(
-            b"HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)
-        )
-        self.channel.loseConnection()
-
-
-class _Gate(Resource):
-    """Body limit and rate limit, for all paths."""
-
-    isLeaf = True
-
-    def __init__(
-        self, root: IResource, reactor: IReactorTime, limit: RateLimit, proxied: bool, metrics: Metrics
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._root = root
-        self._reactor = reactor
-        self._limit = limit
-        self._proxied = proxied
-        self._metrics = metrics
-
-    def _address(self, request: Request) -> str:
-        if self._proxied and (forwarded := request.getHeader(b"x-forwarded-for")):
-            # the last is what our own proxy saw; those before it anybody can write
-            return forwarded.decode("latin-1").rpartition(",")[2].strip()
-        return str(getattr(request.getClientAddress(), "host", ""))
-
-    def render(self, request: Request) -> int | bytes:
-        if not self._limit.allow(self._address(request), self._reactor.seconds()):
-            self._metrics.refused.labels("rate_limit").inc()
-            request.setHeader(b"retry-after", b"1")
-            return _answer(request, 429, "too many requests")
-        segments: list[bytes] = request.postpath or []
-        try:
-            b"/".join(segments).decode()
-        except UnicodeDecodeError:  # Klein would log a traceback
-            self._metrics.refused.labels("bad_path").inc()
-            return _answer(request, 400, "path is not UTF-8")
-        rendered: int | bytes = self._root.render(request)
-        return rendered
+        return answer(request, 503, "the store does not answer")
 
 
 def make_site(
@@ -421,13 +328,11 @@ def make_site(
     burst: float = BURST,
     proxied: bool = False,
 ) -> Site:
-    """The factory to listen with.
+    """The factory to listen with, see :func:`dmsg.net.site.gated_site`."""
 
-    :param rate: requests a second and address; 0 means no limit.
-    :param proxied: the address is the last of X-Forwarded-For.
-    """
-    gate = _Gate(api.resource(), reactor, RateLimit(rate, burst), proxied, metrics)
-    bounded = type("BoundedRequest", (_BoundedRequest,), {"metrics": metrics})
-    site = Site(gate, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=reactor, parsePOSTFormSubmission=False)
-    site.noisy = False
-    return site
+    def refused(reason: str) -> None:
+        metrics.refused.labels(reason).inc()
+
+    return gated_site(
+        api.resource(), reactor, refused, rate=rate, burst=burst, proxied=proxied, max_body=MAX_ENTRY_SIZE
+    )

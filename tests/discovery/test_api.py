@@ -12,9 +12,9 @@ from twisted.internet.testing import EventLoggingObserver
 from twisted.logger import globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.buckets import MAX_ADDRESSES, RateLimit
 from dmsg.discovery.api import DiscoveryAPI, make_site
 from dmsg.discovery.entry import ClientMeta, Deletion, Entry, ServerMeta
-from dmsg.discovery.limits import MAX_ADDRESSES, RateLimit
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.discovery.store import MemoryStore
 from dmsg.errors import DiscoveryError, EntryNotFound

@@ -1,0 +1,1 @@
+"""The reliable message bus: twins, relays that federate, peers and clients."""

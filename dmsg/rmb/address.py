@@ -1,0 +1,42 @@
+"""Who a message is from and for: a twin, and which of its sessions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAX_TWIN = 2**32 - 1
+MAX_SID = 256
+"""Characters of a session's name."""
+STREAM_PREFIX = "stream:"
+
+
+class Session(NamedTuple):
+    """A twin and the name of one of its connections.
+
+    :ivar twin: 1 to 2**32-1; 0 is no twin.
+    :ivar sid: None is a session of its own, as is the empty text.
+    """
+
+    twin: int
+    sid: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.twin}" if self.sid is None else f"{self.twin}:{self.sid}"
+
+    @property
+    def stream(self) -> str:
+        """The key of its queue in Redis."""
+        return f"{STREAM_PREFIX}{self}"
+
+    @classmethod
+    def parse(cls, text: str) -> Session:
+        """Of ``TWIN`` or ``TWIN:SID``, with or without ``stream:``.
+
+        :raises ValueError: it is neither.
+        """
+        twin, colon, sid = text.removeprefix(STREAM_PREFIX).partition(":")
+        if not (twin.isascii() and twin.isdigit()) or int(twin) > MAX_TWIN:
+            raise ValueError(f"{text[:80]!r} is not TWIN or TWIN:SESSION")
+        if len(sid) > MAX_SID:
+            raise ValueError(f"session {sid[:40]!r}... has more than {MAX_SID} characters")
+        return cls(int(twin), sid if colon else None)

@@ -1,0 +1,112 @@
+"""What can go wrong on the message bus, and every reason for which something is dropped."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from dmsg.errors import DmsgError
+
+
+class Drop(Enum):
+    """Why a message, a session or a request was refused or dropped; each value is a metric label."""
+
+    # a session
+    NO_TOKEN = "no_token"  # noqa: S105  # not a password
+    BAD_TOKEN = "bad_token"  # noqa: S105
+    UNKNOWN_TWIN = "unknown_twin"
+    REGISTRY_DOWN = "registry_down"
+    TOO_MANY_SESSIONS = "too_many_sessions"
+    DRAINING = "draining"
+    REPLACED = "replaced"
+    BAD_FRAME = "bad_frame"
+    SILENT = "silent"
+    STALLED = "stalled"
+    # a message of a session
+    RATE_LIMITED = "rate_limited"
+    WRONG_SOURCE = "wrong_source"
+    NO_DESTINATION = "no_destination"
+    UNKNOWN_DESTINATION = "unknown_destination"
+    NO_RELAY = "no_relay"
+    OFFLINE = "offline"
+    EXPIRED = "expired"
+    QUEUE_FULL = "queue_full"
+    QUEUE_FAILED = "queue_failed"
+    BUSY = "busy"
+    # a message from another relay
+    BAD_INTAKE = "bad_intake"
+    INTAKE_SIGNATURE = "intake_signature"
+    INTAKE_TOO_LARGE = "intake_too_large"
+    INTAKE_RATE = "intake_rate"
+    # a message to another relay
+    FEDERATION_REFUSED = "federation_refused"
+    FEDERATION_FULL = "federation_full"
+    # at a peer
+    NOT_SIGNED = "not_signed"
+    BAD_SIGNATURE = "bad_signature"
+    BAD_TIMES = "bad_times"
+    NOT_FOR_US = "not_for_us"
+    REPLAYED = "replayed"
+    BAD_PAYLOAD = "bad_payload"
+    UNKNOWN_REPLY = "unknown_reply"
+    BAD_REQUEST = "bad_request"
+
+
+class RmbError(DmsgError):
+    """What every error of the message bus is."""
+
+
+class EnvelopeError(RmbError, ValueError):
+    """Bytes that are no envelope, or an envelope without something that it needs."""
+
+
+class IdentityError(RmbError, ValueError):
+    """Words, a seed or an address that cannot be one."""
+
+
+class SignatureInvalid(RmbError):
+    """A signature that is missing, malformed, or of another key."""
+
+
+class TokenError(RmbError, ValueError):
+    """A token that a relay does not take; the text is what the relay answers."""
+
+
+class CipherError(RmbError):
+    """A payload that cannot be encrypted or decrypted."""
+
+
+class TwinNotFound(RmbError, LookupError):
+    """The registry has no such twin."""
+
+
+class RegistryUnavailable(RmbError):
+    """The registry did not answer; nothing is known of the twin."""
+
+
+class RegistryRefused(RmbError, ValueError):
+    """The registry did not take an update; the text says why."""
+
+
+class QueueUnavailable(RmbError):
+    """The queue of a relay cannot be written or read now."""
+
+
+class RemoteError(RmbError):
+    """The answer to a call was an error.
+
+    :ivar code: as in ``Error.code``; 0 is what relays say.
+    :ivar by_relay: a relay said so; nobody signed it.
+    """
+
+    def __init__(self, code: int, text: str, *, by_relay: bool = False) -> None:
+        super().__init__(text)
+        self.code = code
+        self.by_relay = by_relay
+
+
+class TwinOffline(RemoteError):
+    """The destination is not connected, and the message was not to be kept for it."""
+
+
+class CallTimeout(RmbError, TimeoutError):
+    """No answer came before the deadline."""

@@ -1,0 +1,58 @@
+"""How much a twin may send through a relay: a count and bytes in a fixed minute."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+WINDOW = 60
+"""Seconds; windows begin at multiples of it since 1970."""
+MAX_TWINS = 100_000
+"""Twins whose counts are remembered; the one that was silent for longest is forgotten first."""
+
+
+@dataclass(slots=True)
+class _Window:
+    number: int
+    count: int = 0
+    size: int = 0
+
+
+class FixedWindow:
+    """Counts what each twin sends, over all its sessions.
+
+    :param count: messages in a window.
+    :param size: bytes in a window, and of a single message.
+    """
+
+    def __init__(self, count: int, size: int, *, window: int = WINDOW, most: int = MAX_TWINS) -> None:
+        self.count = count
+        self.size = size
+        self._window = window
+        self._most = most
+        self._twins: OrderedDict[int, _Window] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._twins)
+
+    def measure(self, twin: int, size: int, now: float) -> bool:
+        """Whether a message of ``size`` bytes may pass.
+
+        One larger than all of a window is not counted; any other is, also
+        when it is refused.
+        """
+        if size > self.size:
+            return False
+        number = int(now) // self._window
+        window = self._twins.get(twin)
+        if window is None:
+            window = self._twins[twin] = _Window(number)
+            if len(self._twins) > self._most:
+                self._twins.popitem(last=False)
+        else:
+            self._twins.move_to_end(twin)
+            if window.number != number:
+                window.number, window.count, window.size = number, 0, 0
+        window.count += 1
+        window.size += size
+        return window.count <= self.count and window.size <= self.size

@@ -1,0 +1,130 @@
+"""The token with which a twin comes to a relay: a JWT, the whole query string.
+
+``alg`` says RS512 and means the twin's own signature of 65 bytes over
+``header.claims`` as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from dataclasses import dataclass
+from typing import Any
+
+from dmsg.rmb.address import MAX_SID, MAX_TWIN, Session
+from dmsg.rmb.errors import SignatureInvalid, TokenError
+from dmsg.rmb.identity import Signer, verify
+
+ALGORITHM = "RS512"
+TTL = 300
+"""Seconds, of the tokens that are made here."""
+MAX_TTL = 24 * 3600
+"""Seconds that a token may have left; the reference takes any."""
+MAX_AGE_AHEAD = 300
+"""Seconds that the clock of a twin may be ahead of the relay's."""
+MAX_TOKEN = 4096
+"""Bytes of a token."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a token says.
+
+    :ivar signed: the bytes that ``signature`` is over.
+    """
+
+    session: Session
+    issued: int
+    expires: int
+    signed: bytes
+    signature: bytes
+
+    def check_times(self, now: int) -> None:
+        """:raises TokenError: expired, not yet issued, or good for too long."""
+        if now > self.expires:
+            raise TokenError("jwt has expired")
+        if self.issued > now + MAX_AGE_AHEAD:
+            raise TokenError("jwt: was issued in the future")
+        if self.expires > now + MAX_TTL:
+            raise TokenError(f"jwt: is good for more than {MAX_TTL} seconds")
+
+    def check_signature(self, account: bytes) -> None:
+        """:raises TokenError: it is not of ``account``."""
+        try:
+            verify(self.signature, self.signed, account)
+        except SignatureInvalid:
+            raise TokenError("jwt: Invalid signature") from None
+
+
+def _encode(data: bytes) -> bytes:
+    return urlsafe_b64encode(data).rstrip(b"=")
+
+
+def _decode(part: bytes) -> bytes:
+    if part.rstrip(b"=") != part or b"+" in part or b"/" in part:
+        raise TokenError("jwt: Invalid base64")
+    try:
+        return urlsafe_b64decode(part + b"=" * (-len(part) % 4))
+    except Base64Error:
+        raise TokenError("jwt: Invalid base64") from None
+
+
+def _object(part: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(_decode(part))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, TokenError):
+            raise
+        raise TokenError("jwt: not JSON") from None
+    if not isinstance(content, dict):
+        raise TokenError("jwt: not a JSON object")
+    return content
+
+
+def make(signer: Signer, session: Session, now: int, ttl: int = TTL) -> str:
+    """A token for ``session``, good for ``ttl`` seconds."""
+    claims = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
+    header = _encode(json.dumps({"alg": ALGORITHM}, separators=(",", ":")).encode())
+    signed = header + b"." + _encode(json.dumps(claims, separators=(",", ":")).encode())
+    return (signed + b"." + _encode(signer.sign(signed))).decode()
+
+
+def _number(claims: dict[str, Any], name: str, most: int) -> int:
+    value = claims.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise TokenError(f"jwt: {name} is missing or no number")
+    return value
+
+
+def parse(text: bytes) -> Token:
+    """What a token says; nothing is verified yet.
+
+    :raises TokenError: it is none.
+    """
+    if len(text) > MAX_TOKEN:
+        raise TokenError(f"jwt: more than {MAX_TOKEN} bytes")
+    parts = text.split(b".")
+    if len(parts) < 2:
+        raise TokenError("jwt: No claims component found in token string")
+    if len(parts) < 3:
+        raise TokenError("jwt: No signature component found in token string")
+    if len(parts) > 3:
+        raise TokenError("jwt: Too many components found in token string")
+    header, claims = _object(parts[0]), _object(parts[1])
+    algorithm = header.get("alg")
+    if algorithm != ALGORITHM:
+        name = algorithm.capitalize() if isinstance(algorithm, str) else "none"
+        raise TokenError(f"jwt: Expected algorithm type {name[:20]} but found Rs512")
+    if header.get("typ", "JWT") not in ("JWT", None):
+        raise TokenError("jwt: typ is not JWT")
+    sid = claims.get("sid")
+    if sid is not None and (not isinstance(sid, str) or len(sid) > MAX_SID):
+        raise TokenError(f"jwt: sid is no text of at most {MAX_SID} characters")
+    return Token(
+        Session(_number(claims, "sub", MAX_TWIN), sid),
+        _number(claims, "iat", 2**64 - 1),
+        _number(claims, "exp", 2**64 - 1),
+        parts[0] + b"." + parts[1],
+        _decode(parts[2]),
+    )
