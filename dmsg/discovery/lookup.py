@@ -61,7 +61,7 @@ def check_url(url: str) -> str:
     return url
 
 
-class _QuietFactory(_HTTP11ClientFactory):
+class QuietFactory(_HTTP11ClientFactory):
     """Two lines of log for each connection are no news."""
 
     noisy = False
@@ -91,7 +91,7 @@ class Lookup:
         self._pool: HTTPConnectionPool | None = None
         if http is None:
             self._pool = HTTPConnectionPool(reactor)
-            self._pool._factory = _QuietFactory
+            self._pool._factory = QuietFactory
             http = HTTPClient(Agent(reactor, connectTimeout=timeout, pool=self._pool))
         self._http = http
         self._under_way: set[Deferred[Any]] = set()

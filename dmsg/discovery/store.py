@@ -8,7 +8,6 @@ Entries come in verified; times come in as arguments.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from random import Random
 from typing import Any
@@ -32,8 +31,7 @@ from dmsg.discovery.entry import (
     time_order,
 )
 from dmsg.errors import DmsgError, EntryNotFound
-
-REDIS_PASSWORD = "DMSG_REDIS_PASSWORD"  # noqa: S105  # the name of a variable
+from dmsg.net.redis import RedisUnavailable, open_redis, without_password
 
 
 class StoreError(DmsgError):
@@ -366,48 +364,8 @@ async def open_store(description: str, reactor: IReactorTime) -> Any:
     if kind == "sqlite" and rest:
         return SQLiteStore(rest)
     if kind == "redis":
-        return await _open_redis(description, reactor)
-    raise StoreError(f"{_without_password(description)}: not memory:, sqlite:PATH or redis://HOST:PORT")
-
-
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"redis://***@{tail}" if at and head.startswith("redis:") else url
-
-
-async def _open_redis(url: str, reactor: IReactorTime) -> RedisStore:
-    from urllib.parse import urlsplit
-
-    if "@" in url:
-        # arguments are for everybody to read who may list processes
-        raise StoreError(f"{_without_password(url)}: put the password into {REDIS_PASSWORD}, not into the URL")
-    try:
-        import txredisapi
-    except ImportError:
-        raise StoreError("redis: needs the extra: pip install 'dmsg[redis]'") from None
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or 6379
-        database = int(parts.path.strip("/") or 0)
-    except ValueError:
-        host = None
-    if not host:
-        raise StoreError(f"{_without_password(url)}: not a redis URL")
-    # reconnects by itself; while Redis is away calls fail and POSTs answer 503
-    connection = txredisapi.lazyConnection(
-        host,
-        port,
-        database,
-        reconnect=True,
-        charset=None,
-        password=os.environ.get(REDIS_PASSWORD),
-        connectTimeout=5,
-        replyTimeout=10,
-        convertNumbers=False,
-    )
-    try:
-        await connection.ping().addTimeout(5, reactor)
-    except Exception:
-        await connection.disconnect()
-        raise StoreError(f"{_without_password(url)}: Redis does not answer") from None
-    return RedisStore(connection)
+        try:
+            return RedisStore(await open_redis(description, reactor))
+        except RedisUnavailable as error:
+            raise StoreError(str(error)) from None
+    raise StoreError(f"{without_password(description)}: not memory:, sqlite:PATH or redis://HOST:PORT")

@@ -40,14 +40,17 @@ class Token:
     signed: bytes
     signature: bytes
 
-    def check_times(self, now: int) -> None:
-        """:raises TokenError: expired, not yet issued, or good for too long."""
+    def check_times(self, now: int, most: int | None = MAX_TTL) -> None:
+        """:param most: seconds that it may be good for; None means any.
+
+        :raises TokenError: expired, not yet issued, or good for too long.
+        """
         if now > self.expires:
             raise TokenError("jwt has expired")
         if self.issued > now + MAX_AGE_AHEAD:
             raise TokenError("jwt: was issued in the future")
-        if self.expires > now + MAX_TTL:
-            raise TokenError(f"jwt: is good for more than {MAX_TTL} seconds")
+        if most is not None and self.expires > now + most:
+            raise TokenError(f"jwt: is good for more than {most} seconds")
 
     def check_signature(self, account: bytes) -> None:
         """:raises TokenError: it is not of ``account``."""

@@ -1,0 +1,454 @@
+"""Messages for twins of other relays: brought there, tried again, or given up with a word.
+
+Three ways in: :meth:`Federation.forward` for a message that belongs elsewhere,
+:meth:`Federation.offer` for one try with those who have the session
+connected, :meth:`Federation.hand_over` for what is kept here and may find its
+receiver at another of its relays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.client import Agent, HTTPConnectionPool, readBody
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IBodyProducer
+from zope.interface import implementer
+
+from dmsg.discovery.lookup import QuietFactory
+from dmsg.rmb.delivery import SPILL_AFTER, Message
+from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.errors import EnvelopeError, TwinNotFound
+from dmsg.rmb.queues import FEDERATION, Queued
+from dmsg.rmb.ranker import Ranker
+from dmsg.rmb.relay import EXPIRED, NO_RELAY, OFFLINE, REMOTE
+from dmsg.rmb.twin import relay_url
+from dmsg.rmb.wire import decode, life
+
+CONNECT_TIMEOUT = 2.0
+"""Seconds."""
+POST_TIMEOUT = 3.0
+"""Seconds for one request."""
+PASSES = 3
+"""Rounds over the relays of a twin before a message has to wait."""
+PASS_DELAY = 0.1
+"""Seconds between the first two rounds, twice that before the third; and up to half more."""
+RETRY_FIRST, RETRY_MOST = 2.0, 30.0
+"""Seconds before a message that has to wait is tried again; doubled each time."""
+MAX_POSTS = 64
+"""Requests at once."""
+MAX_ITEMS = 10_000
+"""Messages under way; what comes beyond goes to the queue at once."""
+MAX_OFFERED = 10_000
+"""Messages that are kept here and offered elsewhere; the others wait for their receiver to come here."""
+ONLY_CONNECTED = b"x-rmb-only-connected"
+"""A header: refuse this unless the session is connected.  Relays of the reference do not know it."""
+
+_log = Logger()
+
+
+class Outcome(Enum):
+    """What one or several relays said."""
+
+    TAKEN = auto()
+    REFUSED = auto()
+    """All that answered refused it for good."""
+    FAILED = auto()
+    """At least one did not answer, or may say something else later."""
+
+
+@implementer(IBodyProducer)
+class _Body:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.length = len(data)
+
+    def startProducing(self, consumer: Any) -> Deferred[None]:
+        consumer.write(self._data)
+        done: Deferred[None] = Deferred()
+        done.callback(None)
+        return done
+
+    def pauseProducing(self) -> None:
+        """Everything was written at once."""
+
+    def resumeProducing(self) -> None:
+        """Everything was written at once."""
+
+    def stopProducing(self) -> None:
+        """Everything was written at once."""
+
+
+class Poster:
+    """POSTs to other relays.
+
+    :param plain: ``http:`` relays are reached too; else only ``https:``, so
+        that nobody makes a public relay talk to what is beside it.
+    """
+
+    def __init__(self, reactor: Any, *, plain: bool) -> None:
+        self._reactor = reactor
+        self._plain = plain
+        self._pool = HTTPConnectionPool(reactor)
+        self._pool.maxPersistentPerHost = MAX_POSTS
+        self._pool.cachedConnectionTimeout = 50
+        self._pool._factory = QuietFactory
+        self._agent = Agent(reactor, connectTimeout=CONNECT_TIMEOUT, pool=self._pool)
+
+    async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:
+        """The status that the relay answers; 0 when it does not."""
+        url = relay_url(relay)
+        if not (self._plain or url.startswith("https:")):
+            return 0
+        headers = Headers({"content-type": ["application/octet-stream"]})
+        if only_connected:
+            headers.addRawHeader(ONLY_CONNECTED, b"1")
+        request = self._agent.request(b"POST", url.encode(), headers, _Body(data))
+        try:
+            response: Any = await request.addTimeout(POST_TIMEOUT, self._reactor)
+            await readBody(response).addTimeout(POST_TIMEOUT, self._reactor)
+        except CancelledError:
+            raise
+        except TimeoutError:
+            return 0
+        except Exception as error:  # whatever a connection can die of
+            _log.debug("relay {relay}: {error!r}", relay=relay, error=error)
+            return 0
+        code: int = response.code
+        return code
+
+    def close(self) -> Deferred[Any]:
+        """End the connections that are kept."""
+        result: Deferred[Any] = self._pool.closeCachedConnections()
+        return result
+
+
+class _Item:
+    """A message that belongs elsewhere."""
+
+    __slots__ = (
+        "data",
+        "delay",
+        "done",
+        "envelope",
+        "keeping",
+        "kept",
+        "message",
+        "next",
+        "relays",
+        "running",
+        "since",
+    )
+
+    def __init__(
+        self,
+        data: bytes,
+        envelope: Envelope,
+        relays: frozenset[str],
+        message: Message | None,
+        done: Callable[[Message, Envelope, str | None], None],
+        since: float,
+    ) -> None:
+        self.data = data
+        self.envelope = envelope
+        self.relays = relays
+        self.message = message
+        self.done = done
+        self.since = since
+        self.kept: Any = None
+        self.keeping = False
+        self.running = False
+        self.next = 0.0
+        self.delay = RETRY_FIRST
+
+
+class _Offers:
+    """What is kept for one session and offered to other relays of its twin."""
+
+    __slots__ = ("delay", "items", "next", "relays", "running")
+
+    def __init__(self, relays: frozenset[str]) -> None:
+        self.relays = relays
+        self.items: OrderedDict[Any, tuple[bytes, float]] = OrderedDict()
+        self.next = 0.0
+        self.delay = RETRY_FIRST
+        self.running = False
+
+
+class Federation:
+    """The way to other relays.
+
+    :param is_connected: whether a session, by its text, is connected here by now.
+    :ivar success: messages that each relay took; ``error`` those it did not.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        poster: Any,
+        ranker: Ranker,
+        registry: Any,
+        queue: Any,
+        wall_clock: Callable[[], float],
+        domains: frozenset[str],
+        random: Random | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self._poster = poster
+        self._ranker = ranker
+        self._registry = registry
+        self._queue = queue
+        self._now = wall_clock
+        self._domains = domains
+        self._random = random or Random()
+        self._ready: deque[_Item] = deque()
+        self._items: dict[_Item, None] = {}
+        self._kept: dict[Any, _Item] = {}
+        self._posts = 0
+        self._offers: dict[str, _Offers] = {}
+        self._offered = 0
+        self._under_way: set[Deferred[Any]] = set()
+        self._taking = False
+        self._stopped = False
+        self.is_connected: Callable[[str], bool] = lambda session: False
+        self.finished: Callable[[Message, Envelope, str | None], None] = lambda message, envelope, error: None
+        self.success: Counter[str] = Counter()
+        self.error: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    # --- one try ---
+
+    def _run(self, coroutine: Any) -> Deferred[Any]:
+        running = Deferred.fromCoroutine(coroutine)
+        self._under_way.add(running)
+
+        def done(result: Any) -> Any:
+            self._under_way.discard(running)
+            return result
+
+        return running.addBoth(done)
+
+    def offer(self, data: bytes, relays: Iterable[str]) -> Deferred[Outcome]:
+        """Ask each relay once, the best first, whether it has the session connected."""
+        return self._run(self._ask_all(data, relays, only_connected=True))
+
+    async def _ask_all(self, data: bytes, relays: Iterable[str], *, only_connected: bool) -> Outcome:
+        failed = False
+        for relay in self._ranker.order(relays, self._now()):
+            code = await self._poster.post(relay, data, only_connected=only_connected)
+            if code == 202:
+                self.success[relay] += 1
+                return Outcome.TAKEN
+            self.error[relay] += 1
+            # too many requests, and what a proxy says, may be another thing later
+            if not 400 <= code < 500 or code in (408, 425, 429):
+                failed = True
+                self._ranker.downvote(relay, self._now())
+        return Outcome.FAILED if failed else Outcome.REFUSED
+
+    # --- what belongs elsewhere ---
+
+    def forward(
+        self,
+        message: Message,
+        envelope: Envelope,
+        relays: frozenset[str],
+        done: Callable[[Message, Envelope, str | None], None],
+    ) -> None:
+        """Bring a message to one of ``relays``.
+
+        :param done: called with an error's text, or None when it was taken.
+        """
+        item = _Item(message.data, envelope, relays, message, done, self._reactor.seconds())
+        self._items[item] = None
+        self._ready.append(item)
+        if len(self._items) > MAX_ITEMS:
+            self._keep(item)
+        self._next()
+
+    def _next(self) -> None:
+        while self._ready and self._posts < MAX_POSTS and not self._stopped:
+            item = self._ready.popleft()
+            if item in self._items and not item.running:
+                item.running = True
+                self._posts += 1
+                self._run(self._attempt(item)).addBoth(self._attempted, item)
+
+    def _attempted(self, result: Any, item: _Item) -> None:
+        self._posts -= 1
+        item.running = False
+        if isinstance(result, Failure) and not result.check(CancelledError):
+            _log.failure("forwarding failed", result)
+        self._next()
+
+    async def _attempt(self, item: _Item) -> None:
+        for number in range(PASSES):
+            if number:
+                await deferLater(self._reactor, PASS_DELAY * number * (1 + self._random.random() / 2))
+            if life(item.envelope, int(self._now())) is None:
+                self._finish(item, EXPIRED)
+                return
+            outcome = await self._ask_all(item.data, item.relays, only_connected=False)
+            if outcome is Outcome.TAKEN:
+                self._finish(item, None)
+                return
+            if outcome is Outcome.REFUSED:
+                self._finish(item, REMOTE + OFFLINE)
+                return
+        item.next = self._reactor.seconds() + item.delay
+        item.delay = min(RETRY_MOST, 2 * item.delay)
+        self._keep(item)
+
+    def _finish(self, item: _Item, error: str | None) -> None:
+        if self._items.pop(item, self) is self:
+            return
+        if item.kept is not None:
+            self._kept.pop(item.kept, None)
+            self._queue.remove(FEDERATION, [item.kept])
+        message = item.message or Message(item.data, 0.0, None)
+        item.done(message, item.envelope, error)
+
+    def _keep(self, item: _Item) -> None:
+        """Into the queue, where it survives the process."""
+        if item.kept is not None or item.keeping:
+            return
+        item.keeping = True
+
+        def kept(number: Any) -> None:
+            item.kept = number
+            if item in self._items:
+                self._kept[number] = item
+            else:
+                self._queue.remove(FEDERATION, [number])
+            if item.message is not None:
+                item.message.settle()
+
+        def done(result: Any) -> None:
+            item.keeping = False
+
+        until = item.envelope.timestamp + item.envelope.expiration
+        self._queue.append(FEDERATION, item.data, until).addCallback(kept).addErrback(lambda _: None).addBoth(done)
+
+    def round(self) -> None:
+        """Every second: what takes long is kept, what waited long is tried again, what others left is taken up."""
+        now = self._reactor.seconds()
+        for item in list(self._items):
+            if item.running or item.next > now:
+                if now - item.since >= SPILL_AFTER:
+                    self._keep(item)
+            elif item.next:
+                item.next = 0.0
+                self._run(self._again(item)).addErrback(self._failed)
+        for session in list(self._offers):
+            self._hand_over_next(session, now)
+        if not self._taking and len(self._items) < MAX_ITEMS // 2:
+            self._taking = True
+            self._queue.take_federation().addCallbacks(self._taken, lambda _: None).addBoth(self._took)
+
+    def _failed(self, failure: Failure) -> None:
+        if not failure.check(CancelledError):
+            _log.failure("federation failed", failure)
+
+    async def _again(self, item: _Item) -> None:
+        """The twin may have other relays by now."""
+        if life(item.envelope, int(self._now())) is None:
+            self._finish(item, EXPIRED)
+            return
+        try:
+            twin = await self._registry.get(item.envelope.destination.twin)
+        except TwinNotFound:
+            self._finish(item, f"{REMOTE}self twin not found!")
+            return
+        except Exception:
+            item.next = self._reactor.seconds() + item.delay
+            return
+        item.relays = twin.relays - self._domains - {""}
+        if not item.relays:
+            self._finish(item, REMOTE + NO_RELAY.removeprefix("relay info "))
+            return
+        self._ready.append(item)
+        self._next()
+
+    def _taken(self, batch: list[Queued]) -> None:
+        for queued in batch:
+            if queued.id in self._kept:
+                continue
+            try:
+                envelope = decode(queued.data)
+            except EnvelopeError:
+                self._queue.remove(FEDERATION, [queued.id])
+                continue
+            item = _Item(queued.data, envelope, frozenset(), None, self.finished, self._reactor.seconds())
+            item.kept = queued.id
+            item.next = self._reactor.seconds()
+            self._items[item] = None
+            self._kept[queued.id] = item
+
+    def _took(self, result: Any) -> None:
+        self._taking = False
+
+    # --- what is kept here and may be wanted elsewhere ---
+
+    def hand_over(self, session: str, queued: Queued, relays: frozenset[str], until: float) -> None:
+        """Offer a kept message to other relays, until one has the session, or it comes here."""
+        if self._offered >= MAX_OFFERED:
+            return
+        offers = self._offers.get(session)
+        if offers is None:
+            offers = self._offers[session] = _Offers(relays)
+        offers.relays = relays
+        offers.items[queued.id] = (queued.data, until)
+        self._offered += 1
+        self._hand_over_next(session, self._reactor.seconds())
+
+    def _hand_over_next(self, session: str, now: float) -> None:
+        offers = self._offers[session]
+        if offers.running or offers.next > now or self._stopped:
+            return
+        while offers.items and next(iter(offers.items.values()))[1] <= self._now():
+            offers.items.popitem(last=False)
+            self._offered -= 1
+        if not offers.items or self.is_connected(session):
+            # delivered from the queue, where all of this is too
+            self._offered -= len(offers.items)
+            del self._offers[session]
+            return
+        number, (data, _) = next(iter(offers.items.items()))
+        offers.running = True
+
+        def done(outcome: Outcome | Failure) -> None:
+            offers.running = False
+            if outcome is Outcome.TAKEN:
+                if offers.items.pop(number, None) is not None:
+                    self._offered -= 1
+                self._queue.remove(session, [number])
+                offers.delay, offers.next = RETRY_FIRST, 0.0
+                if self._offers.get(session) is offers:
+                    self._hand_over_next(session, self._reactor.seconds())
+            else:
+                offers.next = self._reactor.seconds() + offers.delay
+                offers.delay = min(RETRY_MOST, 2 * offers.delay)
+
+        self.offer(data, offers.relays).addBoth(done)
+
+    # --- the end ---
+
+    async def stop(self) -> None:
+        """Keep what is under way, end all connections."""
+        self._stopped = True
+        for item in list(self._items):
+            self._keep(item)
+        for running in list(self._under_way):
+            running.addErrback(lambda _: None)
+            running.cancel()
+        await self._poster.close()

@@ -1,0 +1,111 @@
+"""WebSocket frames as RMB uses them: whole, binary, at most so large (RFC 6455, section 5.2).
+
+Only whole messages, pings and pongs are read here, for they are nearly all
+there is; text, fragments and close are passed on as they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dmsg.errors import DmsgError
+
+BINARY, PING, PONG = 0x82, 0x89, 0x8A
+"""First bytes of frames that are whole."""
+OTHER = 0
+"""Stands for the first byte of all other frames."""
+MAX_CONTROL = 125
+"""Bytes in a ping or pong."""
+_READ_HERE = frozenset((BINARY, PING, PONG))
+MAX_HEADER = 14
+"""Bytes: two, eight of length, four of mask."""
+
+
+class FrameTooLarge(DmsgError):
+    """A frame says that it is larger than a message may be."""
+
+
+def mask(data: bytes, key: bytes) -> bytes:
+    """``data`` exclusive-or the four bytes of ``key``, over and over."""
+    size = len(data)
+    keys = (key * ((size + 3) // 4))[:size]
+    return (int.from_bytes(data, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")
+
+
+def encode(first: int, data: bytes, key: bytes | None = None) -> bytes:
+    """A frame.
+
+    :param first: :data:`BINARY`, :data:`PING` or :data:`PONG`.
+    :param key: 4 bytes of a client's mask; servers have none.
+    """
+    size = len(data)
+    bit = 0 if key is None else 0x80
+    if size < 126:
+        head = bytes((first, bit | size))
+    elif size < 65536:
+        head = bytes((first, bit | 126)) + size.to_bytes(2, "big")
+    else:
+        head = bytes((first, bit | 127)) + size.to_bytes(8, "big")
+    return head + data if key is None else head + key + mask(data, key)
+
+
+class Frames:
+    """Cuts a stream into frames.
+
+    :param masked: frames of clients are, those of servers are not.
+    :param most: bytes of a frame's payload.
+    """
+
+    __slots__ = ("_held", "_masked", "_most", "_want")
+
+    def __init__(self, masked: bool, most: int) -> None:
+        self._masked = 0x80 if masked else 0
+        self._most = most
+        self._held = bytearray()
+        self._want = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """(:data:`BINARY`, the message), the same for pings and pongs; (:data:`OTHER`, the frame as it came).
+
+        :raises FrameTooLarge: a frame will be larger than it may.
+        """
+        held = self._held
+        if held:
+            held += data
+            if len(held) < self._want:
+                return
+            data = bytes(held)
+            held.clear()
+        start, end = 0, len(data)
+        want = 2
+        while end - start >= 2:
+            length = data[start + 1] & 0x7F
+            head = 2
+            if length == 126:
+                head = 4
+            elif length == 127:
+                head = 10
+            marked = data[start + 1] & 0x80
+            want = head + (4 if marked else 0)
+            if end - start < want:
+                break
+            if head > 2:
+                length = int.from_bytes(data[start + 2 : start + head], "big")
+            if length > self._most:
+                raise FrameTooLarge(f"a frame of {length} bytes; {self._most} are allowed")
+            body = start + want
+            want += length
+            stop = start + want
+            if stop > end:
+                break
+            first = data[start]
+            if first in _READ_HERE and marked == self._masked and (first == BINARY or length - want <= MAX_CONTROL):
+                payload = data[body:stop]
+                yield first, mask(payload, data[body - 4 : body]) if marked else payload
+            else:
+                yield OTHER, data[start:stop]
+            start = stop
+            want = 2
+        if start < end:
+            held += data[start:end]
+            self._want = want

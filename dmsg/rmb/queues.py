@@ -1,0 +1,252 @@
+"""What a relay keeps for sessions that are away or slow: in SQLite, or in Redis (:mod:`dmsg.rmb.redis_queue`).
+
+Every session has a queue of its own; what is for other relays is in one more.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
+from zope.interface import Interface, implementer
+
+from dmsg.rmb.address import Session
+from dmsg.rmb.errors import QueueUnavailable
+
+FEDERATION = "relay.federation"
+"""The name of the queue of what is for other relays; no session is called so."""
+BATCH = 100
+"""Messages in one read."""
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """How much is kept.
+
+    :ivar messages: of one session; then the oldest go.
+    :ivar size: bytes of one session; then the oldest go.
+    :ivar total: bytes of all; then nothing more is taken.
+    """
+
+    messages: int = 10_000
+    size: int = 64 * 1024 * 1024
+    total: int = 4 * 1024 * 1024 * 1024
+
+
+class Queued(NamedTuple):
+    """A message that is kept.  Ids grow along a queue."""
+
+    id: Any
+    data: bytes
+
+
+class RelayQueue(Interface):
+    """Messages by session."""
+
+    def append(session: str, data: bytes, until: float) -> Deferred[Any]:
+        """Keep a message until a time.  Fires with its id once it survives the process.
+
+        Fails with QueueUnavailable.
+        """
+
+    def read(session: str, after: Any) -> Deferred[list[Queued]]:
+        """The oldest messages whose id is above ``after``; None means all."""
+
+    def remove(session: str, ids: Sequence[Any]) -> None:
+        """They are delivered."""
+
+    def expired(now: float) -> list[tuple[str, bytes]]:
+        """Take out some messages whose time has passed."""
+
+    def watch(appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
+        """Tell what other processes on the same queue do: a message was appended, a session connected there."""
+
+    def present(sessions: Sequence[str]) -> None:
+        """These sessions are connected to this process; said again every half minute."""
+
+    def absent(session: str) -> None:
+        """This one is not any more."""
+
+    def connected_here(session: str) -> None:
+        """It connected to this process: others drop theirs."""
+
+    def take_federation() -> Deferred[list[Queued]]:
+        """Some of what is for other relays and nobody has taken yet."""
+
+    def elsewhere(session: str) -> Deferred[bool]:
+        """Whether it is connected to another process on the same queue."""
+
+    def close() -> Deferred[None]:
+        """Let go of files and connections."""
+
+
+@implementer(RelayQueue)
+class SQLiteQueue:
+    """Queues in a file, for one process.
+
+    What a reactor turn appends is committed together at its end.  Commits do
+    not wait for the disk (``synchronous=NORMAL``): what was taken survives
+    ``kill -9``; a power cut may take the last seconds.
+
+    :ivar dropped: called with a session and a number when the oldest had to go.
+    """
+
+    def __init__(self, path: str, clock: IReactorTime, limits: QueueLimits | None = None) -> None:
+        """:raises QueueUnavailable: cannot be opened, or is in use by another process."""
+        self._clock = clock
+        self.limits = limits or QueueLimits()
+        self.dropped: Callable[[str, int], None] = lambda session, number: None
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0)
+            # one process only: a second one would deliver everything twice
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("BEGIN EXCLUSIVE")
+            self._db.execute(
+                """CREATE TABLE IF NOT EXISTS messages (
+                    id INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, until REAL NOT NULL,
+                    data BLOB NOT NULL)"""
+            )
+            self._db.execute("CREATE INDEX IF NOT EXISTS of_session ON messages (session, id)")
+            self._db.execute("CREATE INDEX IF NOT EXISTS by_time ON messages (until)")
+            self._db.execute("COMMIT")
+            rows = self._db.execute("SELECT session, count(*), sum(length(data)) FROM messages GROUP BY session")
+            self._sizes: dict[str, list[int]] = {row[0]: [row[1], row[2]] for row in rows}
+        except sqlite3.Error as error:
+            raise QueueUnavailable(f"{path}: {error}") from None
+        self.total = sum(size for _, size in self._sizes.values())
+        self._waiting: list[tuple[Deferred[Any], int]] = []
+        self._open = False
+        self._taken: Any = None
+
+    def __len__(self) -> int:
+        return sum(count for count, _ in self._sizes.values())
+
+    def _begin(self) -> None:
+        if not self._open:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._open = True
+            self._clock.callLater(0, self._commit)
+
+    def _commit(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._db.rollback()
+            for deferred, _ in waiting:
+                deferred.errback(QueueUnavailable(str(error)))
+            return
+        for deferred, number in waiting:
+            deferred.callback(number)
+
+    def append(self, session: str, data: bytes, until: float) -> Deferred[Any]:
+        if self.total + len(data) > self.limits.total:
+            return fail(QueueUnavailable("the relay keeps as much as it may"))
+        try:
+            self._begin()
+            cursor = self._db.execute(
+                "INSERT INTO messages (session, until, data) VALUES (?, ?, ?)", (session, until, data)
+            )
+        except sqlite3.Error as error:
+            return fail(QueueUnavailable(str(error)))
+        sizes = self._sizes.setdefault(session, [0, 0])
+        sizes[0] += 1
+        sizes[1] += len(data)
+        self.total += len(data)
+        if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
+            self._drop_oldest(session, sizes)
+        deferred: Deferred[Any] = Deferred()
+        self._waiting.append((deferred, cursor.lastrowid or 0))
+        return deferred
+
+    def _drop_oldest(self, session: str, sizes: list[int]) -> None:
+        rows = self._db.execute("SELECT id, length(data) FROM messages WHERE session = ? ORDER BY id", (session,))
+        ids: list[int] = []
+        over, size = sizes[0] - self.limits.messages, sizes[1]
+        for number, length in rows:
+            if len(ids) >= over and size <= self.limits.size:
+                break
+            ids.append(number)
+            size -= length
+        self._delete(session, ids)
+        self.dropped(session, len(ids))
+
+    def _delete(self, session: str, ids: Sequence[int]) -> None:
+        for number in ids:
+            row = self._db.execute("DELETE FROM messages WHERE id = ? RETURNING length(data)", (number,)).fetchone()
+            if row is not None:
+                self._forget(session, row[0])
+
+    def _forget(self, session: str, length: int) -> None:
+        self.total -= length
+        sizes = self._sizes[session]
+        sizes[0] -= 1
+        sizes[1] -= length
+        if not sizes[0]:
+            del self._sizes[session]
+
+    def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
+        if session not in self._sizes:
+            return succeed([])
+        try:
+            rows = self._db.execute(
+                "SELECT id, data FROM messages WHERE session = ? AND id > ? ORDER BY id LIMIT ?",
+                (session, after or 0, BATCH),
+            ).fetchall()
+        except sqlite3.Error as error:
+            return fail(QueueUnavailable(str(error)))
+        return succeed([Queued(*row) for row in rows])
+
+    def remove(self, session: str, ids: Sequence[Any]) -> None:
+        self._begin()
+        self._delete(session, ids)
+
+    def expired(self, now: float) -> list[tuple[str, bytes]]:
+        rows = self._db.execute(
+            "SELECT id, session, data FROM messages WHERE until <= ? ORDER BY until LIMIT ?", (now, 10 * BATCH)
+        ).fetchall()
+        for number, session, _ in rows:
+            self.remove(session, [number])
+        return [(session, data) for _, session, data in rows]
+
+    def watch(self, appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
+        """There are no other processes."""
+
+    def present(self, sessions: Sequence[str]) -> None:
+        """Nobody asks."""
+
+    def absent(self, session: str) -> None:
+        """Nobody asks."""
+
+    def connected_here(self, session: str) -> None:
+        """Nobody asks."""
+
+    def take_federation(self) -> Deferred[list[Queued]]:
+        def taken(batch: list[Queued]) -> list[Queued]:
+            if batch:
+                self._taken = batch[-1].id
+            return batch
+
+        return self.read(FEDERATION, self._taken).addCallback(taken)
+
+    def elsewhere(self, session: str) -> Deferred[bool]:
+        return succeed(False)
+
+    def close(self) -> Deferred[None]:
+        self._commit()
+        self._db.close()
+        return succeed(None)
+
+
+def key_of(session: Session) -> str:
+    """The name of a session's queue."""
+    return str(session)

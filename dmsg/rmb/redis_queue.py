@@ -1,0 +1,218 @@
+"""The queues of relays in Redis, under the reference's keys; several processes may share them.
+
+``stream:<twin>[:<sid>]`` is a stream of one field ``_`` for each session,
+``relay.federation.stream`` one of the field ``msg``.  Beside these:
+``rmb.sessions``, a sorted set of the sessions that are connected to any
+process with the time until which that is believed; and a channel, ``rmb.queue``,
+on which processes tell each other what they appended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import uuid4
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.net.redis import open_redis, patience, subscribe, without_password
+from dmsg.rmb.address import STREAM_PREFIX
+from dmsg.rmb.errors import QueueUnavailable
+from dmsg.rmb.queues import BATCH, FEDERATION, Queued, QueueLimits, RelayQueue
+
+FEDERATION_STREAM = "relay.federation.stream"
+CHANNEL = "rmb.queue"
+SESSIONS = "rmb.sessions"
+EXPIRE = 3600
+"""Seconds after the last append when a queue goes."""
+GROUP = "federation"
+ABANDONED_AFTER = 60
+"""Seconds after which what a process took and did not finish is another's; it renews its own by then."""
+FEDERATION_LENGTH = 100_000
+"""Messages for other relays."""
+PRESENCE = 75.0
+"""Seconds that a session is believed to be connected without being said to be."""
+RETRY_FOR = 5.0
+"""Seconds that an append is tried while Redis is away."""
+RETRY_EVERY = 0.2
+"""Seconds between tries."""
+
+# the oldest go one by one only where that costs nothing: MAXLEN ~ cuts whole nodes of the stream
+_APPEND = """
+local before = redis.call('XLEN', KEYS[1])
+local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', ARGV[2], ARGV[3])
+if ARGV[4] ~= '0' then redis.call('EXPIRE', KEYS[1], ARGV[4]) end
+redis.call('PUBLISH', KEYS[2], ARGV[5])
+return {id, before + 1 - redis.call('XLEN', KEYS[1])}
+"""
+
+_log = Logger()
+
+
+@implementer(RelayQueue)
+class RedisQueue:
+    """Queues that outlive the relay's machine and can be shared.
+
+    Messages are in Redis when they count as kept; what a power cut takes from
+    Redis is a matter of its own settings (``appendonly``, ``appendfsync``).
+    """
+
+    def __init__(self, reactor: Any, connection: Any, url: str, limits: QueueLimits | None = None) -> None:
+        self._reactor: IReactorTime = reactor
+        self._redis = connection
+        self._shown = without_password(url)
+        self.limits = limits or QueueLimits()
+        self.dropped: Callable[[str, int], None] = lambda session, number: None
+        self._name = uuid4().hex
+        self._closed = False
+        self._grouped = False
+        self._appended: Callable[[str], None] = lambda session: None
+        self._connected: Callable[[str], None] = lambda session: None
+        self._url = url
+        self._subscription: Any = None
+
+    @classmethod
+    async def open(cls, reactor: Any, url: str, limits: QueueLimits | None = None) -> RedisQueue:
+        """:raises RedisUnavailable: it does not answer."""
+        return cls(reactor, await open_redis(url, reactor), url, limits)
+
+    def _key(self, session: str) -> str:
+        return FEDERATION_STREAM if session == FEDERATION else f"{STREAM_PREFIX}{session}"
+
+    # --- messages ---
+
+    def append(self, session: str, data: bytes, until: float) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self._append(session, data))
+
+    async def _append(self, session: str, data: bytes) -> bytes:
+        federation = session == FEDERATION
+        arguments = [
+            str(FEDERATION_LENGTH if federation else self.limits.messages),
+            "msg" if federation else "_",
+            data,
+            "0" if federation else str(EXPIRE),
+            f"{self._name} + {session}",
+        ]
+        deadline = self._reactor.seconds() + RETRY_FOR
+        while True:
+            try:
+                # a call that waits for Redis to come back is not cancelled: replies are told apart by their order
+                appending = self._redis.eval(_APPEND, [self._key(session), CHANNEL], arguments)
+                number, dropped = await patience(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
+            except Exception as error:
+                if self._closed or self._reactor.seconds() >= deadline:
+                    raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
+                await deferLater(self._reactor, RETRY_EVERY)
+                continue
+            if int(dropped) > 0:
+                self.dropped(session, int(dropped))
+            return bytes(number)
+
+    def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
+        start = b"-" if after is None else b"(" + after
+        result: Deferred[Any] = self._redis.execute_command("XRANGE", self._key(session), start, "+", "COUNT", BATCH)
+
+        def got(entries: list[Any]) -> list[Queued]:
+            return [Queued(bytes(number), bytes(fields[1])) for number, fields in entries or ()]
+
+        def failed(failure: Failure) -> Any:
+            raise QueueUnavailable(f"{self._shown}: {failure.value or type(failure.value).__name__}")
+
+        return result.addCallbacks(got, failed)
+
+    def take_federation(self) -> Deferred[list[Queued]]:
+        return Deferred.fromCoroutine(self._take_federation())
+
+    async def _take_federation(self) -> list[Queued]:
+        """What nobody has, and what a process that is gone left."""
+        run = self._redis.execute_command
+        try:
+            if not self._grouped:
+                try:
+                    await run("XGROUP", "CREATE", FEDERATION_STREAM, GROUP, "0", "MKSTREAM")
+                except Exception as error:
+                    if "BUSYGROUP" not in str(error):
+                        raise
+                self._grouped = True
+            left = await run(
+                "XAUTOCLAIM", FEDERATION_STREAM, GROUP, self._name, str(ABANDONED_AFTER * 1000), "0", "COUNT", BATCH
+            )
+            read = await run(
+                "XREADGROUP", "GROUP", GROUP, self._name, "COUNT", BATCH, "STREAMS", FEDERATION_STREAM, ">"
+            )
+        except Exception as error:
+            self._grouped = False
+            raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
+        entries = [*left[1], *(read[0][1] if read else ())]
+        return [Queued(bytes(number), bytes(fields[1])) for number, fields in entries if fields]
+
+    def remove(self, session: str, ids: Sequence[Any]) -> None:
+        def failed(failure: Failure) -> None:
+            # they are delivered a second time, and their receiver knows them
+            _log.info("{number} delivered messages stay in the queue: {error}", number=len(ids), error=failure.value)
+
+        if session == FEDERATION:
+            self._quietly("XACK", FEDERATION_STREAM, GROUP, *ids)
+        self._redis.execute_command("XDEL", self._key(session), *ids).addErrback(failed)
+
+    def expired(self, now: float) -> list[tuple[str, bytes]]:
+        # a stream goes as a whole when nothing came for an hour; what is read is looked at then
+        return []
+
+    # --- other processes ---
+
+    def watch(self, appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
+        self._appended, self._connected = appended, connected
+        if self._subscription is None:
+            self._subscription = subscribe(self._reactor, self._url, CHANNEL, self._told)
+
+    def _told(self, message: bytes) -> None:
+        name, _, rest = message.decode(errors="replace").partition(" ")
+        what, _, session = rest.partition(" ")
+        if name == self._name:
+            return
+        if what == "+":
+            self._appended(session)
+        elif what == "=":
+            self._connected(session)
+
+    def _quietly(self, *command: Any) -> None:
+        self._redis.execute_command(*command).addErrback(lambda _: None)
+
+    def connected_here(self, session: str) -> None:
+        """Other processes drop theirs."""
+        self._quietly("PUBLISH", CHANNEL, f"{self._name} = {session}")
+
+    def present(self, sessions: Sequence[str]) -> None:
+        until = time.time() + PRESENCE
+        for start in range(0, len(sessions), 500):
+            words: list[Any] = []
+            for session in sessions[start : start + 500]:
+                words += (repr(until), session)
+            self._quietly("ZADD", SESSIONS, *words)
+        self._quietly("ZREMRANGEBYSCORE", SESSIONS, "-inf", repr(time.time()))
+
+    def absent(self, session: str) -> None:
+        self._quietly("ZREM", SESSIONS, session)
+
+    def elsewhere(self, session: str) -> Deferred[bool]:
+        def scored(score: Any) -> bool:
+            return score is not None and float(score) > time.time()
+
+        result: Deferred[bool] = self._redis.execute_command("ZSCORE", SESSIONS, session)
+        return result.addCallbacks(scored, lambda _: False)
+
+    async def _close(self) -> None:
+        self._closed = True
+        if self._subscription is not None:
+            await self._subscription.disconnect()
+        await self._redis.disconnect()
+
+    def close(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._close())

@@ -1,0 +1,193 @@
+"""The registry over HTTP: routes and the error map, nothing else.
+
+| request | answer |
+|---|---|
+| ``GET /twins/ID`` | the twin; 404 |
+| ``GET /twins?account=ACCOUNT`` | the twin with that account, an address or hexadecimal; 404 |
+| ``GET /twins?after=ID&most=N`` | ``{"twins": [...]}``, in order of ids |
+| ``POST /twins`` | a signed statement; the twin as it is then; 409: does not follow, 401: not the owner's |
+| ``GET /changes?since=N&wait=SECONDS`` | ``{"twins": [...], "next": N}``, as soon as there are some |
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from klein import Klein
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.iweb import IRequest
+from twisted.web.resource import IResource
+from werkzeug.exceptions import HTTPException
+
+from dmsg.net.site import answer, answer_http_error
+from dmsg.rmb.address import MAX_TWIN
+from dmsg.rmb.errors import IdentityError, RegistryRefused, TwinNotFound
+from dmsg.rmb.identity import parse_account
+from dmsg.rmb.registry.interface import PAGE
+from dmsg.rmb.registry.table import TableRegistry
+from dmsg.rmb.twin import Twin
+from dmsg.telemetry.metrics import CONTENT_TYPE
+
+MAX_BODY = 8192
+"""Bytes of a statement."""
+MAX_WAIT = 25.0
+"""Seconds that a question for changes is kept."""
+MAX_WAITING = 10_000
+"""Questions for changes that are kept at once; the oldest is answered first."""
+
+_log = Logger()
+
+
+class RegistryAPI:
+    """Maps HTTP onto a table of twins.
+
+    :ivar refused: how often each reason occurred.
+    """
+
+    _app = Klein()
+
+    def __init__(self, reactor: IReactorTime, table: TableRegistry) -> None:
+        self._reactor = reactor
+        self._table = table
+        self._waiting: dict[Deferred[None], None] = {}
+        self.refused: dict[str, int] = {}
+        self.requests = 0
+        table.watch(self._changed)
+
+    def resource(self) -> IResource:
+        """The root resource."""
+        root: IResource = self._app.resource()
+        return root
+
+    def count_refusal(self, reason: str) -> None:
+        """A request was refused."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+    def _changed(self, twin: Twin) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for one in waiting:
+            one.callback(None)
+
+    def _json(self, request: IRequest, content: Any) -> bytes:
+        request.setHeader(b"content-type", b"application/json")
+        return json.dumps(content, separators=(",", ":")).encode()
+
+    def _number(self, request: IRequest, name: str, default: int, most: int) -> int:
+        text = request.args.get(name.encode(), [str(default).encode()])[0]
+        if not text.isdigit() or len(text) > 19:
+            raise ValueError(f"{name} is no number")
+        return min(int(text), most)
+
+    @_app.route("/twins/<int:twin>", methods=["GET"])
+    def one(self, request: IRequest, twin: int) -> Deferred[bytes]:
+        """A twin by its id."""
+        self.requests += 1
+        return self._table.get(min(twin, MAX_TWIN + 1)).addCallback(lambda found: self._json(request, found.as_dict()))
+
+    @_app.route("/twins", methods=["GET"])
+    def several(self, request: IRequest) -> Deferred[bytes]:
+        """A twin by its account, or a page of all."""
+        self.requests += 1
+        account = request.args.get(b"account")
+        if account:
+            found = self._table.id_by_account(parse_account(account[0].decode("latin-1")))
+            return found.addCallback(self._table.get).addCallback(lambda twin: self._json(request, twin.as_dict()))
+        after, most = self._number(request, "after", 0, MAX_TWIN), self._number(request, "most", PAGE, PAGE)
+        return self._table.twins(after, most).addCallback(
+            lambda twins: self._json(request, {"twins": [twin.as_dict() for twin in twins]})
+        )
+
+    @_app.route("/twins", methods=["POST"])
+    def put(self, request: IRequest) -> Deferred[bytes]:
+        """A statement."""
+        self.requests += 1
+        try:
+            content = json.loads(request.content.read())
+        except (ValueError, RecursionError):
+            raise ValueError("not JSON") from None
+        return self._table.put(Twin.from_dict(content)).addCallback(lambda twin: self._json(request, twin.as_dict()))
+
+    @_app.route("/changes", methods=["GET"])
+    async def changes(self, request: IRequest) -> bytes:
+        """The change feed."""
+        self.requests += 1
+        if b"since" not in request.args:
+            return self._json(request, {"twins": [], "next": self._table.last_change()})
+        since = self._number(request, "since", 0, 2**62)
+        wait = self._number(request, "wait", 0, int(MAX_WAIT))
+        twins, following = self._table.changes(since)
+        if not twins and wait and following == since:
+            await self._wait(request, wait)
+            twins, following = self._table.changes(since)
+        return self._json(request, {"twins": [twin.as_dict() for twin in twins], "next": following})
+
+    def _wait(self, request: Any, seconds: float) -> Deferred[None]:
+        if len(self._waiting) >= MAX_WAITING:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.callback(None)
+        waiting: Deferred[None] = Deferred()
+        self._waiting[waiting] = None
+
+        def over(result: Any = None) -> None:
+            if call.active():
+                call.cancel()
+            if self._waiting.pop(waiting, self) is None and not waiting.called:
+                waiting.callback(None)
+
+        call = self._reactor.callLater(seconds, over)
+        request.notifyFinish().addBoth(over)
+        waiting.addBoth(over)
+        return waiting
+
+    @_app.route("/health", methods=["GET"])
+    def health(self, request: IRequest) -> bytes:
+        """That it works."""
+        return self._json(request, {"status": "ok", "twins": self._table.count()})
+
+    @_app.route("/metrics", methods=["GET"])
+    def metrics(self, request: IRequest) -> bytes:
+        """For Prometheus."""
+        request.setHeader(b"content-type", CONTENT_TYPE)
+        lines = [
+            "# TYPE rmb_registry_twins gauge",
+            f"rmb_registry_twins {self._table.count()}",
+            "# TYPE rmb_registry_requests_total counter",
+            f"rmb_registry_requests_total {self.requests}",
+            "# TYPE rmb_registry_refused_total counter",
+            *(f'rmb_registry_refused_total{{reason="{reason}"}} {n}' for reason, n in sorted(self.refused.items())),
+        ]
+        return "\n".join([*lines, ""]).encode()
+
+    # --- the error map ---
+
+    @_app.handle_errors(TwinNotFound)
+    def _not_found(self, request: IRequest, failure: Failure) -> bytes:
+        return answer(request, 404, str(failure.value))
+
+    @_app.handle_errors(RegistryRefused)
+    def _refused(self, request: IRequest, failure: Failure) -> bytes:
+        text = str(failure.value)
+        self.count_refusal("refused")
+        status = 401 if text.startswith("not the owner") else 409 if "counter" in text or "account is" in text else 400
+        return answer(request, status, text)
+
+    @_app.handle_errors(IdentityError, ValueError)
+    def _bad(self, request: IRequest, failure: Failure) -> bytes:
+        self.count_refusal("bad_request")
+        return answer(request, 400, str(failure.value))
+
+    @_app.handle_errors(HTTPException)
+    def _http(self, request: IRequest, failure: Failure) -> bytes:
+        return answer_http_error(request, failure)
+
+    @_app.handle_errors(Exception)
+    def _failed(self, request: IRequest, failure: Failure) -> bytes:
+        _log.failure("request failed", failure)
+        self.count_refusal("failed")
+        request.setHeader(b"retry-after", b"1")
+        return answer(request, 503, "the registry does not work now")

@@ -1,0 +1,146 @@
+"""Remembers what a registry said: for a while, also that there is no such twin, and when it is away."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.rmb.errors import RegistryUnavailable, TwinNotFound
+from dmsg.rmb.registry.interface import TwinRegistry
+from dmsg.rmb.twin import Twin
+
+TTL = 300.0
+"""Seconds that a twin is believed without asking again."""
+NEGATIVE_TTL = 5.0
+"""Seconds that there being no such twin is believed."""
+STALE = 24 * 3600.0
+"""Seconds that a twin is believed while the registry is away."""
+AWAY = 2.0
+"""Seconds for which a registry that did not answer is not asked again about twins that are known."""
+MAX_TWINS = 50_000
+"""Twins remembered; the one that was not asked for longest is forgotten first."""
+MAX_QUESTIONS = 500
+"""Questions to the registry at once."""
+
+
+@implementer(TwinRegistry)
+class CachedRegistry:
+    """Before any registry.
+
+    :ivar misses: questions that went to the registry.
+    """
+
+    def __init__(
+        self,
+        registry: Any,
+        clock: IReactorTime,
+        *,
+        ttl: float = TTL,
+        negative_ttl: float = NEGATIVE_TTL,
+        most: int = MAX_TWINS,
+    ) -> None:
+        self.registry = registry
+        self._clock = clock
+        self._ttl, self._negative_ttl, self._most = ttl, negative_ttl, most
+        self._known: OrderedDict[int, tuple[float, Twin | None]] = OrderedDict()
+        self._asking: dict[int, list[Deferred[Twin]]] = {}
+        self._away_until = 0.0
+        self.hits = 0
+        self.misses = 0
+        self.flushes = 0
+        registry.watch(self._changed)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def fresh(self, twin: int) -> Twin | None:
+        """The twin, if it is known and need not be asked for."""
+        known = self._known.get(twin)
+        if known is None or known[1] is None or known[0] + self._ttl <= self._clock.seconds():
+            return None
+        self.hits += 1
+        return known[1]
+
+    def get(self, twin: int) -> Deferred[Twin]:
+        now = self._clock.seconds()
+        known = self._known.get(twin)
+        if known is not None:
+            said, value = known
+            self._known.move_to_end(twin)
+            if value is None and said + self._negative_ttl > now:
+                self.hits += 1
+                return fail(TwinNotFound(f"twin not found {twin}"))
+            if value is not None and (said + self._ttl > now or (self._away_until > now and said + STALE > now)):
+                self.hits += 1
+                return succeed(value)
+        if len(self._asking) >= MAX_QUESTIONS and twin not in self._asking:
+            return fail(RegistryUnavailable("too many questions to the registry at once"))
+        waiting: Deferred[Twin] = Deferred()
+        others = self._asking.get(twin)
+        if others is not None:
+            others.append(waiting)
+            return waiting
+        self._asking[twin] = [waiting]
+        self.misses += 1
+        self.registry.get(twin).addBoth(self._answered, twin)
+        return waiting
+
+    def _answered(self, result: Twin | Failure, twin: int) -> None:
+        now = self._clock.seconds()
+        if isinstance(result, Twin):
+            self._remember(twin, result)
+        elif result.check(TwinNotFound):
+            self._remember(twin, None)
+        else:
+            self._away_until = now + AWAY
+            known = self._known.get(twin)
+            if known is not None and known[1] is not None and known[0] + STALE > now:
+                result = known[1]
+        for waiting in self._asking.pop(twin):
+            if not waiting.called:
+                waiting.callback(result)
+
+    def _remember(self, twin: int, value: Twin | None) -> None:
+        self._known[twin] = (self._clock.seconds(), value)
+        self._known.move_to_end(twin)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def _changed(self, twin: Twin) -> None:
+        # also one that was said not to be there
+        if twin.id in self._known:
+            self._remember(twin.id, twin)
+
+    def flush(self) -> None:
+        """Forget everything."""
+        self._known.clear()
+        self.flushes += 1
+
+    def id_by_account(self, account: bytes) -> Deferred[int]:
+        result: Deferred[int] = self.registry.id_by_account(account)
+        return result
+
+    def put(self, statement: Twin) -> Deferred[Twin]:
+        def stored(twin: Twin) -> Twin:
+            self._remember(twin.id, twin)
+            return twin
+
+        result: Deferred[Twin] = self.registry.put(statement).addCallback(stored)
+        return result
+
+    def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
+        result: Deferred[list[Twin]] = self.registry.twins(after, most)
+        return result
+
+    def watch(self, changed: Callable[[Twin], None]) -> None:
+        self.registry.watch(changed)
+
+    def close(self) -> Deferred[None]:
+        result: Deferred[None] = self.registry.close()
+        return result

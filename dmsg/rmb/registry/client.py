@@ -1,0 +1,185 @@
+"""A registry at a service: what is fetched is verified, changes are followed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+from urllib.parse import urlencode
+
+import treq
+from treq.client import HTTPClient
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.http_headers import Headers
+from zope.interface import implementer
+
+from dmsg.delegation.dial import retry_delay
+from dmsg.discovery.lookup import QuietFactory, check_url
+from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.registry.interface import PAGE, TwinRegistry
+from dmsg.rmb.twin import Twin
+
+TIMEOUT = 5.0
+"""Seconds for one request."""
+WAIT = 25
+"""Seconds that a question for changes is kept by the service."""
+MAX_ANSWER = 4 * 1024 * 1024
+"""Bytes of an answer."""
+CONNECTIONS = 16
+"""Connections to the service that are kept."""
+
+_log = Logger()
+
+
+@implementer(TwinRegistry)
+class HTTPRegistry:
+    """The client of ``twistd rmb-registry``.
+
+    Statements are checked against the account that they name, so that the
+    service can leave twins out, or serve old statements, and not more.
+
+    :param url: as in ``http://127.0.0.1:9091``.
+    """
+
+    def __init__(self, reactor: Any, url: str, *, random: Random | None = None) -> None:
+        """:raises ValueError: it is no URL."""
+        self.url = check_url(url).rstrip("/")
+        self._reactor = reactor
+        self._random = random or Random()
+        self._pool = HTTPConnectionPool(reactor)
+        self._pool.maxPersistentPerHost = CONNECTIONS
+        self._pool._factory = QuietFactory
+        self._http = HTTPClient(Agent(reactor, connectTimeout=TIMEOUT, pool=self._pool))
+        self._watchers: list[Callable[[Twin], None]] = []
+        self._following: Deferred[None] | None = None
+
+    async def _ask(self, method: str, path: str, body: bytes | None = None, timeout: float = TIMEOUT) -> Any:
+        headers = Headers({"content-type": ["application/json"]} if body is not None else {})
+        try:
+            request = self._http.request(method, f"{self.url}{path}", data=body, headers=headers)
+            response = await request.addTimeout(timeout, self._reactor)
+            received: list[bytes] = []
+            size = 0
+
+            def collect(data: bytes) -> None:
+                nonlocal size
+                size += len(data)
+                if size > MAX_ANSWER:
+                    raise RegistryUnavailable(f"{self.url}: an answer of more than {MAX_ANSWER} bytes")
+                received.append(data)
+
+            await treq.collect(response, collect).addTimeout(timeout, self._reactor)
+            content = json.loads(b"".join(received))
+        except CancelledError:
+            raise
+        except TimeoutError:
+            raise RegistryUnavailable(f"{self.url}: no answer within {timeout:g} s") from None
+        except (ValueError, RecursionError):
+            raise RegistryUnavailable(f"{self.url}: the answer is not JSON") from None
+        except RegistryUnavailable:
+            raise
+        except Exception as error:  # whatever a connection can die of
+            reasons = getattr(error, "reasons", None)
+            why = reasons[-1].value if reasons else error
+            raise RegistryUnavailable(f"{self.url}: {why or type(why).__name__}") from None
+        message = content.get("message") if isinstance(content, dict) else None
+        if response.code == 404:
+            raise TwinNotFound(str(message or "twin not found"))
+        if response.code in (400, 401, 409, 413):
+            raise RegistryRefused(str(message or response.code))
+        if response.code != 200 or not isinstance(content, dict):
+            raise RegistryUnavailable(f"{self.url}: answered {response.code}")
+        return content
+
+    def _checked(self, content: Any) -> Twin:
+        try:
+            twin = Twin.from_dict(content)
+            twin.check()
+        except RegistryRefused as error:
+            raise RegistryUnavailable(f"{self.url}: a twin that does not verify: {error}") from None
+        return twin
+
+    async def _get(self, twin: int) -> Twin:
+        found = self._checked(await self._ask("GET", f"/twins/{twin}"))
+        if found.id != twin:
+            raise RegistryUnavailable(f"{self.url}: answered with another twin")
+        return found
+
+    def get(self, twin: int) -> Deferred[Twin]:
+        return Deferred.fromCoroutine(self._get(twin))
+
+    async def _by_account(self, account: bytes) -> int:
+        found = self._checked(await self._ask("GET", f"/twins?account={account.hex()}"))
+        if found.account != account:
+            raise RegistryUnavailable(f"{self.url}: answered with another twin")
+        return found.id
+
+    def id_by_account(self, account: bytes) -> Deferred[int]:
+        return Deferred.fromCoroutine(self._by_account(account))
+
+    async def _put(self, statement: Twin) -> Twin:
+        return self._checked(await self._ask("POST", "/twins", statement.to_json()))
+
+    def put(self, statement: Twin) -> Deferred[Twin]:
+        return Deferred.fromCoroutine(self._put(statement))
+
+    async def _page(self, after: int, most: int) -> list[Twin]:
+        query = urlencode({"after": after, "most": min(most, PAGE)})
+        content = await self._ask("GET", f"/twins?{query}")
+        return [self._checked(one) for one in _list(content)]
+
+    def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
+        return Deferred.fromCoroutine(self._page(after, most))
+
+    # --- the change feed ---
+
+    def watch(self, changed: Callable[[Twin], None]) -> None:
+        self._watchers.append(changed)
+        if self._following is None:
+            self._following = Deferred.fromCoroutine(self._follow())
+            self._following.addErrback(self._not_following)
+
+    def _not_following(self, failure: Failure) -> None:
+        if not failure.check(CancelledError):
+            _log.failure("changes are not followed any more", failure)
+
+    async def _follow(self) -> None:
+        since: int | None = None
+        failures = 0
+        while True:
+            try:
+                query = "" if since is None else f"?{urlencode({'since': since, 'wait': WAIT})}"
+                content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT)
+                following = content.get("next")
+                if isinstance(following, bool) or not isinstance(following, int):
+                    raise RegistryUnavailable(f"{self.url}: changes without a number")
+                for one in _list(content):
+                    twin = self._checked(one)
+                    for changed in self._watchers:
+                        changed(twin)
+                # a service that lost its database counts from the beginning: then so do we
+                since = following
+                failures = 0
+            except (RegistryUnavailable, RegistryRefused, TwinNotFound) as error:
+                failures += 1
+                if failures == 1:
+                    _log.warn("changes of twins are not known: {error}", error=str(error))
+                await deferLater(self._reactor, retry_delay(failures, self._random))
+
+    async def _close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+        await self._pool.closeCachedConnections()
+
+    def close(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._close())
+
+
+def _list(content: dict[str, Any]) -> list[Any]:
+    twins = content.get("twins")
+    return twins if isinstance(twins, list) else []

@@ -1,0 +1,146 @@
+"""A registry in SQLite: of a service, or in memory."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail, succeed
+from zope.interface import implementer
+
+from dmsg.rmb.address import MAX_TWIN
+from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
+from dmsg.rmb.twin import Twin
+
+_COLUMNS = "id, account, relay, pk, strict, counter, signature"
+
+
+def _twin(row: Any) -> Twin:
+    return Twin(row[0], row[1], row[2], row[3], bool(row[4]), row[5], row[6])
+
+
+@implementer(TwinRegistry)
+class TableRegistry:
+    """Twins in a file, write-ahead logged, or in memory.
+
+    Ids count up from 1 and are never used again.  Each change has a number of
+    its own, by which the change feed is read.
+    """
+
+    def __init__(self, path: str = ":memory:") -> None:
+        """:raises RegistryUnavailable: cannot be opened, or is not a database of ours."""
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute(
+                """CREATE TABLE IF NOT EXISTS twins (
+                    id INTEGER PRIMARY KEY AUTOINCREMENT, account BLOB NOT NULL UNIQUE, relay TEXT, pk BLOB,
+                    strict INTEGER NOT NULL, counter INTEGER NOT NULL, signature BLOB NOT NULL,
+                    change INTEGER NOT NULL UNIQUE)"""
+            )
+        except sqlite3.Error as error:
+            raise RegistryUnavailable(f"{path}: {error}") from None
+        self._watchers: list[Callable[[Twin], None]] = []
+
+    def _one(self, where: str, value: Any) -> Twin | None:
+        row = self._db.execute(f"SELECT {_COLUMNS} FROM twins WHERE {where} = ?", (value,)).fetchone()  # noqa: S608
+        return None if row is None else _twin(row)
+
+    def get(self, twin: int) -> Deferred[Twin]:
+        found = self._one("id", twin)
+        return fail(TwinNotFound(f"twin not found {twin}")) if found is None else succeed(found)
+
+    def id_by_account(self, account: bytes) -> Deferred[int]:
+        found = self._one("account", account)
+        return fail(TwinNotFound("no twin with this account")) if found is None else succeed(found.id)
+
+    def put(self, statement: Twin) -> Deferred[Twin]:
+        try:
+            stored = self._put(statement)
+        except RegistryRefused:
+            return fail()
+        except sqlite3.Error as error:
+            return fail(RegistryUnavailable(str(error)))
+        for changed in self._watchers:
+            changed(stored)
+        return succeed(stored)
+
+    def _put(self, statement: Twin) -> Twin:
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            current = self._one("account", statement.account)
+            follow(current, statement)
+            change = 1 + db.execute("SELECT coalesce(max(change), 0) FROM twins").fetchone()[0]
+            values = (
+                statement.relay,
+                statement.pk,
+                statement.strict,
+                statement.counter,
+                statement.signature,
+                change,
+                statement.account,
+            )
+            if current is None:
+                cursor = db.execute(
+                    "INSERT INTO twins (relay, pk, strict, counter, signature, change, account) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    values,
+                )
+                number = cursor.lastrowid or 0
+                if number > MAX_TWIN:
+                    raise RegistryRefused("there are no more ids")
+            else:
+                db.execute(
+                    "UPDATE twins SET relay = ?, pk = ?, strict = ?, counter = ?, signature = ?, change = ? "
+                    "WHERE account = ?",
+                    values,
+                )
+                number = current.id
+            db.execute("COMMIT")
+        except BaseException:
+            db.execute("ROLLBACK")
+            raise
+        return replace(statement, id=number)
+
+    def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS} FROM twins WHERE id > ? ORDER BY id LIMIT ?",  # noqa: S608
+            (after, min(most, PAGE)),
+        )
+        return succeed([_twin(row) for row in rows])
+
+    def changes(self, since: int) -> tuple[list[Twin], int]:
+        """Twins whose last change has a higher number than ``since``, and the number to ask from next.
+
+        Who is ahead of this table followed another one, and begins at its end.
+        """
+        last = self.last_change()
+        if since > last:
+            return [], last
+        rows = self._db.execute(
+            f"SELECT {_COLUMNS}, change FROM twins WHERE change > ? ORDER BY change LIMIT ?",  # noqa: S608
+            (since, PAGE),
+        ).fetchall()
+        return [_twin(row) for row in rows], rows[-1][7] if rows else since
+
+    def last_change(self) -> int:
+        """The number of the last change; 0 when there is none."""
+        number: int = self._db.execute("SELECT coalesce(max(change), 0) FROM twins").fetchone()[0]
+        return number
+
+    def count(self) -> int:
+        """Twins that are there."""
+        number: int = self._db.execute("SELECT count(*) FROM twins").fetchone()[0]
+        return number
+
+    def watch(self, changed: Callable[[Twin], None]) -> None:
+        self._watchers.append(changed)
+
+    def close(self) -> Deferred[None]:
+        self._db.close()
+        return succeed(None)

@@ -1,0 +1,241 @@
+"""The HTTP face of a relay: the upgrade to a websocket, what other relays bring, metrics.  One port for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Request, Site
+
+from dmsg.buckets import RateLimit
+from dmsg.errors import DmsgError
+from dmsg.net.site import BoundedRequest
+from dmsg.rmb import token
+from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TokenError, TwinNotFound
+from dmsg.rmb.federation import ONLY_CONNECTED
+from dmsg.rmb.identity import verify
+from dmsg.rmb.limiter import FixedWindow
+from dmsg.rmb.relay import EXPIRED, OFFLINE, Refused
+from dmsg.rmb.switch import RelaySession, Switch
+from dmsg.rmb.twin import Twin
+from dmsg.rmb.websocket import UpgradeResource
+from dmsg.rmb.wire import MAX_MESSAGE, challenge, decode, life
+
+IDLE_TIMEOUT = 60
+"""Seconds that a connection without a websocket may be silent."""
+INTAKE_RATE, INTAKE_BURST = 1000.0, 2000.0
+"""Messages a second of one address, and at once, that other relays may bring."""
+CONNECT_RATE, CONNECT_BURST = 100.0, 1000.0
+"""Upgrades a second of one address, and at once."""
+INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
+"""Messages and bytes a minute of one twin that other relays may bring."""
+MAX_INTAKE = 256
+"""Messages of other relays under way at once."""
+
+_log = Logger()
+
+
+class RelaySite(Resource):
+    """What is at each path.
+
+    :param max_token_ttl: seconds that a token may be good for; None means any.
+    :param admits: whether one more session may come.
+    """
+
+    isLeaf = True
+
+    def __init__(
+        self,
+        switch: Switch,
+        upgrade: UpgradeResource,
+        reactor: Any,
+        *,
+        metrics: Callable[[], bytes],
+        health: Callable[[], dict[str, Any]],
+        admits: Callable[[], Drop | None],
+        proxied: bool = False,
+        max_token_ttl: int | None = token.MAX_TTL,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._switch = switch
+        self._upgrade = upgrade
+        self._reactor = reactor
+        self._metrics = metrics
+        self._health = health
+        self._admits = admits
+        self._proxied = proxied
+        self._max_token_ttl = max_token_ttl
+        self._connects = RateLimit(CONNECT_RATE, CONNECT_BURST)
+        self._intakes = RateLimit(INTAKE_RATE, INTAKE_BURST)
+        self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
+        self._taking = 0
+
+    def make_site(self) -> Site:
+        """The factory to listen with."""
+
+        def refused(reason: str) -> None:
+            self._switch.relay.drops[Drop.INTAKE_TOO_LARGE] += 1
+
+        bounded = type("Bounded", (BoundedRequest,), {"max_body": MAX_MESSAGE, "count_refusal": staticmethod(refused)})
+        site = Site(
+            self, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=self._reactor, parsePOSTFormSubmission=False
+        )
+        site.noisy = False
+        site.displayTracebacks = False
+        # the token is in the URL: no line of any log has it
+        site.log = lambda request: None  # type: ignore[method-assign]
+        return site
+
+    # --- routes ---
+
+    def render(self, request: Request) -> Any:
+        upgrade = (request.getHeader(b"upgrade") or b"").lower()
+        if upgrade == b"websocket" and b"upgrade" in (request.getHeader(b"connection") or b"").lower():
+            # whatever the path is
+            return self._authenticate(request)
+        if request.path == b"/" and request.method == b"POST":
+            return self._intake(request)
+        if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
+            request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+            return self._metrics()
+        if request.method in (b"GET", b"HEAD") and request.path == b"/health":
+            request.setHeader(b"content-type", b"application/json")
+            return json.dumps(self._health()).encode()
+        return self._text(request, 404, "page not found")
+
+    def _text(self, request: Request, status: int, text: str) -> bytes:
+        request.setResponseCode(status)
+        request.setHeader(b"content-type", b"text/plain; charset=utf-8")
+        return text.encode()
+
+    def _refuse(self, request: Request, drop: Drop, status: int, text: str) -> bytes:
+        self._switch.relay.drops[drop] += 1
+        return self._text(request, status, text)
+
+    def _address(self, request: Request) -> str:
+        if self._proxied and (forwarded := request.getHeader(b"x-forwarded-for")):
+            return forwarded.decode("latin-1").rpartition(",")[2].strip()
+        return str(getattr(request.getClientAddress(), "host", ""))
+
+    def _finish(self, answer: Deferred[Any], request: Request) -> int:
+        """Answer when it is known, if the other side is still there."""
+        gone: list[bool] = []
+
+        def left(_: Any) -> None:
+            gone.append(True)
+            answer.cancel()
+
+        request.notifyFinish().addErrback(left)
+
+        def known(body: Any) -> None:
+            if not gone and body is not NOT_DONE_YET:
+                request.write(body)
+                request.finish()
+
+        def failed(failure: Failure) -> None:
+            if gone or failure.check(CancelledError):
+                return
+            _log.failure("request failed", failure)
+            known(self._text(request, 500, "internal error"))
+
+        answer.addCallback(known).addErrback(failed)
+        return NOT_DONE_YET
+
+    # --- sessions ---
+
+    def _authenticate(self, request: Request) -> Any:
+        _, question, query = request.uri.partition(b"?")
+        if not question or not query:
+            return self._refuse(request, Drop.NO_TOKEN, 400, "missing jwt")
+        if not self._connects.allow(self._address(request), self._reactor.seconds()):
+            request.setHeader(b"retry-after", b"1")
+            return self._refuse(request, Drop.RATE_LIMITED, 429, "too many connections from this address")
+        refusal = self._admits()
+        if refusal is not None:
+            request.setHeader(b"retry-after", b"10")
+            return self._refuse(request, refusal, 503, refusal.value.replace("_", " "))
+        try:
+            parsed = token.parse(query)
+            parsed.check_times(int(self._switch.now()), self._max_token_ttl)
+        except TokenError as error:
+            return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
+        return self._finish(Deferred.fromCoroutine(self._upgrade_session(request, parsed)), request)
+
+    async def _upgrade_session(self, request: Request, parsed: token.Token) -> Any:
+        session = parsed.session
+        try:
+            twin = await self._switch.registry.get(session.twin)
+            parsed.check_signature(twin.account)
+        except TwinNotFound:
+            return self._refuse(request, Drop.UNKNOWN_TWIN, 401, f"twin not found {session.twin}")
+        except TokenError as error:
+            return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
+        except DmsgError as error:
+            return self._refuse(request, Drop.REGISTRY_DOWN, 500, f"failed to get twin: {error}")
+        return self._upgrade.upgrade(request, RelaySession(self._switch, session))
+
+    # --- other relays ---
+
+    def _intake(self, request: Request) -> Any:
+        address = self._address(request)
+        if self._taking >= MAX_INTAKE or not self._intakes.allow(address, self._reactor.seconds()):
+            request.setHeader(b"retry-after", b"1")
+            return self._refuse(request, Drop.INTAKE_RATE, 429, "too many messages")
+        self._taking += 1
+        assert request.content is not None
+        taking = Deferred.fromCoroutine(self._take_in(request, request.content.read()))
+
+        def done(result: Any) -> Any:
+            self._taking -= 1
+            return result
+
+        return self._finish(taking.addBoth(done), request)
+
+    async def _take_in(self, request: Request, data: bytes) -> bytes:
+        switch = self._switch
+        only_connected = request.getHeader(ONLY_CONNECTED) is not None
+        try:
+            envelope = decode(data)
+        except EnvelopeError as error:
+            return self._refuse(request, Drop.BAD_INTAKE, 400, f"bad request: {error}")
+        if not (envelope.source.twin and envelope.destination.twin):
+            return self._refuse(request, Drop.BAD_INTAKE, 400, "bad request: without source or destination")
+        if life(envelope, int(switch.now())) is None:
+            return self._refuse(request, Drop.EXPIRED, 400, f"bad request: {EXPIRED}")
+        try:
+            await self._check_source(envelope)
+            receiver = await self._twin(envelope.destination.twin)
+        except TwinNotFound as error:
+            return self._refuse(request, Drop.INTAKE_SIGNATURE, 401, str(error))
+        except SignatureInvalid as error:
+            return self._refuse(request, Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}")
+        except DmsgError as error:
+            return self._refuse(request, Drop.REGISTRY_DOWN, 500, f"failed to get twin: {error}")
+        # only what is signed counts, so that nobody can use up what another may send
+        if not self._of_twins.measure(envelope.source.twin, len(data), switch.now()):
+            request.setHeader(b"retry-after", b"10")
+            return self._refuse(request, Drop.INTAKE_RATE, 429, "too many messages of this twin")
+        try:
+            await switch.take_in(envelope, data, receiver, only_connected=only_connected)
+        except Refused as refused:
+            return self._refuse(request, refused.drop, 404, OFFLINE if refused.drop is Drop.OFFLINE else str(refused))
+        except DmsgError as error:
+            return self._text(request, 500, f"switch error: {error}")
+        request.setResponseCode(202)
+        return b""
+
+    async def _check_source(self, envelope: Envelope) -> None:
+        twin = await self._switch.registry.get(envelope.source.twin)
+        verify(envelope.signature, challenge(envelope), twin.account)
+
+    async def _twin(self, number: int) -> Twin | None:
+        try:
+            return await self._switch.registry.get(number)
+        except TwinNotFound:
+            return None

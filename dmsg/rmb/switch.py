@@ -1,0 +1,517 @@
+"""The relay at work: sessions, their queues, and the way of each message.
+
+``admit -> (ping | connected: deliver | look the twin up -> queue, forward,
+refuse)``.  The rules are in :mod:`dmsg.rmb.relay`, what happens between a
+message and its confirmation in :mod:`dmsg.rmb.delivery`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError
+from dmsg.rmb import relay as rules
+from dmsg.rmb.address import Session
+from dmsg.rmb.delivery import SPILL_AFTER, Delivery, Ledger, Message
+from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable, TwinNotFound
+from dmsg.rmb.federation import Federation, Outcome
+from dmsg.rmb.queues import FEDERATION, Queued
+from dmsg.rmb.registry.cache import CachedRegistry
+from dmsg.rmb.relay import Action, Refused, Relay, wants_answer
+from dmsg.rmb.twin import Twin
+from dmsg.rmb.websocket import BAD_DATA, FAILED, GOING_AWAY, Socket
+from dmsg.rmb.wire import (
+    MAX_EXPIRATION,
+    decode,
+    destination_of,
+    error_envelope,
+    life,
+    source_of,
+    to_pong,
+)
+
+ROUND = 1.0
+"""Seconds between looks at what waits."""
+IDLE_PING = 30.0
+"""Seconds of silence after which a session is pinged."""
+SILENT_AFTER = 75.0
+"""Seconds of silence after which a session is ended."""
+STALLED_AFTER = 60.0
+"""Seconds without a confirmation after which a session is ended."""
+PRESENT_EVERY = 30.0
+"""Seconds between notes of who is connected, for other processes on the same queue."""
+MAX_LOOKUPS = 10_000
+"""Messages that wait for the registry."""
+MAX_UNSETTLED = 20_000
+"""Messages of a session that are not settled; then it is not read from."""
+
+_log = Logger()
+
+
+class RelaySession:
+    """A connected session: what comes from its socket, what goes to it.
+
+    Provides :class:`~dmsg.rmb.websocket.Receiver` and :class:`~dmsg.rmb.delivery.Carrier`.
+    """
+
+    __slots__ = ("delivery", "gone", "heard_at", "ledger", "session", "socket", "switch")
+
+    def __init__(self, switch: Switch, session: Session) -> None:
+        self.switch = switch
+        self.session = session
+        self.socket: Socket | None = None
+        self.ledger = Ledger(self._answer_ping)
+        self.delivery = Delivery(session, self, switch)
+        self.heard_at = 0.0
+        self.gone = False
+
+    # --- the socket ---
+
+    def opened(self, socket: Socket) -> None:
+        self.socket = socket
+        self.switch.connected(self)
+
+    def received(self, data: bytes) -> None:
+        if not self.gone:
+            self.switch.received(self, data)
+            if len(self.ledger) >= MAX_UNSETTLED and self.ledger.relaxed is None:
+                self.ledger.relaxed = self._resume
+                self.socket.transport.pauseProducing()  # type: ignore[union-attr]
+
+    def ping_received(self, payload: bytes) -> None:
+        self.ledger.ping(payload)
+
+    def pong_received(self, payload: bytes) -> None:
+        if len(payload) != 8 or self.gone:
+            return
+        try:
+            self.delivery.confirmed(int.from_bytes(payload, "big"))
+        except ValueError:
+            self.end(Drop.BAD_FRAME, BAD_DATA, "confirms what was not sent")
+
+    def lost(self, why: str) -> None:
+        self.switch.lost(self)
+
+    def _resume(self) -> None:
+        if self.socket is not None and self.socket.sendable:
+            self.socket.transport.resumeProducing()
+
+    def _answer_ping(self, payload: bytes) -> None:
+        if self.socket is not None:
+            self.socket.pong(payload)
+
+    def end(self, drop: Drop, code: int, why: str) -> None:
+        """End the session, for a reason that is counted."""
+        self.switch.relay.drops[drop] += 1
+        self.switch.lost(self)
+        if self.socket is not None:
+            self.socket.close(code, why)
+
+    # --- the delivery ---
+
+    def send(self, data: bytes) -> None:
+        self.switch.counters["message_tx"] += 1
+        self.switch.counters["message_tx_bytes"] += len(data)
+        self.socket.send(data)  # type: ignore[union-attr]
+
+    def barrier(self, number: int) -> None:
+        self.socket.ping(number.to_bytes(8, "big"))  # type: ignore[union-attr]
+
+
+class Switch:
+    """Sessions of a relay and the messages between them.
+
+    :param wall_clock: seconds since 1970.
+    :ivar sessions: by their names.
+    :ivar counters: for metrics.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        relay: Relay,
+        registry: CachedRegistry,
+        queue: Any,
+        federation: Federation,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._clock = clock
+        self.relay = relay
+        self.registry = registry
+        self.queue = queue
+        self.federation = federation
+        self.now = wall_clock
+        self.sessions: dict[Session, RelaySession] = {}
+        self.counters: Counter[str] = Counter()
+        self.evictions: Counter[str] = Counter()
+        self.dropped_oldest = 0
+        self._busy: dict[Delivery, None] = {}
+        self._lookups: dict[int, deque[Callable[[Twin | Failure | None], None]]] = {}
+        self._waiting = 0
+        self._present_at = 0.0
+        queue.dropped = self._dropped
+        queue.watch(self._appended_elsewhere, self._connected_elsewhere)
+
+    # --- sessions ---
+
+    def connected(self, session: RelaySession) -> None:
+        """Its socket is open; an older connection of the same session is ended."""
+        before = self.sessions.get(session.session)
+        if before is not None:
+            before.end(Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
+        self.sessions[session.session] = session
+        session.heard_at = self._clock.seconds()
+        self.queue.connected_here(str(session.session))
+        session.delivery.start()
+
+    def lost(self, session: RelaySession) -> None:
+        """Its connection is gone: what it had not confirmed goes to its queue."""
+        if session.gone:
+            return
+        session.gone = True
+        # not by its name: a newer connection may have it by now
+        if self.sessions.get(session.session) is session:
+            del self.sessions[session.session]
+            self.queue.absent(str(session.session))
+        self._busy.pop(session.delivery, None)
+        for message in session.delivery.close():
+            self._enqueue(session.session, message, None)
+
+    def busy(self, delivery: Delivery) -> None:
+        """For :class:`~dmsg.rmb.delivery.Store`: it waits for a confirmation."""
+        if delivery.since is None:
+            delivery.since = self._clock.seconds()
+        self._busy[delivery] = None
+
+    def round(self) -> None:
+        """Every second: confirmations that take long, sessions that are silent, lives that ended."""
+        now = self._clock.seconds()
+        for delivery in list(self._busy):
+            if not len(delivery):
+                del self._busy[delivery]
+            elif delivery.since is not None and now - delivery.since >= SPILL_AFTER:
+                delivery.spill()
+                if now - delivery.since >= STALLED_AFTER:
+                    self.evictions["back_pressure_timeout"] += 1
+                    stalled = self.sessions.get(delivery.session)
+                    if stalled is not None and stalled.delivery is delivery:
+                        stalled.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")
+        for session in list(self.sessions.values()):
+            socket = session.socket
+            if socket is not None and socket.heard:
+                socket.heard = False
+                session.heard_at = now
+            elif now - session.heard_at >= SILENT_AFTER:
+                self.evictions["closed"] += 1
+                session.end(Drop.SILENT, GOING_AWAY, "silent for too long")
+            elif now - session.heard_at >= IDLE_PING and socket is not None:
+                socket.ping(b"")
+            session.delivery.retry()
+        for name, data in self.queue.expired(self.now()):
+            self._answer_expired(name, data)
+        if now - self._present_at >= PRESENT_EVERY:
+            self._present_at = now
+            self.queue.present([str(session) for session in self.sessions])
+        self.federation.round()
+
+    # --- from a session ---
+
+    def received(self, session: RelaySession, data: bytes) -> None:
+        """One message of a session."""
+        now = self.now()
+        try:
+            envelope = decode(data)
+        except EnvelopeError:
+            session.end(Drop.BAD_FRAME, BAD_DATA, "not an envelope")
+            return
+        try:
+            if self.relay.admit(session.session, envelope, len(data), now):
+                to_pong(envelope)
+                data = envelope.SerializeToString()
+        except Refused as refused:
+            self._refuse(envelope, refused.drop, session)
+            return
+        destination = destination_of(envelope)
+        message = Message(data, envelope.timestamp + min(envelope.expiration, MAX_EXPIRATION), session.ledger)
+        session.ledger.add(message)
+        receiver = self.sessions.get(destination)
+        if receiver is not None:
+            self._count_in(len(data))
+            if not receiver.delivery.offer(message):
+                self._enqueue(destination, message, envelope)
+            return
+        twin = self.registry.fresh(destination.twin)
+        if twin is not None and destination.twin not in self._lookups:
+            self._route(session, envelope, message, destination, twin)
+            return
+        self._look_up(session, envelope, message, destination)
+
+    def _count_in(self, size: int) -> None:
+        self.counters["message_rx"] += 1
+        self.counters["message_rx_bytes"] += size
+
+    def _look_up(self, session: RelaySession, envelope: Envelope, message: Message, destination: Session) -> None:
+        """Messages to one twin wait in line, so that they keep their order."""
+        if self._waiting >= MAX_LOOKUPS:
+            self.relay.drops[Drop.BUSY] += 1
+            self._say(envelope, rules.NOT_ROUTED.format(peer=destination, why="relay is busy"), session)
+            message.settle()
+            return
+
+        def found(result: Twin | Failure | None) -> None:
+            self._waiting -= 1
+            if isinstance(result, Failure):
+                self.relay.drops[Drop.REGISTRY_DOWN] += 1
+                why = f"failed to get twin: {result.value}"
+                self._say(envelope, rules.NOT_ROUTED.format(peer=destination, why=why), session)
+                message.settle()
+                return
+            self._route(session, envelope, message, destination, result)
+
+        self._waiting += 1
+        line = self._lookups.get(destination.twin)
+        if line is not None:
+            line.append(found)
+            return
+        line = self._lookups[destination.twin] = deque([found])
+
+        def answered(result: Any) -> None:
+            said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
+            waiting = self._lookups.pop(destination.twin)
+            for one in waiting:
+                one(said)
+
+        self.registry.get(destination.twin).addBoth(answered)
+
+    def _route(
+        self, session: RelaySession, envelope: Envelope, message: Message, destination: Session, twin: Twin | None
+    ) -> None:
+        # it may have connected while the registry was asked
+        receiver = self.sessions.get(destination)
+        if receiver is not None:
+            self._count_in(len(message.data))
+            if not receiver.delivery.offer(message):
+                self._enqueue(destination, message, envelope)
+            return
+        decision = self.relay.route(envelope, twin)
+        if decision.action is Action.REFUSE and decision.drop is Drop.OFFLINE:
+            self._unless_elsewhere(envelope, message, destination, lambda: self._offline(envelope, message))
+        elif decision.action is Action.REFUSE:
+            assert decision.drop is not None
+            self._refuse(envelope, decision.drop, session)
+            message.settle()
+        elif decision.action is Action.QUEUE:
+            self._count_in(len(message.data))
+            self._enqueue(destination, message, envelope, decision.relays)
+        elif decision.action is Action.PROBE:
+            self._unless_elsewhere(
+                envelope, message, destination, lambda: self._probe(envelope, message, decision.relays)
+            )
+        else:
+            self.federation.forward(message, envelope, decision.relays, self._forwarded)
+
+    def _unless_elsewhere(
+        self, envelope: Envelope, message: Message, destination: Session, otherwise: Callable[[], None]
+    ) -> None:
+        """Another process on the same queue may have the session: then the queue is the way."""
+
+        def known(elsewhere: bool) -> None:
+            if elsewhere:
+                self._count_in(len(message.data))
+                self._enqueue(destination, message, envelope)
+            else:
+                otherwise()
+
+        self.queue.elsewhere(str(destination)).addCallback(known)
+
+    def _offline(self, envelope: Envelope, message: Message) -> None:
+        self.relay.drops[Drop.OFFLINE] += 1
+        self._say(envelope, rules.OFFLINE, None)
+        message.settle()
+
+    def _probe(self, envelope: Envelope, message: Message, relays: frozenset[str]) -> None:
+        def probed(outcome: Outcome) -> None:
+            if outcome is Outcome.TAKEN:
+                message.settle()
+            else:
+                self._offline(envelope, message)
+
+        self.federation.offer(message.data, relays).addCallback(probed)
+
+    def _forwarded(self, message: Message, envelope: Envelope, error: str | None) -> None:
+        """A message for another relay was taken there, or will never be."""
+        if error is not None:
+            self.relay.drops[Drop.EXPIRED if error == rules.EXPIRED else Drop.FEDERATION_REFUSED] += 1
+            # the reference leaves the destination out of this one
+            self._say(envelope, error, None, addressed=False)
+        message.settle()
+
+    # --- errors ---
+
+    def _refuse(self, envelope: Envelope, drop: Drop, session: RelaySession) -> None:
+        self.relay.drops[drop] += 1
+        self._say(envelope, rules.TEXTS[drop], session)
+
+    def _say(self, envelope: Envelope, text: str, session: RelaySession | None, *, addressed: bool = True) -> None:
+        """Tell the sender of a request what became of it.
+
+        :param session: who sent it; None for the one that the envelope names.
+        """
+        if not wants_answer(envelope):
+            return
+        to = source_of(envelope) if session is None else session.session
+        if not to.twin:
+            return
+        answer = error_envelope(envelope.uid, text, to if addressed else None, int(self.now()))
+        message = Message(answer.SerializeToString(), self.now() + answer.expiration, None)
+        self._count_in(len(message.data))
+        receiver = self.sessions.get(to)
+        if receiver is None or not receiver.delivery.offer(message):
+            self._enqueue(to, message, None)
+
+    def _answer_expired(self, name: str, data: bytes) -> None:
+        """A kept message's life is over: its sender, if it is one of this relay's, is told."""
+        self.relay.drops[Drop.EXPIRED] += 1
+        try:
+            envelope = decode(data)
+        except EnvelopeError:
+            return
+        if source_of(envelope) in self.sessions:
+            self._say(envelope, rules.EXPIRED, None)
+
+    # --- queues ---
+
+    def _enqueue(
+        self, session: Session, message: Message, envelope: Envelope | None, others: frozenset[str] = frozenset()
+    ) -> None:
+        """Keep a message; its sender is told when that cannot be.
+
+        :param others: relays where its receiver may be connected.
+        """
+
+        def kept(number: Any) -> None:
+            message.settle()
+            receiver = self.sessions.get(session)
+            if receiver is not None:
+                # it connected meanwhile, or is slow
+                receiver.delivery.poke()
+            elif others:
+                self.federation.hand_over(str(session), Queued(number, message.data), others, message.until)
+
+        def failed(failure: Failure) -> None:
+            self.relay.drops[Drop.QUEUE_FAILED] += 1
+            why = str(failure.value) if failure.check(DmsgError) else type(failure.value).__name__
+            if not failure.check(QueueUnavailable):
+                _log.failure("queue failed", failure)
+            if envelope is not None and wants_answer(envelope):
+                self._say_now(envelope, rules.NOT_ROUTED.format(peer=session, why=why))
+                message.settle()
+            # else whoever sent it has no answer to its ping, connects again, and sends it again
+
+        self.queue.append(str(session), message.data, message.until).addCallbacks(kept, failed)
+
+    def _say_now(self, envelope: Envelope, text: str) -> None:
+        """Without a queue, which just failed."""
+        to = source_of(envelope)
+        receiver = self.sessions.get(to)
+        if receiver is not None:
+            answer = error_envelope(envelope.uid, text, to, int(self.now()))
+            receiver.delivery.offer(Message(answer.SerializeToString(), self.now() + answer.expiration, None))
+
+    def keep(self, session: Session, message: Message) -> Deferred[Any]:
+        """For :class:`~dmsg.rmb.delivery.Store`."""
+        result: Deferred[Any] = self.queue.append(str(session), message.data, message.until)
+        return result
+
+    def read(self, session: Session, after: Any) -> Deferred[list[Queued]]:
+        """For :class:`~dmsg.rmb.delivery.Store`."""
+        result: Deferred[list[Queued]] = self.queue.read(str(session), after)
+        return result
+
+    def remove(self, session: Session, ids: list[Any]) -> None:
+        """For :class:`~dmsg.rmb.delivery.Store`."""
+        self.queue.remove(str(session), ids)
+
+    def until(self, queued: Queued) -> float | None:
+        """For :class:`~dmsg.rmb.delivery.Store`: None when its life is over, and then its sender is told."""
+        try:
+            envelope = decode(queued.data)
+        except EnvelopeError:
+            return None
+        now = self.now()
+        if life(envelope, int(now)) is None and envelope.WhichOneof("message") != "pong":
+            self._answer_expired("", queued.data)
+            return None
+        return float(envelope.timestamp + min(envelope.expiration, MAX_EXPIRATION))
+
+    def _dropped(self, session: str, number: int) -> None:
+        self.relay.drops[Drop.QUEUE_FULL] += number
+        self.dropped_oldest += number
+
+    def _appended_elsewhere(self, name: str) -> None:
+        if name == FEDERATION:
+            return
+        try:
+            session = self.sessions.get(Session.parse(name))
+        except ValueError:
+            return
+        if session is not None:
+            session.delivery.poke()
+
+    def _connected_elsewhere(self, name: str) -> None:
+        try:
+            session = self.sessions.get(Session.parse(name))
+        except ValueError:
+            return
+        if session is not None:
+            session.end(Drop.REPLACED, GOING_AWAY, "this session connected to another process")
+
+    # --- from another relay ---
+
+    def take_in(self, envelope: Envelope, data: bytes, twin: Twin | None, *, only_connected: bool) -> Deferred[None]:
+        """A verified message that another relay brings; fires when it is confirmed or kept.
+
+        Fails with :class:`~dmsg.rmb.relay.Refused`, or QueueUnavailable.
+
+        :param only_connected: refuse it when the session is not connected.
+        """
+        taken: Deferred[None] = Deferred()
+        destination = destination_of(envelope)
+        ledger = Ledger(lambda payload: taken.callback(None))
+        message = Message(data, envelope.timestamp + min(envelope.expiration, MAX_EXPIRATION), ledger)
+        ledger.add(message)
+        ledger.ping(b"")
+        receiver = self.sessions.get(destination)
+        if receiver is not None and receiver.delivery.offer(message):
+            self._count_in(len(data))
+            return taken
+        decision = self.relay.for_intake(envelope, twin)
+        if receiver is None and only_connected and decision.action is Action.QUEUE:
+            decision = rules.Decision(Action.REFUSE, drop=Drop.OFFLINE)
+        if receiver is None and decision.action is Action.REFUSE and decision.drop is not None:
+            taken.errback(Refused(decision.drop))
+            return taken
+        self._count_in(len(data))
+
+        def kept(number: Any) -> None:
+            message.settle()
+            now_there = self.sessions.get(destination)
+            if now_there is not None:
+                now_there.delivery.poke()
+            elif decision.relays:
+                self.federation.hand_over(str(destination), Queued(number, data), decision.relays, message.until)
+
+        def failed(failure: Failure) -> None:
+            self.relay.drops[Drop.QUEUE_FAILED] += 1
+            taken.errback(failure)
+
+        self.queue.append(str(destination), data, message.until).addCallbacks(kept, failed)
+        return taken

@@ -1,0 +1,278 @@
+"""WebSockets, by autobahn; no other module knows of it.
+
+Its handshake, fragments and close are used as they are.  What it does for
+each frame costs some 60 us, so whole messages, pings and pongs, which are
+nearly all there is, pass it by (:mod:`dmsg.rmb.frames`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+from autobahn.twisted.resource import WebSocketResource
+from autobahn.twisted.websocket import (
+    WebSocketClientFactory,
+    WebSocketClientProtocol,
+    WebSocketServerFactory,
+    WebSocketServerProtocol,
+)
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.interfaces import IAddress, IDelayedCall
+from twisted.internet.ssl import optionsForClientTLS
+from twisted.web.server import Request
+
+from dmsg.net.socketopts import tune
+from dmsg.net.turn import TurnFlush
+from dmsg.rmb import frames
+from dmsg.rmb.errors import RmbError
+from dmsg.rmb.wire import MAX_MESSAGE
+
+HANDSHAKE_TIMEOUT = 10
+"""Seconds for the opening handshake."""
+CLOSE_TIMEOUT = 2
+"""Seconds for the closing handshake."""
+NORMAL, GOING_AWAY, BAD_DATA, TOO_LARGE, FAILED, TRY_LATER = 1000, 1001, 1003, 1009, 1011, 1013
+"""Close codes, RFC 6455, section 7.4.1; 1013 is registered at IANA."""
+
+
+class WebSocketFailed(RmbError):
+    """A connection did not come about, or was lost; the text says why."""
+
+
+class Receiver(Protocol):
+    """What is above a socket."""
+
+    def opened(self, socket: Socket) -> None:
+        """The handshake is over."""
+
+    def received(self, data: bytes) -> None:
+        """A binary message."""
+
+    def ping_received(self, payload: bytes) -> None:
+        """A ping: :meth:`Socket.pong` answers it, now or later."""
+
+    def pong_received(self, payload: bytes) -> None:
+        """The answer to one of ours."""
+
+    def lost(self, why: str) -> None:
+        """The connection is gone; called once, also when it never opened."""
+
+
+class Socket:
+    """What both ends of a connection can do; mixed into autobahn's protocols.
+
+    :ivar heard: something came since this was set to False.
+    """
+
+    receiver: Receiver
+    reactor: Any
+    turn: TurnFlush
+    state: int
+    transport: Any
+    masked_here = False
+    """What this end sends is masked: it is a client."""
+    heard = True
+    _frames: frames.Frames | None = None
+    _out: list[bytes] | None = None
+    _opened = False
+    _told = False
+    _timer: IDelayedCall | None = None
+
+    def connectionMade(self) -> None:
+        self._give_up_after(HANDSHAKE_TIMEOUT)
+        super().connectionMade()  # type: ignore[misc]
+
+    def _give_up_after(self, seconds: float) -> None:
+        self._patience_over()
+        self._timer = self.reactor.callLater(seconds, self.abort)
+
+    def _patience_over(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()
+
+    # --- inbound ---
+
+    def dataReceived(self, data: bytes) -> None:
+        self.heard = True
+        if self._frames is None:
+            super().dataReceived(data)  # type: ignore[misc]
+            return
+        receiver = self.receiver
+        try:
+            for first, content in self._frames.feed(data):
+                if first == frames.BINARY:
+                    receiver.received(content)
+                elif first == frames.PONG:
+                    receiver.pong_received(content)
+                elif first == frames.PING:
+                    receiver.ping_received(content)
+                else:
+                    self._dataReceived(content)  # type: ignore[attr-defined]
+                if self.state != WebSocketServerProtocol.STATE_OPEN:
+                    # closing: autobahn waits for the close frame of the other end and drops all else
+                    continue
+        except frames.FrameTooLarge as error:
+            self.close(TOO_LARGE, str(error))
+
+    def onOpen(self) -> None:
+        self._opened = True
+        self._patience_over()
+        self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
+        tune(self.transport)
+        # some kilobytes for each session that is idle
+        for name in ("http_headers", "http_request_data", "http_response_data", "_perMessageCompress"):
+            if name in self.__dict__:
+                self.__dict__[name] = None
+        self.receiver.opened(self)
+
+    def onMessage(self, payload: bytes, isBinary: bool) -> None:
+        if isBinary:
+            self.receiver.received(payload)
+        else:
+            self.close(BAD_DATA, "only binary messages")
+
+    def onPing(self, payload: bytes) -> None:
+        self.receiver.ping_received(payload)
+
+    def onPong(self, payload: bytes) -> None:
+        self.receiver.pong_received(payload)
+
+    def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:
+        self._patience_over()
+        if not self._told:
+            self._told = True
+            self.receiver.lost(self._why(code, reason))
+
+    def _why(self, code: int | None, reason: str | None) -> str:
+        return reason or f"connection closed ({code or 'no code'})"
+
+    # --- outbound ---
+
+    @property
+    def sendable(self) -> bool:
+        """Messages can be sent."""
+        return self._opened and self.state == WebSocketServerProtocol.STATE_OPEN
+
+    def _write(self, first: int, data: bytes) -> None:
+        if not self.sendable:
+            return
+        frame = frames.encode(first, data, os.urandom(4) if self.masked_here else None)
+        if self._out is None:
+            self._out = [frame]
+            self.turn.add(self)
+        else:
+            self._out.append(frame)
+
+    def flush(self) -> None:
+        """For :class:`~dmsg.net.turn.TurnFlush`."""
+        out, self._out = self._out, None
+        if out and self.sendable:
+            self.transport.write(b"".join(out))
+
+    def send(self, data: bytes) -> None:
+        """A binary message; it leaves at the end of the reactor turn."""
+        self._write(frames.BINARY, data)
+
+    def ping(self, payload: bytes) -> None:
+        """At most 125 bytes."""
+        self._write(frames.PING, payload)
+
+    def pong(self, payload: bytes) -> None:
+        """The answer to a ping."""
+        self._write(frames.PONG, payload)
+
+    def close(self, code: int = NORMAL, why: str = "") -> None:
+        """Send what there is, then say good-bye."""
+        if self._opened and self.state == WebSocketServerProtocol.STATE_OPEN:
+            self.flush()
+            self._give_up_after(CLOSE_TIMEOUT)
+            self.sendCloseFrame(code, why.encode()[:100], False)  # type: ignore[attr-defined]
+        elif self.state != WebSocketServerProtocol.STATE_CLOSED:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection."""
+        if self.transport is not None:
+            self.transport.abortConnection()
+
+
+class _ServerSocket(Socket, WebSocketServerProtocol):  # type: ignore[misc]
+    pass
+
+
+class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
+    masked_here = True
+
+    def _why(self, code: int | None, reason: str | None) -> str:
+        why = super()._why(code, reason)
+        head, blank, body = bytes(getattr(self, "data", b"") or b"").partition(b"\r\n\r\n")
+        if not self._opened and blank and head.startswith(b"HTTP/1.1 ") and body:
+            # what the relay says of the token is in the body
+            status = head[9:12].decode("latin-1")
+            return f"{status}: {' '.join(body[:200].decode('utf-8', 'replace').split())}"
+        return why
+
+
+_OPTIONS = {
+    "maxFramePayloadSize": MAX_MESSAGE,
+    "maxMessagePayloadSize": MAX_MESSAGE,
+    # autobahn's timers outlive their connections; Socket has its own
+    "openHandshakeTimeout": 0,
+    "closeHandshakeTimeout": 0,
+    "tcpNoDelay": True,
+    "autoPingInterval": 0,
+}
+
+
+class UpgradeResource:
+    """Turns HTTP requests into sockets."""
+
+    def __init__(self, reactor: Any, turn: TurnFlush) -> None:
+        self._factory = WebSocketServerFactory(reactor=reactor, server="")
+        self._factory.setProtocolOptions(
+            **_OPTIONS, utf8validateIncoming=False, webStatus=False, serveFlashSocketPolicy=False
+        )
+        self._factory.setProtocolOptions(allowedOrigins=["*"], allowNullOrigin=True)
+        self._factory.noisy = False
+        self._resource = WebSocketResource(self._factory)
+        self._turn = turn
+        self._reactor = reactor
+
+    def upgrade(self, request: Request, receiver: Receiver) -> Any:
+        """Answer ``request`` with 101; ``receiver`` gets what comes.  :returns: as ``render`` does."""
+
+        def build(addr: IAddress | None) -> _ServerSocket:
+            socket = _ServerSocket()
+            socket.factory = self._factory
+            socket.receiver, socket.turn, socket.reactor = receiver, self._turn, self._reactor
+            return socket
+
+        self._factory.buildProtocol = build  # type: ignore[method-assign]
+        return self._resource.render(request)
+
+
+def connect(reactor: Any, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Any]:
+    """Open ``url`` with a query; ``receiver`` is told of everything.
+
+    :param url: ``ws://HOST[:PORT]`` or ``wss://...``.
+    :returns: fires with the socket when the TCP connection is there; cancelling gives it up.
+    """
+    factory = WebSocketClientFactory(f"{url.rstrip('/')}/?{query}", reactor=reactor)
+    factory.setProtocolOptions(**_OPTIONS, serverConnectionDropTimeout=0)
+    factory.noisy = False
+
+    def build(addr: IAddress | None) -> _ClientSocket:
+        socket = _ClientSocket()
+        socket.factory = factory
+        socket.receiver, socket.turn, socket.reactor = receiver, turn, reactor
+        return socket
+
+    factory.buildProtocol = build  # type: ignore[method-assign]
+    endpoint: Any = HostnameEndpoint(reactor, factory.host, factory.port, timeout=HANDSHAKE_TIMEOUT)
+    if factory.isSecure:
+        endpoint = wrapClientTLS(optionsForClientTLS(factory.host), endpoint)
+    connecting: Deferred[Any] = endpoint.connect(factory)
+    return connecting

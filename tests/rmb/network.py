@@ -1,0 +1,201 @@
+"""Relays and clients on real TCP, for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, DeferredQueue
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from dmsg.net.turn import TurnFlush
+from dmsg.rmb import token, wire
+from dmsg.rmb.address import Session
+from dmsg.rmb.cipher import Encryption
+from dmsg.rmb.client import RmbClient
+from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.identity import Identity
+from dmsg.rmb.registry.table import TableRegistry
+from dmsg.rmb.server import RelaySettings, RmbRelay
+from dmsg.rmb.twin import Twin
+from dmsg.rmb.websocket import connect
+
+SECRETS = {name: "0x" + (bytes([number]) * 32).hex() for number, name in enumerate(("A", "B", "C", "D"), 1)}
+
+
+class RawTwin:
+    """A session that does only what a test tells it to; a Receiver of :mod:`dmsg.rmb.websocket`.
+
+    :ivar answers_pings: it answers at once, as websocket libraries do.
+    """
+
+    def __init__(self, identity: Identity, session: Session, url: str) -> None:
+        self.identity, self.session, self.url = identity, session, url
+        self.messages: DeferredQueue[Envelope] = DeferredQueue()
+        self.raw: list[bytes] = []
+        self.pongs: DeferredQueue[bytes] = DeferredQueue()
+        self.pings: list[bytes] = []
+        self.answers_pings = True
+        self.socket: Any = None
+        self.open: Deferred[None] = Deferred()
+        self.closed: Deferred[str] = Deferred()
+
+    async def connect(self, now: float, *, query: str | None = None) -> RawTwin:
+        if query is None:
+            query = token.make(self.identity, self.session, int(now))
+        await connect(reactor, self.url, query, self, TurnFlush(reactor))
+        await self.open
+        return self
+
+    def opened(self, socket: Any) -> None:
+        self.socket = socket
+        self.open.callback(None)
+
+    def received(self, data: bytes) -> None:
+        self.raw.append(data)
+        self.messages.put(wire.decode(data))
+
+    def ping_received(self, payload: bytes) -> None:
+        self.pings.append(payload)
+        if self.answers_pings:
+            self.socket.pong(payload)
+
+    def pong_received(self, payload: bytes) -> None:
+        self.pongs.put(payload)
+
+    def lost(self, why: str) -> None:
+        self.socket = None
+        if not self.open.called:
+            self.open.errback(ConnectionError(why))
+        self.closed.callback(why)
+
+    def envelope(self, to: Session, command: str | None = "cmd", payload: bytes = b"x", **fields: Any) -> Envelope:
+        """A request to ``to``, signed when it is sent; without a command a response."""
+        envelope = Envelope(**{"uid": f"u-{len(self.raw)}", "expiration": 60, **fields})
+        if command is None:
+            envelope.response.SetInParent()
+        else:
+            envelope.request.command = command
+        wire.set_address(envelope.source, self.session)
+        wire.set_address(envelope.destination, to)
+        envelope.plain = payload
+        return envelope
+
+    def send(self, envelope: Envelope, now: float = 0.0, *, sign: bool = True) -> bytes:
+        if not envelope.timestamp:
+            envelope.timestamp = int(now)
+        if sign:
+            envelope.signature = self.identity.sign(wire.challenge(envelope))
+        data = envelope.SerializeToString()
+        self.socket.send(data)
+        return data
+
+    def close(self) -> Deferred[str]:
+        if self.socket is not None:
+            self.socket.close()
+        return self.closed
+
+    def drop(self) -> Deferred[str]:
+        """Without a word."""
+        if self.socket is not None:
+            self.socket.abort()
+        return self.closed
+
+
+def pause(seconds: float = 0.0) -> Deferred[None]:
+    return deferLater(reactor, seconds)
+
+
+class RmbCase(TestCase):
+    """A registry in memory, relays on loopback, twins A to D."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        self.registry = TableRegistry()
+        self.identities = {name: Identity(secret, "ed25519") for name, secret in SECRETS.items()}
+        self.ids: dict[str, int] = {}
+        self.relays: list[RmbRelay] = []
+        self.raws: list[RawTwin] = []
+        self.clients: list[Any] = []
+        self.offset = 0.0
+
+    def tearDown(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._tear_down())
+
+    async def _tear_down(self) -> None:
+        for raw in self.raws:
+            if raw.socket is not None:
+                await raw.drop()
+        for client in self.clients:
+            await client.stopService()
+        for relay in self.relays:
+            await relay.stopService()
+        await self.registry.close()
+        await pause(0)
+
+    def now(self) -> float:
+        import time
+
+        return time.time() + self.offset
+
+    def twin(self, name: str, relay: str | None, *, pk: bool = False, strict: bool = False) -> int:
+        """Make or change a twin; its id."""
+        identity = self.identities[name]
+        current = None
+        if name in self.ids:
+            current = self.successResultOf(self.registry.get(self.ids[name]))
+        key = Encryption(SECRETS[name]).pk if pk else None
+        counter = 1 if current is None else current.counter + 1
+        statement = Twin(0, identity.account, relay, key, strict, counter).sign(identity)
+        self.ids[name] = self.successResultOf(self.registry.put(statement)).id
+        return self.ids[name]
+
+    async def relay(self, **options: Any) -> RmbRelay:
+        """Start one; ``relay.url`` is for websockets, ``relay.domain`` for the registry."""
+        settings = RelaySettings(
+            **{"listen": ["tcp:0:interface=127.0.0.1"], "registry": "", "queue": "sqlite::memory:", **options}
+        )
+        relay = RmbRelay(reactor, settings, registry=self.registry, wall_clock=self.now)
+        return await self.start(relay)
+
+    async def start(self, relay: Any) -> Any:
+        relay.startService()
+        self.relays.append(relay)
+        port = (await relay.ready)[0].getHost().port
+        relay.url, relay.domain = f"ws://127.0.0.1:{port}", f"http://127.0.0.1:{port}"
+        relay.port = port
+        return relay
+
+    async def named_relay(self, **options: Any) -> Any:
+        """One that knows its own name, which is its address."""
+        relay = await self.relay(domains=frozenset({"http://pending"}), **options)
+        relay.switch.relay.domains = relay.switch.federation._domains = frozenset({relay.domain})
+        return relay
+
+    async def raw(self, name: str, relay: Any, sid: str | None = None, **options: Any) -> RawTwin:
+        raw = RawTwin(self.identities[name], Session(self.ids[name], sid), relay.url)
+        for option, value in options.items():
+            setattr(raw, option, value)
+        self.raws.append(raw)
+        return await raw.connect(self.now())
+
+    def client(self, name: str, *relays: Any, **options: Any) -> RmbClient:
+        client = RmbClient(
+            reactor,
+            SECRETS[name],
+            self.registry,
+            [relay.url for relay in relays],
+            **{"key_type": "ed25519", "wall_clock": self.now, **options},
+        )
+        self.clients.append(client)
+        client.startService()
+        return client
+
+    async def until(self, condition: Any, seconds: float = 10.0) -> None:
+        for _ in range(int(seconds / 0.01)):
+            if condition():
+                return
+            await pause(0.01)
+        self.fail("that did not come about")
