@@ -30,6 +30,8 @@ _COMMANDS = {
     "messaging": ("dmsg.cli.messaging", "The Messaging System, the protocol before dmsg."),
     "name": ("dmsg.cli.name", "The address book."),
     "analytics": ("dmsg.cli.analytics", "What the network did, computed on Spark."),
+    "twin": ("dmsg.cli.twin:twin", "Twins of the message bus: make, list, show, change."),
+    "rmb": ("dmsg.cli.rmb:rmb", "The reliable message bus: call twins, be called, a demo."),
     "demo": ("dmsg.cli.demo", "A whole network on this machine, in under a minute."),
 }
 
@@ -44,7 +46,12 @@ class _Lazy(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, _, name = _COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name or cmd_name)
+        try:
+            command: click.Command = getattr(importlib.import_module(module), name or cmd_name)
+        except ModuleNotFoundError as error:
+            if cmd_name not in ("twin", "rmb"):
+                raise
+            raise click.ClickException(f"{error}; needs the extra: pip install 'dmsg[rmb]'") from None
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -24,19 +24,18 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList, maybe
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.delegation.dial import retry_delay
 from dmsg.rmb import token
 from dmsg.rmb.address import Session
 from dmsg.rmb.cipher import Encryption
 from dmsg.rmb.envelope_pb2 import Envelope
-from dmsg.rmb.errors import CallTimeout, Drop, IdentityError, RegistryUnavailable, RemoteError, RmbError, TwinOffline
+from dmsg.rmb.errors import CallTimeout, Drop, IdentityError, RemoteError, RmbError, TwinOffline
 from dmsg.rmb.identity import Identity
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.relay import OFFLINE
 from dmsg.rmb.seal import Received, Rejected, Seal, Seen
+from dmsg.rmb.setup import find_twin, patiently, publish
 from dmsg.rmb.twin import Twin
-from dmsg.rmb.twin_setup import find_twin, publish
 from dmsg.rmb.uplink import Uplink
 from dmsg.rmb.wire import FAIL_FAST, SENT_EXPIRATION
 
@@ -106,7 +105,7 @@ class RmbClient(Service):
     :param session: a name, so that several programs of a twin can be
         connected; None is the twin itself, whom others call.
     :param update: let the registry say which relays and which key this twin has.
-    :param strict: let it also say that everything of this twin is signed with borders.
+    :param strict: let it also say that everything of this twin is signed with borders; None leaves that as it is.
     :ivar twin: of the registry, once it is ready.
     """
 
@@ -123,7 +122,7 @@ class RmbClient(Service):
         session: str | None = None,
         encryption: bool = True,
         update: bool = True,
-        strict: bool = True,
+        strict: bool | None = True,
         wall_clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
@@ -166,10 +165,21 @@ class RmbClient(Service):
             self.ready.errback(failure)
 
     async def _start(self) -> None:
-        twin = await self._with_registry(lambda: find_twin(self.registry, self._identity))
+        identity, registry = self._identity, self.registry
+        twin = await patiently(self._reactor, self._random, lambda: find_twin(registry, identity))
         if self._update:
-            twin = await self._with_registry(
-                lambda: publish(self.registry, self._identity, twin, self.relays, self._encryption, strict=self._strict)
+            twin = await patiently(
+                self._reactor,
+                self._random,
+                lambda: publish(
+                    registry,
+                    identity,
+                    twin,
+                    self.relays,
+                    self._encryption,
+                    strict=self._strict,
+                    keep=self._sid is not None,
+                ),
             )
         self.twin = twin
         session = Session(twin.id, self._sid)
@@ -185,20 +195,6 @@ class RmbClient(Service):
         )
         self.uplink.start()
         self.ready.callback(None)
-
-    async def _with_registry(self, ask: Callable[[], Awaitable[Twin]]) -> Twin:
-        """Again and again while it is away."""
-        failures = 0
-        while True:
-            try:
-                return await ask()
-            except RegistryUnavailable as error:
-                failures += 1
-                if failures == 1:
-                    _log.warn("registry: {error}", error=str(error))
-                waiting: Deferred[None] = Deferred()
-                self._reactor.callLater(retry_delay(failures, self._random), waiting.callback, None)
-                await waiting
 
     async def when_online(self, timeout: float = DEFAULT_TIMEOUT) -> None:
         """Wait for a relay.

@@ -8,6 +8,7 @@ nearly all there is, pass it by (:mod:`dmsg.rmb.frames`).
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from autobahn.twisted.resource import WebSocketResource
@@ -60,6 +61,16 @@ class Receiver(Protocol):
         """The connection is gone; called once, also when it never opened."""
 
 
+class _Silence:
+    """In place of autobahn's logger: what peers do wrong is counted, and is no news."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return self._say_nothing
+
+    def _say_nothing(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
 class Socket:
     """What both ends of a connection can do; mixed into autobahn's protocols.
 
@@ -71,6 +82,7 @@ class Socket:
     turn: TurnFlush
     state: int
     transport: Any
+    log = _Silence()
     masked_here = False
     """What this end sends is masked: it is a client."""
     heard = True

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from twisted.internet.endpoints import serverFromString
-from twisted.logger import FileLogObserver, ILogObserver, LogEvent, eventAsText, globalLogBeginner
+from twisted.logger import (
+    FileLogObserver,
+    FilteringLogObserver,
+    ILogObserver,
+    LogEvent,
+    LogLevel,
+    LogLevelFilterPredicate,
+    eventAsText,
+    globalLogBeginner,
+)
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
@@ -127,21 +136,28 @@ def json_log(stream: TextIO) -> ILogObserver:
     return observer
 
 
-def set_log_format(value: str) -> None:
+def set_log_format(value: str, *, debug: bool = True) -> None:
     """``text`` leaves twistd's log as it is; ``json`` takes its place on standard output.
+
+    :param debug: also what is said for debugging.
 
     A plugin's makeService is called just before twistd begins to log, and has
     no other way to choose an observer: its application does not know it yet.
     """
-    if value != "json":
+    if value != "json" and debug:
         return
     begin = globalLogBeginner.beginLoggingTo
 
-    def begin_with_json(observers: Iterable[ILogObserver], **options: Any) -> None:
+    def begin_otherwise(observers: Iterable[ILogObserver], **options: Any) -> None:
         del globalLogBeginner.beginLoggingTo
-        begin([json_log(sys.stdout)], **options)
+        if value == "json":
+            observers = [json_log(sys.stdout)]
+        if not debug:
+            level = LogLevelFilterPredicate(LogLevel.info)
+            observers = [FilteringLogObserver(one, [level]) for one in observers]
+        begin(observers, **options)
 
-    globalLogBeginner.beginLoggingTo = begin_with_json  # type: ignore[method-assign,assignment]
+    globalLogBeginner.beginLoggingTo = begin_otherwise  # type: ignore[method-assign,assignment]
 
 
 def own_pid_file(options: Any, name: str) -> None:

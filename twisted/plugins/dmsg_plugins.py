@@ -28,6 +28,11 @@ dmsg_messaging_server = ServiceMaker(
     "A relay of the Messaging System, the protocol before dmsg",
     "dmsg-messaging-server",
 )
+rmb_relay = ServiceMaker("rmb relay", "dmsg.tap.rmb_relay", "A relay of the reliable message bus", "rmb-relay")
+rmb_registry = ServiceMaker(
+    "rmb registry", "dmsg.tap.rmb_registry", "The registry of twins of a message bus", "rmb-registry"
+)
+rmb_peer = ServiceMaker("rmb peer", "dmsg.tap.rmb_peer", "The gateway of a twin, over Redis", "rmb-peer")
 
 
 @implementer(IPlugin, IStreamClientEndpointStringParserWithReactor)

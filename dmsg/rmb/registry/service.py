@@ -11,6 +11,7 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
+from dmsg.discovery.lookup import check_url
 from dmsg.net.site import gated_site
 from dmsg.rmb.errors import RegistryUnavailable
 from dmsg.rmb.registry.api import MAX_BODY, RegistryAPI
@@ -26,22 +27,32 @@ BURST = 200.0
 _log = Logger()
 
 
+def check_registry(description: str) -> str:
+    """See whether ``--registry`` can be one, without opening it.
+
+    :raises RegistryUnavailable: it cannot.
+    """
+    kind, _, rest = description.partition(":")
+    if kind in ("http", "https"):
+        try:
+            return check_url(description)
+        except ValueError as error:
+            raise RegistryUnavailable(str(error)) from None
+    if kind != "file" or not rest:
+        raise RegistryUnavailable(f"{description[:80]!r} is no registry: file:PATH or http://HOST:PORT")
+    return description
+
+
 def open_registry(description: str, reactor: Any) -> Any:
     """A registry from what ``--registry`` says.
 
-    :param description: ``file:PATH``, ``http://HOST:PORT`` or ``https://...``,
-        or ``tfchain:wss://HOST[:PORT]``.
+    :param description: ``file:PATH``, ``http://HOST:PORT`` or ``https://...``.
     :raises RegistryUnavailable: unknown, or it cannot be opened.
     """
-    kind, _, rest = description.partition(":")
-    if kind == "file" and rest:
+    kind, _, rest = check_registry(description).partition(":")
+    if kind == "file":
         return FileRegistry(rest, reactor)
-    if kind in ("http", "https"):
-        try:
-            return HTTPRegistry(reactor, description)
-        except ValueError as error:
-            raise RegistryUnavailable(str(error)) from None
-    raise RegistryUnavailable(f"{description[:80]!r} is no registry: file:PATH or http://HOST:PORT")
+    return HTTPRegistry(reactor, description)
 
 
 class RegistryService(Service):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from dmsg.delegation.dial import retry_delay
 from dmsg.rmb.cipher import Encryption
-from dmsg.rmb.errors import RegistryRefused, TwinNotFound
+from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.identity import Signer
 from dmsg.rmb.twin import MAX_RELAYS, Twin, relay_of_websocket
 
@@ -40,18 +43,26 @@ def relay_text(urls: Sequence[str]) -> str:
 
 
 async def publish(
-    registry: Any, signer: Signer, twin: Twin, urls: Sequence[str], encryption: Encryption | None, *, strict: bool
+    registry: Any,
+    signer: Signer,
+    twin: Twin,
+    urls: Sequence[str],
+    encryption: Encryption | None,
+    *,
+    strict: bool | None,
+    keep: bool = False,
 ) -> Twin:
     """Let the registry say through which relays, and with which key, the twin is reached.
 
+    :param strict: None leaves that as it is.
+    :param keep: relays that the twin has besides stay.
     :raises RmbError: the registry does not take it.
     """
-    wanted = replace(
-        twin,
-        relay=relay_text(urls),
-        pk=None if encryption is None else encryption.pk,
-        strict=strict and bool(encryption),
-    )
+    relay = relay_text(urls)
+    if keep and twin.relay and set(relay.split("_")) <= twin.relays:
+        relay = twin.relay
+    pk = None if encryption is None else encryption.pk
+    wanted = replace(twin, relay=relay, pk=pk, strict=(twin.strict if strict is None else strict) and pk is not None)
     if (wanted.relays, wanted.pk, wanted.strict) == (twin.relays, twin.pk, twin.strict):
         return twin
     for _ in range(3):
@@ -67,3 +78,30 @@ async def publish(
         _log.info("twin {id} is reached through {relay}", id=updated.id, relay=updated.relay)
         return updated
     raise RegistryRefused("another program changes this twin all the time")
+
+
+async def patiently(
+    reactor: Any,
+    random: Random,
+    ask: Callable[[], Awaitable[Twin]],
+    *,
+    until: float | None = None,
+    now: Callable[[], float] = lambda: 0.0,
+) -> Twin:
+    """Ask the registry, again and again while it is away.
+
+    :param until: the time after which its being away is an error.
+    :raises RegistryUnavailable: it is that time.
+    """
+    failures = 0
+    while True:
+        try:
+            return await ask()
+        except RegistryUnavailable as error:
+            failures += 1
+            if failures == 1:
+                _log.warn("registry: {error}", error=str(error))
+            delay = retry_delay(failures, random)
+            if until is not None and now() + delay >= until:
+                raise
+            await deferLater(reactor, delay)

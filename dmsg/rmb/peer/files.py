@@ -1,0 +1,322 @@
+"""Files from peer to peer: ``file.upload`` of a local client, ``file.negotiate``, ``file.write``, ``file.close``.
+
+The receiver keeps a file in its directory under the name of the upload's id,
+which it checks to be nothing but letters, digits and hyphens, and opens anew.
+Each write says its offset in the tag ``offset=N``, so that writes may be
+repeated, and come in any order; a sender that says none has its writes
+appended.  A file counts as uploaded when every byte of the size that was
+agreed has come; then the local command that the sender named, if any, is
+called with the path, and its answer is the sender's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+
+from dmsg.rmb.client import JSON
+from dmsg.rmb.errors import RmbError
+from dmsg.rmb.peer.local import LocalRequest, incoming_request, incoming_response
+from dmsg.rmb.peer.store import REPLY, PeerStore
+from dmsg.rmb.seal import Received
+
+FILE = "file"
+CHUNK = 512 * 1024
+"""Bytes of one write."""
+MAX_SIZE = 4 * 1024 * 1024 * 1024
+"""Bytes of a file."""
+MAX_UPLOADS = 16
+"""Files on their way to this peer at once; of one twin no more than a quarter."""
+IDLE = 60.0
+"""Seconds without a write after which an upload is given up, and its file removed."""
+NEGOTIATE_TIMEOUT = 30
+"""Seconds for the receiver to say whether it takes a file."""
+IN_FLIGHT = 8
+"""Writes that no relay has confirmed."""
+ERROR = 0
+
+_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
+_OFFSET = re.compile(r"(?:^|[,\s])offset=(\d{1,12})(?:$|[,\s])")
+_log = Logger()
+
+Answer = Callable[[bytes, "tuple[int, str] | None"], None]
+
+
+class _Incoming:
+    """A file that comes."""
+
+    __slots__ = ("close", "command", "file", "path", "received", "size", "spans", "timer")
+
+    def __init__(self, path: Path, size: int, command: str | None) -> None:
+        self.path = path
+        self.size = size
+        self.command = command
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self.spans: dict[int, int] = {}
+        self.received = 0
+        self.close: tuple[Received, Answer] | None = None
+        self.timer: IDelayedCall | None = None
+
+    def write(self, offset: int | None, data: bytes) -> None:
+        """:raises ValueError: more than was agreed."""
+        at = self.received if offset is None else offset
+        if at + len(data) > self.size:
+            raise ValueError(f"more than the {self.size} bytes that were agreed")
+        if self.spans.get(at, -1) >= len(data):
+            return
+        os.pwrite(self.file, data, at)
+        self.received += len(data) - max(0, self.spans.get(at, 0))
+        self.spans[at] = len(data)
+
+    @property
+    def complete(self) -> bool:
+        """Every byte is there, without holes and overlaps."""
+        end = 0
+        for at, length in sorted(self.spans.items()):
+            if at > end:
+                return False
+            end = max(end, at + length)
+        return end == self.size
+
+
+class FileUploads:
+    """Both ends of uploads.
+
+    :param directory: where files of others go; None takes none.
+    :param ask: sends a request under a uid, with what is to be done with its answers.
+    """
+
+    def __init__(
+        self, reactor: Any, directory: Path | None, ask: Any, store: PeerStore, now: Callable[[], float]
+    ) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._ask = ask
+        self._store = store
+        self._now = now
+        self._incoming: dict[tuple[int, str], _Incoming] = {}
+        self._waiting: dict[str, Deferred[tuple[bytes, tuple[int, str] | None]]] = {}
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        for key in list(self._incoming):
+            self._give_up(key)
+
+    # --- sending ---
+
+    async def upload(self, uid: str, request: LocalRequest, left: int) -> None:
+        """``file.upload`` of a local client; its list gets the id of the upload, then the outcome."""
+        error: str | None = None
+        try:
+            path, command, size = self._checked(request)
+        except ValueError as wrong:
+            error = str(wrong)
+        else:
+            try:
+                await self._send(str(uuid4()), request, path, command, size, left)
+            except (OSError, ValueError, RmbError) as wrong:
+                error = getattr(wrong, "strerror", None) or str(wrong)
+        if error is not None:
+            message = incoming_response(request.reference, b"", "", None, 0, (ERROR, error))
+            await self._store.hand_over(request.reply_to, message, once=(uid, "file"))
+
+    def _checked(self, request: LocalRequest) -> tuple[Path, str | None, int]:
+        if request.schema != JSON:
+            raise ValueError("expected content schema to be application/json")
+        if len(request.destinations) != 1:
+            raise ValueError("can only upload to one destination")
+        try:
+            body = json.loads(request.data)
+            path, command = body["path"], body.get("cmd")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError('data is not {"path": ..., "cmd": ...}') from None
+        if not isinstance(path, str) or not (command is None or isinstance(command, str)):
+            raise ValueError("path and cmd are texts")
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path}: not a regular file")
+        if status.st_size > MAX_SIZE:
+            raise ValueError(f"{path}: more than {MAX_SIZE} bytes")
+        return Path(path), command, status.st_size
+
+    async def _send(
+        self, upload: str, request: LocalRequest, path: Path, command: str | None, size: int, left: int
+    ) -> None:
+        negotiate = json.dumps({"size": size, "cmd": command}).encode()
+        _, error = await self._exchange(upload, request, "negotiate", negotiate, NEGOTIATE_TIMEOUT)
+        if error is not None:
+            raise RmbError(error[1])
+        started = incoming_response(
+            request.reference, json.dumps(upload).encode(), str(request.destinations[0]), JSON, int(self._now())
+        )
+        await self._store.hand_over(request.reply_to, started, once=(upload, "started"))
+        with path.open("rb") as file:
+            under_way: list[Deferred[Any]] = []
+            for offset in range(0, size, CHUNK):
+                data = file.read(CHUNK)
+                write = replace(request, command="file.write", data=data, tags=f"offset={offset}", schema=None)
+                now = int(self._now())
+                under_way.append(Deferred.fromCoroutine(self._ask(upload, write, now, max(60, left), FILE)))
+                if len(under_way) >= IN_FLIGHT:
+                    await under_way.pop(0)
+            for one in under_way:
+                await one
+        data, error = await self._exchange(upload, request, "close", b"", max(60, left))
+        if error is not None:
+            raise RmbError(error[1])
+        ended = incoming_response(request.reference, data, str(request.destinations[0]), JSON, int(self._now()))
+        await self._store.hand_over(request.reply_to, ended, once=(upload, "ended"))
+
+    async def _exchange(
+        self, upload: str, request: LocalRequest, command: str, data: bytes, timeout: int
+    ) -> tuple[bytes, tuple[int, str] | None]:
+        waiting: Deferred[tuple[bytes, tuple[int, str] | None]] = Deferred()
+        self._waiting[upload] = waiting
+        message = replace(request, command=f"file.{command}", data=data, tags=None, schema=JSON)
+        asking = Deferred.fromCoroutine(self._ask(upload, message, int(self._now()), timeout, FILE))
+        asking.addErrback(lambda failure: _log.failure("upload failed", failure))
+        try:
+            return await waiting.addTimeout(timeout, self._reactor)
+        except TimeoutError:
+            raise RmbError(f"the receiver did not answer file.{command} within {timeout} s") from None
+        finally:
+            self._waiting.pop(upload, None)
+
+    def answered(self, uid: str, data: bytes, error: tuple[int, str] | None) -> bool:
+        """An answer about an upload of ours; False when nobody waits for one."""
+        waiting = self._waiting.get(uid)
+        if waiting is None or waiting.called:
+            return True  # a write that was refused says so again at the close
+        waiting.callback((data, error))
+        return True
+
+    # --- receiving ---
+
+    async def requested(self, received: Received, command: str, answer: Answer) -> None:
+        """``file.negotiate``, ``file.write`` or ``file.close`` of another peer."""
+        key = (received.source.twin, received.envelope.uid)
+        try:
+            if command == "negotiate":
+                self._negotiate(key, received.payload, answer)
+            elif command == "write":
+                self._write(key, received)
+            elif command == "close":
+                await self._close(key, received, answer)
+            else:
+                answer(b"", (ERROR, f"unknown command 'file.{command[:80]}'"))
+        except (OSError, ValueError) as error:
+            self._give_up(key)
+            answer(b"", (ERROR, getattr(error, "strerror", None) or str(error)))
+
+    def _negotiate(self, key: tuple[int, str], body: bytes, answer: Answer) -> None:
+        if self._directory is None:
+            answer(b"", (ERROR, "upload is not enabled"))
+            return
+        if key in self._incoming:
+            answer(b"", None)  # asked twice
+            return
+        if not _NAME.fullmatch(key[1]):
+            answer(b"", (ERROR, "the id of an upload has letters, digits and hyphens only"))
+            return
+        of_twin = sum(twin == key[0] for twin, _ in self._incoming)
+        if len(self._incoming) >= MAX_UPLOADS or of_twin >= MAX_UPLOADS // 4:
+            answer(b"", (ERROR, "too many uploads at once"))
+            return
+        try:
+            content = json.loads(body)
+            size, command = content["size"], content.get("cmd")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise ValueError('data is not {"size": ..., "cmd": ...}') from None
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
+            raise ValueError(f"size is no number up to {MAX_SIZE}")
+        if command is not None and (not isinstance(command, str) or "." not in f"{command}." or len(command) > 256):
+            raise ValueError("cmd is no command")
+        free = os.statvfs(self._directory)
+        if size > free.f_bavail * free.f_frsize // 2:
+            raise ValueError("not enough space")
+        path = self._directory / key[1]
+        self._incoming[key] = _Incoming(path, size, command)
+        self._touch(key)
+        answer(b"", None)
+
+    def _touch(self, key: tuple[int, str]) -> None:
+        incoming = self._incoming[key]
+        if incoming.timer is not None and incoming.timer.active():
+            incoming.timer.reset(IDLE)
+        else:
+            incoming.timer = self._reactor.callLater(IDLE, self._give_up, key)
+
+    def _give_up(self, key: tuple[int, str]) -> None:
+        incoming = self._incoming.pop(key, None)
+        if incoming is None:
+            return
+        self._release(incoming)
+        incoming.path.unlink(missing_ok=True)
+        if incoming.close is not None:
+            incoming.close[1](b"", (ERROR, "bytes of the file are missing"))
+
+    def _release(self, incoming: _Incoming) -> None:
+        if incoming.timer is not None and incoming.timer.active():
+            incoming.timer.cancel()
+        os.close(incoming.file)
+
+    def _write(self, key: tuple[int, str], received: Received) -> None:
+        incoming = self._incoming.get(key)
+        if incoming is None:
+            return  # the close says so
+        self._touch(key)
+        match = _OFFSET.search(received.envelope.tags)
+        incoming.write(int(match[1]) if match else None, received.payload)
+        if incoming.close is not None and incoming.complete:
+            self._finish(key, incoming, incoming.close)
+
+    async def _close(self, key: tuple[int, str], received: Received, answer: Answer) -> None:
+        incoming = self._incoming.get(key)
+        if incoming is None:
+            answer(b"", (ERROR, "there is no such upload"))
+            return
+        if incoming.complete:
+            self._finish(key, incoming, (received, answer))
+        else:
+            # writes may be behind it, over another relay
+            incoming.close = (received, answer)
+            self._touch(key)
+
+    def _finish(self, key: tuple[int, str], incoming: _Incoming, close: tuple[Received, Answer]) -> None:
+        received, answer = close
+        del self._incoming[key]
+        os.fsync(incoming.file)
+        self._release(incoming)
+        if incoming.command is None:
+            answer(json.dumps(str(incoming.path)).encode(), None)
+            return
+        envelope = received.envelope
+        message = incoming_request(
+            envelope.uid,
+            received.source,
+            incoming.command,
+            envelope.expiration,
+            json.dumps({"path": str(incoming.path)}).encode(),
+            None,
+            REPLY,
+            JSON,
+            envelope.timestamp,
+        )
+        calling = Deferred.fromCoroutine(
+            self._store.hand_over(f"msgbus.{incoming.command}", message, once=(envelope.uid, str(key[0]), "file"))
+        )
+        calling.addErrback(lambda failure: answer(b"", (ERROR, "the command cannot be called")))

@@ -1,0 +1,280 @@
+"""The JSON that local programs and the peer exchange over Redis.
+
+``dat`` is base64, with padding; ``dst`` of a request is a list of twins.
+``ref``, ``tag``, ``shm`` and ``err`` may be null or missing, all others are
+required, unknown members are ignored.  (The seed document requires ``shm`` of
+requests; who sends it is understood just as well.)
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode, b64encode
+from dataclasses import dataclass
+from typing import Any
+
+from dmsg.rmb.address import MAX_TWIN, Session
+from dmsg.rmb.errors import RmbError
+
+VERSION = 1
+MAX_COMMAND = 256
+"""Characters of a command."""
+MAX_DESTINATIONS = 1000
+"""Twins in one request."""
+MAX_JSON = 24 * 1024 * 1024
+"""Bytes of a message in Redis."""
+RESERVED = ("system.", "backlog.", "seen.", "outgoing.")
+"""How no command may begin: ``msgbus.<command>`` is a key that is the peer's own."""
+
+
+class LocalError(RmbError, ValueError):
+    """What a local program wrote cannot be used.
+
+    :ivar reply_to: where it can be told, or None.
+    :ivar reference: its own, or None.
+    """
+
+    def __init__(self, text: str, reply_to: str | None = None, reference: str | None = None) -> None:
+        super().__init__(text)
+        self.reply_to = reply_to
+        self.reference = reference
+
+
+@dataclass(frozen=True)
+class LocalRequest:
+    """What a client pushed to ``msgbus.system.local``."""
+
+    reference: str | None
+    command: str
+    expiration: int
+    data: bytes
+    tags: str | None
+    destinations: tuple[int, ...]
+    reply_to: str
+    schema: str | None
+    timestamp: int
+
+
+@dataclass(frozen=True)
+class LocalResponse:
+    """What a service pushed to ``msgbus.system.reply``.
+
+    :ivar error: (code, text) or None.
+    """
+
+    uid: str
+    data: bytes
+    destination: Session
+    schema: str | None
+    timestamp: int
+    error: tuple[int, str] | None
+
+
+class _Members:
+    """Members of an object, each of the kind it has to be."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.reply_to: str | None = None
+        self.reference: str | None = None
+        if len(raw) > MAX_JSON:
+            raise LocalError(f"more than {MAX_JSON} bytes")
+        try:
+            content = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise LocalError(f"not JSON: {error}") from None
+        if not isinstance(content, dict):
+            raise LocalError("not a JSON object")
+        self._content: dict[str, Any] = content
+        for name in ("ret", "ref"):
+            value = content.get(name)
+            if isinstance(value, str) and value:
+                setattr(self, "reply_to" if name == "ret" else "reference", value)
+
+    def wrong(self, text: str) -> LocalError:
+        return LocalError(text, self.reply_to, self.reference)
+
+    def text(self, name: str) -> str:
+        value = self._content.get(name)
+        if not isinstance(value, str):
+            raise self.wrong(f"{name} is missing or no text")
+        return value
+
+    def optional(self, name: str) -> str | None:
+        value = self._content.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.wrong(f"{name} is no text")
+        return value
+
+    def number(self, name: str) -> int:
+        value = self._content.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+            raise self.wrong(f"{name} is missing or no number")
+        return value
+
+    def data(self) -> bytes:
+        text = self.text("dat")
+        try:
+            return b64decode(text + "=" * (-len(text) % 4), validate=True)
+        except (binascii.Error, ValueError):
+            raise self.wrong("dat is not base64") from None
+
+    def get(self, name: str) -> Any:
+        return self._content.get(name)
+
+
+def parse_request(raw: bytes) -> LocalRequest:
+    """:raises LocalError: it is none."""
+    members = _Members(raw)
+    members.number("ver")
+    destinations = members.get("dst")
+    if not isinstance(destinations, list) or not all(
+        isinstance(one, int) and not isinstance(one, bool) and 0 < one <= MAX_TWIN for one in destinations
+    ):
+        raise members.wrong("dst is missing or no list of twins")
+    if not 0 < len(destinations) <= MAX_DESTINATIONS:
+        raise members.wrong(f"dst has none, or more than {MAX_DESTINATIONS}, twins")
+    command = members.text("cmd")
+    if not 0 < len(command) <= MAX_COMMAND:
+        raise members.wrong(f"cmd has none, or more than {MAX_COMMAND}, characters")
+    return LocalRequest(
+        members.optional("ref"),
+        command,
+        members.number("exp"),
+        members.data(),
+        members.optional("tag"),
+        tuple(dict.fromkeys(destinations)),
+        members.text("ret"),
+        members.optional("shm"),
+        members.number("now"),
+    )
+
+
+def parse_response(raw: bytes) -> LocalResponse:
+    """:raises LocalError: it is none."""
+    members = _Members(raw)
+    members.number("ver")
+    error = members.get("err")
+    if error is not None and not (
+        isinstance(error, dict)
+        and isinstance(error.get("code"), int)
+        and 0 <= error["code"] < 2**32
+        and isinstance(error.get("message"), str)
+    ):
+        raise members.wrong("err is not {code, message}")
+    uid = members.optional("ref")
+    if not uid:
+        raise members.wrong("ref is missing: it says which request this answers")
+    try:
+        destination = Session.parse(members.text("dst"))
+    except ValueError as wrong:
+        raise members.wrong(f"dst: {wrong}") from None
+    return LocalResponse(
+        uid,
+        b"" if error is not None and members.get("dat") is None else members.data(),
+        destination,
+        members.optional("shm"),
+        members.number("now"),
+        None if error is None else (error["code"], error["message"]),
+    )
+
+
+def _encode(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def incoming_request(
+    uid: str,
+    source: Session,
+    command: str,
+    expiration: int,
+    data: bytes,
+    tags: str | None,
+    reply_to: str,
+    schema: str | None,
+    timestamp: int,
+) -> bytes:
+    """What a service reads from ``msgbus.<command>``."""
+    return _encode(
+        {
+            "ver": VERSION,
+            "ref": uid,
+            "src": str(source),
+            "cmd": command,
+            "exp": expiration,
+            "dat": b64encode(data).decode(),
+            "tag": tags,
+            "ret": reply_to,
+            "shm": schema,
+            "now": timestamp,
+        }
+    )
+
+
+def incoming_response(
+    reference: str | None,
+    data: bytes,
+    source: str,
+    schema: str | None,
+    timestamp: int,
+    error: tuple[int, str] | None = None,
+) -> bytes:
+    """What a client reads from the list that it named.
+
+    :param source: ``TWIN[:SESSION]``, ``0`` for a relay, empty for the peer itself.
+    """
+    return _encode(
+        {
+            "ver": VERSION,
+            "ref": reference,
+            "dat": b64encode(data).decode(),
+            "src": source,
+            "shm": schema,
+            "now": timestamp,
+            "err": None if error is None else {"code": error[0], "message": error[1]},
+        }
+    )
+
+
+def outgoing_request(
+    command: str,
+    destinations: list[int],
+    data: bytes,
+    reply_to: str,
+    *,
+    now: int,
+    expiration: int = 300,
+    reference: str | None = None,
+    tags: str | None = None,
+    schema: str | None = None,
+) -> bytes:
+    """What a client pushes to ``msgbus.system.local``."""
+    return _encode(
+        {
+            "ver": VERSION,
+            "ref": reference,
+            "cmd": command,
+            "exp": expiration,
+            "dat": b64encode(data).decode(),
+            "tag": tags,
+            "dst": destinations,
+            "ret": reply_to,
+            "shm": schema,
+            "now": now,
+        }
+    )
+
+
+def outgoing_response(request: dict[str, Any], data: bytes, *, now: int, error: tuple[int, str] | None = None) -> bytes:
+    """What a service pushes to ``msgbus.system.reply``.  :param request: as it was read."""
+    return _encode(
+        {
+            "ver": VERSION,
+            "ref": request["ref"],
+            "dat": b64encode(data).decode(),
+            "dst": request["src"],
+            "shm": request.get("shm"),
+            "now": now,
+            "err": None if error is None else {"code": error[0], "message": error[1]},
+        }
+    )

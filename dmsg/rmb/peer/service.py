@@ -1,0 +1,433 @@
+"""The peer entity: between Redis, where services and clients are, and the relays of a twin."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError
+from dmsg.rmb import token
+from dmsg.rmb.address import Session
+from dmsg.rmb.client import JSON, encryption_of
+from dmsg.rmb.envelope_pb2 import Backlog, Envelope
+from dmsg.rmb.errors import CallTimeout, CipherError, Drop, RmbError, TwinNotFound
+from dmsg.rmb.identity import Identity
+from dmsg.rmb.peer.files import FILE, FileUploads
+from dmsg.rmb.peer.local import (
+    MAX_COMMAND,
+    RESERVED,
+    LocalError,
+    LocalRequest,
+    LocalResponse,
+    incoming_request,
+    incoming_response,
+    parse_request,
+    parse_response,
+)
+from dmsg.rmb.peer.store import LOCAL, REPLY, REQUESTS, RESPONSES, PeerStore
+from dmsg.rmb.peer.version import version_text
+from dmsg.rmb.registry.cache import CachedRegistry
+from dmsg.rmb.registry.service import open_registry
+from dmsg.rmb.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, Received, Rejected, Seal
+from dmsg.rmb.setup import find_twin, patiently, publish
+from dmsg.rmb.twin import Twin
+from dmsg.rmb.uplink import Uplink
+from dmsg.rmb.wire import SENT_EXPIRATION, stamp, ttl
+
+CACHE_TWINS = 5000
+"""Twins that a peer remembers."""
+MAX_UNDER_WAY = 2000
+"""Messages of local programs that no relay has confirmed."""
+RMB = "rmb"
+LOCAL_ERROR = 101
+"""The code of errors about what a local program wrote."""
+RELAY_ERROR = 0
+"""The code of errors of plugins and of the local side."""
+
+_log = Logger()
+
+
+@dataclass(frozen=True)
+class PeerSettings:
+    """What a peer is told.
+
+    :ivar uploads: a directory for files that others upload, or None.
+    """
+
+    secret: str
+    registry: str
+    relays: Sequence[str]
+    redis: str = "redis://localhost:6379"
+    key_type: str = "sr25519"
+    uploads: Path | None = None
+    update: bool = True
+    strict: bool = True
+
+
+class RmbPeer(Service):
+    """A twin, without session name, for any number of local services and clients.
+
+    :param registry: instead of the one that the settings name.
+    :ivar ready: fires when it is connected to Redis, and knows who it is.
+    """
+
+    name = "rmb-peer"
+
+    def __init__(
+        self,
+        reactor: Any,
+        settings: PeerSettings,
+        *,
+        registry: Any = None,
+        wall_clock: Callable[[], float] = time.time,
+        random: Random | None = None,
+    ) -> None:
+        """:raises IdentityError: the secret cannot be one."""
+        self._reactor = reactor
+        self.settings = settings
+        self._identity = Identity(settings.secret, settings.key_type)
+        self._encryption = encryption_of(settings.secret)
+        self._given_registry = registry
+        self._registry: CachedRegistry | None = None
+        self._now = wall_clock
+        self._random = random or Random()
+        self.twin: Twin | None = None
+        self.uplink: Uplink | None = None
+        self._seal: Seal | None = None
+        self._store: PeerStore | None = None
+        self._files: FileUploads | None = None
+        self._under_way: dict[str, str] = {}
+        self._no_room: list[Deferred[int]] = []
+        self._running: set[Deferred[Any]] = set()
+        self.drops: Counter[Drop] = Counter()
+        self.ready: Deferred[None] = Deferred()
+
+    # --- life ---
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self.ready = Deferred.fromCoroutine(self._start())
+
+    async def _start(self) -> None:
+        settings = self.settings
+        self._store = PeerStore(self._reactor, settings.redis)
+        await self._store.open()
+        source = self._given_registry or open_registry(settings.registry, self._reactor)
+        self._registry = registry = CachedRegistry(source, self._reactor, most=CACHE_TWINS)
+        self.twin = twin = await patiently(self._reactor, self._random, lambda: find_twin(registry, self._identity))
+        if settings.update:
+            self.twin = twin = await patiently(
+                self._reactor,
+                self._random,
+                lambda: publish(
+                    registry, self._identity, twin, settings.relays, self._encryption, strict=settings.strict
+                ),
+            )
+        session = Session(twin.id)
+        self._seal = Seal(self._identity, session, registry, self._encryption)
+        self._files = FileUploads(self._reactor, settings.uploads, self._ask, self._store, self._now)
+        self.uplink = Uplink(
+            self._reactor,
+            settings.relays,
+            lambda: token.make(self._identity, session, int(self._now())),
+            self._received,
+            self._now,
+            self._random,
+        )
+        self.uplink.start()
+        _log.info("peer of twin {twin}, services and clients at {redis}", twin=twin.id, redis=settings.redis)
+        for name, outgoing, taken in ((LOCAL, REQUESTS, self._request_taken), (REPLY, RESPONSES, self._response_taken)):
+            self._store.take_from(name, outgoing, self._now, lambda: str(uuid4()), self._room, taken)
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        self.ready.addErrback(lambda _: None)
+        self.ready.cancel()
+        if self.uplink is not None:
+            self.uplink.stop()
+        if self._files is not None:
+            self._files.stop()
+        for running in list(self._running):
+            running.addErrback(lambda _: None)
+            running.cancel()
+        if self._store is not None:
+            await self._store.close()
+        if self._registry is not None:
+            await self._registry.close()
+
+    def _run(self, coroutine: Any) -> Deferred[Any]:
+        """Something that goes on beside all else, and ends with the peer."""
+        running: Deferred[Any] = Deferred.fromCoroutine(coroutine)
+        self._running.add(running)
+
+        def done(result: Any) -> None:
+            self._running.discard(running)
+            if isinstance(result, Failure) and not result.check(CancelledError):
+                _log.failure("a message was not dealt with", result)
+
+        return running.addBoth(done)
+
+    def _room(self) -> Deferred[int]:
+        if len(self._under_way) < MAX_UNDER_WAY:
+            return succeed(MAX_UNDER_WAY - len(self._under_way))
+        waiting: Deferred[int] = Deferred()
+        self._no_room.append(waiting)
+        return waiting
+
+    async def _finished(self, outgoing: str, uid: str) -> None:
+        assert self._store is not None
+        await self._store.confirmed(outgoing, uid)
+        self._under_way.pop(uid, None)
+        if len(self._under_way) < MAX_UNDER_WAY and self._no_room:
+            waiting, self._no_room = self._no_room, []
+            for one in waiting:
+                if not one.called:
+                    one.callback(MAX_UNDER_WAY - len(self._under_way))
+
+    # --- local programs: requests ---
+
+    def _request_taken(self, uid: str, at: float, raw: bytes) -> None:
+        if uid not in self._under_way:
+            self._under_way[uid] = REQUESTS
+            self._run(self._request(uid, at, raw))
+
+    async def _request(self, uid: str, at: float, raw: bytes) -> None:
+        try:
+            request = parse_request(raw)
+        except LocalError as error:
+            self.drops[Drop.BAD_REQUEST] += 1
+            _log.info("{list}: {error}", list=LOCAL, error=str(error))
+            if error.reply_to is not None:
+                await self._tell(error.reply_to, error.reference, (LOCAL_ERROR, str(error)), once=(uid, "local"))
+            await self._finished(REQUESTS, uid)
+            return
+        life = Envelope(timestamp=request.timestamp or int(at), expiration=request.expiration)
+        stamp(life, int(at))
+        left = ttl(life.timestamp, life.expiration, int(self._now()))
+        if left is None:
+            self.drops[Drop.EXPIRED] += 1
+            error_text = "request has expired" if request.expiration else "request has no expiration (exp is 0)"
+            await self._tell(request.reply_to, request.reference, (VALIDATION, error_text), once=(uid, "expired"))
+            await self._finished(REQUESTS, uid)
+            return
+        plugin, _, command = request.command.partition(".")
+        if plugin == FILE and command == "upload":
+            assert self._files is not None
+            await self._files.upload(uid, request, min(left, SENT_EXPIRATION))
+            await self._finished(REQUESTS, uid)
+            return
+        await self._ask(uid, request, life.timestamp, min(life.expiration, SENT_EXPIRATION))
+        await self._finished(REQUESTS, uid)
+
+    async def _ask(self, uid: str, request: LocalRequest, timestamp: int, expiration: int, module: str = "") -> None:
+        """Send a request to all its destinations; done when each is confirmed by a relay, or was answered."""
+        assert self._store is not None
+        backlog = Backlog(
+            uid=uid,
+            reference=request.reference,
+            reply_to=request.reply_to,
+            module=module,
+            ttl=expiration,
+            destinations=request.destinations,
+        )
+        await self._store.remember(backlog, expiration)
+        under_way = [
+            self._run(self._ask_one(uid, request, twin, timestamp, expiration)) for twin in request.destinations
+        ]
+        for one in under_way:
+            await one
+
+    async def _receiver(self, twin: int, until: float) -> Twin:
+        registry = self._registry
+        assert registry is not None
+        ask = functools.partial(registry.get, twin)
+        return await patiently(self._reactor, self._random, ask, until=until, now=self._now)
+
+    async def _ask_one(self, uid: str, request: LocalRequest, twin: int, timestamp: int, expiration: int) -> None:
+        assert self._seal is not None and self.uplink is not None
+        error: tuple[int, str] | None = None
+        try:
+            receiver = await self._receiver(twin, timestamp + expiration)
+            envelope = Envelope(uid=uid, timestamp=timestamp, expiration=expiration)
+            envelope.request.command = request.command
+            if request.tags is not None:
+                envelope.tags = request.tags
+            if request.schema is not None:
+                envelope.schema = request.schema
+            data = self._seal.close(envelope, request.data, receiver, Session(twin), int(self._now()))
+            await self.uplink.send(data, timestamp + expiration)
+        except TwinNotFound:
+            error = (UNKNOWN_TWIN, f"unknown twin id '{twin}'")
+        except CipherError as wrong:
+            error = (E2E, f"e2e error: {wrong}")
+        except CallTimeout:
+            error = (VALIDATION, "request has expired before it could be sent")
+        except RmbError as wrong:
+            error = (OTHER, f"other: {wrong}")
+        if error is not None:
+            await self._tell(request.reply_to, request.reference, error, once=(uid, str(twin), "error"))
+
+    async def _tell(
+        self, reply_to: str, reference: str | None, error: tuple[int, str], *, once: tuple[str, ...] = ()
+    ) -> None:
+        """An error of this peer: without a source."""
+        assert self._store is not None
+        await self._store.hand_over(reply_to, incoming_response(reference, b"", "", None, 0, error), once=once)
+
+    # --- local programs: responses ---
+
+    def _response_taken(self, uid: str, at: float, raw: bytes) -> None:
+        if uid not in self._under_way:
+            self._under_way[uid] = RESPONSES
+            self._run(self._response(uid, at, raw))
+
+    async def _response(self, uid: str, at: float, raw: bytes) -> None:
+        try:
+            response = parse_response(raw)
+        except LocalError as error:
+            self.drops[Drop.BAD_REQUEST] += 1
+            _log.info("{list}: {error}", list=REPLY, error=str(error))
+        else:
+            await self._send_answer(response, int(at))
+        await self._finished(RESPONSES, uid)
+
+    async def _send_answer(self, response: LocalResponse, at: int) -> None:
+        assert self._seal is not None and self.uplink is not None
+        answer = Envelope(uid=response.uid, timestamp=at, expiration=SENT_EXPIRATION)
+        if response.schema is not None:
+            answer.schema = response.schema
+        payload: bytes | None = response.data
+        if response.error is not None:
+            answer.error.code, answer.error.message = response.error
+            answer.error.SetInParent()
+            payload = None
+        else:
+            answer.response.SetInParent()
+        to = response.destination
+        try:
+            receiver = await self._receiver(to.twin, at + SENT_EXPIRATION)
+            data = self._seal.close(answer, payload, receiver, to, int(self._now()))
+            await self.uplink.send(data, at + SENT_EXPIRATION)
+        except RmbError as error:
+            self.drops[Drop.UNKNOWN_REPLY] += 1
+            _log.warn("an answer to {to} was not sent: {error}", to=str(to), error=str(error))
+
+    # --- the network ---
+
+    def _received(self, data: bytes, done: Callable[[], None]) -> None:
+        # a relay's ping behind it is answered when it is in Redis
+        self._run(self._take(data)).addBoth(lambda _: done())
+
+    async def _take(self, data: bytes) -> None:
+        assert self._seal is not None
+        try:
+            received = await self._seal.open(data, int(self._now()))
+        except Rejected as rejected:
+            self.drops[rejected.drop] += 1
+            _log.info("dropped: {why}", why=str(rejected))
+            envelope = rejected.envelope
+            if rejected.code is not None and envelope is not None and envelope.WhichOneof("message") == "request":
+                self._answer(envelope, b"", (rejected.code, str(rejected)))
+            return
+        if received.kind == "request":
+            await self._requested(received)
+        elif received.kind in ("response", "error"):
+            await self._answered(received)
+
+    def _answer(self, request: Envelope, data: bytes, error: tuple[int, str] | None = None) -> None:
+        """An answer of the peer itself."""
+        source = Session(
+            request.source.twin, request.source.connection if request.source.HasField("connection") else None
+        )
+        answer = LocalResponse(request.uid, data, source, JSON if error is None else None, 0, error)
+        self._run(self._send_answer(answer, int(self._now())))
+
+    async def _requested(self, received: Received) -> None:
+        assert self._store is not None and self._files is not None
+        envelope = received.envelope
+        command = envelope.request.command
+        plugin, dot, rest = command.partition(".")
+        if dot and plugin == FILE:
+            await self._files.requested(received, rest, lambda data, error: self._answer(envelope, data, error))
+            return
+        if dot and plugin == RMB:
+            if rest == "version":
+                self._answer(envelope, version_text())
+            else:
+                self._answer(envelope, b"", (RELAY_ERROR, f"unknown command '{command}'"))
+            return
+        if command.startswith(RESERVED) or not 0 < len(command) <= MAX_COMMAND:
+            self.drops[Drop.BAD_REQUEST] += 1
+            self._answer(envelope, b"", (RELAY_ERROR, f"no service can have the name '{command[:80]}'"))
+            return
+        message = incoming_request(
+            envelope.uid,
+            received.source,
+            command,
+            envelope.expiration,
+            received.payload,
+            envelope.tags if envelope.HasField("tags") else None,
+            REPLY,
+            envelope.schema if envelope.HasField("schema") else None,
+            envelope.timestamp,
+        )
+        await self._once(received, f"msgbus.{command}", message)
+
+    async def _once(self, received: Received, key: str, message: bytes) -> None:
+        assert self._store is not None
+        envelope = received.envelope
+        ttl_left = max(1, envelope.timestamp + envelope.expiration - int(self._now()) + 1)
+        same = (str(received.source.twin), envelope.uid, received.kind)
+        try:
+            new = await self._store.hand_over(key, message, once=same, ttl=ttl_left)
+        except DmsgError:
+            raise
+        except Exception as error:  # what Redis says of this one, as that the key is no list
+            _log.warn("{key}: {error}", key=key, error=str(error))
+            self.drops[Drop.BAD_REQUEST] += 1
+            if received.kind == "request":
+                self._answer(envelope, b"", (RELAY_ERROR, "the service cannot be reached"))
+            return
+        if not new:
+            self.drops[Drop.REPLAYED] += 1
+
+    async def _answered(self, received: Received) -> None:
+        assert self._store is not None and self._files is not None
+        envelope = received.envelope
+        backlog = await self._store.recall(envelope.uid)
+        if backlog is None:
+            self.drops[Drop.UNKNOWN_REPLY] += 1
+            _log.info("received reply of an expired message")
+            return
+        if not received.by_relay and backlog.destinations and received.source.twin not in backlog.destinations:
+            # signed, but by somebody who was not asked
+            self.drops[Drop.UNKNOWN_REPLY] += 1
+            return
+        error = (envelope.error.code, envelope.error.message) if received.kind == "error" else None
+        if backlog.module == FILE and self._files.answered(envelope.uid, received.payload, error):
+            return
+        reference = backlog.reference if backlog.HasField("reference") else None
+        schema = envelope.schema if envelope.HasField("schema") else None
+        source = "0" if received.by_relay else str(received.source)
+        data = b"" if error is not None else received.payload
+        message = incoming_response(reference, data, source, schema, envelope.timestamp, error)
+        if received.by_relay and len(backlog.destinations) > 1:
+            # a relay does not say which of them it means
+            await self._store.hand_over(backlog.reply_to, message)
+            return
+        await self._once(received, backlog.reply_to, message)

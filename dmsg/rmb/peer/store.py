@@ -1,0 +1,201 @@
+"""What a peer has in Redis, so that nothing is lost or done twice when either of them is killed.
+
+Shared with local programs, under the reference's names: ``msgbus.system.local``,
+``msgbus.system.reply``, ``msgbus.<command>``, the lists that clients name,
+``msgbus.backlog.<uid>``.  The peer's own: ``msgbus.system.*.taken`` (read, not
+yet named), ``msgbus.outgoing.*`` (named, not yet confirmed by a relay), and
+``msgbus.seen.<hash>`` (handed over already).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from dmsg.net.redis import lazy_redis, open_redis
+from dmsg.rmb.envelope_pb2 import Backlog
+
+LOCAL, REPLY = "msgbus.system.local", "msgbus.system.reply"
+REQUESTS, RESPONSES = "msgbus.outgoing.requests", "msgbus.outgoing.responses"
+QUEUE_LENGTH = 10_000
+"""Messages in the list of a command, or of a client; then the oldest go."""
+QUEUE_TTL = 3600
+"""Seconds after the last message when a list goes."""
+BATCH = 100
+"""Messages taken at once."""
+BLOCK = 5
+"""Seconds that a read waits."""
+RETRY = 0.5
+"""Seconds before Redis is asked again."""
+
+# a name is given and written down before anything is sent: what is sent again has the same name
+_TAKE = """
+local out = {}
+for i = 2, #ARGV do
+  local raw = redis.call('RPOP', KEYS[1])
+  if not raw then raw = redis.call('RPOP', KEYS[2]) end
+  if not raw then break end
+  redis.call('HSET', KEYS[3], ARGV[i], ARGV[1] .. '\\n' .. raw)
+  out[#out + 1] = ARGV[i]
+  out[#out + 1] = raw
+end
+return out
+"""
+_HAND_OVER = """
+if ARGV[1] ~= '' and not redis.call('SET', KEYS[1], '', 'NX', 'EX', ARGV[1]) then return -1 end
+redis.call('LPUSH', KEYS[2], ARGV[2])
+local over = redis.call('LLEN', KEYS[2]) - tonumber(ARGV[3])
+if over > 0 then redis.call('LTRIM', KEYS[2], 0, ARGV[3] - 1) else over = 0 end
+redis.call('EXPIRE', KEYS[2], ARGV[4])
+return over
+"""
+
+_log = Logger()
+
+
+class PeerStore:
+    """Redis, as a peer uses it.  Calls wait while it is away.
+
+    :ivar dropped: oldest messages that full lists lost.
+    """
+
+    def __init__(self, reactor: Any, url: str) -> None:
+        self._reactor = reactor
+        self._url = url
+        self._redis: Any = None
+        self._blocking: list[Any] = []
+        self._loops: list[Deferred[None]] = []
+        self.dropped = 0
+
+    async def open(self) -> None:
+        """:raises RedisUnavailable: no URL, or it does not answer."""
+        self._redis = await open_redis(self._url, self._reactor)
+
+    # --- from local programs ---
+
+    def take_from(
+        self,
+        name: str,
+        outgoing: str,
+        now: Callable[[], float],
+        new_uid: Callable[[], str],
+        room: Callable[[], Deferred[int]],
+        taken: Callable[[str, float, bytes], None],
+    ) -> None:
+        """Call ``taken`` with (uid, time of taking, bytes) for what is and comes in a list, oldest first.
+
+        After Redis was away it may be called again with a uid that is under way.
+
+        :param room: fires with how many may be taken now, once that is more than none.
+        """
+        self._loops.append(Deferred.fromCoroutine(self._take_loop(name, outgoing, now, new_uid, room, taken)))
+
+    async def _take_loop(
+        self,
+        name: str,
+        outgoing: str,
+        now: Callable[[], float],
+        new_uid: Callable[[], str],
+        room: Callable[[], Deferred[int]],
+        taken: Callable[[str, float, bytes], None],
+    ) -> None:
+        blocking = lazy_redis(self._url, reply_timeout=None)
+        self._blocking.append(blocking)
+        held = f"{name}.taken"
+        loaded = False
+        while True:
+            try:
+                if not loaded:
+                    # what was named before: by a process that was killed, or by a call whose answer got lost
+                    for uid, value in await self._all(outgoing):
+                        at, _, raw = value.partition(b"\n")
+                        taken(uid, float(at), raw)
+                    loaded = True
+                most = min(BATCH, await room())
+                time = now()
+                uids = [new_uid() for _ in range(most)]
+                answer = await self._redis.eval(_TAKE, [held, name, outgoing], [repr(time), *uids])
+                for index in range(0, len(answer), 2):
+                    taken(answer[index].decode(), time, answer[index + 1])
+                if len(answer) < 2 * most:
+                    await blocking.execute_command("BLMOVE", name, held, "RIGHT", "LEFT", BLOCK)
+            except CancelledError:
+                raise
+            except Exception as error:
+                _log.info("{name}: Redis: {error}", name=name, error=str(error) or type(error).__name__)
+                loaded = False
+                await deferLater(self._reactor, RETRY)
+
+    async def _all(self, outgoing: str) -> list[tuple[str, bytes]]:
+        found = []
+        cursor = b"0"
+        while True:
+            cursor, flat = await self._redis.execute_command("HSCAN", outgoing, cursor, "COUNT", 1000)
+            found += [(flat[at].decode(), bytes(flat[at + 1])) for at in range(0, len(flat), 2)]
+            if bytes(cursor) == b"0":
+                # oldest first, as they were taken
+                return sorted(found, key=lambda one: float(one[1].partition(b"\n")[0]))
+
+    async def confirmed(self, outgoing: str, uid: str) -> None:
+        """A relay has it, or it was answered: it need not be sent again."""
+        await self._insist(lambda: self._redis.execute_command("HDEL", outgoing, uid))
+
+    # --- to local programs ---
+
+    async def hand_over(self, key: str, message: bytes, *, once: Sequence[str] = (), ttl: int = QUEUE_TTL) -> bool:
+        """Push a message to a list; False when it was there before.
+
+        :param once: what says that a message is the same; nothing means it is pushed in any case.
+        :param ttl: seconds that this is remembered.
+        """
+        mark = "msgbus.seen." + hashlib.sha256("\0".join(once).encode()).hexdigest()[:40]
+        arguments = [str(ttl) if once else "", message, str(QUEUE_LENGTH), str(QUEUE_TTL)]
+        over = int(await self._insist(lambda: self._redis.eval(_HAND_OVER, [mark, key], arguments)))
+        self.dropped += max(0, over)
+        return over >= 0
+
+    async def remember(self, backlog: Backlog, ttl: int) -> None:
+        """Keep what is to be done with the answers to a request."""
+        key, value = f"msgbus.backlog.{backlog.uid}", backlog.SerializeToString()
+        await self._insist(lambda: self._redis.execute_command("SETEX", key, ttl, value))
+
+    async def recall(self, uid: str) -> Backlog | None:
+        """What was kept, if its time is not over."""
+        value = await self._insist(lambda: self._redis.execute_command("GET", f"msgbus.backlog.{uid}"))
+        if value is None:
+            return None
+        backlog = Backlog()
+        backlog.ParseFromString(value)
+        return backlog
+
+    async def _insist(self, call: Callable[[], Deferred[Any]]) -> Any:
+        """Try until Redis answers.  Every call that is made so may be made twice."""
+        from txredisapi import ConnectionError as RedisGone
+        from txredisapi import ResponseError
+
+        told = False
+        while True:
+            try:
+                return await call()
+            except (RedisGone, OSError) as error:
+                if not told:
+                    _log.warn("Redis is away: {error}", error=str(error) or type(error).__name__)
+                    told = True
+            except ResponseError as error:
+                if not str(error).startswith(("LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN")):
+                    raise
+            await deferLater(self._reactor, RETRY)
+
+    async def close(self) -> None:
+        """End all connections."""
+        for loop in self._loops:
+            loop.addErrback(lambda _: None)
+            loop.cancel()
+        for connection in [*self._blocking, self._redis]:
+            if connection is not None:
+                await connection.disconnect()

@@ -1,0 +1,115 @@
+"""``twistd rmb-peer``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import IService
+from twisted.python.usage import Options as UsageOptions
+from twisted.python.usage import UsageError
+
+from dmsg.errors import DmsgError
+from dmsg.net.redis import redis_address
+from dmsg.tap.options import own_pid_file, set_log_format
+from dmsg.tap.running import StopOnFailure
+
+try:
+    from dmsg.rmb.identity import KEY_TYPES
+    from dmsg.rmb.peer.service import PeerSettings, RmbPeer
+    from dmsg.rmb.registry.service import check_registry
+    from dmsg.rmb.secrets import SECRET, read_secret
+    from dmsg.rmb.setup import relay_text
+except ModuleNotFoundError as error:
+    raise SystemExit(f"rmb-peer: {error}; needs the extra: pip install 'dmsg[rmb]'") from None
+
+
+class Options(UsageOptions):
+    """Options of ``twistd rmb-peer``."""
+
+    synopsis = "[options]"
+    longdesc = (
+        "The gateway of a twin: services and clients speak JSON over Redis, the peer speaks for them to its relays. "
+        "Example: twistd -n rmb-peer --key-file twin.key --registry https://registry.example.org "
+        "--relay wss://relay.example.org"
+    )
+    optParameters = [
+        ["key-file", None, None, f"file of mode 0600 with the words or the 0x seed; else {SECRET} has them", str],
+        ["key-type", "k", None, "sr25519 or ed25519 [default: what the file says, else sr25519]", str],
+        ["registry", None, None, "http://HOST:PORT of an rmb-registry or file:PATH", str],
+        ["redis", "r", "redis://localhost:6379", "where services and clients are", str],
+        ["uploads", "u", None, "directory for files that other twins upload; without one they cannot", str],
+        ["log-format", None, "text", "text or json", str],
+    ]
+    optFlags = [
+        ["no-update", None, "leave the registry as it is: relays and key of this twin are set elsewhere"],
+        ["no-strict", None, "let other programs of this twin sign without borders, as the reference does"],
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self["relay"] = []
+        self["debug"] = 0
+
+    def opt_debug(self) -> None:
+        """Log also what is said for debugging"""
+        self["debug"] = 1
+
+    opt_d = opt_debug
+
+    def opt_relay(self, value: str) -> None:
+        """URL of a relay, wss:// or ws://; may be repeated, at most four"""
+        self["relay"].append(value)
+
+    def opt_mnemonic(self, value: str) -> None:
+        """Not taken: what is on a command line everybody can read who may list processes"""
+        raise UsageError(
+            "words on a command line are seen by everybody who may list processes: "
+            f"put them into a file of mode 0600 and say --key-file FILE, or into {SECRET}"
+        )
+
+    opt_m = opt_mnemonics = opt_seed = opt_mnemonic
+
+    def postOptions(self) -> None:
+        own_pid_file(self, "rmb-peer")
+        if self["log-format"] not in ("text", "json"):
+            raise UsageError("log-format is text or json")
+        if self["registry"] is None:
+            raise UsageError("--registry is needed: who are the twins?")
+        if not self["relay"]:
+            raise UsageError("--relay is needed: through which relay is this twin reached?")
+        if self["key-type"] is not None and self["key-type"].lower() not in KEY_TYPES:
+            raise UsageError("key-type is sr25519 or ed25519")
+        try:
+            check_registry(self["registry"])
+            relay_text(self["relay"])
+            redis_address(self["redis"])
+            self["secret"] = read_secret(self["key-file"], self["key-type"])
+        except (DmsgError, ValueError) as error:
+            raise UsageError(str(error)) from None
+        if self["uploads"] is not None:
+            self["uploads"] = Path(self["uploads"]).absolute()
+            if not self["uploads"].is_dir():
+                raise UsageError(f"{self['uploads']}: no directory")
+
+    def settings(self) -> PeerSettings:
+        """What the peer is told."""
+        return PeerSettings(
+            secret=self["secret"].secret,
+            registry=self["registry"],
+            relays=self["relay"],
+            redis=self["redis"],
+            key_type=self["secret"].key_type,
+            uploads=self["uploads"],
+            update=not self["no-update"],
+            strict=not self["no-strict"],
+        )
+
+
+def makeService(options: Options, reactor: Any = None) -> IService:
+    """A peer as a Twisted service."""
+    if reactor is None:
+        from twisted.internet import reactor
+    set_log_format(options["log-format"], debug=bool(options["debug"]))
+    service: IService = StopOnFailure(reactor, RmbPeer(reactor, options.settings()))
+    return service

@@ -1,0 +1,169 @@
+"""``twistd rmb-relay``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.application.service import IService
+from twisted.python.usage import Options as UsageOptions
+from twisted.python.usage import UsageError
+
+from dmsg.errors import DmsgError
+from dmsg.tap.options import descriptors, endpoint, number, own_pid_file, set_log_format
+from dmsg.tap.running import StopOnFailure
+
+try:
+    from dmsg.rmb.queues import QueueLimits
+    from dmsg.rmb.ranker import PERIOD
+    from dmsg.rmb.registry.service import check_registry
+    from dmsg.rmb.server import MAX_SESSIONS, RelaySettings, RmbRelay
+    from dmsg.rmb.token import MAX_TTL
+    from dmsg.rmb.twin import check_relay
+except ModuleNotFoundError as error:
+    raise SystemExit(f"rmb-relay: {error}; needs the extra: pip install 'dmsg[rmb]'") from None
+
+DEFAULT_LISTEN = "tcp:8080"
+DEFAULT_QUEUE = "sqlite:rmb-relay.sqlite"
+
+
+def listen_endpoint(value: str) -> str:
+    """``HOST:PORT`` or ``[ADDRESS]:PORT``, as the reference has it, or an endpoint string."""
+    host, colon, port = value.rpartition(":")
+    if colon and port.isdigit() and (host.startswith("[") or host.replace(".", "").isdigit()):
+        inner = host.strip("[]").replace(":", "\\:")
+        return endpoint(f"tcp6:{port}:interface={inner}" if ":" in host else f"tcp:{port}:interface={inner}")
+    return endpoint(value)
+
+
+class Options(UsageOptions):
+    """Options of ``twistd rmb-relay``; names and short forms are those of the reference where it has them."""
+
+    synopsis = "[options]"
+    longdesc = (
+        "A relay of the reliable message bus: twins connect to it and send each other messages. "
+        "Example: twistd -n rmb-relay --domain relay.example.org --registry https://registry.example.org "
+        "--listen tcp:8080:interface=127.0.0.1"
+    )
+    optParameters = [
+        ["registry", None, None, "http://HOST:PORT of an rmb-registry or file:PATH", str],
+        [
+            "queue",
+            "r",
+            DEFAULT_QUEUE,
+            "sqlite:PATH or redis://HOST:PORT/DB, whose password is taken from DMSG_REDIS_PASSWORD",
+            str,
+        ],
+        ["user-per-worker", "u", None, "sessions for each of --workers, as the reference says it", str],
+        ["workers", "w", None, "with --user-per-worker: how many sessions there may be; there are no workers", str],
+        ["max-sessions", None, None, f"sessions at once [default: {MAX_SESSIONS}, and what descriptors allow]", str],
+        ["ranker-period", "p", str(int(PERIOD)), "seconds that a failure of another relay counts", str],
+        ["queue-length", None, "10000", "messages kept for one session; then the oldest go", str],
+        ["queue-size", None, "64", "MiB kept for one session; then the oldest go", str],
+        ["queue-total", None, "4096", "MiB kept for all; then nothing more is taken", str],
+        ["token-ttl", None, str(MAX_TTL), "seconds that a token may be good for; 0 means any", str],
+        ["log-format", None, "text", "text or json", str],
+    ]
+    optFlags = [["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"]]
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self["listen"] = []
+        self["domain"] = []
+        self["debug"] = 0
+        self["limit"] = None
+
+    def opt_listen(self, value: str) -> None:
+        """Endpoint string, or ADDRESS:PORT; may be repeated [default: tcp:8080]"""
+        self["listen"].append(listen_endpoint(value))
+
+    def opt_domain(self, value: str) -> None:
+        """Name by which twins list this relay, or its URL; may be repeated"""
+        try:
+            self["domain"].append(check_relay(value))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    def opt_redis(self, value: str) -> None:
+        """The same as --queue"""
+        self["queue"] = value
+
+    def opt_debug(self) -> None:
+        """Log also what is said for debugging"""
+        self["debug"] = 1
+
+    def opt_limit(self, value: str) -> None:
+        """Messages and bytes a minute of each twin, as in --limit 1000,1048576 (or --limit 1000 1048576)"""
+        self["limit"] = value
+
+    opt_l = opt_listen
+    opt_m = opt_domain
+    opt_d = opt_debug
+
+    def parseOptions(self, options: Any = None) -> None:
+        """As usual; ``--limit COUNT SIZE`` may be two words, as the reference has it."""
+        words = list(options or ())
+        for at, word in enumerate(words[:-2]):
+            if word == "--limit" and words[at + 1].isdigit() and words[at + 2].isdigit():
+                words[at + 1 : at + 3] = [f"{words[at + 1]},{words[at + 2]}"]
+                break
+        super().parseOptions(words)  # type: ignore[no-untyped-call]
+
+    def postOptions(self) -> None:
+        own_pid_file(self, "rmb-relay")
+        self["listen"] = self["listen"] or [DEFAULT_LISTEN]
+        if self["registry"] is None:
+            raise UsageError("--registry is needed: who are the twins?")
+        try:
+            check_registry(self["registry"])
+        except DmsgError as error:
+            raise UsageError(str(error)) from None
+        for name, low, high in (
+            ("ranker-period", 1, 10**6),
+            ("queue-length", 1, 10**7),
+            ("queue-size", 1, 10**5),
+            ("queue-total", 1, 10**7),
+            ("token-ttl", 0, 10**9),
+        ):
+            self[name] = number(self[name], low, high)
+        sessions = MAX_SESSIONS
+        if self["workers"] is not None or self["user-per-worker"] is not None:
+            sessions = number(self["workers"] or "500", 1, 10**6) * number(self["user-per-worker"] or "1000", 1, 10**6)
+        if self["max-sessions"] is not None:
+            sessions = number(self["max-sessions"], 1, 10**7)
+        self["max-sessions"] = sessions
+        if self["limit"] is not None:
+            count, comma, size = self["limit"].partition(",")
+            if not comma:
+                raise UsageError("--limit takes two numbers: messages and bytes a minute")
+            self["limit"] = (number(count.strip(), 1, 2**31), number(size.strip(), 1, 2**40))
+        kind, _, rest = self["queue"].partition(":")
+        if kind not in ("sqlite", "redis") or not rest:
+            raise UsageError("queue is sqlite:PATH or redis://HOST:PORT/DB")
+        if self["log-format"] not in ("text", "json"):
+            raise UsageError("log-format is text or json")
+
+    def settings(self) -> RelaySettings:
+        """What the relay is told."""
+        return RelaySettings(
+            listen=self["listen"],
+            registry=self["registry"],
+            domains=frozenset(self["domain"]),
+            queue=self["queue"],
+            limit=self["limit"],
+            ranker_period=float(self["ranker-period"]),
+            max_sessions=min(self["max-sessions"], descriptors()),
+            max_token_ttl=self["token-ttl"] or None,
+            proxied=bool(self["proxied"]),
+            queue_limits=QueueLimits(
+                self["queue-length"], self["queue-size"] * 1024 * 1024, self["queue-total"] * 1024 * 1024
+            ),
+        )
+
+
+def makeService(options: Options, reactor: Any = None) -> IService:
+    """A relay as a Twisted service."""
+    if reactor is None:
+        from twisted.internet import reactor
+    set_log_format(options["log-format"], debug=bool(options["debug"]))
+    service: IService = StopOnFailure(reactor, RmbRelay(reactor, options.settings()))
+    return service
