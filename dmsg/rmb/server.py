@@ -187,5 +187,5 @@ class RmbRelay(Service):
             await self._federation.stop()
         if self._queue is not None:
             await self._queue.close()
-        if self._registry is not None:
+        if self._registry is not None and self._given_registry is None:
             await self._registry.close()

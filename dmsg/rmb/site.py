@@ -135,6 +135,7 @@ class RelaySite(Resource):
 
         def known(body: Any) -> None:
             if not gone and body is not NOT_DONE_YET:
+                request.setHeader(b"content-length", b"%d" % len(body))
                 request.write(body)
                 request.finish()
 

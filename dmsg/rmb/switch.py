@@ -157,6 +157,8 @@ class Switch:
         self._lookups: dict[int, deque[Callable[[Twin | Failure | None], None]]] = {}
         self._waiting = 0
         self._present_at = 0.0
+        federation.is_connected = lambda text: Session.parse(text) in self.sessions
+        federation.finished = self._forwarded
         queue.dropped = self._dropped
         queue.watch(self._appended_elsewhere, self._connected_elsewhere)
 

@@ -167,7 +167,7 @@ class RmbPeer(Service):
             running.cancel()
         if self._store is not None:
             await self._store.close()
-        if self._registry is not None:
+        if self._registry is not None and self._given_registry is None:
             await self._registry.close()
 
     def _run(self, coroutine: Any) -> Deferred[Any]:

@@ -1,0 +1,394 @@
+"""Several relays: what belongs elsewhere, what may be wanted elsewhere, what others bring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Site
+
+from dmsg.rmb import federation, wire
+from dmsg.rmb.address import Session
+from dmsg.rmb.delivery import Message
+from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.federation import Federation, Outcome, Poster
+from dmsg.rmb.queues import SQLiteQueue
+from dmsg.rmb.ranker import Ranker
+from tests.rmb.network import RmbCase, pause
+from tests.rmb.test_relay import status_of
+from tests.support import asynchronous
+
+
+class Scripted(Resource):
+    """A relay that answers what a test says; None means nothing."""
+
+    isLeaf = True
+
+    def __init__(self, *statuses: int | None) -> None:
+        super().__init__()
+        self.statuses = list(statuses)
+        self.posts: list[bytes] = []
+
+    def render_POST(self, request: Any) -> Any:
+        self.posts.append(request.content.read())
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if status is None:
+            return NOT_DONE_YET
+        request.setResponseCode(status)
+        return b""
+
+
+class FederationCase(RmbCase):
+    async def scripted(self, *statuses: int | None) -> tuple[str, Scripted]:
+        from twisted.internet import reactor
+
+        resource = Scripted(*statuses)
+        port = reactor.listenTCP(0, Site(resource), interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        return f"http://127.0.0.1:{port.getHost().port}", resource
+
+    async def two(self) -> None:
+        self.first, self.second = await self.named_relay(), await self.named_relay()
+
+    def unreachable(self) -> str:
+        return "http://127.0.0.1:1"
+
+
+class ForwardTests(FederationCase):
+    @asynchronous
+    async def test_A9_across(self) -> None:
+        """A message and its answer, the bytes as they were; nothing stays in any queue (A11)."""
+        await self.two()
+        self.twin("A", self.first.domain), self.twin("B", self.second.domain)
+        a, b = await self.raw("A", self.first, "s"), await self.raw("B", self.second)
+        for number in range(50):
+            sent = a.send(a.envelope(b.session, uid=str(number)), self.now())
+        await self.until(lambda: len(b.raw) == 50)
+        self.assertIn(sent, b.raw)
+        back = b.send(b.envelope(a.session, None), self.now())
+        await a.messages.get()
+        self.assertEqual([back], a.raw)
+        a.socket.ping(b"settled?")
+        await a.pongs.get()
+        self.assertEqual(0, len(self.first.switch.federation))
+        self.assertEqual(0, len(self.first.switch.queue))
+        self.assertEqual({self.second.domain: 50}, dict(self.first.switch.federation.success))
+
+    @asynchronous
+    async def test_A5_fail_fast_across(self) -> None:
+        """The other relay says 404; the sender is told with the text of that case, without a destination."""
+        await self.two()
+        self.twin("A", self.first.domain)
+        b = self.twin("B", self.second.domain)
+        a = await self.raw("A", self.first)
+        a.send(a.envelope(Session(b), tags="fail-fast"), self.now())
+        got = await a.messages.get()
+        self.assertEqual("remote relay rejected permanently: destination offline", got.error.message)
+        self.assertFalse(got.HasField("destination"))
+        self.assertEqual(1, self.second.switch.relay.drops[Drop.OFFLINE])
+
+    @asynchronous
+    async def test_A10_the_second_relay(self) -> None:
+        """Weakness 9: a twin that lists both and is connected to one is reached through either, fail-fast or not."""
+        await self.two()
+        both = f"{self.first.domain}_{self.second.domain}"
+        self.twin("A", self.first.domain), self.twin("B", both)
+        a, b = await self.raw("A", self.first), await self.raw("B", self.second)
+        for tags in ("", "fail-fast"):
+            a.send(a.envelope(b.session, tags=tags), self.now())
+            await b.messages.get()
+        a.socket.ping(b"?")
+        await a.pongs.get()
+        await self.until(lambda: not len(self.first.switch.queue))
+
+    @asynchronous
+    async def test_A10_later(self) -> None:
+        """Kept at the first while it is away from both, and handed over when it comes to the second."""
+        self.patch(federation, "RETRY_FIRST", 0.1)
+        await self.two()
+        both = f"{self.first.domain}_{self.second.domain}"
+        self.twin("A", self.first.domain)
+        b = self.twin("B", both)
+        a = await self.raw("A", self.first)
+        for number in range(5):
+            a.send(a.envelope(Session(b), uid=str(number)), self.now())
+        await self.until(lambda: len(self.first.switch.queue) == 5)
+        raw = await self.raw("B", self.second)
+        self.assertEqual(list("01234"), [(await raw.messages.get()).uid for _ in range(5)])
+        await self.until(lambda: not len(self.first.switch.queue))
+        self.assertEqual(0, self.first.switch.federation._offered)
+
+    @asynchronous
+    async def test_A10_or_to_the_first(self) -> None:
+        """Then it has it from there, and the second is not asked any more."""
+        await self.two()
+        both = f"{self.first.domain}_{self.second.domain}"
+        self.twin("A", self.first.domain)
+        b = self.twin("B", both)
+        a = await self.raw("A", self.first)
+        a.send(a.envelope(Session(b)), self.now())
+        await self.until(lambda: len(self.first.switch.queue) == 1)
+        raw = await self.raw("B", self.first)
+        await raw.messages.get()
+        await self.until(lambda: not self.first.switch.federation._offers)
+
+    @asynchronous
+    async def test_other_relays_are_tried_after_a_4xx(self) -> None:
+        """Weakness 10: one that refuses does not keep the message from one that takes it."""
+        await self.two()
+        refusing, posts = await self.scripted(404)
+        self.twin("A", self.first.domain)
+        self.twin("B", f"{refusing}_{self.second.domain}")
+        a, b = await self.raw("A", self.first), await self.raw("B", self.second)
+        for _ in range(20):
+            a.send(a.envelope(b.session), self.now())
+        await self.until(lambda: len(b.raw) == 20)
+        self.assertTrue(posts.posts)
+        self.assertEqual([], a.raw)
+
+    @asynchronous
+    async def test_A9_retries_and_ranking(self) -> None:
+        """500, then no answer at all, then it works; who failed is tried last."""
+        self.patch(federation, "POST_TIMEOUT", 0.2)
+        await self.two()
+        failing, posts = await self.scripted(500, None, 202)
+        self.twin("A", self.first.domain)
+        b = self.twin("B", failing)
+        a = await self.raw("A", self.first)
+        a.send(a.envelope(Session(b)), self.now())
+        await self.until(lambda: len(posts.posts) == 3)
+        a.socket.ping(b"?")
+        await a.pongs.get()
+        self.assertEqual(2, self.first.switch.federation.error[failing])
+        ranker = self.first.switch.federation._ranker
+        self.assertEqual(failing, ranker.order([failing, "https://other"], self.now())[-1])
+
+    @asynchronous
+    async def test_A9_expired_under_way(self) -> None:
+        """Nobody takes it until its life is over: the sender is told; meanwhile it is in the queue."""
+        self.patch(federation, "RETRY_FIRST", 0.2)
+        await self.two()
+        self.twin("A", self.first.domain)
+        b = self.twin("B", self.unreachable())
+        a = await self.raw("A", self.first)
+        a.send(a.envelope(Session(b), expiration=30), self.now())
+        await self.until(lambda: len(self.first.switch.queue) == 1)
+        a.socket.ping(b"?")
+        await a.pongs.get()
+        self.offset = 40
+        got = await a.messages.get()
+        self.assertEqual("message has expired", got.error.message)
+        await self.until(lambda: not len(self.first.switch.queue))
+
+    @asynchronous
+    async def test_a_relay_that_was_killed_goes_on(self) -> None:
+        """What no other relay has taken is taken up by the next process on the same queue."""
+        path = self.mktemp()
+        second = await self.named_relay()
+        first = await self.named_relay(queue=f"sqlite:{path}")
+        self.twin("A", first.domain)
+        b = self.twin("B", self.unreachable())
+        a = await self.raw("A", first)
+        a.send(a.envelope(Session(b)), self.now())
+        await self.until(lambda: len(first.switch.queue) == 1)
+        await first.stopService()
+        self.twin("B", second.domain)
+        raw = await self.raw("B", second)
+        again = await self.relay(queue=f"sqlite:{path}", domains=first.switch.relay.domains)
+        await raw.messages.get()
+        self.assertEqual(1, len(raw.raw))
+        await self.until(lambda: not len(again.switch.queue))
+
+    @asynchronous
+    async def test_public_relays_do_not_speak_http(self) -> None:
+        """A twin cannot make a relay POST to what is beside it."""
+        from twisted.internet import reactor
+
+        target, posts = await self.scripted(202)
+        poster = Poster(reactor, plain=False)
+        self.assertEqual(0, await poster.post(target, b"x", only_connected=False))
+        self.assertEqual([], posts.posts)
+        await poster.close()
+
+
+class IntakeTests(FederationCase):
+    """Weakness 2: what anybody can POST."""
+
+    async def make(self, **options: Any) -> None:
+        self.one = await self.named_relay(**options)
+        self.twin("A", "http://elsewhere:1"), self.twin("B", self.one.domain)
+        self.b = await self.raw("B", self.one)
+        self.a = Session(self.ids["A"])
+
+    def message(self, signer: str = "A", **fields: Any) -> Envelope:
+        envelope = self.b.envelope(self.b.session, **fields)
+        wire.set_address(envelope.source, self.a)
+        envelope.timestamp = envelope.timestamp or int(self.now())
+        envelope.signature = self.identities[signer].sign(wire.challenge(envelope))
+        return envelope
+
+    async def post(self, envelope: Envelope | bytes) -> tuple[int, str]:
+        data = envelope if isinstance(envelope, bytes) else envelope.SerializeToString()
+        return await status_of(f"{self.one.domain}/", "POST", data)
+
+    @asynchronous
+    async def test_signed(self) -> None:
+        """202 with an empty body, and it is delivered."""
+        await self.make()
+        self.assertEqual((202, ""), await self.post(self.message()))
+        self.assertEqual(self.a, wire.source_of(await self.b.messages.get()))
+
+    @asynchronous
+    async def test_refusals(self) -> None:
+        """Not an envelope, without an end, expired, unsigned, signed by another, of nobody; nothing is delivered."""
+        await self.make()
+        unsigned = self.message()
+        unsigned.ClearField("signature")
+        nowhere = self.message()
+        nowhere.ClearField("destination")
+        nobody = self.message()
+        nobody.source.twin = 999
+        changed = self.message()
+        changed.plain = b"y"
+        cases = [
+            (b"\xff\xff", 400, "bad request: not an envelope"),
+            (nowhere, 400, "bad request: without source or destination"),
+            (self.message(timestamp=int(self.now()) - 100), 400, "bad request: message has expired"),
+            (unsigned, 401, "bad signature: message is not signed"),
+            (self.message("B"), 401, "bad signature: ed25519 signature verification failed"),
+            (changed, 401, "bad signature: ed25519 signature verification failed"),
+            (nobody, 401, "twin not found 999"),
+        ]
+        for envelope, status, text in cases:
+            got = await self.post(envelope)
+            self.assertEqual(status, got[0])
+            self.assertTrue(got[1].startswith(text), got)
+        error = wire.error_envelope("u", "text", self.b.session, int(self.now()))
+        self.assertEqual(400, (await self.post(error))[0])
+        await pause(0.05)
+        self.assertEqual([], self.b.raw)
+
+    @asynchronous
+    async def test_destinations(self) -> None:
+        """Unknown ones, those of other relays, those that sleep."""
+        await self.make()
+        self.twin("C", "http://elsewhere:2"), self.twin("D", self.one.domain)
+        for to, tags, status in (
+            (999, "", 404),
+            (self.ids["C"], "", 404),
+            (self.ids["D"], "fail-fast", 404),
+            (self.ids["D"], "", 202),
+        ):
+            envelope = self.message(tags=tags)
+            envelope.destination.twin = to
+            envelope.signature = self.identities["A"].sign(wire.challenge(envelope))
+            self.assertEqual(status, (await self.post(envelope))[0], to)
+        self.assertEqual(1, len(self.one.switch.queue))
+
+    @asynchronous
+    async def test_A9_when_the_queue_fails(self) -> None:
+        """500, so that the other relay tries again."""
+        from dmsg.rmb.queues import QueueLimits
+
+        await self.make(queue_limits=QueueLimits(total=1))
+        await self.b.drop()
+        await self.until(lambda: not self.one.switch.sessions)
+        status, text = await self.post(self.message())
+        self.assertEqual((500, "switch error: the relay keeps as much as it may"), (status, text))
+
+    @asynchronous
+    async def test_rates(self) -> None:
+        """Of an address, and of a twin; only what is signed counts against the twin."""
+        await self.make()
+        page = self.one.ports[0].factory.resource
+        page._of_twins.count = 2
+        statuses = [(await self.post(self.message()))[0] for _ in range(2)]
+        spoilt = self.message("B")
+        statuses += [(await self.post(spoilt))[0], (await self.post(self.message()))[0]]
+        self.assertEqual([202, 202, 401, 429], statuses)
+        page._intakes._rate, page._intakes._burst = 0.001, 1.0
+        page._intakes._buckets.clear()
+        self.assertEqual([401, 429], [(await self.post(spoilt))[0] for _ in range(2)])
+
+    @asynchronous
+    async def test_a_receiver_that_does_not_confirm(self) -> None:
+        """The answer waits for it; after two seconds the queue is enough."""
+        await self.make()
+        self.b.answers_pings = False
+        self.assertEqual((202, ""), await self.post(self.message()))
+        self.assertEqual(1, len(self.one.switch.queue))
+
+
+class Answers:
+    """In place of the network: what each relay answers, in turn."""
+
+    def __init__(self, **codes: list[int]) -> None:
+        self.codes = codes
+        self.asked: list[str] = []
+
+    async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:
+        self.asked.append(relay)
+        codes = self.codes[relay]
+        return codes.pop(0) if len(codes) > 1 else codes[0]
+
+    def close(self) -> Deferred[None]:
+        done: Deferred[None] = Deferred()
+        done.callback(None)
+        return done
+
+
+class PassTests(SynchronousTestCase):
+    """The passes over relays, by a clock."""
+
+    def federation(self, answers: Answers) -> Federation:
+        self.clock = Clock()
+        self.queue = SQLiteQueue(":memory:", self.clock)
+        return Federation(self.clock, answers, Ranker(), None, self.queue, self.clock.seconds, frozenset(), None)
+
+    def forward(self, federation: Federation, *relays: str) -> list[str | None]:
+        envelope = Envelope(uid="u", timestamp=0, expiration=60)
+        done: list[str | None] = []
+        message = Message(b"x", 60.0, None)
+        federation.forward(message, envelope, frozenset(relays), lambda _m, _e, error: done.append(error))
+        return done
+
+    def test_three_passes(self) -> None:
+        """0.1 and 0.2 s apart, and up to half more; then it waits in the queue."""
+        answers = Answers(r1=[500], r2=[0])
+        federation = self.federation(answers)
+        done = self.forward(federation, "r1", "r2")
+        self.assertEqual(2, len(answers.asked))
+        self.clock.advance(0.09)
+        self.assertEqual(2, len(answers.asked))
+        self.clock.advance(0.07)
+        self.assertEqual(4, len(answers.asked))
+        self.clock.advance(0.31)
+        self.assertEqual(6, len(answers.asked))
+        self.clock.advance(0)
+        self.assertEqual(([], 1), (done, len(self.queue)))
+
+    def test_all_refuse(self) -> None:
+        """Each is asked once; then the sender is told."""
+        answers = Answers(r1=[404], r2=[400])
+        done = self.forward(self.federation(answers), "r1", "r2")
+        self.assertEqual({"r1", "r2"}, set(answers.asked))
+        self.assertEqual(["remote relay rejected permanently: destination offline"], done)
+
+    def test_too_many_requests_is_no_refusal(self) -> None:
+        """429 may be another thing a moment later."""
+        answers = Answers(r1=[429, 202])
+        done = self.forward(self.federation(answers), "r1")
+        self.assertEqual([], done)
+        self.clock.advance(0.2)
+        self.assertEqual([None], done)
+
+    def test_offer_asks_once(self) -> None:
+        """The best first."""
+        answers = Answers(r1=[404], r2=[202])
+        outcome = self.successResultOf(self.federation(answers).offer(b"x", ["r1", "r2"]))
+        self.assertIs(Outcome.TAKEN, outcome)
+        self.assertEqual("r2", answers.asked[-1])
