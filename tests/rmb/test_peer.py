@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64decode, b64encode
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import redis
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
+from dmsg.rmb import wire
+from dmsg.rmb.address import Session
+from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.identity import Identity, verify
+from dmsg.rmb.peer import store as peer_store
+from dmsg.rmb.peer.local import LocalError, incoming_request, incoming_response, parse_request, parse_response
 from dmsg.rmb.peer.service import PeerSettings, RmbPeer
-from dmsg.rmb.peer.store import LOCAL
+from dmsg.rmb.peer.store import LOCAL, REPLY, REQUESTS, RESPONSES
 from tests.redis import redis_server, shared_redis
-from tests.rmb.network import SECRETS, RmbCase
+from tests.rmb.network import SECRETS, RawTwin, RmbCase
+from tests.rmb.support import vectors
 from tests.support import asynchronous
-
-_databases = iter(range(1, 16))
 
 
 class LocalSide:
@@ -106,21 +114,477 @@ class PeerCase(RmbCase):
         self.databases: dict[str, int] = {}
         self.started: set[str] = set()
 
+    def body(self, **members: Any) -> str:
+        return b64encode(json.dumps(members).encode()).decode()
+
+    def signed(self, raw: RawTwin, envelope: Envelope) -> bytes:
+        envelope.timestamp = envelope.timestamp or int(self.now())
+        envelope.signature = raw.identity.sign(wire.challenge(envelope))
+        return envelope.SerializeToString()
+
+    async def inject(self, peer: RmbPeer, data: bytes) -> None:
+        """As if a relay had sent it."""
+        done: Deferred[None] = Deferred()
+        peer._received(data, lambda: done.callback(None))
+        await done
+
 
 class ExchangeTests(PeerCase):
+    """E1 to E8: what upstream's end-to-end tests ask for."""
+
+    async def exchange(self, sender: LocalSide, receivers: dict[int, LocalSide], number: int) -> None:
+        """So many requests to all receivers: every answer is there once, none is an error."""
+        serving = [deferToThread(side.serve, ["echo"], number, echo) for side in receivers.values()]
+        ret = str(uuid4())
+        for one in range(number):
+            sender.push(ret=ret, dst=list(receivers), ref=str(one), dat=b64encode(b"%d" % one).decode())
+        got = [await deferToThread(sender.pop, ret) for _ in range(number * len(receivers))]
+        for served in serving:
+            self.assertEqual(number, await served)
+        self.assertEqual(
+            {(str(one), str(twin)) for one in range(number) for twin in receivers},
+            {(one["ref"], one["src"]) for one in got},
+        )
+        self.assertTrue(all(one["err"] is None and b64decode(one["dat"]).decode() == one["ref"] for one in got))
+
     @asynchronous
-    async def test_E1_echo(self) -> None:
-        """1 + 200 + 1000 messages through the lists, ed25519: no error, none lost."""
+    async def test_E1_ed25519(self) -> None:
+        """1 + 200 + 1000 messages through the lists and back."""
         relay = await self.named_relay()
         self.twin("A", None), self.twin("B", None)
         _, a = await self.peer("A", relay)
         _, b = await self.peer("B", relay)
         for number in (1, 200, 1000):
-            serving = deferToThread(b.serve, ["echo"], number, echo)
-            ret = str(uuid4())
-            for one in range(number):
-                a.push(ret=ret, dst=[self.ids["B"]], ref=str(one), dat=b64encode(b"%d" % one).decode())
-            got = [await deferToThread(a.pop, ret) for _ in range(number)]
-            self.assertEqual(number, await serving)
-            self.assertEqual({str(one) for one in range(number)}, {one["ref"] for one in got})
-            self.assertTrue(all(one["err"] is None and b64decode(one["dat"]).decode() == one["ref"] for one in got))
+            await self.exchange(a, {self.ids["B"]: b}, number)
+        self.assertEqual(0, a.redis.hlen(REQUESTS))
+        self.assertEqual(0, b.redis.hlen(RESPONSES))
+
+    @asynchronous
+    async def test_E2_sr25519(self) -> None:
+        """The same with the other scheme."""
+        self.identities = {name: Identity(secret, "sr25519") for name, secret in SECRETS.items()}
+        relay = await self.named_relay()
+        self.twin("A", None), self.twin("B", None)
+        _, a = await self.peer("A", relay, key_type="sr25519")
+        _, b = await self.peer("B", relay, key_type="sr25519")
+        for number in (1, 200):
+            await self.exchange(a, {self.ids["B"]: b}, number)
+
+    @asynchronous
+    async def test_E3_several_destinations(self) -> None:
+        """Two, one of them at another relay."""
+        relay, other = await self.named_relay(), await self.named_relay()
+        for name in "ABC":
+            self.twin(name, None)
+        _, a = await self.peer("A", relay)
+        _, b = await self.peer("B", relay)
+        _, c = await self.peer("C", other)
+        for number in (1, 200):
+            await self.exchange(a, {self.ids["B"]: b, self.ids["C"]: c}, number)
+
+    @asynchronous
+    async def test_E4_twin_not_found(self) -> None:
+        """One error, code 103, without a source; the other destination answers."""
+        relay = await self.named_relay()
+        self.twin("A", None)
+        _, a = await self.peer("A", relay)
+        serving = deferToThread(a.serve, ["echo"], 1, echo)
+        ret = a.push(dst=[999, self.ids["A"]], ref="r")
+        answers = sorted([await deferToThread(a.pop, ret) for _ in range(2)], key=lambda one: one["src"])
+        await serving
+        self.assertEqual(
+            {"ver": 1, "ref": "r", "dat": "", "src": "", "shm": None, "now": 0}
+            | {"err": {"code": 103, "message": "unknown twin id '999'"}},
+            answers[0],
+        )
+        self.assertEqual((str(self.ids["A"]), None), (answers[1]["src"], answers[1]["err"]))
+
+    @asynchronous
+    async def test_E5_wrong_destination(self) -> None:
+        """Weakness 14: an envelope for another twin, or another session, is dropped and counted."""
+        relay = await self.named_relay()
+        self.twin("A", relay.domain), self.twin("B", None)
+        peer, b = await self.peer("B", relay)
+        a = await self.raw("A", relay)
+        for to in (Session(999), Session(self.ids["B"], "s")):
+            envelope = a.envelope(to)
+            await self.inject(peer, self.signed(a, envelope))
+        self.assertEqual(2, peer.drops[Drop.NOT_FOR_US])
+        self.assertFalse(b.redis.exists("msgbus.cmd"))
+
+    @asynchronous
+    async def test_E6_unauthorized(self) -> None:
+        """Another key than the registry's: code 104, signed, to the one that it says it is of."""
+        relay = await self.named_relay()
+        self.twin("A", relay.domain), self.twin("B", None)
+        peer, _ = await self.peer("B", relay)
+        a = await self.raw("A", relay)
+        envelope = a.envelope(Session(self.ids["B"]), timestamp=int(self.now()))
+        envelope.signature = self.identities["C"].sign(wire.challenge(envelope))
+        a.send(envelope, sign=False)
+        got = await a.messages.get()
+        self.assertEqual(104, got.error.code)
+        self.assertEqual("invalid envelope signature: ed25519 signature verification failed", got.error.message)
+        verify(got.signature, wire.challenge(got), self.identities["B"].account)
+        self.assertEqual(1, peer.drops[Drop.BAD_SIGNATURE])
+
+    @asynchronous
+    async def test_E7_no_uploads(self) -> None:
+        """A peer without a directory says so."""
+        relay = await self.named_relay()
+        self.twin("A", None), self.twin("B", None)
+        _, a = await self.peer("A", relay)
+        await self.peer("B", relay)
+        path = Path(self.mktemp())
+        path.write_bytes(b"x")
+        ret = a.push(cmd="file.upload", dst=[self.ids["B"]], dat=self.body(path=str(path)))
+        got = await deferToThread(a.pop, ret)
+        self.assertEqual({"code": 0, "message": "upload is not enabled"}, got["err"])
+
+    @asynchronous
+    async def test_E8_upload(self) -> None:
+        """A file of several writes; the command of the other side gets its path, and its answer comes back."""
+        relay = await self.named_relay()
+        self.twin("A", None), self.twin("B", None)
+        _, a = await self.peer("A", relay)
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        _, b = await self.peer("B", relay, uploads=directory)
+        path = Path(self.mktemp())
+        content = bytes(range(256)) * 6000
+        path.write_bytes(content)
+        seen: list[tuple[str, bytes]] = []
+
+        def uploaded(request: Any) -> tuple[bytes, None]:
+            where = json.loads(b64decode(request["dat"]))["path"]
+            seen.append((where, Path(where).read_bytes()))
+            return b'"thanks"', None
+
+        serving = deferToThread(b.serve, ["store.put"], 1, uploaded)
+        ret = a.push(cmd="file.upload", dst=[self.ids["B"]], ref="r", dat=self.body(path=str(path), cmd="store.put"))
+        started, ended = [await deferToThread(a.pop, ret) for _ in range(2)]
+        await serving
+        upload = json.loads(b64decode(started["dat"]))
+        self.assertEqual([(str(directory / upload), content)], seen)
+        self.assertEqual(("r", None, b'"thanks"'), (ended["ref"], ended["err"], b64decode(ended["dat"])))
+        self.assertEqual(0o600, (directory / upload).stat().st_mode & 0o777)
+
+
+class DistrustTests(PeerCase):
+    """What a peer does not believe, whoever carries it."""
+
+    async def pair(self, **options: Any) -> None:
+        self.one = await self.named_relay()
+        self.twin("A", self.one.domain), self.twin("B", None)
+        self.gateway, self.b = await self.peer("B", self.one, **options)
+        self.a = await self.raw("A", self.one)
+        self.to = Session(self.ids["B"])
+
+    def count(self, drop: Drop) -> int:
+        return self.gateway.drops[drop]
+
+    @asynchronous
+    async def test_A12_unsigned_without_source(self) -> None:
+        """Weakness 1: a request or response of twin 0 reaches no service and no client, whatever uid it has."""
+        await self.pair()
+        ret = self.b.push(dst=[self.ids["A"]])
+        asked = await self.a.messages.get()
+        for kind in ("request", "response"):
+            for present in (True, False):
+                envelope = self.a.envelope(self.to, "cmd" if kind == "request" else None, uid=asked.uid)
+                envelope.source.twin = 0
+                if not present:
+                    envelope.ClearField("source")
+                envelope.timestamp = int(self.now())
+                await self.inject(self.gateway, envelope.SerializeToString())
+        self.assertEqual(4, self.count(Drop.NOT_SIGNED))
+        self.assertEqual(0, self.b.redis.exists("msgbus.cmd", ret))
+
+    @asynchronous
+    async def test_a_relays_error(self) -> None:
+        """Is believed for a uid that was sent, and for no other; its source is 0."""
+        await self.pair()
+        ret = self.b.push(dst=[999_999], ref="r")
+        self.assertEqual(103, (await deferToThread(self.b.pop, ret))["err"]["code"])
+        asleep = self.twin("C", self.one.domain)
+        ret = self.b.push(dst=[asleep], ref="r", tag="fail-fast")
+        got = await deferToThread(self.b.pop, ret)
+        self.assertEqual(("0", {"code": 0, "message": "destination offline"}), (got["src"], got["err"]))
+        error = wire.error_envelope("nobody-asked", "text", self.to, int(self.now()))
+        await self.inject(self.gateway, error.SerializeToString())
+        self.assertEqual(1, self.count(Drop.UNKNOWN_REPLY))
+
+    @asynchronous
+    async def test_an_answer_of_somebody_else(self) -> None:
+        """Signed, with the right uid, by a twin that was not asked: dropped."""
+        await self.pair()
+        asked_twin = self.twin("C", self.one.domain)
+        c = await self.raw("C", self.one)
+        ret = self.b.push(dst=[asked_twin])
+        asked = await c.messages.get()
+        self.a.send(self.a.envelope(self.to, None, b'"false"', uid=asked.uid), self.now())
+        await self.until(lambda: self.count(Drop.UNKNOWN_REPLY) == 1)
+        c.send(c.envelope(self.to, None, b'"true"', uid=asked.uid), self.now())
+        self.assertEqual(b'"true"', b64decode((await deferToThread(self.b.pop, ret))["dat"]))
+
+    @asynchronous
+    async def test_A13_forged_times(self) -> None:
+        """Weakness 3: the copy that never expires has a good signature and is refused; so are exp 0 and a long one."""
+        await self.pair()
+        now = int(self.now())
+        honest = self.a.envelope(self.to, timestamp=now, expiration=300, uid="u")
+        data = self.signed(self.a, honest)
+        forged = wire.decode(data)
+        forged.timestamp, forged.expiration = int(f"{now}30"), 0
+        self.assertEqual(wire.challenge(honest), wire.challenge(forged))
+        await self.inject(self.gateway, forged.SerializeToString())
+        for fields in ({"expiration": 3601}, {"timestamp": now + 400}, {"timestamp": now - 100}):
+            await self.inject(self.gateway, self.signed(self.a, self.a.envelope(self.to, **fields)))
+        self.assertEqual(4, self.count(Drop.BAD_TIMES))
+        texts = [(await self.a.messages.get()).error.message for _ in range(4)]
+        self.assertEqual(
+            {
+                "envelope validation error: timestamp is in the future",
+                "envelope validation error: expiration is more than 3600 seconds",
+                "envelope validation error: message has expired",
+            },
+            set(texts),
+        )
+        self.assertFalse(self.b.redis.exists("msgbus.cmd"))
+
+    @asynchronous
+    async def test_A14_replays(self) -> None:
+        """Weakness 4: the same message within its life reaches no service again, also after a restart of the peer."""
+        await self.pair()
+        data = self.signed(self.a, self.a.envelope(self.to))
+        for _ in range(3):
+            await self.inject(self.gateway, data)
+        self.assertEqual((2, 1), (self.count(Drop.REPLAYED), self.b.redis.llen("msgbus.cmd")))
+        await self.gateway.stopService()
+        self.gateway, _ = await self.peer("B", self.one)
+        await self.inject(self.gateway, data)
+        self.assertEqual((1, 1), (self.count(Drop.REPLAYED), self.b.redis.llen("msgbus.cmd")))
+
+    @asynchronous
+    async def test_moved_borders(self) -> None:
+        """Weakness 3: what has the same signed bytes is refused where the sender signs with borders."""
+        await self.pair()
+        self.twin("C", None)
+        client = self.client("C", self.one)
+        await client.when_online()
+        caught: list[bytes] = []
+        send = client.uplink.send
+        client.uplink.send = lambda data, until: caught.append(data) or send(data, until)
+        calling = Deferred.fromCoroutine(client.call(self.ids["B"], "abc", b"x", timeout=5))
+        await self.until(lambda: self.b.redis.exists("msgbus.abc"))
+        calling.addErrback(lambda _: None)
+        calling.cancel()
+        moved = wire.decode(caught[0])
+        moved.request.command, moved.schema = "abcapplication", "/json"
+        self.assertEqual(wire.challenge(wire.decode(caught[0])), wire.challenge(moved))
+        await self.inject(self.gateway, moved.SerializeToString())
+        stripped = wire.decode(moved.SerializeToString())
+        stripped.ClearField("strict_signature")
+        await self.inject(self.gateway, stripped.SerializeToString())
+        self.assertEqual(2, self.count(Drop.BAD_SIGNATURE))
+        self.assertFalse(self.b.redis.exists("msgbus.abcapplication"))
+
+    @asynchronous
+    async def test_commands_that_are_keys_of_the_peer(self) -> None:
+        """A remote request cannot be pushed where local programs push theirs; the list of a wrong kind is answered."""
+        await self.pair()
+        self.b.redis.set("msgbus.text", "no list")
+        for command in (
+            "system.local",
+            "system.reply",
+            "backlog.u",
+            "seen.x",
+            "outgoing.requests",
+            "",
+            "x" * 257,
+            "text",
+        ):
+            self.a.send(self.a.envelope(self.to, command, uid=f"u{command[:20]}"), self.now())
+            got = await self.a.messages.get()
+            self.assertEqual("error", wire.kind_of(got), command)
+        self.assertEqual(0, self.b.redis.llen("msgbus.system.local"))
+
+    @asynchronous
+    async def test_plugins(self) -> None:
+        """rmb.version is a JSON string; what is unknown is answered (weakness 14)."""
+        await self.pair()
+        self.a.send(self.a.envelope(self.to, "rmb.version"), self.now())
+        got = await self.a.messages.get()
+        self.assertEqual("application/json", got.schema)
+        self.assertTrue(json.loads(got.plain).startswith("dmsg-"))
+        self.a.send(self.a.envelope(self.to, "rmb.nothing", uid="n"), self.now())
+        self.assertEqual("unknown command 'rmb.nothing'", (await self.a.messages.get()).error.message)
+
+    @asynchronous
+    async def test_uploads_stay_in_their_directory(self) -> None:
+        """Weakness 6: an id that is a path, a size that is a lie, bytes that are missing, a write past the end."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        await self.pair(uploads=directory)
+
+        async def ask(command: str, uid: str, payload: bytes, tags: str | None = None) -> str:
+            fields = {} if tags is None else {"tags": tags}
+            self.a.send(self.a.envelope(self.to, f"file.{command}", payload, uid=uid, **fields), self.now())
+            if command == "write":
+                return ""
+            got = await self.a.messages.get()
+            return got.error.message if wire.kind_of(got) == "error" else "ok"
+
+        size = json.dumps({"size": 4}).encode()
+        for uid in ("../escape", "/tmp/escape", "a/b", "..", "x" * 65):
+            self.assertIn("letters, digits and hyphens", await ask("negotiate", uid, size))
+        self.assertIn("is no number", await ask("negotiate", "n", b'{"size": -1}'))
+        self.assertIn("data is not", await ask("negotiate", "j", b"[]"))
+        self.assertEqual("ok", await ask("negotiate", "good", size))
+        await ask("write", "good", b"cd", "offset=2")
+        await ask("write", "good", b"ab", "offset=0")
+        await ask("write", "good", b"ab", "offset=0")
+        self.assertEqual("ok", await ask("close", "good", b""))
+        self.assertEqual(b"abcd", (directory / "good").read_bytes())
+        self.assertIn("no such upload", await ask("close", "good2", b""))
+        self.assertEqual("ok", await ask("negotiate", "long", size))
+        self.a.send(self.a.envelope(self.to, "file.write", b"abcde", uid="long"), self.now())
+        self.assertIn("more than the 4 bytes", (await self.a.messages.get()).error.message)
+        (directory / "there").symlink_to("/tmp/escape")
+        self.assertIn("File exists", await ask("negotiate", "there", size))
+        self.assertEqual(["good", "there"], sorted(path.name for path in directory.iterdir()))
+        self.assertFalse(Path("/tmp/escape").exists())
+
+
+class LocalSideTests(PeerCase):
+    """What local programs write, and what they are told."""
+
+    @asynchronous
+    async def test_shapes(self) -> None:
+        """peer_json.json: the recorded messages, both ways; the seed's request; what is required and what is not."""
+        recorded = {name: value for name, value in vectors("peer_json").items() if isinstance(value, dict)}
+
+        def request(members: Any) -> Any:
+            return parse_request(json.dumps(members).encode())
+
+        self.assertEqual((2, 3), request(recorded["outgoing_request"]).destinations)
+        response = parse_response(json.dumps(recorded["outgoing_response"]).encode())
+        self.assertEqual("e60b5d65-dcf7-4894-91b9-4e546a0c0904", response.uid)
+        expected = recorded["incoming_request"]
+        data = (expected["ref"], Session(1), "testme", 120, b'{"a":1}', None, REPLY, expected["shm"], 1700000000)
+        self.assertEqual(expected, json.loads(incoming_request(*data)))
+        expected = recorded["incoming_response"]
+        made = incoming_response("my-ref", b'"ok"', "2", expected["shm"], 1700000001)
+        self.assertEqual(expected, json.loads(made))
+        made = incoming_response("my-ref", b"", "", None, 0, (103, "unknown twin id '9'"))
+        self.assertEqual(recorded["incoming_response_error"], json.loads(made))
+        minimal = {"ver": 1, "cmd": "c", "exp": 1, "dat": "eA", "dst": [2], "ret": "q", "now": 1, "more": []}
+        parsed = request(minimal)
+        self.assertEqual((None, None, None, b"x"), (parsed.tags, parsed.reference, parsed.schema, parsed.data))
+        self.assertEqual("s", request({**minimal, "shm": "s", "tag": None, "ref": None}).schema)
+        for name in ("ver", "cmd", "exp", "dat", "dst", "ret", "now"):
+            self.assertRaises(LocalError, request, {**minimal, name: None})
+
+    @asynchronous
+    async def test_mistakes_are_told(self) -> None:
+        """Weakness 14: bad base64, exp 0, expired, twins that are none; what has no list is counted."""
+        relay = await self.named_relay()
+        self.twin("A", None)
+        peer, a = await self.peer("A", relay)
+        for members, code, text in (
+            ({"dat": "!"}, 101, "dat is not base64"),
+            ({"exp": 0}, 102, "request has no expiration (exp is 0)"),
+            ({"exp": 5, "now": int(self.now()) - 10}, 102, "request has expired"),
+            ({"dst": []}, 101, "dst has none"),
+            ({"dst": ["1"]}, 101, "dst is missing or no list of twins"),
+            ({"cmd": None}, 101, "cmd is missing"),
+        ):
+            ret = a.push(**{"dst": [self.ids["A"]], "ref": "r", **members})
+            got = await deferToThread(a.pop, ret)
+            self.assertEqual((code, "r", ""), (got["err"]["code"], got["ref"], got["src"]), members)
+            self.assertTrue(got["err"]["message"].startswith(text), got)
+        for junk in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"ret": 5}'):
+            a.redis.lpush("msgbus.system.local", junk)
+            a.redis.lpush("msgbus.system.reply", junk)
+        await self.until(lambda: peer.drops[Drop.BAD_REQUEST] == 4 + 12)
+        await self.until(lambda: not a.redis.hlen(REQUESTS) and not a.redis.hlen(RESPONSES))
+
+    @asynchronous
+    async def test_lists_do_not_grow_or_stay(self) -> None:
+        """Weakness 11: at most 10,000 in a list, the newest; and every list has a time to live."""
+        self.patch(peer_store, "QUEUE_LENGTH", 5)
+        relay = await self.named_relay()
+        self.twin("A", relay.domain), self.twin("B", None)
+        peer, b = await self.peer("B", relay)
+        a = await self.raw("A", relay)
+        for number in range(8):
+            a.send(a.envelope(Session(self.ids["B"]), uid=str(number)), self.now())
+        await self.until(lambda: peer._store.dropped == 3)
+        self.assertEqual(list("34567"), [b.pop("msgbus.cmd")["ref"] for _ in range(5)])
+        ret = b.push(dst=[999])
+        await self.until(lambda: b.redis.llen(ret) == 1)
+        self.assertTrue(0 < b.redis.ttl(ret) <= 3600)
+
+    @asynchronous
+    async def test_what_was_taken_is_sent_by_the_next_process(self) -> None:
+        """A peer that ends between taking and sending: its successor sends it, under the same uid."""
+        relay = await self.named_relay()
+        self.twin("A", None), self.twin("B", relay.domain)
+        b = await self.raw("B", relay)
+        peer, a = await self.peer("A", relay)
+        b.answers_pings = False
+        a.push(dst=[self.ids["B"]])
+        uid = (await b.messages.get()).uid
+        await peer.stopService()
+        self.assertEqual(1, a.redis.hlen(REQUESTS))
+        a.redis.rpush("msgbus.system.local.taken", json.dumps({"junk": 1}))  # read, and not yet named
+        b.answers_pings = True
+        await self.peer("A", relay)
+        self.assertEqual(uid, (await b.messages.get()).uid)
+        await self.until(lambda: not a.redis.hlen(REQUESTS) and not a.redis.exists("msgbus.system.local.taken"))
+
+    @asynchronous
+    async def test_encrypted_or_not(self) -> None:
+        """Payloads are encrypted when the receiver has a key; bound to the envelope when it is strict."""
+        relay = await self.named_relay()
+        self.twin("A", None)
+        _, a = await self.peer("A", relay)
+        for options, which in (({}, "plain"), ({"pk": True}, "cipher"), ({"pk": True, "strict": True}, "bound")):
+            self.twin("B", relay.domain, **options)
+            b = await self.raw("B", relay, None)
+            a.push(dst=[self.ids["B"]])
+            got = await b.messages.get()
+            self.assertEqual(which, got.WhichOneof("payload"))
+            verify(got.signature, wire.challenge(got), self.identities["A"].account)
+            await self.until(lambda: not len(relay.switch.sessions[b.session].delivery))
+            await b.drop()
+
+    @asynchronous
+    async def test_A17_as_upstreams_tester_does_it(self) -> None:
+        """Pipelined copies of one message, an empty ref, float-free now, BLPOP on both sides."""
+        relay = await self.named_relay()
+        self.twin("A", None), self.twin("B", None)
+        _, a = await self.peer("A", relay)
+        _, b = await self.peer("B", relay)
+        ret = str(uuid4())
+        message = json.dumps(
+            {"ver": 1, "ref": "", "cmd": "testme", "exp": 120, "dat": "WA==", "dst": [self.ids["B"]]}
+            | {"ret": ret, "shm": "application/json", "now": int(time.time())}
+        )
+        with a.redis.pipeline() as pipe:
+            for _ in range(50):
+                pipe.lpush("msgbus.system.local", message)
+            pipe.execute()
+
+        def handle() -> None:
+            for _ in range(50):
+                request = json.loads(b.redis.blpop("msgbus.testme", 20)[1])
+                request["now"], request["dst"] = int(time.time()), request.pop("src")
+                b.redis.lpush(request["ret"], json.dumps(request))
+
+        serving = deferToThread(handle)
+        got = [json.loads((await deferToThread(a.redis.blpop, ret, 20))[1]) for _ in range(50)]
+        await serving
+        self.assertEqual(
+            {("", str(self.ids["B"]), "WA==", None)}, {(one["ref"], one["src"], one["dat"], one["err"]) for one in got}
+        )

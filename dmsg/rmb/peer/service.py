@@ -111,6 +111,7 @@ class RmbPeer(Service):
         self._under_way: dict[str, str] = {}
         self._no_room: list[Deferred[int]] = []
         self._running: set[Deferred[Any]] = set()
+        self._stopping = False
         self.drops: Counter[Drop] = Counter()
         self.ready: Deferred[None] = Deferred()
 
@@ -156,6 +157,7 @@ class RmbPeer(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
+        self._stopping = True
         self.ready.addErrback(lambda _: None)
         self.ready.cancel()
         if self.uplink is not None:
@@ -191,6 +193,8 @@ class RmbPeer(Service):
 
     async def _finished(self, outgoing: str, uid: str) -> None:
         assert self._store is not None
+        if self._stopping:
+            return  # what ends now was given up, and is for the next process
         await self._store.confirmed(outgoing, uid)
         self._under_way.pop(uid, None)
         if len(self._under_way) < MAX_UNDER_WAY and self._no_room:
