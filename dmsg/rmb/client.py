@@ -148,6 +148,7 @@ class RmbClient(Service):
         self._handling = 0
         self.drops: Counter[Drop] = Counter()
         self._starting: Deferred[None] | None = None
+        self._could_not: Failure | None = None
         self.ready: Deferred[None] = Deferred()
 
     @property
@@ -162,7 +163,9 @@ class RmbClient(Service):
 
     def _not_started(self, failure: Failure) -> None:
         if not failure.check(CancelledError) and not self.ready.called:
+            self._could_not = failure
             self.ready.errback(failure)
+            self.ready.addErrback(lambda _: None)  # when_online says so
 
     async def _start(self) -> None:
         identity, registry = self._identity, self.registry
@@ -207,14 +210,14 @@ class RmbClient(Service):
 
             def pass_on(result: Any) -> Any:
                 if not waiting.called:
-                    waiting.callback(result if isinstance(result, Failure) else None)
-                return None if isinstance(result, Failure) else result
+                    waiting.callback(result)
+                return result
 
             self.ready.addBoth(pass_on)
             waiting.addTimeout(timeout, self._reactor, _too_late("the registry did not answer"))
             await waiting
-        elif self.uplink is None:
-            raise RmbError("this client could not start")
+        elif self._could_not is not None:
+            self._could_not.raiseException()
         assert self.uplink is not None
         await self.uplink.when_online(timeout)
 

@@ -87,6 +87,14 @@ class RegistryRefused(RmbError, ValueError):
     """The registry did not take an update; the text says why."""
 
 
+class RegistryConflict(RegistryRefused):
+    """A statement that does not follow the last one of its owner."""
+
+
+class NotTheOwner(RegistryRefused):
+    """A statement that the owner of the account did not sign."""
+
+
 class QueueUnavailable(RmbError):
     """The queue of a relay cannot be written or read now."""
 

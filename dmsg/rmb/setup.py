@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from dmsg.delegation.dial import retry_delay
 from dmsg.rmb.cipher import Encryption
-from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.identity import Signer
 from dmsg.rmb.twin import MAX_RELAYS, Twin, relay_of_websocket
 
@@ -69,10 +69,7 @@ async def publish(
         statement = replace(wanted, counter=twin.counter + 1).sign(signer)
         try:
             updated: Twin = await registry.put(statement)
-        except RegistryRefused as error:
-            # another program of the same twin was faster
-            if "counter" not in str(error):
-                raise
+        except RegistryConflict:  # another program of the same twin was faster
             twin = await registry.get(twin.id)
             continue
         _log.info("twin {id} is reached through {relay}", id=updated.id, relay=updated.relay)

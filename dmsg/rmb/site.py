@@ -184,6 +184,11 @@ class RelaySite(Resource):
     # --- other relays ---
 
     def _intake(self, request: Request) -> Any:
+        if self._admits() is Drop.DRAINING:
+            # and not over this connection: the next process has its own
+            request.setHeader(b"connection", b"close")
+            request.channel.persistent = False
+            return self._refuse(request, Drop.DRAINING, 503, "shutting down")
         address = self._address(request)
         if self._taking >= MAX_INTAKE or not self._intakes.allow(address, self._reactor.seconds()):
             request.setHeader(b"retry-after", b"1")

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dmsg.rmb.address import MAX_TWIN
-from dmsg.rmb.errors import IdentityError, RegistryRefused, SignatureInvalid
+from dmsg.rmb.errors import IdentityError, NotTheOwner, RegistryRefused, SignatureInvalid
 from dmsg.rmb.identity import Signer, parse_account, ss58, verify
 
 MAX_RELAY = 1024
@@ -127,7 +127,7 @@ class Twin:
         try:
             verify(self.signature, self.signed(), self.account)
         except SignatureInvalid as error:
-            raise RegistryRefused(f"not the owner's statement: {error}") from None
+            raise NotTheOwner(f"not the owner's statement: {error}") from None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

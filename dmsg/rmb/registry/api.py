@@ -25,7 +25,7 @@ from werkzeug.exceptions import HTTPException
 
 from dmsg.net.site import answer, answer_http_error
 from dmsg.rmb.address import MAX_TWIN
-from dmsg.rmb.errors import IdentityError, RegistryRefused, TwinNotFound
+from dmsg.rmb.errors import IdentityError, NotTheOwner, RegistryConflict, RegistryRefused, TwinNotFound
 from dmsg.rmb.identity import parse_account
 from dmsg.rmb.registry.interface import PAGE
 from dmsg.rmb.registry.table import TableRegistry
@@ -56,6 +56,7 @@ class RegistryAPI:
         self._waiting: dict[Deferred[None], None] = {}
         self.refused: dict[str, int] = {}
         self.requests = 0
+        self._closed = False
         table.watch(self._changed)
 
     def resource(self) -> IResource:
@@ -68,6 +69,13 @@ class RegistryAPI:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _changed(self, twin: Twin) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for one in waiting:
+            one.callback(None)
+
+    def close(self) -> None:
+        """Answer who waits; the table is closed next."""
+        self._closed = True
         waiting, self._waiting = self._waiting, {}
         for one in waiting:
             one.callback(None)
@@ -122,6 +130,8 @@ class RegistryAPI:
         twins, following = self._table.changes(since)
         if not twins and wait and following == since:
             await self._wait(request, wait)
+            if self._closed:
+                return self._json(request, {"twins": [], "next": since})
             twins, following = self._table.changes(since)
         return self._json(request, {"twins": [twin.as_dict() for twin in twins], "next": following})
 
@@ -173,7 +183,7 @@ class RegistryAPI:
     def _refused(self, request: IRequest, failure: Failure) -> bytes:
         text = str(failure.value)
         self.count_refusal("refused")
-        status = 401 if text.startswith("not the owner") else 409 if "counter" in text or "account is" in text else 400
+        status = 401 if failure.check(NotTheOwner) else 409 if failure.check(RegistryConflict) else 400
         return answer(request, status, text)
 
     @_app.handle_errors(IdentityError, ValueError)

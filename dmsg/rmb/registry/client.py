@@ -20,7 +20,7 @@ from zope.interface import implementer
 
 from dmsg.delegation.dial import retry_delay
 from dmsg.discovery.lookup import QuietFactory, check_url
-from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry
 from dmsg.rmb.twin import Twin
 
@@ -57,6 +57,7 @@ class HTTPRegistry:
         self._http = HTTPClient(Agent(reactor, connectTimeout=TIMEOUT, pool=self._pool))
         self._watchers: list[Callable[[Twin], None]] = []
         self._following: Deferred[None] | None = None
+        self._closed = False
 
     async def _ask(self, method: str, path: str, body: bytes | None = None, timeout: float = TIMEOUT) -> Any:
         headers = Headers({"content-type": ["application/json"]} if body is not None else {})
@@ -90,7 +91,9 @@ class HTTPRegistry:
         message = content.get("message") if isinstance(content, dict) else None
         if response.code == 404:
             raise TwinNotFound(str(message or "twin not found"))
-        if response.code in (400, 401, 409, 413):
+        if response.code == 409:
+            raise RegistryConflict(str(message))
+        if response.code in (400, 401, 413):
             raise RegistryRefused(str(message or response.code))
         if response.code != 200 or not isinstance(content, dict):
             raise RegistryUnavailable(f"{self.url}: answered {response.code}")
@@ -151,7 +154,7 @@ class HTTPRegistry:
     async def _follow(self) -> None:
         since: int | None = None
         failures = 0
-        while True:
+        while not self._closed:
             try:
                 query = "" if since is None else f"?{urlencode({'since': since, 'wait': WAIT})}"
                 content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT)
@@ -166,12 +169,15 @@ class HTTPRegistry:
                 since = following
                 failures = 0
             except (RegistryUnavailable, RegistryRefused, TwinNotFound) as error:
+                if self._closed:
+                    return
                 failures += 1
                 if failures == 1:
                     _log.warn("changes of twins are not known: {error}", error=str(error))
                 await deferLater(self._reactor, retry_delay(failures, self._random))
 
     async def _close(self) -> None:
+        self._closed = True
         if self._following is not None:
             self._following.cancel()
         await self._pool.closeCachedConnections()

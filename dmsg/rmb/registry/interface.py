@@ -7,7 +7,7 @@ from collections.abc import Callable
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
-from dmsg.rmb.errors import RegistryRefused
+from dmsg.rmb.errors import RegistryConflict, RegistryRefused
 from dmsg.rmb.twin import Twin
 
 PAGE = 1000
@@ -54,6 +54,6 @@ def follow(current: Twin | None, statement: Twin) -> None:
             raise RegistryRefused("a new twin has no id yet")
         return
     if statement.id not in (0, current.id):
-        raise RegistryRefused(f"this account is twin {current.id}, not {statement.id}")
+        raise RegistryConflict(f"this account is twin {current.id}, not {statement.id}")
     if statement.counter <= current.counter:
-        raise RegistryRefused(f"counter {statement.counter} is not above {current.counter}")
+        raise RegistryConflict(f"counter {statement.counter} is not above {current.counter}")

@@ -80,6 +80,7 @@ class RegistryService(Service):
         self._store = store
         self._rate, self._burst, self._proxied = rate, burst, proxied
         self._table: TableRegistry | None = None
+        self._api: RegistryAPI | None = None
         self.ports: list[IListeningPort] = []
         self.ready: Deferred[list[IListeningPort]] = Deferred()
 
@@ -89,7 +90,7 @@ class RegistryService(Service):
 
     async def _start(self) -> list[IListeningPort]:
         self._table = TableRegistry(self._store)
-        api = RegistryAPI(self._reactor, self._table)
+        self._api = api = RegistryAPI(self._reactor, self._table)
         site = gated_site(
             api.resource(),
             self._reactor,
@@ -113,6 +114,8 @@ class RegistryService(Service):
         self.ready.addErrback(lambda _: None)
         await DeferredList([maybeDeferred(port.stopListening) for port in self.ports], consumeErrors=True)
         self.ports.clear()
+        if self._api is not None:
+            self._api.close()
         if self._table is not None:
             await self._table.close()
             self._table = None

@@ -1,0 +1,253 @@
+"""The client library: calling, being called, and what it does when relays come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from dmsg.errors import DmsgTimeout
+from dmsg.rmb import wire
+from dmsg.rmb.address import Session
+from dmsg.rmb.client import HandlerError, Reply
+from dmsg.rmb.errors import CallTimeout, Drop, RegistryRefused, RemoteError, TwinNotFound, TwinOffline
+from dmsg.rmb.seal import Seen
+from tests.rmb.network import RmbCase, pause
+from tests.support import asynchronous
+
+
+class CallTests(RmbCase):
+    async def two(self, **options: Any) -> None:
+        self.one = await self.named_relay()
+        for name in "AB":
+            self.twin(name, None)
+        self.a, self.b = self.client("A", self.one, **options), self.client("B", self.one)
+        await self.a.when_online()
+        await self.b.when_online()
+        self.to = self.ids["B"]
+
+    @asynchronous
+    async def test_calls(self) -> None:
+        """Handlers that answer at once, later, as coroutines; by module; with nothing."""
+        await self.two(session="caller")
+        later: Deferred[bytes] = Deferred()
+
+        async def coroutine(request: Any) -> bytes:
+            await pause(0)
+            return request.payload.upper()
+
+        self.b.serve("now", lambda request: request.payload)
+        self.b.serve("later", lambda request: later)
+        self.b.serve("co", coroutine)
+        self.b.serve("calc.*", lambda request: request.command.encode())
+        self.b.serve("none", lambda request: None)
+        reply = await self.a.call(self.to, "now", b"x")
+        self.assertEqual(Reply(Session(self.to), b"x", "application/json"), reply)
+        waiting = Deferred.fromCoroutine(self.a.call(self.to, "later"))
+        self.assertEqual(b"ABC", (await self.a.call(self.to, "co", b"abc")).payload)
+        later.callback(b"!")
+        self.assertEqual(b"!", (await waiting).payload)
+        self.assertEqual(b"calc.add.one", (await self.a.call(self.to, "calc.add.one")).payload)
+        self.assertEqual(b"", (await self.a.call(self.to, "none")).payload)
+
+    @asynchronous
+    async def test_what_a_handler_gets(self) -> None:
+        """Who asks, signed; how long the caller waits."""
+        await self.two(session="caller")
+        seen: list[Any] = []
+        self.b.serve("cmd", lambda request: seen.append(request) or b"")
+        await self.a.call(self.to, "cmd", b"p", timeout=20, tags="t", schema="text/plain")
+        self.assertEqual(Session(self.ids["A"], "caller"), seen[0].source)
+        self.assertEqual(
+            ("cmd", b"p", "text/plain", "t,fail-fast"), (seen[0].command, seen[0].payload, seen[0].schema, seen[0].tags)
+        )
+        self.assertIn(seen[0].left, (19, 20))
+
+    @asynchronous
+    async def test_errors(self) -> None:
+        """Of a handler, of no handler, of a registry that knows no such twin."""
+        await self.two()
+
+        def own(request: Any) -> bytes:
+            raise HandlerError("own words", 42)
+
+        def failing(request: Any) -> bytes:
+            raise KeyError("k")
+
+        self.b.serve("own", own), self.b.serve("failing", failing)
+        for command, code, text in (
+            ("own", 42, "own words"),
+            ("failing", 255, "'k'"),
+            ("x", 255, "function not found: x"),
+        ):
+            error = await self.assertFailure(Deferred.fromCoroutine(self.a.call(self.to, command)), RemoteError)
+            self.assertEqual((code, text, False), (error.code, str(error), error.by_relay))
+        self.assertEqual(1, len(self.flushLoggedErrors(KeyError)))
+        await self.assertFailure(Deferred.fromCoroutine(self.a.call(999, "x")), TwinNotFound)
+
+    @asynchronous
+    async def test_offline_is_said_at_once(self) -> None:
+        """grid3#453: no waiting for a sleeping twin; unless the relay is to keep the request."""
+        await self.two()
+        asleep = self.twin("C", self.one.domain)
+        error = await self.assertFailure(Deferred.fromCoroutine(self.a.call(asleep, "x", timeout=30)), TwinOffline)
+        self.assertTrue(error.by_relay)
+        waiting = Deferred.fromCoroutine(self.a.call(asleep, "x", b"kept", timeout=30, keep=True))
+        await self.until(lambda: len(self.one.switch.queue) == 1)
+        c = self.client("C", self.one)
+        c.serve("x", lambda request: request.payload)
+        self.assertEqual(b"kept", (await waiting).payload)
+
+    @asynchronous
+    async def test_a_deadline(self) -> None:
+        """CallTimeout; and nothing is left of the call."""
+        await self.two()
+        self.b.serve("x", lambda request: Deferred())
+        await self.assertFailure(Deferred.fromCoroutine(self.a.call(self.to, "x", timeout=0.1)), CallTimeout)
+        self.assertEqual({}, self.a._calls)
+
+    @asynchronous
+    async def test_several_destinations(self) -> None:
+        """Each its answer or its error."""
+        await self.two()
+        self.b.serve("x", lambda request: b"b")
+        asleep = self.twin("C", self.one.domain)
+        answers = await self.a.call_all([self.to, asleep, 999, self.to], "x")
+        self.assertEqual({self.to, asleep, 999}, set(answers))
+        self.assertEqual(b"b", answers[self.to].payload)
+        self.assertIsInstance(answers[asleep], TwinOffline)
+        self.assertIsInstance(answers[999], TwinNotFound)
+
+    @asynchronous
+    async def test_encryption(self) -> None:
+        """Bound between these clients, whose registry entries say strict; the relay sees nothing of it."""
+        await self.two()
+        self.b.serve("x", lambda request: request.payload)
+        seen: list[bytes] = []
+        receive = self.one.switch.received
+        self.one.switch.received = lambda session, data: seen.append(data) or receive(session, data)
+        self.assertEqual(b"secret words", (await self.a.call(self.to, "x", b"secret words")).payload)
+        self.assertEqual(["bound", "bound"], [wire.decode(data).WhichOneof("payload") for data in seen])
+        self.assertFalse([data for data in seen if b"secret words" in data])
+
+    @asynchronous
+    async def test_replays_and_foreign_answers(self) -> None:
+        """A request is handled once; who was not asked cannot answer."""
+        await self.two()
+        handled: list[bytes] = []
+        self.b.serve("x", lambda request: handled.append(request.payload) or b"")
+        seen: list[bytes] = []
+        receive = self.one.switch.received
+        self.one.switch.received = lambda session, data: seen.append(data) or receive(session, data)
+        await self.a.call(self.to, "x", b"1")
+        await self.b._take(seen[0])
+        self.assertEqual(([b"1"], 1), (handled, self.b.drops[Drop.REPLAYED]))
+        await self.a._take(seen[1])
+        self.assertEqual(1, self.a.drops[Drop.UNKNOWN_REPLY])
+
+    @asynchronous
+    async def test_ping(self) -> None:
+        """An envelope to the relay and back."""
+        await self.two(session="p")
+        self.assertLess(await self.a.ping(), 5.0)
+
+    @asynchronous
+    async def test_a_relay_that_goes_and_comes(self) -> None:
+        """What was sent meanwhile arrives; the answer of before too."""
+        path = self.mktemp()
+        self.one = await self.named_relay(queue=f"sqlite:{path}")
+        for name in "AB":
+            self.twin(name, None)
+        self.a, self.b = self.client("A", self.one), self.client("B", self.one)
+        await self.a.when_online()
+        await self.b.when_online()
+        held: Deferred[bytes] = Deferred()
+        self.b.serve("slow", lambda request: held)
+        self.b.serve("x", lambda request: b"x")
+        slow = Deferred.fromCoroutine(self.a.call(self.ids["B"], "slow"))
+        await pause(0.1)
+        await self.one.stopService()
+        await self.until(lambda: not self.a.uplink.connected and not self.b.uplink.connected)
+        held.callback(b"slow")
+        meanwhile = Deferred.fromCoroutine(self.a.call(self.ids["B"], "x", keep=True))
+        again = await self.relay(
+            queue=f"sqlite:{path}",
+            domains=self.one.switch.relay.domains,
+            listen=[f"tcp:{self.one.port}:interface=127.0.0.1"],
+        )
+        self.assertEqual([b"slow", b"x"], [(await slow).payload, (await meanwhile).payload])
+        await self.until(lambda: not len(self.a.uplink) and not len(self.b.uplink))
+        self.assertEqual(2, len(again.switch.sessions))
+
+    @asynchronous
+    async def test_two_relays(self) -> None:
+        """Connected to both; one is lost, the other goes on."""
+        self.one, other = await self.named_relay(), await self.named_relay()
+        for name in "AB":
+            self.twin(name, None)
+        self.a, self.b = self.client("A", other), self.client("B", self.one, other)
+        self.b.serve("x", lambda request: b"x")
+        await self.a.when_online()
+        await self.until(lambda: self.b.uplink is not None and all(link.connected for link in self.b.uplink.links))
+        self.assertEqual({self.one.domain, other.domain}, set(self.b.twin.relays))
+        await self.a.call(self.ids["B"], "x")
+        await other.stopService()
+        await self.relay(listen=[f"tcp:{other.port}:interface=127.0.0.1"], domains=other.switch.relay.domains)
+        self.assertTrue(self.b.uplink.connected)
+        reply = await self.a.call(self.ids["B"], "x", timeout=20)
+        self.assertEqual(b"x", reply.payload)
+
+    @asynchronous
+    async def test_starting(self) -> None:
+        """A twin that is none; no relay; a registry that does not take the update."""
+        client = self.client("D", _Nowhere)
+        error = await self.assertFailure(Deferred.fromCoroutine(client.when_online(5)), TwinNotFound)
+        self.assertEqual("no twin found on this network with given key", str(error))
+        self.twin("A", None)
+        client = self.client("A", _Nowhere)
+        error = await self.assertFailure(Deferred.fromCoroutine(client.when_online(1.0)), DmsgTimeout)
+        self.assertIn("refused", str(error))
+        self.patch(self.registry, "put", lambda twin: _fail(RegistryRefused("no")))
+        self.twin_of = self.ids["A"]
+        client = self.client("A", _Elsewhere)
+        await self.assertFailure(Deferred.fromCoroutine(client.when_online(5)), RegistryRefused)
+
+    @asynchronous
+    async def test_sessions_keep_the_relays_of_their_twin(self) -> None:
+        """A program with a session name, through one of the twin's relays, takes the others not out."""
+        self.one, other = await self.named_relay(), await self.named_relay()
+        self.twin("A", f"{self.one.domain}_{other.domain}")
+        client = self.client("A", self.one, session="s")
+        await client.when_online()
+        self.assertEqual({self.one.domain, other.domain}, set(client.twin.relays))
+        client = self.client("A", self.one)
+        await client.when_online()
+        self.assertEqual({self.one.domain}, set(client.twin.relays))
+
+
+class _Nowhere:
+    url = "ws://127.0.0.1:1"
+
+
+class _Elsewhere:
+    url = "ws://127.0.0.1:2"
+
+
+def _fail(error: Exception) -> Any:
+    from twisted.internet.defer import fail
+
+    return fail(error)
+
+
+class SeenTests(RmbCase):
+    def test_bounds(self) -> None:
+        """A twin whose share is used up is not heard until some of it expired; others are."""
+        seen = Seen(most=10, of_twin=3)
+        self.assertEqual([True] * 3 + [False], [seen.add(1, str(n), "request", 100, 0) for n in range(4)])
+        self.assertTrue(seen.add(2, "0", "request", 100, 0))
+        self.assertFalse(seen.add(1, "0", "request", 100, 0))
+        self.assertTrue(seen.add(1, "9", "request", 300, 100))
+        self.assertTrue(seen.add(1, "0", "request", 300, 101))
+        self.assertEqual(2, len(seen))
+        full = Seen(most=2, of_twin=9)
+        self.assertEqual([True, True, False], [full.add(n, "u", "request", 100, 0) for n in range(3)])

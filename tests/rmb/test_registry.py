@@ -1,0 +1,375 @@
+"""Registries: the same behaviour of all of them, and what each has of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import treq
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.identity import Identity
+from dmsg.rmb.registry import cache
+from dmsg.rmb.registry.cache import CachedRegistry
+from dmsg.rmb.registry.client import HTTPRegistry
+from dmsg.rmb.registry.file import FileRegistry
+from dmsg.rmb.registry.service import RegistryService, open_registry
+from dmsg.rmb.registry.table import TableRegistry
+from dmsg.rmb.twin import Twin, check_relay, relay_of_websocket, relay_url
+from tests.rmb.network import pause
+from tests.support import asynchronous
+
+A, B = Identity("//Alice"), Identity("//Bob", "ed25519")
+
+
+def statement(identity: Identity = A, counter: int = 1, **fields: Any) -> Twin:
+    return Twin(0, identity.account, counter=counter, **fields).sign(identity)
+
+
+class Behaviour:
+    """What every registry does; the case says which."""
+
+    registry: Any
+
+    async def make(self) -> None:
+        raise NotImplementedError
+
+    async def refused(self, twin: Twin) -> str:
+        error = await self.assertFailure(self.registry.put(twin), RegistryRefused)  # type: ignore[attr-defined]
+        return str(error)
+
+    @asynchronous
+    async def test_making_and_finding(self: Any) -> None:
+        """Ids count up from 1; by id, by account, all in order."""
+        await self.make()
+        one = await self.registry.put(statement(relay="r.example", pk=b"\2" * 33, strict=True))
+        two = await self.registry.put(statement(B))
+        self.assertEqual((1, 2), (one.id, two.id))
+        self.assertEqual(one, await self.registry.get(1))
+        self.assertEqual(("r.example", b"\2" * 33, True, 1), (one.relay, one.pk, one.strict, one.counter))
+        self.assertEqual(2, await self.registry.id_by_account(B.account))
+        self.assertEqual([one, two], await self.registry.twins(0, 10))
+        self.assertEqual([two], await self.registry.twins(1, 10))
+        for missing in (0, 3, 2**32 - 1):
+            await self.assertFailure(self.registry.get(missing), TwinNotFound)
+        await self.assertFailure(self.registry.id_by_account(bytes(32)), TwinNotFound)
+
+    @asynchronous
+    async def test_changing(self: Any) -> None:
+        """By its owner, with a higher counter; both fields are replaced, the id stays."""
+        await self.make()
+        await self.registry.put(statement(relay="r", pk=b"x"))
+        changed = await self.registry.put(statement(counter=7, relay="s"))
+        self.assertEqual((1, "s", None, 7), (changed.id, changed.relay, changed.pk, changed.counter))
+        self.assertIn("counter 7 is not above 7", await self.refused(statement(counter=7, relay="t")))
+        self.assertIn("counter", await self.refused(statement(counter=1, relay="r", pk=b"x")))
+        forged = replace(statement(B, 9), account=A.account)
+        self.assertIn("not the owner's statement", await self.refused(forged))
+        self.assertIn("not the owner's", await self.refused(replace(statement(counter=9), relay="evil")))
+        self.assertIn("twin 1, not 2", await self.refused(replace(statement(counter=9), id=2)))
+        self.assertEqual(changed, await self.registry.get(1))
+
+    @asynchronous
+    async def test_what_cannot_be(self: Any) -> None:
+        """Relays that are none, too many, too long; keys that are too long; unsigned."""
+        await self.make()
+        for relay in ("a b", "-x", "ftp://x", "http://", "a__b", "_", "a_b_c_d_e", "x" * 1025, "http://u@h"):
+            await self.refused(statement(relay=relay))
+        await self.refused(statement(pk=b"x" * 129))
+        await self.refused(Twin(0, A.account, counter=1))
+        await self.refused(replace(statement(), id=5))
+        self.assertEqual([], await self.registry.twins(0, 10))
+
+    @asynchronous
+    async def test_watching(self: Any) -> None:
+        """Whoever watches is told of changes."""
+        await self.make()
+        seen: list[Twin] = []
+        self.registry.watch(seen.append)
+        await self.settle()
+        stored = await self.registry.put(statement())
+        for _ in range(500):
+            if seen:
+                break
+            await pause(0.01)
+        self.assertEqual([stored], seen)
+
+    async def settle(self) -> None:
+        """Until the watching has begun."""
+
+
+class TableTests(Behaviour, TestCase):
+    async def make(self) -> None:
+        self.registry = TableRegistry(self.mktemp())
+        self.addCleanup(self.registry.close)
+
+    @asynchronous
+    async def test_changes(self) -> None:
+        """By number; who is ahead begins at the end."""
+        await self.make()
+        await self.registry.put(statement())
+        await self.registry.put(statement(B))
+        await self.registry.put(statement(counter=2))
+        twins, following = self.registry.changes(0)
+        self.assertEqual(([2, 1], 3), ([twin.id for twin in twins], following))
+        self.assertEqual(([], 3), self.registry.changes(3))
+        self.assertEqual(([], 3), self.registry.changes(50))
+
+    def test_no_database(self) -> None:
+        """One line."""
+        path = Path(self.mktemp())
+        path.write_text("no database" * 100)
+        error = self.assertRaises(RegistryUnavailable, TableRegistry, str(path))
+        self.assertIn("not a database", str(error))
+
+
+class FileTests(Behaviour, TestCase):
+    async def make(self) -> None:
+        self.path = Path(self.mktemp())
+        self.registry = FileRegistry(self.path, reactor)
+        self.addCleanup(self.registry.close)
+
+    @asynchronous
+    async def test_edited(self) -> None:
+        """What an operator writes into the file is there; what is damaged is said to be."""
+        await self.make()
+        entry = {"id": 5, "account": A.address, "relay": "http://127.0.0.1:8080"}
+        self.path.write_text(json.dumps({"twins": [entry]}))
+        self.assertEqual(A.account, (await self.registry.get(5)).account)
+        self.path.write_text("{")
+        os.utime(self.path, (1, 1))
+        error = await self.assertFailure(self.registry.get(5), RegistryUnavailable)
+        self.assertIn(str(self.path), str(error))
+        self.path.write_text(json.dumps({"twins": [entry, entry]}))
+        await self.assertFailure(self.registry.get(5), RegistryUnavailable)
+        self.path.unlink()
+        await self.assertFailure(self.registry.get(5), TwinNotFound)
+
+    @asynchronous
+    async def test_two_writers(self) -> None:
+        """Neither loses what the other wrote."""
+        await self.make()
+        other = FileRegistry(self.path, reactor)
+        await self.registry.put(statement())
+        self.assertEqual(2, (await other.put(statement(B))).id)
+        self.assertEqual(2, len(await self.registry.twins(0, 10)))
+        self.assertEqual(1, len(await self.registry.twins(1, 10)))
+
+
+class HTTPTests(Behaviour, TestCase):
+    timeout = 30
+
+    async def make(self) -> None:
+        self.service = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", rate=0)
+        self.service.startService()
+        self.url = f"http://127.0.0.1:{(await self.service.ready)[0].getHost().port}"
+        self.registry = HTTPRegistry(reactor, self.url)
+        self.addCleanup(self.stop)
+
+    def stop(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        await self.registry.close()
+        await self.service.stopService()
+        await pause(0)
+
+    async def settle(self) -> None:
+        for _ in range(500):
+            if self.service._api._waiting:
+                return
+            await pause(0.01)
+
+    async def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        response = await treq.request(method, self.url + path, data=body, persistent=False)
+        return response.code, await response.json()
+
+    @asynchronous
+    async def test_statuses(self) -> None:
+        """404, 400, 401, 409, 413, and what each says."""
+        await self.make()
+        await self.registry.put(statement())
+        for method, path, body, status in (
+            ("GET", "/twins/2", None, 404),
+            ("GET", "/twins/99999999999999999999", None, 404),
+            ("GET", "/twins/x", None, 404),
+            ("GET", "/twins?account=x", None, 400),
+            ("GET", "/twins?after=x", None, 400),
+            ("GET", f"/twins?account={B.address}", None, 404),
+            ("GET", f"/twins?account={A.address}", None, 200),
+            ("POST", "/twins", b"{", 400),
+            ("POST", "/twins", b"[]", 400),
+            ("POST", "/twins", b"{}", 400),
+            ("POST", "/twins", statement().to_json(), 409),
+            ("POST", "/twins", replace(statement(counter=5), relay="x").to_json(), 401),
+            ("POST", "/twins", b"x" * 9000, 413),
+            ("DELETE", "/twins/1", None, 405),
+            ("GET", "/changes?since=x", None, 400),
+            ("GET", "/health", None, 200),
+        ):
+            self.assertEqual(status, (await self.ask(method, path, body))[0], (method, path))
+        self.assertEqual((200, {"twins": [], "next": 1}), await self.ask("GET", "/changes"))
+        response = await treq.get(self.url + "/metrics", persistent=False)
+        self.assertIn('rmb_registry_refused_total{reason="refused"}', await response.text())
+
+    @asynchronous
+    async def test_a_service_that_lies(self) -> None:
+        """Statements that the owner did not sign are not believed; nor is another twin than was asked for."""
+        await self.make()
+        await self.registry.put(statement())
+        table = self.service._table
+        table._db.execute("UPDATE twins SET relay = 'evil'")
+        error = await self.assertFailure(self.registry.get(1), RegistryUnavailable)
+        self.assertIn("does not verify", str(error))
+        self.patch(table, "get", lambda number: succeed(replace(statement(), id=7)))
+        await self.assertFailure(self.registry.get(1), RegistryUnavailable)
+
+    @asynchronous
+    async def test_away(self) -> None:
+        """RegistryUnavailable, in one line; not TwinNotFound."""
+        await self.make()
+        await self.service.stopService()
+        error = await self.assertFailure(self.registry.get(1), RegistryUnavailable)
+        self.assertIn("refused", str(error))
+
+    @asynchronous
+    async def test_random_bytes(self) -> None:
+        """As statements, and in paths: never a 5xx."""
+        import random
+
+        await self.make()
+        rng = random.Random(3)
+        good = statement().to_json()
+        for _ in range(100):
+            body = bytearray(good)
+            for _ in range(rng.randrange(1, 5)):
+                body[rng.randrange(len(body))] = rng.randrange(256)
+            response = await treq.post(self.url + "/twins", data=bytes(body), persistent=False)
+            self.assertLess(response.code, 500)
+            await response.content()
+
+
+class Counting:
+    """In place of a registry: counts questions, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[Deferred[Twin]] = []
+
+    def get(self, number: int) -> Deferred[Twin]:
+        self.asked.append(Deferred())
+        return self.asked[-1]
+
+    def watch(self, changed: Any) -> None:
+        self.changed = changed
+
+
+class CacheTests(SynchronousTestCase):
+    """cache::memory; single flight, negative answers, staleness."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.behind = Counting()
+        self.cache = CachedRegistry(self.behind, self.clock, most=3)
+
+    def known(self, number: int = 1) -> Twin:
+        twin = replace(statement(), id=number)
+        got = self.cache.get(number)
+        self.behind.asked[-1].callback(twin)
+        self.assertEqual(twin, self.successResultOf(got))
+        return twin
+
+    def test_remembered(self) -> None:
+        """For five minutes; then asked again."""
+        twin = self.known()
+        self.assertEqual(twin, self.successResultOf(self.cache.get(1)))
+        self.assertEqual(twin, self.cache.fresh(1))
+        self.assertEqual(1, len(self.behind.asked))
+        self.clock.advance(cache.TTL)
+        self.assertIsNone(self.cache.fresh(1))
+        self.assertNoResult(self.cache.get(1))
+        self.assertEqual(2, len(self.behind.asked))
+
+    def test_single_flight(self) -> None:
+        """Many ask, one question."""
+        waiting = [self.cache.get(1) for _ in range(10)]
+        self.assertEqual(1, len(self.behind.asked))
+        self.behind.asked[0].callback(replace(statement(), id=1))
+        self.assertEqual({1}, {self.successResultOf(one).id for one in waiting})
+
+    def test_that_there_is_none(self) -> None:
+        """Is remembered too, for a short time; a change puts it right at once."""
+        got = self.cache.get(1)
+        self.behind.asked[0].errback(TwinNotFound("1"))
+        self.failureResultOf(got, TwinNotFound)
+        self.failureResultOf(self.cache.get(1), TwinNotFound)
+        self.assertEqual(1, len(self.behind.asked))
+        self.behind.changed(replace(statement(), id=1))
+        self.assertEqual(1, self.successResultOf(self.cache.get(1)).id)
+        self.cache.flush()
+        got = self.cache.get(1)
+        self.behind.asked[1].errback(TwinNotFound("1"))
+        self.failureResultOf(got, TwinNotFound)
+        self.clock.advance(cache.NEGATIVE_TTL)
+        self.cache.get(1)
+        self.assertEqual(3, len(self.behind.asked))
+
+    def test_stale_while_it_is_away(self) -> None:
+        """What is known is served, and who knows nothing is told that nobody knows."""
+        twin = self.known()
+        self.clock.advance(cache.TTL + 1)
+        got = self.cache.get(1)
+        self.behind.asked[1].errback(RegistryUnavailable("away"))
+        self.assertEqual(twin, self.successResultOf(got))
+        self.assertEqual(twin, self.successResultOf(self.cache.get(1)))
+        self.assertEqual(2, len(self.behind.asked))
+        other = self.cache.get(2)
+        self.behind.asked[2].errback(RegistryUnavailable("away"))
+        self.failureResultOf(other, RegistryUnavailable)
+        self.clock.advance(cache.STALE)
+        got = self.cache.get(1)
+        self.behind.asked[3].errback(RegistryUnavailable("away"))
+        self.failureResultOf(got, RegistryUnavailable)
+
+    def test_bounds(self) -> None:
+        """The one that was not asked for longest is forgotten; questions have a limit."""
+        for number in (1, 2, 3):
+            self.known(number)
+        self.cache.get(1)
+        self.known(4)
+        self.assertEqual([True, False, True], [self.cache.fresh(number) is not None for number in (1, 2, 3)])
+        self.patch(cache, "MAX_QUESTIONS", 1)
+        self.cache.get(10)
+        self.failureResultOf(self.cache.get(11), RegistryUnavailable)
+
+
+class NamesTests(SynchronousTestCase):
+    """Relays as the registry names them."""
+
+    def test_names(self) -> None:
+        """Bare domains are https; URLs have their port."""
+        self.assertEqual("https://relay.example/", relay_url("relay.example"))
+        self.assertEqual("http://127.0.0.1:8080/", relay_url("http://127.0.0.1:8080"))
+        for url, name in (
+            ("wss://relay.example", "relay.example"),
+            ("wss://relay.example:443/", "relay.example"),
+            ("wss://relay.example:444", "https://relay.example:444"),
+            ("ws://127.0.0.1:8080", "http://127.0.0.1:8080"),
+            ("ws://[::1]:8080", "http://[::1]:8080"),
+        ):
+            self.assertEqual(name, relay_of_websocket(url))
+            check_relay(name)
+        for url in ("http://x", "ws://", "ws://x/y", "wss://u@x", "ws://x:99999", "x", "ws://x?y"):
+            self.assertRaises(ValueError, relay_of_websocket, url)
+
+    def test_descriptions(self) -> None:
+        """What --registry may say."""
+        for text in ("", "x", "file:", "ftp://x", "http://", "tfchain:"):
+            self.assertRaises(RegistryUnavailable, open_registry, text, Clock())
+        self.assertIsInstance(open_registry(f"file:{self.mktemp()}", Clock()), FileRegistry)
