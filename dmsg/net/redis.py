@@ -89,7 +89,7 @@ async def open_redis(url: str, reactor: IReactorTime) -> Any:
 
 def patience(clock: IReactorTime, call: Deferred[Any], seconds: float) -> Deferred[Any]:
     """The result of a call, or TimeoutError after so long; the call itself goes on, and its result is dropped."""
-    result: Deferred[Any] = Deferred()
+    result: Deferred[Any] = Deferred(lambda _: timer.cancel() if timer.active() else None)
     timer = clock.callLater(seconds, lambda: result.errback(TimeoutError("Redis does not answer")))
 
     def done(value: Any) -> None:

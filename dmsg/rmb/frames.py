@@ -99,7 +99,7 @@ class Frames:
             if stop > end:
                 break
             first = data[start]
-            if first in _READ_HERE and marked == self._masked and (first == BINARY or length - want <= MAX_CONTROL):
+            if first in _READ_HERE and marked == self._masked and (first == BINARY or length <= MAX_CONTROL):
                 payload = data[body:stop]
                 yield first, mask(payload, data[body - 4 : body]) if marked else payload
             else:

@@ -56,6 +56,9 @@ class RelayQueue(Interface):
     def read(session: str, after: Any) -> Deferred[list[Queued]]:
         """The oldest messages whose id is above ``after``; None means all."""
 
+    def poll(sessions: Sequence[str]) -> Deferred[list[str]]:
+        """Those of some sessions in whose queue is something that nobody told of."""
+
     def remove(session: str, ids: Sequence[Any]) -> None:
         """They are delivered."""
 
@@ -205,6 +208,9 @@ class SQLiteQueue:
         except sqlite3.Error as error:
             return fail(QueueUnavailable(str(error)))
         return succeed([Queued(*row) for row in rows])
+
+    def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
+        return succeed([])
 
     def remove(self, session: str, ids: Sequence[Any]) -> None:
         self._begin()

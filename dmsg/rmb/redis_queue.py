@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -38,6 +38,8 @@ FEDERATION_LENGTH = 100_000
 """Messages for other relays."""
 PRESENCE = 75.0
 """Seconds that a session is believed to be connected without being said to be."""
+POLLED = 1000
+"""Sessions looked at in one call."""
 RETRY_FOR = 5.0
 """Seconds that an append is tried while Redis is away."""
 RETRY_EVERY = 0.2
@@ -50,6 +52,14 @@ local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', ARGV[2], ARG
 if ARGV[4] ~= '0' then redis.call('EXPIRE', KEYS[1], ARGV[4]) end
 redis.call('PUBLISH', KEYS[2], ARGV[5])
 return {id, before + 1 - redis.call('XLEN', KEYS[1])}
+"""
+
+_NOT_EMPTY = """
+local found = {}
+for index, key in ipairs(KEYS) do
+  if redis.call('XLEN', key) > 0 then found[#found + 1] = index end
+end
+return found
 """
 
 _log = Logger()
@@ -70,6 +80,7 @@ class RedisQueue:
         self.limits = limits or QueueLimits()
         self.dropped: Callable[[str, int], None] = lambda session, number: None
         self._name = uuid4().hex
+        self._appending: set[Deferred[Any]] = set()
         self._closed = False
         self._grouped = False
         self._appended: Callable[[str], None] = lambda session: None
@@ -88,7 +99,16 @@ class RedisQueue:
     # --- messages ---
 
     def append(self, session: str, data: bytes, until: float) -> Deferred[Any]:
-        return Deferred.fromCoroutine(self._append(session, data))
+        appending: Deferred[Any] = Deferred.fromCoroutine(self._append(session, data))
+        self._appending.add(appending)
+
+        def done(result: Any) -> Any:
+            self._appending.discard(appending)
+            if isinstance(result, Failure) and result.check(CancelledError):
+                raise QueueUnavailable(f"{self._shown}: the relay is shutting down")
+            return result
+
+        return appending.addBoth(done)
 
     async def _append(self, session: str, data: bytes) -> bytes:
         federation = session == FEDERATION
@@ -105,6 +125,8 @@ class RedisQueue:
                 # a call that waits for Redis to come back is not cancelled: replies are told apart by their order
                 appending = self._redis.eval(_APPEND, [self._key(session), CHANNEL], arguments)
                 number, dropped = await patience(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
+            except CancelledError:
+                raise
             except Exception as error:
                 if self._closed or self._reactor.seconds() >= deadline:
                     raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
@@ -151,6 +173,11 @@ class RedisQueue:
             raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
         entries = [*left[1], *(read[0][1] if read else ())]
         return [Queued(bytes(number), bytes(fields[1])) for number, fields in entries if fields]
+
+    def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
+        keys = [self._key(session) for session in sessions[:POLLED]]
+        result: Deferred[Any] = self._redis.eval(_NOT_EMPTY, keys, [])
+        return result.addCallbacks(lambda found: [sessions[int(index) - 1] for index in found], lambda _: [])
 
     def remove(self, session: str, ids: Sequence[Any]) -> None:
         def failed(failure: Failure) -> None:
@@ -210,6 +237,9 @@ class RedisQueue:
 
     async def _close(self) -> None:
         self._closed = True
+        for appending in list(self._appending):
+            appending.addErrback(lambda _: None)
+            appending.cancel()
         if self._subscription is not None:
             await self._subscription.disconnect()
         await self._redis.disconnect()

@@ -48,6 +48,8 @@ STALLED_AFTER = 60.0
 """Seconds without a confirmation after which a session is ended."""
 PRESENT_EVERY = 30.0
 """Seconds between notes of who is connected, for other processes on the same queue."""
+POLLED = 1000
+"""Sessions whose queues are looked at in one round."""
 MAX_LOOKUPS = 10_000
 """Messages that wait for the registry."""
 MAX_UNSETTLED = 20_000
@@ -157,6 +159,7 @@ class Switch:
         self._lookups: dict[int, deque[Callable[[Twin | Failure | None], None]]] = {}
         self._waiting = 0
         self._present_at = 0.0
+        self._to_poll: list[Session] = []
         federation.is_connected = lambda text: Session.parse(text) in self.sessions
         federation.finished = self._forwarded
         queue.dropped = self._dropped
@@ -217,12 +220,30 @@ class Switch:
             elif now - session.heard_at >= IDLE_PING and socket is not None:
                 socket.ping(b"")
             session.delivery.retry()
+        self._poll()
         for name, data in self.queue.expired(self.now()):
             self._answer_expired(name, data)
         if now - self._present_at >= PRESENT_EVERY:
             self._present_at = now
             self.queue.present([str(session) for session in self.sessions])
         self.federation.round()
+
+    def _poll(self) -> None:
+        """Relays that share the queue and are not of this package tell nobody what they append."""
+        if not self._to_poll:
+            self._to_poll = list(self.sessions)
+        some, self._to_poll = self._to_poll[:POLLED], self._to_poll[POLLED:]
+        quiet = [
+            name
+            for name in some
+            if (one := self.sessions.get(name)) is not None and not len(one.delivery) and not one.delivery.catching_up
+        ]
+        if quiet:
+            self.queue.poll([str(name) for name in quiet]).addCallback(self._found)
+
+    def _found(self, names: list[str]) -> None:
+        for name in names:
+            self._appended_elsewhere(name)
 
     # --- from a session ---
 

@@ -81,6 +81,7 @@ class Socket:
     reactor: Any
     turn: TurnFlush
     state: int
+    data: bytes
     transport: Any
     log = _Silence()
     masked_here = False
@@ -138,7 +139,11 @@ class Socket:
         for name in ("http_headers", "http_request_data", "http_response_data", "_perMessageCompress"):
             if name in self.__dict__:
                 self.__dict__[name] = None
+        # what came behind the handshake, in the same piece; autobahn shall not begin with it
+        rest, self.data = self.data, b""
         self.receiver.opened(self)
+        if rest:
+            self.dataReceived(rest)
 
     def onMessage(self, payload: bytes, isBinary: bool) -> None:
         if isBinary:

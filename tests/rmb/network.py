@@ -10,7 +10,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from dmsg.net.turn import TurnFlush
-from dmsg.rmb import token, wire
+from dmsg.rmb import federation, server, switch, token, wire
 from dmsg.rmb.address import Session
 from dmsg.rmb.cipher import Encryption
 from dmsg.rmb.client import RmbClient
@@ -113,6 +113,10 @@ class RmbCase(TestCase):
     timeout = 60
 
     def setUp(self) -> None:
+        # the same waits, of tenths of a second
+        self.patch(server, "ROUND", 0.2)
+        for module in (switch, federation):
+            self.patch(module, "SPILL_AFTER", 0.4)
         self.registry = TableRegistry()
         self.identities = {name: Identity(secret, "ed25519") for name, secret in SECRETS.items()}
         self.ids: dict[str, int] = {}

@@ -197,6 +197,18 @@ class SessionTests(PairCase):
         await self.until(lambda: not len(self.one.switch.queue))
 
     @asynchronous
+    async def test_messages_behind_the_handshake(self) -> None:
+        """Pieces of them come together with the relay's 101; none is lost or torn."""
+        a, _ = await self.pair()
+        c = Session(self.twin("C", self.one.domain))
+        for number in range(40):
+            a.send(a.envelope(c, uid=str(number), payload=bytes([number]) * 7000), self.now())
+        await self.until(lambda: len(self.one.switch.queue) == 40)
+        raw = await self.raw("C", self.one)
+        got = [await raw.messages.get() for _ in range(40)]
+        self.assertEqual([(str(n), bytes([n]) * 7000) for n in range(40)], [(one.uid, one.plain) for one in got])
+
+    @asynchronous
     async def test_A4_overflow(self) -> None:
         """The oldest go, and are counted."""
         a, _ = await self.pair(queue_limits=QueueLimits(messages=10))

