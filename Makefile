@@ -5,10 +5,11 @@ VENV = .venv
 BIN = $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo demo-pipeline test coverage lint docs bench bench-pipeline soak lab fuzz spark-long clean
+.PHONY: help demo demo-rmb rmb-long demo-pipeline test coverage lint docs bench bench-pipeline soak lab fuzz spark-long clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
+	@echo "make demo-rmb  a whole message bus: registry, relays, peers over Redis, services"
 	@echo "make demo-pipeline  servers under load, then Spark over what they wrote, then a report (Java 17)"
 	@echo "make test      the test suite, with its coverage"
 	@echo "make lint      ruff, mypy, import-linter"
@@ -16,6 +17,7 @@ help:
 	@echo "make bench     benchmarks beside the limits of this machine (a quarter of an hour)"
 	@echo "make bench-pipeline  the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)"
 	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
+	@echo "make rmb-long  10,000 messages while relays, peers and Redis are killed at random"
 	@echo "make soak      a network under load and faults for SECONDS=600"
 	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"
 	@echo "make fuzz      the property tests with many more examples"
@@ -30,6 +32,11 @@ $(VENV)/.run: $(VENV)/.created setup.cfg constraints.txt
 	@echo "installing dmsg into $(VENV)"
 	$(PIP_INSTALL) --editable .
 	@touch $@
+
+$(VENV)/.rmb: $(VENV)/.created setup.cfg constraints.txt
+	@echo "installing dmsg and what the message bus needs into $(VENV)"
+	$(PIP_INSTALL) --editable '.[rmb,rmb_demo]'
+	@touch $@ $(VENV)/.run
 
 $(VENV)/.test: $(VENV)/.created setup.cfg constraints.txt
 	@echo "installing dmsg and what its tests need into $(VENV)"
@@ -48,6 +55,9 @@ $(VENV)/.dev: $(VENV)/.created setup.cfg constraints.txt
 
 demo: $(VENV)/.run
 	$(BIN)/dmsg demo
+
+demo-rmb: $(VENV)/.rmb
+	$(BIN)/dmsg rmb demo
 
 demo-pipeline: $(VENV)/.spark
 	$(BIN)/dmsg analytics demo
@@ -81,6 +91,9 @@ $(VENV)/.spark-connect: $(VENV)/.spark
 
 spark-long: $(VENV)/.spark-connect
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_spark tests.spark.long_runs
+
+rmb-long: $(VENV)/.test
+	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.rmb.long_runs
 
 SECONDS ?= 600
 soak: $(VENV)/.test

@@ -13,6 +13,7 @@ import click
 from twisted.internet.defer import Deferred
 from twisted.internet.utils import getProcessOutputAndValue
 
+from dmsg.cli.rmb_demo import demo
 from dmsg.cli.running import Seconds, run
 from dmsg.cli.twin import key_option, registry_option
 from dmsg.rmb.client import JSON, HandlerError, Reply, Request, RmbClient
@@ -44,6 +45,9 @@ def rmb() -> None:
       dmsg rmb serve -k bob.twin -R http://127.0.0.1:9091 -r ws://127.0.0.1:8081 --command upper "tr a-z A-Z"
       dmsg rmb call 2 upper '"hello"' -k alice.twin -R http://127.0.0.1:9091 -r ws://127.0.0.1:8081
     """
+
+
+rmb.add_command(demo)
 
 
 def _client(reactor: Any, registry: str, relays: tuple[str, ...], key_file: str | None, **options: Any) -> RmbClient:
