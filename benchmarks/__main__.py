@@ -22,6 +22,7 @@ from benchmarks.machine import aead, cores, pin, raise_descriptor_limit
 from benchmarks.messaging import messaging_rows
 from benchmarks.path import path_rows
 from benchmarks.relay import connect_row, crowd_row, memory_rows, mixed_rows, relay_rows, transport_row
+from benchmarks.rmb import rmb_rows
 from benchmarks.telemetry import telemetry_rows
 from dmsg.keys import PubKey, SecKey
 
@@ -37,6 +38,7 @@ PARTS = (
     "path",
     "telemetry",
     "messaging",
+    "rmb",
 )
 
 
@@ -128,7 +130,7 @@ def main() -> None:
     show(console, "machine", [{k: v for k, v in results["machine"].items() if k != "versions"}])
     pin(cores()[-1])
     wanted = arguments.parts or PARTS
-    redis_url, redis = _redis() if "discovery" in wanted else (None, None)
+    redis_url, redis = _redis() if {"discovery", "rmb"} & set(wanted) else (None, None)
     measures = {
         "relay": (
             "relayed frames: CPU of the relay per frame, one and eight pairs",
@@ -143,6 +145,7 @@ def main() -> None:
         "memory": ("resident memory of the relay per idle connection", memory_rows),
         "telemetry": ("what telemetry costs the relay: CPU per frame with and without, in one run", telemetry_rows),
         "messaging": ("the Messaging System: the server alone, then through its clients", messaging_rows),
+        "rmb": ("the message bus: one relay, two relays, queues, connects, memory", lambda: rmb_rows(redis_url)),
         "discovery": ("discovery, one connection", lambda: discovery_rows(redis_url)),
     }
     try:

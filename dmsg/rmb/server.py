@@ -27,7 +27,7 @@ from dmsg.rmb.redis_queue import RedisQueue
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.relay import Relay
-from dmsg.rmb.site import RelaySite
+from dmsg.rmb.site import CONNECT_RATE, RelaySite
 from dmsg.rmb.switch import ROUND, Switch
 from dmsg.rmb.websocket import GOING_AWAY, UpgradeResource
 
@@ -56,6 +56,8 @@ class RelaySettings:
     max_sessions: int = MAX_SESSIONS
     max_token_ttl: int | None = token.MAX_TTL
     proxied: bool = False
+    connect_rate: float = CONNECT_RATE
+    token_reuse: bool = False
     queue_limits: QueueLimits = field(default_factory=QueueLimits)
 
 
@@ -141,6 +143,8 @@ class RmbRelay(Service):
             admits=self._admits,
             proxied=settings.proxied,
             max_token_ttl=settings.max_token_ttl,
+            connect_rate=settings.connect_rate,
+            token_reuse=settings.token_reuse,
         )
         site = page.make_site()
         for description in settings.listen:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -31,10 +33,12 @@ IDLE_TIMEOUT = 60
 """Seconds that a connection without a websocket may be silent."""
 INTAKE_RATE, INTAKE_BURST = 1000.0, 2000.0
 """Messages a second of one address, and at once, that other relays may bring."""
-CONNECT_RATE, CONNECT_BURST = 100.0, 1000.0
-"""Upgrades a second of one address, and at once."""
+CONNECT_RATE, CONNECT_BURST = 200, 2000
+"""Upgrades a second of one address, and at once, by default."""
 INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
 """Messages and bytes a minute of one twin that other relays may bring."""
+MAX_USED_TOKENS = 100_000
+"""Tokens that are remembered until they expire."""
 MAX_INTAKE = 256
 """Messages of other relays under way at once."""
 
@@ -45,6 +49,7 @@ class RelaySite(Resource):
     """What is at each path.
 
     :param max_token_ttl: seconds that a token may be good for; None means any.
+    :param token_reuse: a token may open more than one connection.
     :param admits: whether one more session may come.
     """
 
@@ -61,6 +66,8 @@ class RelaySite(Resource):
         admits: Callable[[], Drop | None],
         proxied: bool = False,
         max_token_ttl: int | None = token.MAX_TTL,
+        connect_rate: float = CONNECT_RATE,
+        token_reuse: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._switch = switch
@@ -71,10 +78,11 @@ class RelaySite(Resource):
         self._admits = admits
         self._proxied = proxied
         self._max_token_ttl = max_token_ttl
-        self._connects = RateLimit(CONNECT_RATE, CONNECT_BURST)
+        self._connects = RateLimit(connect_rate, max(CONNECT_BURST, connect_rate))
         self._intakes = RateLimit(INTAKE_RATE, INTAKE_BURST)
         self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
         self._taking = 0
+        self._used: OrderedDict[bytes, int] | None = None if token_reuse else OrderedDict()
 
     def make_site(self) -> Site:
         """The factory to listen with."""
@@ -179,7 +187,25 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
         except DmsgError as error:
             return self._refuse(request, Drop.REGISTRY_DOWN, 500, f"failed to get twin: {error}")
+        if not self._first_use(parsed):
+            return self._refuse(request, Drop.BAD_TOKEN, 401, "invalid jwt: jwt: was used before")
         return self._upgrade.upgrade(request, RelaySession(self._switch, session))
+
+    def _first_use(self, parsed: token.Token) -> bool:
+        """A token is in a URL, and proxies write these down: it opens one connection, and no second one."""
+        used = self._used
+        if used is None:
+            return True
+        now = int(self._switch.now())
+        while used and next(iter(used.values())) < now:
+            used.popitem(last=False)
+        key = hashlib.sha256(parsed.signed).digest()
+        if key in used:
+            return False
+        used[key] = parsed.expires
+        if len(used) > MAX_USED_TOKENS:
+            used.popitem(last=False)
+        return True
 
     # --- other relays ---
 

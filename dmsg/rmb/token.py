@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
 from dataclasses import dataclass
@@ -85,9 +86,14 @@ def _object(part: bytes) -> dict[str, Any]:
     return content
 
 
-def make(signer: Signer, session: Session, now: int, ttl: int = TTL) -> str:
-    """A token for ``session``, good for ``ttl`` seconds."""
-    claims = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
+def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: bool = True) -> str:
+    """A token for ``session``, good for ``ttl`` seconds.
+
+    :param unique: unlike all others, by a claim ``jti``: a relay may take each only once.
+    """
+    claims: dict[str, Any] = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
+    if unique:
+        claims["jti"] = os.urandom(8).hex()
     header = _encode(json.dumps({"alg": ALGORITHM}, separators=(",", ":")).encode())
     signed = header + b"." + _encode(json.dumps(claims, separators=(",", ":")).encode())
     return (signed + b"." + _encode(signer.sign(signed))).decode()

@@ -17,6 +17,7 @@ try:
     from dmsg.rmb.ranker import PERIOD
     from dmsg.rmb.registry.service import check_registry
     from dmsg.rmb.server import MAX_SESSIONS, RelaySettings, RmbRelay
+    from dmsg.rmb.site import CONNECT_RATE
     from dmsg.rmb.token import MAX_TTL
     from dmsg.rmb.twin import check_relay
 except ModuleNotFoundError as error:
@@ -61,9 +62,13 @@ class Options(UsageOptions):
         ["queue-size", None, "64", "MiB kept for one session; then the oldest go", str],
         ["queue-total", None, "4096", "MiB kept for all; then nothing more is taken", str],
         ["token-ttl", None, str(MAX_TTL), "seconds that a token may be good for; 0 means any", str],
+        ["connect-rate", None, str(CONNECT_RATE), "connections a second of one address; 0 means no limit", str],
         ["log-format", None, "text", "text or json", str],
     ]
-    optFlags = [["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"]]
+    optFlags = [
+        ["token-reuse", None, "take a token for more than one connection"],
+        ["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"],
+    ]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -123,6 +128,7 @@ class Options(UsageOptions):
             ("queue-size", 1, 10**5),
             ("queue-total", 1, 10**7),
             ("token-ttl", 0, 10**9),
+            ("connect-rate", 0, 10**6),
         ):
             self[name] = number(self[name], low, high)
         sessions = MAX_SESSIONS
@@ -154,6 +160,8 @@ class Options(UsageOptions):
             max_sessions=min(self["max-sessions"], descriptors()),
             max_token_ttl=self["token-ttl"] or None,
             proxied=bool(self["proxied"]),
+            connect_rate=self["connect-rate"],
+            token_reuse=bool(self["token-reuse"]),
             queue_limits=QueueLimits(
                 self["queue-length"], self["queue-size"] * 1024 * 1024, self["queue-total"] * 1024 * 1024
             ),

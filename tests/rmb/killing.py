@@ -85,6 +85,11 @@ class Process:
         self.process.wait()
         self.start()
 
+    def supervise(self) -> None:
+        """As an operator's supervisor does: a peer whose Redis is away when it starts says so and ends."""
+        if self.process.poll() is not None:
+            self.start()
+
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -279,6 +284,8 @@ def run(directory: Path, number: int, kills: int, seconds: float, seed: int) -> 
         at = 0
         while load.collected < number and time.monotonic() - began < seconds:
             time.sleep(0.02)
+            for process in bus.processes.values():
+                process.supervise()
             # one after the other, spread over the work
             if at < kills and load.collected >= number * (at + 0.5) / (kills + 1):
                 bus.processes[victims[at % len(victims)]].kill()

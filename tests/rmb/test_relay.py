@@ -10,7 +10,7 @@ from twisted.internet import reactor
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.protocol import Factory, Protocol
 
-from dmsg.rmb import frames, token, wire
+from dmsg.rmb import frames, switch, token, wire
 from dmsg.rmb.address import Session
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable
 from dmsg.rmb.queues import QueueLimits
@@ -374,6 +374,58 @@ class HTTPTests(PairCase):
         self.patch(self.registry, "get", lambda number: _fail(RegistryUnavailable("it is away")))
         self.one.switch.registry.flush()
         self.assertEqual((500, "failed to get twin: it is away"), await status_of(f"{url}/?{good}", **upgrade))
+
+    @asynchronous
+    async def test_a_token_is_taken_once(self) -> None:
+        """Weakness 5: who reads it in a proxy's log cannot take the session; unless the operator says so."""
+        relay = await self.named_relay()
+        self.twin("A", relay.domain)
+        query = token.make(self.identities["A"], Session(self.ids["A"]), int(self.now()))
+        first = RawTwin(self.identities["A"], Session(self.ids["A"]), relay.url)
+        self.raws.append(first)
+        await first.connect(self.now(), query=query)
+        again = RawTwin(self.identities["A"], Session(self.ids["A"]), relay.url)
+        error = await self.assertFailure(_deferred(again.connect(self.now(), query=query)), ConnectionError)
+        self.assertIn("401: invalid jwt: jwt: was used before", str(error))
+        self.assertIsNotNone(first.socket)
+        other = await self.named_relay(token_reuse=True)
+        for _ in range(2):
+            raw = RawTwin(self.identities["A"], Session(self.ids["A"]), other.url)
+            self.raws.append(raw)
+            await raw.connect(self.now(), query=query)
+
+    @asynchronous
+    async def test_the_relay_pings(self) -> None:
+        """Weakness 13: a session that is silent is asked, and ended when it does not answer, or confirms nothing."""
+        self.patch(switch, "IDLE_PING", 0.3)
+        self.patch(switch, "SILENT_AFTER", 1.2)
+        a, b = await self.pair()
+        b.answers_pings = False
+        self.assertIn("silent for too long", await b.closed)
+        self.assertIn(b"", b.pings)
+        self.assertIsNotNone(a.socket)
+        self.assertEqual(1, self.drops(Drop.SILENT))
+        self.patch(switch, "STALLED_AFTER", 0.5)
+        c = await self.raw("B", self.one, "c", answers_pings=False)
+        a.send(a.envelope(c.session), self.now())
+        while c.socket is not None:
+            c.socket.ping(b"not silent")
+            await pause(0.05)
+        self.assertEqual(1, self.drops(Drop.STALLED))
+        self.assertEqual(1, len(self.one.switch.queue))
+
+    @asynchronous
+    async def test_switch(self) -> None:
+        """Upstream's test_switch: 100 sessions, 10 messages each, all delivered and confirmed."""
+        a, _ = await self.pair()
+        sessions = [await self.raw("B", self.one, str(number)) for number in range(100)]
+        for number in range(10):
+            for raw in sessions:
+                a.send(a.envelope(raw.session, uid=str(number)), self.now(), sign=False)
+        await self.until(lambda: all(len(raw.raw) == 10 for raw in sessions))
+        await self.until(lambda: not any(len(one.delivery) for one in self.one.switch.sessions.values()))
+        for raw in sessions:
+            self.assertEqual([str(number) for number in range(10)], [wire.decode(data).uid for data in raw.raw])
 
     @asynchronous
     async def test_E6_another_account(self) -> None:

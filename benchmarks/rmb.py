@@ -1,0 +1,293 @@
+"""The message bus: one relay, two that federate, queues, connects, memory; beside Redis' own round trip."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import Entity, away
+from dmsg.rmb import frames, token, wire
+from dmsg.rmb.address import Session
+from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.identity import Identity
+from dmsg.rmb.twin import Twin
+
+PAYLOAD = 300
+"""Bytes; with everything else of the envelope 453, as upstream's tools send."""
+MESSAGES = 60_000
+QUEUED = 5_000
+LATENCIES = 2_000
+CONNECTS = 400
+IDLE = 5_000
+KEY = b"abcd"
+RUNS = 3
+
+
+class Twins:
+    """A registry and so many twins, whose relay can be set."""
+
+    def __init__(self, number: int) -> None:
+        self.entity = Entity(
+            "rmb-registry", "--listen=tcp:0:interface=127.0.0.1", "--store=memory:", "--rate-limit=0", core=away()
+        )
+        host, port = self.entity.address()
+        self.url = f"http://{host}:{port}"
+        self.identities = [Identity(f"0x{one + 1:064x}", "ed25519") for one in range(number)]
+        self._counter = 0
+
+    def set(self, number: int, relay: str) -> None:
+        self._counter += 1
+        identity = self.identities[number]
+        statement = Twin(0, identity.account, relay, counter=self._counter).sign(identity)
+        request = urllib.request.Request(f"{self.url}/twins", statement.to_json(), method="POST")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            answer.read()
+
+
+class WebSocket:
+    """A session: plain sockets, so that the relay is what is measured."""
+
+    def __init__(self, port: int, identity: Identity, session: Session) -> None:
+        self.session = session
+        self._identity = identity
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        query = token.make(identity, session, int(time.time()))
+        self.socket.sendall(
+            f"GET /?{query} HTTP/1.1\r\nHost: relay\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        self._frames = frames.Frames(False, wire.MAX_MESSAGE)
+        self._rest = b""
+        while b"\r\n\r\n" not in self._rest:
+            data = self.socket.recv(65536)
+            if not data:
+                raise ConnectionError(self._rest.decode("latin-1"))
+            self._rest += data
+        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
+        if b" 101 " not in head.split(b"\r\n")[0]:
+            raise ConnectionError(head.decode("latin-1"))
+
+    def receive(self, number: int) -> float:
+        """Take so many messages, confirming them; the time of the first."""
+        got, first = 0, 0.0
+        while got < number:
+            data, self._rest = self._rest or self.socket.recv(1 << 18), b""
+            if not data:
+                raise ConnectionError("the relay closed the connection")
+            for kind, content in self._frames.feed(data):
+                if kind == frames.BINARY:
+                    got += 1
+                    first = first or time.perf_counter()
+                elif kind == frames.PING:
+                    self.socket.sendall(frames.encode(frames.PONG, content, KEY))
+        return first
+
+    def settled(self) -> None:
+        """Until the relay has everything."""
+        self.socket.sendall(frames.encode(frames.PING, b"settled?", KEY))
+        while True:
+            for kind, content in self._frames.feed(self.socket.recv(1 << 16)):
+                if kind == frames.PONG and content == b"settled?":
+                    return
+
+    def message(self, to: Session) -> bytes:
+        """A request, as a frame; signed, for other relays ask for that."""
+        envelope = Envelope(uid="x" * 36, timestamp=int(time.time()), expiration=600, schema="application/json")
+        envelope.request.command = "testme"
+        wire.set_address(envelope.source, self.session)
+        wire.set_address(envelope.destination, to)
+        envelope.plain = b"x" * PAYLOAD
+        envelope.signature = self._identity.sign(wire.challenge(envelope))
+        return frames.encode(frames.BINARY, envelope.SerializeToString(), KEY)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RunningRelay:
+    """A relay in a process of its own."""
+
+    def __init__(self, twins: Twins, queue: str) -> None:
+        self.port = _free_port()
+        self.domain = f"http://127.0.0.1:{self.port}"
+        self.entity = Entity(
+            "rmb-relay",
+            f"--domain={self.domain}",
+            f"--listen=tcp:{self.port}:interface=127.0.0.1",
+            f"--registry={twins.url}",
+            f"--queue={queue}",
+            "--connect-rate=0",
+            core=away(),
+        )
+        self.entity.wait_for("relay listens")
+
+
+def redis_round_trips(url: str, count: int = 5000) -> float:
+    """XADD and EXPIRE of as many bytes, one after the other, a second: what the reference does for each message."""
+    host, _, port = url.removeprefix("redis://").partition("/")[0].partition(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    body = b"x" * 453
+
+    def command(*words: bytes) -> bytes:
+        return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+    request = (
+        command(b"MULTI")
+        + command(b"XADD", b"stream:bench", b"MAXLEN", b"~", b"10000", b"*", b"_", body)
+        + command(b"EXPIRE", b"stream:bench", b"3600")
+        + command(b"EXEC")
+    )
+    start = time.perf_counter()
+    for _ in range(count):
+        connection.sendall(request)
+        answer = b""
+        # +OK +QUEUED +QUEUED *2 $id :1
+        while not answer.endswith(b":1\r\n"):
+            answer += connection.recv(4096)
+    seconds = time.perf_counter() - start
+    connection.close()
+    return count / seconds
+
+
+def _rate(relay: RunningRelay, sender: WebSocket, receiver: WebSocket, number: int) -> tuple[float, float]:
+    """Messages a second, and the relay's CPU for each, in us."""
+    frame = sender.message(receiver.session)
+    before, start = relay.entity.cpu(), time.perf_counter()
+    sending = threading.Thread(target=lambda: sender.socket.sendall(frame * number))
+    sending.start()
+    receiver.receive(number)
+    seconds = time.perf_counter() - start
+    sending.join()
+    sender.settled()
+    return number / seconds, (relay.entity.cpu() - before) / number * 1e6
+
+
+def _latency(sender: WebSocket, receiver: WebSocket, number: int) -> tuple[float, float]:
+    """p50 and p99 of one message at a time, in ms."""
+    frame = sender.message(receiver.session)
+    times = []
+    for _ in range(number):
+        start = time.perf_counter()
+        sender.socket.sendall(frame)
+        receiver.receive(1)
+        times.append(time.perf_counter() - start)
+    times.sort()
+    return times[number // 2] * 1e3, times[number * 99 // 100] * 1e3
+
+
+def _pair(twins: Twins, one: RunningRelay, two: RunningRelay, name: str) -> tuple[WebSocket, WebSocket]:
+    twins.set(0, one.domain)
+    twins.set(1, two.domain)
+    sender = WebSocket(one.port, twins.identities[0], Session(1, name))
+    return sender, WebSocket(two.port, twins.identities[1], Session(2, name))
+
+
+def _queued(twins: Twins, relay: RunningRelay, name: str) -> dict[str, float]:
+    """Into the queue of a session that is away, and out when it connects."""
+    twins.set(1, relay.domain)
+    sender = WebSocket(relay.port, twins.identities[0], Session(1, "q" + name))
+    absent = Session(2, "absent" + name)
+    frame = sender.message(absent)
+    start = time.perf_counter()
+    sending = threading.Thread(target=lambda: sender.socket.sendall(frame * QUEUED))
+    sending.start()
+    sending.join()
+    sender.settled()
+    into = QUEUED / (time.perf_counter() - start)
+    start = time.perf_counter()
+    receiver = WebSocket(relay.port, twins.identities[1], absent)
+    first = receiver.receive(1) - start
+    begin = time.perf_counter()
+    receiver.receive(QUEUED - 1)
+    out = QUEUED / (time.perf_counter() - begin)
+    sender.close()
+    receiver.close()
+    return {"queued_per_second": into, "first_of_backlog_ms": first * 1e3, "delivered_per_second": out}
+
+
+def _connects(twins: Twins, relay: RunningRelay) -> float:
+    start = time.perf_counter()
+    for number in range(CONNECTS):
+        WebSocket(relay.port, twins.identities[0], Session(1, f"c{number}")).close()
+    return CONNECTS / (time.perf_counter() - start)
+
+
+def _memory(twins: Twins, relay: RunningRelay) -> float:
+    """KiB for each of so many idle sessions."""
+    warm = [WebSocket(relay.port, twins.identities[0], Session(1, f"w{number}")) for number in range(200)]
+    for one in warm:
+        one.close()
+    time.sleep(1.0)
+    base = relay.entity.memory()
+    sessions = [WebSocket(relay.port, twins.identities[0], Session(1, f"i{number}")) for number in range(IDLE)]
+    time.sleep(1.0)
+    each = (relay.entity.memory() - base) / IDLE / 1024
+    for one in sessions:
+        one.close()
+    return each
+
+
+def _of_queue(twins: Twins, queue: str, kind: str, directory: Path, round_trips: float) -> list[dict[str, Any]]:
+    def at(name: str) -> str:
+        return f"sqlite:{directory / name}.sqlite" if queue == "sqlite" else queue
+
+    rows: list[dict[str, Any]] = []
+    relay = RunningRelay(twins, at("one"))
+    with relay.entity:
+        sender, receiver = _pair(twins, relay, relay, "m")
+        _rate(relay, sender, receiver, MESSAGES // 10)  # warms up
+        runs = [_rate(relay, sender, receiver, MESSAGES) for _ in range(RUNS)]
+        rate, cpu = statistics.median(run[0] for run in runs), statistics.median(run[1] for run in runs)
+        p50, p99 = _latency(sender, receiver, LATENCIES)
+        rows.append(
+            {"queue": kind, "way": "one relay", "per_second": rate, "relay_cpu_us": cpu, "p50_ms": p50, "p99_ms": p99}
+            | {"of_redis_round_trips": rate / round_trips}
+        )
+        queued = [_queued(twins, relay, str(run)) for run in range(RUNS)]
+        middle = {name: statistics.median(one[name] for one in queued) for name in queued[0]}
+        rows.append({"queue": kind, "way": "queued", "per_second": middle["queued_per_second"]} | middle)
+        rows.append({"queue": kind, "way": "connects", "per_second": _connects(twins, relay)})
+        sender.close()
+        receiver.close()
+        rows.append({"queue": kind, "way": "idle sessions", "sessions": IDLE, "kib_each": _memory(twins, relay)})
+    one, two = RunningRelay(twins, at("two")), RunningRelay(twins, at("three") if queue == "sqlite" else queue + "5")
+    with one.entity, two.entity:
+        sender, receiver = _pair(twins, one, two, "f")
+        _rate(one, sender, receiver, 200)
+        rate, cpu = _rate(one, sender, receiver, MESSAGES // 20)
+        p50, p99 = _latency(sender, receiver, LATENCIES // 5)
+        rows.append(
+            {"queue": kind, "way": "two relays", "per_second": rate, "relay_cpu_us": cpu, "p50_ms": p50, "p99_ms": p99}
+        )
+        sender.close()
+        receiver.close()
+    return rows
+
+
+def rmb_rows(redis_url: str | None) -> list[dict[str, Any]]:
+    """With SQLite, and with Redis where there is one."""
+    twins = Twins(2)
+    rows: list[dict[str, Any]] = []
+    with twins.entity, tempfile.TemporaryDirectory(prefix="dmsg-bench-") as directory:
+        twins.set(0, "http://nowhere:1")
+        twins.set(1, "http://nowhere:1")
+        round_trips = redis_round_trips(redis_url) if redis_url else float("nan")
+        rows.append({"queue": "redis alone", "way": "MULTI XADD EXPIRE EXEC, one at a time", "per_second": round_trips})
+        rows += _of_queue(twins, "sqlite", "SQLite", Path(directory), round_trips)
+        if redis_url:
+            rows += _of_queue(twins, redis_url, "Redis", Path(directory), round_trips)
+    return rows
