@@ -47,6 +47,8 @@ MAX_POSTS = 64
 """Requests at once."""
 MAX_ITEMS = 10_000
 """Messages under way; what comes beyond goes to the queue at once."""
+REMEMBERED = 1000
+"""Messages that were dealt with and are known for a moment."""
 MAX_OFFERED = 10_000
 """Messages that are kept here and offered elsewhere; the others wait for their receiver to come here."""
 ONLY_CONNECTED = b"x-rmb-only-connected"
@@ -212,6 +214,7 @@ class Federation:
         self._ready: deque[_Item] = deque()
         self._items: dict[_Item, None] = {}
         self._kept: dict[Any, _Item] = {}
+        self._finished_ids: deque[Any] = deque(maxlen=REMEMBERED)
         self._posts = 0
         self._offers: dict[str, _Offers] = {}
         self._offered = 0
@@ -314,6 +317,8 @@ class Federation:
             return
         if item.kept is not None:
             self._kept.pop(item.kept, None)
+            # an answer that has it as one to take up may be on its way
+            self._finished_ids.append(item.kept)
             self._queue.remove(FEDERATION, [item.kept])
         message = item.message or Message(item.data, 0.0, None)
         item.done(message, item.envelope, error)
@@ -329,6 +334,7 @@ class Federation:
             if item in self._items:
                 self._kept[number] = item
             else:
+                self._finished_ids.append(number)
                 self._queue.remove(FEDERATION, [number])
             if item.message is not None:
                 item.message.settle()
@@ -381,7 +387,7 @@ class Federation:
 
     def _taken(self, batch: list[Queued]) -> None:
         for queued in batch:
-            if queued.id in self._kept:
+            if queued.id in self._kept or queued.id in self._finished_ids:
                 continue
             try:
                 envelope = decode(queued.data)

@@ -38,6 +38,8 @@ FEDERATION_LENGTH = 100_000
 """Messages for other relays."""
 PRESENCE = 75.0
 """Seconds that a session is believed to be connected without being said to be."""
+BATCH_SIZE = 4 * 1024 * 1024
+"""Bytes appended in one call; one message more may be larger."""
 POLLED = 1000
 """Sessions looked at in one call."""
 RETRY_FOR = 5.0
@@ -47,13 +49,17 @@ RETRY_EVERY = 0.2
 
 # the oldest go one by one only where that costs nothing: MAXLEN ~ cuts whole nodes of the stream
 _APPEND = """
-local before = redis.call('XLEN', KEYS[1])
-local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', ARGV[2], ARGV[3])
-if ARGV[4] ~= '0' then redis.call('EXPIRE', KEYS[1], ARGV[4]) end
-redis.call('PUBLISH', KEYS[2], ARGV[5])
-return {id, before + 1 - redis.call('XLEN', KEYS[1])}
+local results = {}
+for index = 1, #KEYS - 1 do
+  local key, at = KEYS[index], (index - 1) * 5
+  local before = redis.call('XLEN', key)
+  local id = redis.call('XADD', key, 'MAXLEN', '~', ARGV[at + 1], '*', ARGV[at + 2], ARGV[at + 3])
+  if ARGV[at + 4] ~= '0' then redis.call('EXPIRE', key, ARGV[at + 4]) end
+  redis.call('PUBLISH', KEYS[#KEYS], ARGV[at + 5])
+  results[index] = {id, before + 1 - redis.call('XLEN', key)}
+end
+return results
 """
-
 _NOT_EMPTY = """
 local found = {}
 for index, key in ipairs(KEYS) do
@@ -80,6 +86,7 @@ class RedisQueue:
         self.limits = limits or QueueLimits()
         self.dropped: Callable[[str, int], None] = lambda session, number: None
         self._name = uuid4().hex
+        self._batch: list[tuple[str, bytes, Deferred[Any]]] = []
         self._appending: set[Deferred[Any]] = set()
         self._closed = False
         self._grouped = False
@@ -99,42 +106,63 @@ class RedisQueue:
     # --- messages ---
 
     def append(self, session: str, data: bytes, until: float) -> Deferred[Any]:
-        appending: Deferred[Any] = Deferred.fromCoroutine(self._append(session, data))
-        self._appending.add(appending)
+        # what a reactor turn appends goes in one call: a call costs more than all that Redis does for it
+        appended: Deferred[Any] = Deferred()
+        if not self._batch:
+            self._reactor.callLater(0, self._flush)
+        self._batch.append((session, data, appended))
+        return appended
 
-        def done(result: Any) -> Any:
-            self._appending.discard(appending)
-            if isinstance(result, Failure) and result.check(CancelledError):
-                raise QueueUnavailable(f"{self._shown}: the relay is shutting down")
-            return result
+    def _flush(self) -> None:
+        batch, self._batch = self._batch, []
+        while batch:
+            some: list[tuple[str, bytes, Deferred[Any]]] = []
+            size = 0
+            while batch and len(some) < BATCH and size < BATCH_SIZE:
+                some.append(batch.pop(0))
+                size += len(some[-1][1])
+            appending = Deferred.fromCoroutine(self._append(some))
+            self._appending.add(appending)
+            appending.addErrback(self._not_appended, some).addBoth(self._ended, appending)
 
-        return appending.addBoth(done)
+    def _ended(self, result: Any, appending: Deferred[None]) -> None:
+        self._appending.discard(appending)
 
-    async def _append(self, session: str, data: bytes) -> bytes:
-        federation = session == FEDERATION
-        arguments = [
-            str(FEDERATION_LENGTH if federation else self.limits.messages),
-            "msg" if federation else "_",
-            data,
-            "0" if federation else str(EXPIRE),
-            f"{self._name} + {session}",
-        ]
+    def _not_appended(self, failure: Failure, batch: list[tuple[str, bytes, Deferred[Any]]]) -> None:
+        why = "the relay is shutting down" if failure.check(CancelledError) else str(failure.value)
+        for _, _, appended in batch:
+            if not appended.called:
+                appended.errback(QueueUnavailable(f"{self._shown}: {why}"))
+
+    async def _append(self, batch: list[tuple[str, bytes, Deferred[Any]]]) -> None:
+        arguments: list[Any] = []
+        for session, data, _ in batch:
+            federation = session == FEDERATION
+            arguments += [
+                str(FEDERATION_LENGTH if federation else self.limits.messages),
+                "msg" if federation else "_",
+                data,
+                "0" if federation else str(EXPIRE),
+                f"{self._name} + {session}",
+            ]
+        keys = [*(self._key(session) for session, _, _ in batch), CHANNEL]
         deadline = self._reactor.seconds() + RETRY_FOR
         while True:
             try:
                 # a call that waits for Redis to come back is not cancelled: replies are told apart by their order
-                appending = self._redis.eval(_APPEND, [self._key(session), CHANNEL], arguments)
-                number, dropped = await patience(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
+                appending = self._redis.eval(_APPEND, keys, arguments)
+                results = await patience(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
+                break
             except CancelledError:
                 raise
-            except Exception as error:
+            except Exception:
                 if self._closed or self._reactor.seconds() >= deadline:
-                    raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
+                    raise
                 await deferLater(self._reactor, RETRY_EVERY)
-                continue
+        for (session, _, appended), (number, dropped) in zip(batch, results, strict=True):
             if int(dropped) > 0:
                 self.dropped(session, int(dropped))
-            return bytes(number)
+            appended.callback(bytes(number))
 
     def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
         start = b"-" if after is None else b"(" + after
@@ -237,8 +265,8 @@ class RedisQueue:
 
     async def _close(self) -> None:
         self._closed = True
+        self._flush()
         for appending in list(self._appending):
-            appending.addErrback(lambda _: None)
             appending.cancel()
         if self._subscription is not None:
             await self._subscription.disconnect()
