@@ -1,0 +1,123 @@
+"""``dmsg twin`` and ``dmsg rmb``: real processes against a real relay."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet.task import deferLater
+
+from dmsg.rmb.registry.service import RegistryService
+from dmsg.rmb.server import RelaySettings, RmbRelay
+from tests.cli.test_commands import CommandCase
+from tests.support import asynchronous
+
+
+class TwinTests(CommandCase):
+    """Twins in a file."""
+
+    @asynchronous
+    async def test_create_list_show_set(self) -> None:
+        """A secret of mode 0600; a number; changes that its owner signs."""
+        registry = f"--registry=file:{(self.directory / 'twins.json').resolve()}"
+        self.assertEqual((0, "1\n", ""), await self.run_command("twin", "create", "a.twin", registry))
+        self.assertEqual(0o600, (self.directory / "a.twin").stat().st_mode & 0o777)
+        relay = "--relay=wss://relay.example"
+        self.assertEqual("2\n", (await self.run_command("twin", "create", "b.twin", registry, relay, "--words=24"))[1])
+        _, out, _ = await self.run_command("twin", "list", registry)
+        self.assertEqual(3, len(out.splitlines()))
+        self.assertIn("relay.example", out)
+        for who in ("1", "a.twin"):
+            status, shown, _ = await self.run_command("twin", "show", who, registry)
+            self.assertEqual((0, "twin     1"), (status, shown.splitlines()[0]))
+        account = shown.splitlines()[1].split()[1]
+        self.assertEqual(shown, (await self.run_command("twin", "show", account, registry))[1])
+        changed = await self.run_command("twin", "set", "-k", "a.twin", registry, "--relay=r.example", "--strict")
+        self.assertIn("relays   r.example", changed[1])
+        self.assertIn("counter  2", changed[1])
+        status, _, err = await self.run_command("twin", "create", "a.twin", registry)
+        self.assertEqual((1, "dmsg: this secret is that of twin 1 already\n"), (status, err))
+        words = (self.directory / "a.twin").read_text().splitlines()[1]
+        stored = (self.directory / "twins.json").read_text()
+        self.assertNotIn(words, stored + out + shown)
+
+    @asynchronous
+    async def test_mistakes(self) -> None:
+        """One line, status 1 or 2."""
+        (self.directory / "open.twin").write_text("0x" + "11" * 32)
+        (self.directory / "bad.json").write_text("{")
+        good = f"--registry=file:{(self.directory / 'none.json').resolve()}"
+        for arguments, words in (
+            (("twin", "list"), "Missing option"),
+            (("twin", "list", "--registry=x"), "is no registry"),
+            (("twin", "list", "--registry=http://127.0.0.1:1"), "refused"),
+            (("twin", "list", f"--registry=file:{(self.directory / 'bad.json').resolve()}"), "not"),
+            (("twin", "show", "5", good), "twin not found 5"),
+            (("twin", "show", "x", good), "No such file"),
+            (("twin", "show", "open.twin", good), "chmod 600"),
+            (("twin", "create", "c.twin", good, "--relay=a b"), "is not a relay"),
+            (("twin", "set", good), "whose twin?"),
+            (("rmb", "call", "0", "x", good, "-r", "ws://x"), "is no number of a twin"),
+            (("rmb", "call", "1", "x", good, "-r", "ws://x", "--timeout=nan"), "nan"),
+            (("rmb", "call", "1", "x", good, "-k", "/nowhere", "-r", "ws://x"), "No such file"),
+        ):
+            status, out, err = await self.run_command(*arguments)
+            self.assertIn(status, (1, 2), arguments)
+            self.assertEqual("", out)
+            self.assertIn(words, err.splitlines()[-1], arguments)
+
+
+class CallTests(CommandCase):
+    """Over a relay and a registry on TCP."""
+
+    timeout = 120
+
+    async def bus(self) -> dict[str, str]:
+        from twisted.internet import reactor
+
+        registry = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", rate=0)
+        registry.startService()
+        self.addCleanup(registry.stopService)
+        url = f"http://127.0.0.1:{(await registry.ready)[0].getHost().port}"
+        relay = RmbRelay(
+            reactor, RelaySettings(["tcp:0:interface=127.0.0.1"], url, frozenset({"http://pending"}), token_reuse=True)
+        )
+        relay.startService()
+        self.addCleanup(relay.stopService)
+        port = (await relay.ready)[0].getHost().port
+        domains = frozenset({f"http://127.0.0.1:{port}"})
+        relay.switch.relay.domains = relay.switch.federation._domains = domains  # type: ignore[union-attr]
+        return {"RMB_REGISTRY": url, "RMB_RELAY": f"ws://127.0.0.1:{port}"}
+
+    @asynchronous
+    async def test_serve_and_call(self) -> None:
+        """A program answers; errors are one line; several twins are lines of JSON; ping."""
+        from twisted.internet import reactor
+
+        env = await self.bus()
+
+        async def run(*arguments: str) -> tuple[int, str, str]:
+            return await self.run_command(*arguments, **env)
+
+        for name in ("a.twin", "b.twin"):
+            await run("twin", "create", name)
+        programs = ("--command", "upper", "tr a-z A-Z", "--command", "fail", "echo no >&2; exit 3")
+        serving = self.start("rmb", "serve", "-k", "b.twin", *programs, **env)
+        while b"answers" not in serving.out:
+            await deferLater(reactor, 0.05)
+        self.assertEqual((0, '"HELLO"\n', ""), await run("rmb", "call", "2", "upper", '"hello"', "-k", "a.twin"))
+        (self.directory / "data").write_text("from a file")
+        self.assertEqual("FROM A FILE\n", (await run("rmb", "call", "2", "upper", "@data", "-k", "a.twin"))[1])
+        for arguments, words in (
+            (("2", "fail"), "dmsg: no\n"),
+            (("2", "nothing"), "dmsg: function not found: nothing\n"),
+            (("1", "upper"), "dmsg: destination offline\n"),
+            (("9", "upper"), "dmsg: twin not found 9\n"),
+            (("2", "upper", "@nowhere"), "dmsg: [Errno 2] No such file or directory: 'nowhere'\n"),
+        ):
+            self.assertEqual((1, "", words), await run("rmb", "call", *arguments, "-k", "a.twin"))
+        status, out, _ = await run("rmb", "call", "1,2", "upper", "x", "-k", "a.twin")
+        lines: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual((0, "destination offline", "X"), (status, lines[0]["error"], lines[1]["data"]))
+        status, out, _ = await run("rmb", "ping", "-k", "a.twin", "-c", "2")
+        self.assertEqual((0, 2), (status, len(out.splitlines())))

@@ -1,0 +1,180 @@
+"""Options of the message bus' plugins, and what a wrong one says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.utils import getProcessOutputAndValue
+from twisted.python.usage import UsageError
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from dmsg.rmb.secrets import SECRET, TwinSecret, write_secret
+from dmsg.tap import rmb_peer, rmb_registry, rmb_relay
+from tests.support import asynchronous
+
+URL = "--registry=http://127.0.0.1:9"
+
+
+def parse(module: Any, *arguments: str) -> Any:
+    options = module.Options()
+    options.parseOptions(list(arguments))
+    return options
+
+
+class RelayOptionsTests(SynchronousTestCase):
+    """Names and short forms of the reference, and our own."""
+
+    def test_as_the_reference_has_them(self) -> None:
+        """-m, -l ADDRESS:PORT, -r redis, -w and -u, --limit with two words, -p, -d."""
+        options = parse(
+            rmb_relay, URL, "-m", "a.example", "-m", "http://127.0.0.1:8080", "-l", "[::]:8080", "-l", "127.0.0.1:81",
+            "-r", "redis://localhost:6379", "-w", "2", "-u", "5", "--limit", "100", "5000", "-p", "60", "-d",
+        )  # fmt: skip
+        settings = options.settings()
+        self.assertEqual({"a.example", "http://127.0.0.1:8080"}, settings.domains)
+        self.assertEqual(["tcp6:8080:interface=\\:\\:", "tcp:81:interface=127.0.0.1"], settings.listen)
+        self.assertEqual(
+            ("redis://localhost:6379", (100, 5000), 60.0), (settings.queue, settings.limit, settings.ranker_period)
+        )
+        self.assertEqual((10, 1), (settings.max_sessions, options["debug"]))
+
+    def test_defaults(self) -> None:
+        """Without anything but a registry."""
+        settings = parse(rmb_relay, URL).settings()
+        self.assertEqual(
+            (["tcp:8080"], "sqlite:rmb-relay.sqlite", None), (settings.listen, settings.queue, settings.limit)
+        )
+        self.assertEqual(
+            (86400, False, 10_000), (settings.max_token_ttl, settings.token_reuse, settings.queue_limits.messages)
+        )
+        self.assertIsNone(parse(rmb_relay, URL, "--token-ttl=0").settings().max_token_ttl)
+        self.assertEqual((7, 8), parse(rmb_relay, URL, "--limit=7,8").settings().limit)
+
+    def test_mistakes(self) -> None:
+        """One line each."""
+        for arguments in (
+            (),
+            ("--registry=",),
+            ("--registry=ftp://x",),
+            (URL, "--domain=a b"),
+            (URL, "--domain="),
+            (URL, "--domain=http://x/y"),
+            (URL, "--listen=nonsense"),
+            (URL, "--listen=127.0.0.1:99999"),
+            (URL, "--queue=memory:"),
+            (URL, "--queue=sqlite:"),
+            (URL, "--limit=5"),
+            (URL, "--limit=0,5"),
+            (URL, "--limit=-1,5"),
+            (URL, "--limit=nan,5"),
+            (URL, "--workers=0"),
+            (URL, "--max-sessions=0"),
+            (URL, "--token-ttl=-1"),
+            (URL, "--queue-length=x"),
+            (URL, "--log-format=xml"),
+        ):
+            error = self.assertRaises(UsageError, parse, rmb_relay, *arguments)
+            self.assertNotIn("\n", str(error), arguments)
+
+
+class PeerOptionsTests(SynchronousTestCase):
+    """Of the peer; its secret is in no argument."""
+
+    def setUp(self) -> None:
+        self.key = str(Path(self.mktemp()))
+        write_secret(self.key, TwinSecret("0x" + "11" * 32, "ed25519"))
+        self.good = (URL, "--relay=ws://127.0.0.1:1", f"--key-file={self.key}")
+
+    def test_settings(self) -> None:
+        """What the file says; what the command line says."""
+        settings = parse(rmb_peer, *self.good, "--relay=wss://r.example", "--no-update").settings()
+        self.assertEqual(("ed25519", False, True), (settings.key_type, settings.update, settings.strict))
+        self.assertEqual(["ws://127.0.0.1:1", "wss://r.example"], list(settings.relays))
+        self.assertEqual("sr25519", parse(rmb_peer, *self.good, "-k", "SR25519").settings().key_type)
+
+    def test_environment(self) -> None:
+        """RMB_SECRET, when no file is said."""
+        self.patch(os, "environ", {**os.environ, SECRET: "0x" + "22" * 32})
+        self.assertEqual("0x" + "22" * 32, parse(rmb_peer, *self.good[:2]).settings().secret)
+
+    def test_mistakes(self) -> None:
+        """One line each; words on the command line are not taken, and not repeated."""
+        Path(self.key + ".open").write_text("0x" + "11" * 32)
+        Path(self.key + ".empty").touch(0o600)
+        uploads = f"--uploads={self.key}"
+        for arguments in (
+            self.good[1:],
+            (self.good[0], self.good[2]),
+            self.good[:2],
+            (*self.good[:2], "--key-file=/nowhere"),
+            (*self.good[:2], f"--key-file={self.key}.open"),
+            (*self.good[:2], f"--key-file={self.key}.empty"),
+            (*self.good[:2], "--key-file=/"),
+            (*self.good, "--relay=http://x"),
+            (*self.good, *("--relay=ws://a", "--relay=ws://b", "--relay=ws://c", "--relay=ws://d")),
+            (*self.good, "--key-type=rsa"),
+            (*self.good, "--redis=http://x"),
+            (*self.good, "--redis=redis://u:secret@h"),
+            (*self.good, uploads),
+            (*self.good, "-m", "bottom drive obey"),
+            (*self.good, "--seed", "0x" + "11" * 32),
+        ):
+            error = self.assertRaises(UsageError, parse, rmb_peer, *arguments)
+            self.assertNotIn("\n", str(error), arguments)
+            for secret in ("bottom", "11111", "secret@"):
+                self.assertNotIn(secret, str(error))
+
+
+class RegistryOptionsTests(SynchronousTestCase):
+    def test_options(self) -> None:
+        """Stores, and what is none."""
+        self.assertEqual(":memory:", parse(rmb_registry, "--store=memory:")["store"])
+        self.assertEqual("x", parse(rmb_registry, "--store=sqlite:x")["store"])
+        for wrong in ("--store=x", "--store=sqlite:", "--store=memory:x", "--listen=x", "--rate-limit=-1", "--burst=0"):
+            self.assertRaises(UsageError, parse, rmb_registry, wrong)
+
+
+class ProcessTests(TestCase):
+    """What a person sees who starts one that cannot start."""
+
+    timeout = 60
+
+    async def run_twistd(self, *arguments: str) -> tuple[int, str]:
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        out, err, status = await getProcessOutputAndValue(
+            sys.executable,
+            ["-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=", *arguments],
+            path=str(directory),
+            env={**os.environ, "HOME": str(directory.resolve())},
+            reactor=reactor,
+        )
+        text = (out + err).decode()
+        self.assertNotIn("Traceback", text)
+        return status, text
+
+    @asynchronous
+    async def test_they_say_why(self) -> None:
+        """A port in use, a queue that is none, Redis that does not answer."""
+        key = str(Path(self.mktemp()).resolve())
+        write_secret(key, TwinSecret("0x" + "11" * 32, "ed25519"))
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            listen = f"--listen=tcp:{taken.getsockname()[1]}:interface=127.0.0.1"
+            for arguments, words in (
+                (("rmb-relay", URL, listen), "Couldn't listen"),
+                (("rmb-registry", listen, "--store=memory:"), "Couldn't listen"),
+                (("rmb-relay", URL, "--listen=tcp:0", "--queue=sqlite:/nowhere/q"), "unable to open"),
+                (
+                    ("rmb-peer", URL, "--relay=ws://127.0.0.1:1", f"--key-file={key}", "--redis=redis://127.0.0.1:1"),
+                    "Redis",
+                ),
+                (("rmb-relay",), "--registry is needed"),
+            ):
+                status, text = await self.run_twistd(*arguments)
+                self.assertEqual(1, status, text)
+                self.assertIn(words, text)
