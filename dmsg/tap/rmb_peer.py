@@ -36,7 +36,13 @@ class Options(UsageOptions):
     optParameters = [
         ["key-file", None, None, f"file of mode 0600 with the words or the 0x seed; else {SECRET} has them", str],
         ["key-type", "k", None, "sr25519 or ed25519 [default: what the file says, else sr25519]", str],
-        ["registry", None, None, "http://HOST:PORT of an rmb-registry or file:PATH", str],
+        [
+            "registry",
+            None,
+            None,
+            "http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST",
+            str,
+        ],
         ["redis", "r", "redis://localhost:6379", "where services and clients are", str],
         ["uploads", "u", None, "directory for files that other twins upload; without one they cannot", str],
         ["log-format", None, "text", "text or json", str],

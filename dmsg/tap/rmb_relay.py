@@ -46,7 +46,13 @@ class Options(UsageOptions):
         "--listen tcp:8080:interface=127.0.0.1"
     )
     optParameters = [
-        ["registry", None, None, "http://HOST:PORT of an rmb-registry or file:PATH", str],
+        [
+            "registry",
+            None,
+            None,
+            "http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST",
+            str,
+        ],
         [
             "queue",
             "r",

@@ -18,6 +18,7 @@ from dmsg.rmb.registry.api import MAX_BODY, RegistryAPI
 from dmsg.rmb.registry.client import HTTPRegistry
 from dmsg.rmb.registry.file import FileRegistry
 from dmsg.rmb.registry.table import TableRegistry
+from dmsg.rmb.registry.tfchain import TfchainRegistry, node_url
 
 RATE = 50.0
 """Requests a second and address, by default."""
@@ -38,7 +39,12 @@ def check_registry(description: str) -> str:
             return check_url(description)
         except ValueError as error:
             raise RegistryUnavailable(str(error)) from None
-    if kind != "file" or not rest:
+    if kind == "tfchain":
+        try:
+            check_url(node_url(rest))
+        except ValueError as error:
+            raise RegistryUnavailable(str(error)) from None
+    elif kind != "file" or not rest:
         raise RegistryUnavailable(f"{description[:80]!r} is no registry: file:PATH or http://HOST:PORT")
     return description
 
@@ -46,12 +52,15 @@ def check_registry(description: str) -> str:
 def open_registry(description: str, reactor: Any) -> Any:
     """A registry from what ``--registry`` says.
 
-    :param description: ``file:PATH``, ``http://HOST:PORT`` or ``https://...``.
+    :param description: ``file:PATH``, ``http://HOST:PORT`` or ``https://...``,
+        or ``tfchain:wss://HOST[:PORT]``, which is read only.
     :raises RegistryUnavailable: unknown, or it cannot be opened.
     """
     kind, _, rest = check_registry(description).partition(":")
     if kind == "file":
         return FileRegistry(rest, reactor)
+    if kind == "tfchain":
+        return TfchainRegistry(reactor, rest)
     return HTTPRegistry(reactor, description)
 
 

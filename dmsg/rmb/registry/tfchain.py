@@ -1,0 +1,219 @@
+"""Twins of tfchain, the reference's registry: **read only, and tried against a stand-in for a node only**.
+
+What is read is the storage of the pallet ``TfgridModule``: the maps ``Twins``
+(number -> twin) and ``TwinIdByAccountID`` (account -> number), both hashed
+with ``Blake2_128Concat``, by ``state_getStorage`` over HTTP.  The layout is
+that of the pallet at 33046d6; the metadata of a node is not asked.  Twins are
+made and changed with the chain's own tools, and peers run with
+``--no-update``.  There is no change feed: what was looked up is believed for
+as long as the cache before this says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import treq
+from treq.client import HTTPClient
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, fail
+from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.http_headers import Headers
+from zope.interface import implementer
+
+from dmsg.discovery.lookup import QuietFactory, check_url
+from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.registry.interface import TwinRegistry
+from dmsg.rmb.twin import Twin
+
+TIMEOUT = 10.0
+"""Seconds for one request."""
+MAX_ANSWER = 1024 * 1024
+"""Bytes of an answer."""
+PALLET, TWINS, BY_ACCOUNT = "TfgridModule", "Twins", "TwinIdByAccountID"
+
+
+class ScaleError(ValueError):
+    """Bytes that are not what the layout says."""
+
+
+class Scale:
+    """Reads the few forms of SCALE that a twin has."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, size: int) -> bytes:
+        """:raises ScaleError: there are not so many bytes."""
+        if self._at + size > len(self._data):
+            raise ScaleError("ends in the middle")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def u32(self) -> int:
+        """Four bytes, little endian."""
+        return int.from_bytes(self.take(4), "little")
+
+    def compact(self) -> int:
+        """A length; the two lowest bits of its first byte say how long it is itself."""
+        first = self.take(1)
+        mode = first[0] & 3
+        if mode == 3:
+            raise ScaleError("a length of more than four bytes")
+        return int.from_bytes(first + self.take((0, 1, 3)[mode]), "little") >> 2
+
+    def data(self) -> bytes:
+        """A vector of bytes."""
+        return self.take(self.compact())
+
+    def optional(self) -> bytes | None:
+        """An option of one."""
+        mark = self.take(1)
+        if mark not in (b"\0", b"\1"):
+            raise ScaleError("an option that is neither none nor some")
+        return self.data() if mark == b"\1" else None
+
+    def end(self) -> None:
+        """:raises ScaleError: something is left."""
+        if self._at != len(self._data):
+            raise ScaleError("something follows")
+
+
+def twox128(text: str) -> bytes:
+    """Two xxHash64 of seeds 0 and 1, little endian: 16 bytes."""
+    import xxhash
+
+    return b"".join(xxhash.xxh64(text.encode(), seed=seed).intdigest().to_bytes(8, "little") for seed in (0, 1))
+
+
+def storage_key(pallet: str, item: str, key: bytes) -> bytes:
+    """Where a map has the value of ``key``: 16 bytes of each name, 16 of the key's BLAKE2b, the key."""
+    return twox128(pallet) + twox128(item) + hashlib.blake2b(key, digest_size=16).digest() + key
+
+
+def decode_twin(data: bytes) -> Twin:
+    """``id, account, relay, entities, pk``.
+
+    :raises ScaleError: it is another layout.
+    """
+    scale = Scale(data)
+    number, account, relay = scale.u32(), scale.take(32), scale.optional()
+    for _ in range(scale.compact()):
+        scale.u32()
+        scale.data()
+    pk = scale.optional()
+    scale.end()
+    try:
+        text = None if relay is None else relay.decode()
+    except UnicodeDecodeError:
+        raise ScaleError("a relay that is no text") from None
+    return Twin(number, account, text, pk)
+
+
+@implementer(TwinRegistry)
+class TfchainRegistry:
+    """Reads twins from a node of tfchain.
+
+    :param url: as in ``wss://tfchain.grid.tf:443``; the node answers HTTP at the same port.
+    """
+
+    def __init__(self, reactor: Any, url: str) -> None:
+        """:raises ValueError: it is no URL.
+        :raises RegistryUnavailable: the extra is not installed.
+        """
+        try:
+            import xxhash  # noqa: F401
+        except ImportError:
+            raise RegistryUnavailable("tfchain: needs the extra: pip install 'dmsg[rmb,tfchain]'") from None
+        self.url = check_url(node_url(url))
+        self._reactor = reactor
+        self._pool = HTTPConnectionPool(reactor)
+        self._pool._factory = QuietFactory
+        self._http = HTTPClient(Agent(reactor, connectTimeout=TIMEOUT, pool=self._pool))
+
+    async def _storage(self, item: str, key: bytes) -> bytes | None:
+        question = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "state_getStorage",
+            "params": ["0x" + storage_key(PALLET, item, key).hex()],
+        }
+        headers = Headers({"content-type": ["application/json"]})
+        try:
+            asking = self._http.post(self.url, data=json.dumps(question).encode(), headers=headers)
+            response = await asking.addTimeout(TIMEOUT, self._reactor)
+            body = await treq.content(response).addTimeout(TIMEOUT, self._reactor)
+            if response.code != 200 or len(body) > MAX_ANSWER:
+                raise RegistryUnavailable(f"{self.url}: answered {response.code}, {len(body)} bytes")
+            answer = json.loads(body)
+            result = answer["result"]
+            return None if result is None else bytes.fromhex(result.removeprefix("0x"))
+        except (CancelledError, RegistryUnavailable):
+            raise
+        except TimeoutError:
+            raise RegistryUnavailable(f"{self.url}: no answer within {TIMEOUT:g} s") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise RegistryUnavailable(f"{self.url}: the answer is not that of a node") from None
+        except Exception as error:  # whatever a connection can die of
+            reasons = getattr(error, "reasons", None)
+            why = reasons[-1].value if reasons else error
+            raise RegistryUnavailable(f"{self.url}: {why or type(why).__name__}") from None
+
+    async def _get(self, number: int) -> Twin:
+        data = await self._storage(TWINS, number.to_bytes(4, "little"))
+        if data is None:
+            raise TwinNotFound(f"twin not found {number}")
+        try:
+            twin = decode_twin(data)
+        except ScaleError as error:
+            raise RegistryUnavailable(f"{self.url}: twins have another layout: {error}") from None
+        if twin.id != number:
+            raise RegistryUnavailable(f"{self.url}: answered with another twin")
+        return twin
+
+    def get(self, twin: int) -> Deferred[Twin]:
+        return Deferred.fromCoroutine(self._get(twin))
+
+    async def _by_account(self, account: bytes) -> int:
+        data = await self._storage(BY_ACCOUNT, account)
+        if data is None:
+            raise TwinNotFound("no twin with this account")
+        if len(data) != 4:
+            raise RegistryUnavailable(f"{self.url}: numbers have another layout")
+        return int.from_bytes(data, "little")
+
+    def id_by_account(self, account: bytes) -> Deferred[int]:
+        return Deferred.fromCoroutine(self._by_account(account))
+
+    def put(self, statement: Twin) -> Deferred[Twin]:
+        return fail(RegistryRefused("twins of tfchain are changed with its own tools; run peers with --no-update"))
+
+    async def _page(self, after: int, most: int) -> list[Twin]:
+        twins: list[Twin] = []
+        for number in range(after + 1, after + 1 + min(most, 50)):
+            try:
+                twins.append(await self._get(number))
+            except TwinNotFound:
+                break
+        return twins
+
+    def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
+        return Deferred.fromCoroutine(self._page(after, most))
+
+    def watch(self, changed: Callable[[Twin], None]) -> None:
+        """Nobody is told: the cache asks again."""
+
+    def close(self) -> Deferred[None]:
+        result: Deferred[None] = self._pool.closeCachedConnections()
+        return result
+
+
+def node_url(url: str) -> str:
+    """``ws:`` and ``wss:`` are HTTP at the same port."""
+    for scheme, plain in (("wss://", "https://"), ("ws://", "http://")):
+        if url.startswith(scheme):
+            return plain + url.removeprefix(scheme)
+    return url
