@@ -36,7 +36,7 @@ from dmsg.rmb.relay import OFFLINE
 from dmsg.rmb.seal import Received, Rejected, Seal, Seen
 from dmsg.rmb.setup import find_twin, patiently, publish
 from dmsg.rmb.twin import Twin
-from dmsg.rmb.uplink import Uplink
+from dmsg.rmb.uplink import MessageTooLarge, Uplink
 from dmsg.rmb.wire import FAIL_FAST, SENT_EXPIRATION
 
 HANDLER_ERROR = 255
@@ -456,6 +456,8 @@ class RmbClient(Service):
             receiver = await self.registry.get(to.twin)
             data = self._seal.close(answer, payload, receiver, to, int(self._now()))
             await self.uplink.send(data, answer.timestamp + answer.expiration)
+        except MessageTooLarge as error:
+            await self._answer_error(request, HANDLER_ERROR, str(error), int(self._now()))
         except RmbError as error:
             self.drops[Drop.UNKNOWN_REPLY] += 1
             _log.info("an answer to twin {twin} was not sent: {error}", twin=to.twin, error=str(error))

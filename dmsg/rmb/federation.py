@@ -51,6 +51,7 @@ REMEMBERED = 1000
 """Messages that were dealt with and are known for a moment."""
 MAX_OFFERED = 10_000
 """Messages that are kept here and offered elsewhere; the others wait for their receiver to come here."""
+FULL = "too many messages for other relays"
 ONLY_CONNECTED = b"x-rmb-only-connected"
 """A header: refuse this unless the session is connected.  Relays of the reference do not know it."""
 
@@ -273,11 +274,25 @@ class Federation:
         :param done: called with an error's text, or None when it was taken.
         """
         item = _Item(message.data, envelope, relays, message, done, self._reactor.seconds())
+        if len(self._items) >= MAX_ITEMS:
+            self._only_keep(item)
+            return
         self._items[item] = None
         self._ready.append(item)
-        if len(self._items) > MAX_ITEMS:
-            self._keep(item)
         self._next()
+
+    def _only_keep(self, item: _Item) -> None:
+        """There are too many under way: into the queue, and taken up from there when there are fewer."""
+
+        def kept(number: Any) -> None:
+            if item.message is not None:
+                item.message.settle()
+
+        def failed(failure: Failure) -> None:
+            item.done(item.message or Message(item.data, 0.0, None), item.envelope, FULL)
+
+        until = item.envelope.timestamp + item.envelope.expiration
+        self._queue.append(FEDERATION, item.data, until).addCallbacks(kept, failed)
 
     def _next(self) -> None:
         while self._ready and self._posts < MAX_POSTS and not self._stopped:

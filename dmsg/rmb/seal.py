@@ -208,12 +208,14 @@ class Seal:
         return twin
 
     def _check(self, envelope: Envelope, sender: Twin) -> None:
-        verify(envelope.signature, challenge(envelope), sender.account)
-        if envelope.HasField("strict_signature"):
-            verify(envelope.strict_signature, strict_challenge(envelope), sender.account)
-        elif sender.strict:
-            # a relay can take it off, and move the borders of what the other one is over
+        if not sender.strict:
+            verify(envelope.signature, challenge(envelope), sender.account)
+            return
+        # a relay can take it off, and move the borders of what the other one is over
+        if not envelope.HasField("strict_signature"):
             raise SignatureInvalid("the strict signature is missing")
+        # it is over everything that the other one is over, so one is enough
+        verify(envelope.strict_signature, strict_challenge(envelope), sender.account)
 
     def _payload(self, envelope: Envelope, sender: Twin) -> bytes:
         which = envelope.WhichOneof("payload")

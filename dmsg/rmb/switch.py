@@ -52,6 +52,8 @@ POLLED = 1000
 """Sessions whose queues are looked at in one round."""
 MAX_LOOKUPS = 10_000
 """Messages that wait for the registry."""
+MAX_LOOKUPS_OF_SESSION = 1000
+"""Of one session."""
 MAX_UNSETTLED = 20_000
 """Messages of a session that are not settled; then it is not read from."""
 
@@ -64,7 +66,7 @@ class RelaySession:
     Provides :class:`~dmsg.rmb.websocket.Receiver` and :class:`~dmsg.rmb.delivery.Carrier`.
     """
 
-    __slots__ = ("delivery", "gone", "heard_at", "ledger", "session", "socket", "switch")
+    __slots__ = ("delivery", "gone", "heard_at", "ledger", "lookups", "session", "socket", "switch")
 
     def __init__(self, switch: Switch, session: Session) -> None:
         self.switch = switch
@@ -73,6 +75,7 @@ class RelaySession:
         self.ledger = Ledger(self._answer_ping)
         self.delivery = Delivery(session, self, switch)
         self.heard_at = 0.0
+        self.lookups = 0
         self.gone = False
 
     # --- the socket ---
@@ -197,7 +200,14 @@ class Switch:
         self._busy[delivery] = None
 
     def round(self) -> None:
-        """Every second: confirmations that take long, sessions that are silent, lives that ended."""
+        """Every second; an error in it does not end it."""
+        try:
+            self._look()
+        except Exception:
+            _log.failure("a round failed")
+
+    def _look(self) -> None:
+        """Confirmations that take long, sessions that are silent, lives that ended."""
         now = self._clock.seconds()
         for delivery in list(self._busy):
             if not len(delivery):
@@ -283,7 +293,7 @@ class Switch:
 
     def _look_up(self, session: RelaySession, envelope: Envelope, message: Message, destination: Session) -> None:
         """Messages to one twin wait in line, so that they keep their order."""
-        if self._waiting >= MAX_LOOKUPS:
+        if self._waiting >= MAX_LOOKUPS or session.lookups >= MAX_LOOKUPS_OF_SESSION:
             self.relay.drops[Drop.BUSY] += 1
             self._say(envelope, rules.NOT_ROUTED.format(peer=destination, why="relay is busy"), session)
             message.settle()
@@ -291,6 +301,7 @@ class Switch:
 
         def found(result: Twin | Failure | None) -> None:
             self._waiting -= 1
+            session.lookups -= 1
             if isinstance(result, Failure):
                 self.relay.drops[Drop.REGISTRY_DOWN] += 1
                 why = f"failed to get twin: {result.value}"
@@ -300,6 +311,7 @@ class Switch:
             self._route(session, envelope, message, destination, result)
 
         self._waiting += 1
+        session.lookups += 1
         line = self._lookups.get(destination.twin)
         if line is not None:
             line.append(found)
@@ -519,10 +531,6 @@ class Switch:
         decision = self.relay.for_intake(envelope, twin)
         if receiver is None and only_connected and decision.action is Action.QUEUE:
             decision = rules.Decision(Action.REFUSE, drop=Drop.OFFLINE)
-        if receiver is None and decision.action is Action.REFUSE and decision.drop is not None:
-            taken.errback(Refused(decision.drop))
-            return taken
-        self._count_in(len(data))
 
         def kept(number: Any) -> None:
             message.settle()
@@ -536,5 +544,16 @@ class Switch:
             self.relay.drops[Drop.QUEUE_FAILED] += 1
             taken.errback(failure)
 
-        self.queue.append(str(destination), data, message.until).addCallbacks(kept, failed)
+        def keep(elsewhere: bool) -> None:
+            """Where another process on the same queue has the session, the queue is the way."""
+            if receiver is None and decision.drop is not None and not elsewhere:
+                taken.errback(Refused(decision.drop))
+                return
+            self._count_in(len(data))
+            self.queue.append(str(destination), data, message.until).addCallbacks(kept, failed)
+
+        if receiver is None and decision.drop is Drop.OFFLINE:
+            self.queue.elsewhere(str(destination)).addCallback(keep)
+        else:
+            keep(False)
         return taken

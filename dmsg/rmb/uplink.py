@@ -25,6 +25,7 @@ from dmsg.net.turn import TurnFlush
 from dmsg.rmb.delivery import Ledger, Message
 from dmsg.rmb.errors import CallTimeout, RmbError
 from dmsg.rmb.websocket import GOING_AWAY, NORMAL, Socket, connect
+from dmsg.rmb.wire import MAX_MESSAGE
 
 WINDOW = 1024
 """Messages sent to a relay and not confirmed."""
@@ -46,6 +47,10 @@ _log = Logger()
 
 class OutboxFull(RmbError):
     """Too many messages wait for a relay."""
+
+
+class MessageTooLarge(RmbError):
+    """A message is larger than relays take."""
 
 
 class Outgoing:
@@ -309,9 +314,13 @@ class Uplink:
     def send(self, data: bytes, until: float) -> Deferred[None]:
         """Send a message; fires when a relay confirmed it.
 
-        Fails with CallTimeout when its life ended before, and with OutboxFull.
+        Fails with CallTimeout when its life ended before, with OutboxFull and MessageTooLarge.
         """
         message = Outgoing(data, until)
+        if len(data) > MAX_MESSAGE:
+            # no relay would read it, and it would be sent again and again
+            message.confirmed.errback(MessageTooLarge(f"a message of {len(data)} bytes; {MAX_MESSAGE} are allowed"))
+            return message.confirmed
         if self._held >= MAX_OUTBOX or self._size + len(data) > MAX_OUTBOX_SIZE:
             message.confirmed.errback(OutboxFull("too many messages wait for a relay"))
             return message.confirmed
@@ -366,6 +375,12 @@ class Uplink:
         self.on_change()
 
     def _look(self) -> None:
+        try:
+            self._look_at_all()
+        except Exception:
+            _log.failure("a round failed")
+
+    def _look_at_all(self) -> None:
         for link in self.links:
             link.round()
         now = self._now()

@@ -124,9 +124,6 @@ class Socket:
                     receiver.ping_received(content)
                 else:
                     self._dataReceived(content)  # type: ignore[attr-defined]
-                if self.state != WebSocketServerProtocol.STATE_OPEN:
-                    # closing: autobahn waits for the close frame of the other end and drops all else
-                    continue
         except frames.FrameTooLarge as error:
             self.close(TOO_LARGE, str(error))
 

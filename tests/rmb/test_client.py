@@ -12,6 +12,7 @@ from dmsg.rmb.address import Session
 from dmsg.rmb.client import HandlerError, Reply
 from dmsg.rmb.errors import CallTimeout, Drop, RegistryRefused, RemoteError, TwinNotFound, TwinOffline
 from dmsg.rmb.seal import Seen
+from dmsg.rmb.uplink import MessageTooLarge
 from tests.rmb.network import RmbCase, pause
 from tests.support import asynchronous
 
@@ -144,6 +145,18 @@ class CallTests(RmbCase):
         self.assertEqual(([b"1"], 1), (handled, self.b.drops[Drop.REPLAYED]))
         await self.a._take(seen[1])
         self.assertEqual(1, self.a.drops[Drop.UNKNOWN_REPLY])
+
+    @asynchronous
+    async def test_too_large(self) -> None:
+        """What no relay would read is not sent: the caller is told, on both sides; the connections stay."""
+        await self.two()
+        self.b.serve("large", lambda request: bytes(17 * 1024 * 1024))
+        self.b.serve("x", lambda request: b"x")
+        calling = Deferred.fromCoroutine(self.a.call(self.to, "x", bytes(17 * 1024 * 1024)))
+        await self.assertFailure(calling, MessageTooLarge)
+        error = await self.assertFailure(Deferred.fromCoroutine(self.a.call(self.to, "large")), RemoteError)
+        self.assertIn("16777216 are allowed", str(error))
+        self.assertEqual(b"x", (await self.a.call(self.to, "x")).payload)
 
     @asynchronous
     async def test_ping(self) -> None:

@@ -6,7 +6,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,7 +43,7 @@ from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, Received, Rejected, Seal
 from dmsg.rmb.setup import find_twin, patiently, publish
 from dmsg.rmb.twin import Twin
-from dmsg.rmb.uplink import Uplink
+from dmsg.rmb.uplink import MessageTooLarge, Uplink
 from dmsg.rmb.wire import SENT_EXPIRATION, stamp, ttl
 
 CACHE_TWINS = 5000
@@ -66,7 +66,7 @@ class PeerSettings:
     :ivar uploads: a directory for files that others upload, or None.
     """
 
-    secret: str
+    secret: str = field(repr=False)
     registry: str
     relays: Sequence[str]
     redis: str = "redis://localhost:6379"
@@ -327,6 +327,10 @@ class RmbPeer(Service):
             receiver = await self._receiver(to.twin, at + SENT_EXPIRATION)
             data = self._seal.close(answer, payload, receiver, to, int(self._now()))
             await self.uplink.send(data, at + SENT_EXPIRATION)
+        except MessageTooLarge as error:
+            self.drops[Drop.BAD_REQUEST] += 1
+            failed = LocalResponse(response.uid, b"", to, None, 0, (LOCAL_ERROR, str(error)))
+            await self._send_answer(failed, at)
         except RmbError as error:
             self.drops[Drop.UNKNOWN_REPLY] += 1
             _log.warn("an answer to {to} was not sent: {error}", to=str(to), error=str(error))

@@ -25,6 +25,8 @@ AWAY = 2.0
 """Seconds for which a registry that did not answer is not asked again about twins that are known."""
 MAX_TWINS = 50_000
 """Twins remembered; the one that was not asked for longest is forgotten first."""
+MAX_NONE = 10_000
+"""Ids remembered to be none."""
 MAX_QUESTIONS = 500
 """Questions to the registry at once."""
 
@@ -48,7 +50,9 @@ class CachedRegistry:
         self.registry = registry
         self._clock = clock
         self._ttl, self._negative_ttl, self._most = ttl, negative_ttl, most
-        self._known: OrderedDict[int, tuple[float, Twin | None]] = OrderedDict()
+        self._known: OrderedDict[int, tuple[float, Twin]] = OrderedDict()
+        # apart from these, so that who asks for ids that are none makes no twin be forgotten
+        self._none: OrderedDict[int, float] = OrderedDict()
         self._asking: dict[int, list[Deferred[Twin]]] = {}
         self._away_until = 0.0
         self.hits = 0
@@ -62,7 +66,7 @@ class CachedRegistry:
     def fresh(self, twin: int) -> Twin | None:
         """The twin, if it is known and need not be asked for."""
         known = self._known.get(twin)
-        if known is None or known[1] is None or known[0] + self._ttl <= self._clock.seconds():
+        if known is None or known[0] + self._ttl <= self._clock.seconds():
             return None
         self.hits += 1
         return known[1]
@@ -73,12 +77,12 @@ class CachedRegistry:
         if known is not None:
             said, value = known
             self._known.move_to_end(twin)
-            if value is None and said + self._negative_ttl > now:
-                self.hits += 1
-                return fail(TwinNotFound(f"twin not found {twin}"))
-            if value is not None and (said + self._ttl > now or (self._away_until > now and said + STALE > now)):
+            if said + self._ttl > now or (self._away_until > now and said + STALE > now):
                 self.hits += 1
                 return succeed(value)
+        elif twin in self._none and self._none[twin] + self._negative_ttl > now:
+            self.hits += 1
+            return fail(TwinNotFound(f"twin not found {twin}"))
         if len(self._asking) >= MAX_QUESTIONS and twin not in self._asking:
             return fail(RegistryUnavailable("too many questions to the registry at once"))
         waiting: Deferred[Twin] = Deferred()
@@ -96,17 +100,22 @@ class CachedRegistry:
         if isinstance(result, Twin):
             self._remember(twin, result)
         elif result.check(TwinNotFound):
-            self._remember(twin, None)
+            self._known.pop(twin, None)
+            self._none.pop(twin, None)
+            self._none[twin] = now
+            if len(self._none) > MAX_NONE:
+                self._none.popitem(last=False)
         else:
             self._away_until = now + AWAY
             known = self._known.get(twin)
-            if known is not None and known[1] is not None and known[0] + STALE > now:
+            if known is not None and known[0] + STALE > now:
                 result = known[1]
         for waiting in self._asking.pop(twin):
             if not waiting.called:
                 waiting.callback(result)
 
-    def _remember(self, twin: int, value: Twin | None) -> None:
+    def _remember(self, twin: int, value: Twin) -> None:
+        self._none.pop(twin, None)
         self._known[twin] = (self._clock.seconds(), value)
         self._known.move_to_end(twin)
         if len(self._known) > self._most:
@@ -114,12 +123,13 @@ class CachedRegistry:
 
     def _changed(self, twin: Twin) -> None:
         # also one that was said not to be there
-        if twin.id in self._known:
+        if twin.id in self._known or twin.id in self._none:
             self._remember(twin.id, twin)
 
     def flush(self) -> None:
         """Forget everything."""
         self._known.clear()
+        self._none.clear()
         self.flushes += 1
 
     def id_by_account(self, account: bytes) -> Deferred[int]:
