@@ -81,9 +81,10 @@ async def open_redis(url: str, reactor: IReactorTime) -> Any:
     connection = lazy_redis(url)
     try:
         await connection.ping().addTimeout(CONNECT_TIMEOUT, reactor)
-    except Exception:
+    except Exception as error:
         await connection.disconnect()
-        raise RedisUnavailable(f"{without_password(url)}: Redis does not answer") from None
+        said = f": {error}" if type(error).__name__ == "ResponseError" else ""
+        raise RedisUnavailable(f"{without_password(url)}: Redis does not answer{said}") from None
     return connection
 
 

@@ -106,9 +106,10 @@ class Gate(Resource):
         segments: list[bytes] = request.postpath or []
         try:
             b"/".join(segments).decode()
+            (request.getHeader(b"host") or b"").decode("ascii")
         except UnicodeDecodeError:  # Klein would log a traceback
             self._refused("bad_path")
-            return answer(request, 400, "path is not UTF-8")
+            return answer(request, 400, "path or host is no text")
         rendered: int | bytes = self._root.render(request)
         return rendered
 

@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, maybeDeferred
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -43,6 +44,8 @@ HANDLER_ERROR = 255
 """The code of errors of a handler, as the Go router has it."""
 DEFAULT_TIMEOUT = 30.0
 """Seconds for a call."""
+REGISTRY_RETRY = 1.0
+"""Seconds before the registry is asked again about who sent a message."""
 MAX_CALLS = 10_000
 """Calls that wait for an answer."""
 MAX_HANDLING = 1000
@@ -262,6 +265,8 @@ class RmbClient(Service):
         :raises CallTimeout: there was none.
         :raises RmbError: the twin is unknown, or too many calls wait.
         """
+        if not 0 < timeout < 1e9:
+            raise RmbError(f"a timeout of {timeout} seconds")
         if self._seal is None or self.uplink is None:
             await self.when_online(timeout)
         assert self._seal is not None and self.uplink is not None
@@ -355,10 +360,9 @@ class RmbClient(Service):
         _log.failure("a message could not be taken", failure)
 
     async def _take(self, data: bytes) -> None:
-        assert self._seal is not None
         now = int(self._now())
         try:
-            received = await self._seal.open(data, now)
+            received = await self._opened(data)
         except Rejected as rejected:
             self.drops[rejected.drop] += 1
             _log.debug("dropped: {why}", why=str(rejected))
@@ -369,14 +373,29 @@ class RmbClient(Service):
         envelope = received.envelope
         if received.kind == "request":
             until = envelope.timestamp + envelope.expiration
-            if not self._seen.add(received.source.twin, envelope.uid, "request", until, now):
+            new = self._seen.add(received.source.twin, envelope.uid, "request", until, now)
+            if new:
+                self._begin(received, now)
+            elif new is None:
+                self.drops[Drop.BUSY] += 1
+                self._reply(envelope, HandlerError("too many requests of this twin are within their life"))
+            else:
                 self.drops[Drop.REPLAYED] += 1
-                return
-            self._begin(received, now)
         elif received.kind in ("response", "error", "pong"):
             self._answered(received)
         else:
             self.drops[Drop.BAD_PAYLOAD] += 1
+
+    async def _opened(self, data: bytes) -> Received:
+        """What came; while the registry is away it waits, for as long as it lives, and the relay with it."""
+        assert self._seal is not None
+        while True:
+            try:
+                return await self._seal.open(data, int(self._now()))
+            except Rejected as rejected:
+                if rejected.drop is not Drop.REGISTRY_DOWN or not self.running:
+                    raise
+            await deferLater(self._reactor, REGISTRY_RETRY)
 
     def _answered(self, received: Received) -> None:
         envelope = received.envelope

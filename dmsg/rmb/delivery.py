@@ -27,8 +27,8 @@ WINDOW_SIZE = 4 * 1024 * 1024
 """Bytes of these; one message more may be larger."""
 SPILL_AFTER = 2.0
 """Seconds without confirmation after which the queue keeps a message too."""
-FEW = 1000
-"""Unsettled messages of a session at which it is read from again, after there were too many."""
+FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
+"""Unsettled messages of a session, and their bytes, at which it is read from again, after there were too many."""
 MAX_PINGS = 16
 """Pings of a session that wait for an answer; the oldest then goes unanswered, as RFC 6455 allows."""
 
@@ -60,17 +60,26 @@ class Message:
             if self.owner is not None:
                 self.owner.advance()
 
+    def lose(self) -> None:
+        """It could not be kept: whoever sent it has to send it again."""
+        if not self.settled and self.owner is not None:
+            self.owner.lost()
+
 
 class Ledger:
     """What a session sent that is not settled, and its pings that wait for that.
 
     :param pong: sends the answer to a ping.
+    :param broken: called when something was lost that the session has to send again.
     """
 
-    __slots__ = ("_added", "_pings", "_pong", "_waiting", "relaxed")
+    __slots__ = ("_added", "_broken", "_pings", "_pong", "_waiting", "relaxed", "size")
 
-    def __init__(self, pong: Callable[[bytes], None]) -> None:
+    def __init__(self, pong: Callable[[bytes], None], broken: Callable[[], None] = lambda: None) -> None:
         self._pong = pong
+        self._broken = broken
+        self.size = 0
+        """Bytes of what is not settled."""
         self.relaxed: Callable[[], None] | None = None
         """Called, once, when only few are left."""
         self._waiting: deque[Message] = deque()
@@ -84,16 +93,21 @@ class Ledger:
         """The session sent it."""
         self._waiting.append(message)
         self._added += 1
+        self.size += len(message.data)
+
+    def lost(self) -> None:
+        """A message will not be settled."""
+        self._broken()
 
     def advance(self) -> None:
         """Something was settled."""
         waiting = self._waiting
         while waiting and waiting[0].settled:
-            waiting.popleft()
+            self.size -= len(waiting.popleft().data)
         pings = self._pings
         while pings and self._added - len(waiting) >= pings[0][0]:
             self._pong(pings.popleft()[1])
-        if self.relaxed is not None and len(waiting) <= FEW:
+        if self.relaxed is not None and len(waiting) <= FEW and self.size <= FEW_BYTES:
             relaxed, self.relaxed = self.relaxed, None
             relaxed()
 
@@ -228,6 +242,9 @@ class Delivery:
         if number > self._sent:
             raise ValueError("confirms what was not sent")
         removed = []
+        if self._confirmed < number:
+            # an answer that confirms nothing new is no sign that it reads
+            self.since = None
         while self._confirmed < number:
             message = self._window.popleft()
             self._confirmed += 1
@@ -240,7 +257,6 @@ class Delivery:
         if removed:
             self._store.remove(self.session, removed)
         self._barrier = False
-        self.since = None
         if self._window:
             self._barrier = True
             self._carrier.barrier(self._sent)
@@ -315,8 +331,12 @@ class Delivery:
             if self.catching_up:
                 self._read()
 
-        # a failure leaves it where it is: the relay's round comes by again
-        self._store.keep(self.session, message).addCallback(kept).addErrback(lambda _: None).addBoth(done)
+        def failed(failure: Failure) -> None:
+            # where it is in a window, the relay's round comes by again
+            if self.closed:
+                message.lose()
+
+        self._store.keep(self.session, message).addCallback(kept).addErrback(failed).addBoth(done)
 
     def close(self) -> list[Message]:
         """The connection is gone: what it had not confirmed, and no queue keeps."""

@@ -18,12 +18,13 @@ from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool, readBody
+from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from dmsg.discovery.lookup import QuietFactory
+from dmsg.net.body import read_body
 from dmsg.rmb.delivery import SPILL_AFTER, Message
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
@@ -31,7 +32,7 @@ from dmsg.rmb.queues import FEDERATION, Queued
 from dmsg.rmb.ranker import Ranker
 from dmsg.rmb.relay import EXPIRED, NO_RELAY, OFFLINE, REMOTE
 from dmsg.rmb.twin import relay_url
-from dmsg.rmb.wire import decode, life
+from dmsg.rmb.wire import decode, life, life_ends
 
 CONNECT_TIMEOUT = 2.0
 """Seconds."""
@@ -43,10 +44,16 @@ PASS_DELAY = 0.1
 """Seconds between the first two rounds, twice that before the third; and up to half more."""
 RETRY_FIRST, RETRY_MOST = 2.0, 30.0
 """Seconds before a message that has to wait is tried again; doubled each time."""
-MAX_POSTS = 64
-"""Requests at once."""
-MAX_ITEMS = 10_000
-"""Messages under way; what comes beyond goes to the queue at once."""
+MAX_POSTS = 256
+"""Messages in an attempt at once."""
+MAX_POSTS_OF_ONE = 16
+"""Of these for one set of relays; one only, while these do not answer."""
+MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
+"""Messages under way, and their bytes; what comes beyond goes to the queue at once."""
+MAX_ANSWER = 4096
+"""Bytes of another relay's answer."""
+MAX_COUNTED = 1000
+"""Relays of which successes and errors are counted apart; all others are counted together."""
 REMEMBERED = 1000
 """Messages that were dealt with and are known for a moment."""
 MAX_OFFERED = 10_000
@@ -114,10 +121,9 @@ class Poster:
         headers = Headers({"content-type": ["application/octet-stream"]})
         if only_connected:
             headers.addRawHeader(ONLY_CONNECTED, b"1")
-        request = self._agent.request(b"POST", url.encode(), headers, _Body(data))
         try:
+            request = self._agent.request(b"POST", url.encode("ascii"), headers, _Body(data))
             response: Any = await request.addTimeout(POST_TIMEOUT, self._reactor)
-            await readBody(response).addTimeout(POST_TIMEOUT, self._reactor)
         except CancelledError:
             raise
         except TimeoutError:
@@ -126,6 +132,13 @@ class Poster:
             _log.debug("relay {relay}: {error!r}", relay=relay, error=error)
             return 0
         code: int = response.code
+        try:
+            # it says nothing, and is only read so that the connection can be used again
+            await read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor)
+        except CancelledError:
+            raise
+        except Exception as error:  # whatever a connection can die of: the answer is known
+            _log.debug("relay {relay}: {error!r}", relay=relay, error=error)
         return code
 
     def close(self) -> Deferred[Any]:
@@ -212,7 +225,11 @@ class Federation:
         self._now = wall_clock
         self._domains = domains
         self._random = random or Random()
-        self._ready: deque[_Item] = deque()
+        # by relays, so that some that do not answer hold up no others
+        self._ready: OrderedDict[frozenset[str], deque[_Item]] = OrderedDict()
+        self._running: Counter[frozenset[str]] = Counter()
+        self._failing: OrderedDict[frozenset[str], None] = OrderedDict()
+        self._size = 0
         self._items: dict[_Item, None] = {}
         self._kept: dict[Any, _Item] = {}
         self._finished_ids: deque[Any] = deque(maxlen=REMEMBERED)
@@ -249,16 +266,23 @@ class Federation:
     async def _ask_all(self, data: bytes, relays: Iterable[str], *, only_connected: bool) -> Outcome:
         failed = False
         for relay in self._ranker.order(relays, self._now()):
+            if self._stopped:
+                return Outcome.FAILED
             code = await self._poster.post(relay, data, only_connected=only_connected)
             if code == 202:
-                self.success[relay] += 1
+                self._count(self.success, relay)
                 return Outcome.TAKEN
-            self.error[relay] += 1
+            self._count(self.error, relay)
             # too many requests, and what a proxy says, may be another thing later
             if not 400 <= code < 500 or code in (408, 425, 429):
                 failed = True
                 self._ranker.downvote(relay, self._now())
         return Outcome.FAILED if failed else Outcome.REFUSED
+
+    def _count(self, counter: Counter[str], relay: str) -> None:
+        """Twins can list any number of relays; there is not a line of metrics for each."""
+        known = relay in counter or len(counter) < MAX_COUNTED
+        counter[relay if known else "other"] += 1
 
     # --- what belongs elsewhere ---
 
@@ -274,12 +298,11 @@ class Federation:
         :param done: called with an error's text, or None when it was taken.
         """
         item = _Item(message.data, envelope, relays, message, done, self._reactor.seconds())
-        if len(self._items) >= MAX_ITEMS:
+        if len(self._items) >= MAX_ITEMS or self._size >= MAX_ITEMS_SIZE:
             self._only_keep(item)
             return
-        self._items[item] = None
-        self._ready.append(item)
-        self._next()
+        self._hold(item)
+        self._make_ready(item)
 
     def _only_keep(self, item: _Item) -> None:
         """There are too many under way: into the queue, and taken up from there when there are fewer."""
@@ -291,23 +314,54 @@ class Federation:
         def failed(failure: Failure) -> None:
             item.done(item.message or Message(item.data, 0.0, None), item.envelope, FULL)
 
-        until = item.envelope.timestamp + item.envelope.expiration
+        until = life_ends(item.envelope, self._now())
         self._queue.append(FEDERATION, item.data, until).addCallbacks(kept, failed)
 
-    def _next(self) -> None:
-        while self._ready and self._posts < MAX_POSTS and not self._stopped:
-            item = self._ready.popleft()
-            if item in self._items and not item.running:
-                item.running = True
-                self._posts += 1
-                self._run(self._attempt(item)).addBoth(self._attempted, item)
+    def _hold(self, item: _Item) -> None:
+        self._items[item] = None
+        self._size += len(item.data)
 
-    def _attempted(self, result: Any, item: _Item) -> None:
+    def _make_ready(self, item: _Item) -> None:
+        self._ready.setdefault(item.relays, deque()).append(item)
+        self._next()
+
+    def _next(self) -> None:
+        """Begin as many attempts as may be, each set of relays in its turn."""
+        for relays in list(self._ready):
+            most = 1 if relays in self._failing else MAX_POSTS_OF_ONE
+            line = self._ready[relays]
+            while line and self._posts < MAX_POSTS and self._running[relays] < most and not self._stopped:
+                item = line.popleft()
+                if item in self._items and not item.running:
+                    item.running = True
+                    self._posts += 1
+                    self._running[relays] += 1
+                    self._run(self._attempt(item)).addBoth(self._attempted, item, relays)
+            if not line:
+                self._ready.pop(relays, None)
+            elif relays in self._ready:
+                self._ready.move_to_end(relays)
+
+    def _attempted(self, result: Any, item: _Item, relays: frozenset[str]) -> None:
         self._posts -= 1
+        self._running[relays] -= 1
+        if not self._running[relays]:
+            del self._running[relays]
         item.running = False
         if isinstance(result, Failure) and not result.check(CancelledError):
             _log.failure("forwarding failed", result)
+            self._later(item)
         self._next()
+
+    def _later(self, item: _Item) -> None:
+        """Nobody took it: it waits, and survives the process meanwhile."""
+        self._failing[item.relays] = None
+        self._failing.move_to_end(item.relays)
+        if len(self._failing) > MAX_COUNTED:
+            self._failing.popitem(last=False)
+        item.next = self._reactor.seconds() + item.delay
+        item.delay = min(RETRY_MOST, 2 * item.delay)
+        self._keep(item)
 
     async def _attempt(self, item: _Item) -> None:
         for number in range(PASSES):
@@ -317,19 +371,16 @@ class Federation:
                 self._finish(item, EXPIRED)
                 return
             outcome = await self._ask_all(item.data, item.relays, only_connected=False)
-            if outcome is Outcome.TAKEN:
-                self._finish(item, None)
+            if outcome is not Outcome.FAILED:
+                self._failing.pop(item.relays, None)
+                self._finish(item, None if outcome is Outcome.TAKEN else REMOTE + OFFLINE)
                 return
-            if outcome is Outcome.REFUSED:
-                self._finish(item, REMOTE + OFFLINE)
-                return
-        item.next = self._reactor.seconds() + item.delay
-        item.delay = min(RETRY_MOST, 2 * item.delay)
-        self._keep(item)
+        self._later(item)
 
     def _finish(self, item: _Item, error: str | None) -> None:
         if self._items.pop(item, self) is self:
             return
+        self._size -= len(item.data)
         if item.kept is not None:
             self._kept.pop(item.kept, None)
             # an answer that has it as one to take up may be on its way
@@ -357,7 +408,7 @@ class Federation:
         def done(result: Any) -> None:
             item.keeping = False
 
-        until = item.envelope.timestamp + item.envelope.expiration
+        until = life_ends(item.envelope, self._now())
         self._queue.append(FEDERATION, item.data, until).addCallback(kept).addErrback(lambda _: None).addBoth(done)
 
     def round(self) -> None:
@@ -372,7 +423,7 @@ class Federation:
                 self._run(self._again(item)).addErrback(self._failed)
         for session in list(self._offers):
             self._hand_over_next(session, now)
-        if not self._taking and len(self._items) < MAX_ITEMS // 2:
+        if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < MAX_ITEMS_SIZE // 2:
             self._taking = True
             self._queue.take_federation().addCallbacks(self._taken, lambda _: None).addBoth(self._took)
 
@@ -397,8 +448,7 @@ class Federation:
         if not item.relays:
             self._finish(item, REMOTE + NO_RELAY.removeprefix("relay info "))
             return
-        self._ready.append(item)
-        self._next()
+        self._make_ready(item)
 
     def _taken(self, batch: list[Queued]) -> None:
         for queued in batch:
@@ -412,7 +462,7 @@ class Federation:
             item = _Item(queued.data, envelope, frozenset(), None, self.finished, self._reactor.seconds())
             item.kept = queued.id
             item.next = self._reactor.seconds()
-            self._items[item] = None
+            self._hold(item)
             self._kept[queued.id] = item
 
     def _took(self, result: Any) -> None:

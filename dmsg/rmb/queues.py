@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
 from zope.interface import Interface, implementer
 
 from dmsg.rmb.address import Session
@@ -21,6 +22,8 @@ FEDERATION = "relay.federation"
 """The name of the queue of what is for other relays; no session is called so."""
 BATCH = 100
 """Messages in one read."""
+
+_log = Logger()
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,11 @@ class SQLiteQueue:
             self._db.execute("CREATE INDEX IF NOT EXISTS of_session ON messages (session, id)")
             self._db.execute("CREATE INDEX IF NOT EXISTS by_time ON messages (until)")
             self._db.execute("COMMIT")
-            rows = self._db.execute("SELECT session, count(*), sum(length(data)) FROM messages GROUP BY session")
-            self._sizes: dict[str, list[int]] = {row[0]: [row[1], row[2]] for row in rows}
+            self._sizes: dict[str, list[int]] = {}
+            self.total = 0
+            self._count()
         except sqlite3.Error as error:
             raise QueueUnavailable(f"{path}: {error}") from None
-        self.total = sum(size for _, size in self._sizes.values())
         self._waiting: list[tuple[Deferred[Any], int]] = []
         self._open = False
         self._taken: Any = None
@@ -144,12 +147,25 @@ class SQLiteQueue:
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            self._db.rollback()
+            self._undo()
             for deferred, _ in waiting:
                 deferred.errback(QueueUnavailable(str(error)))
             return
         for deferred, number in waiting:
             deferred.callback(number)
+
+    def _undo(self) -> None:
+        """A transaction failed, as on a full disk: what is counted is what is there."""
+        try:
+            self._db.rollback()
+            self._count()
+        except sqlite3.Error as error:
+            _log.error("the queue cannot be read: {error}", error=str(error))
+
+    def _count(self) -> None:
+        rows = self._db.execute("SELECT session, count(*), sum(length(data)) FROM messages GROUP BY session")
+        self._sizes = {row[0]: [row[1], row[2]] for row in rows}
+        self.total = sum(size for _, size in self._sizes.values())
 
     def append(self, session: str, data: bytes, until: float) -> Deferred[Any]:
         if self.total + len(data) > self.limits.total:
@@ -191,7 +207,9 @@ class SQLiteQueue:
 
     def _forget(self, session: str, length: int) -> None:
         self.total -= length
-        sizes = self._sizes[session]
+        sizes = self._sizes.get(session)
+        if sizes is None:
+            return
         sizes[0] -= 1
         sizes[1] -= length
         if not sizes[0]:
@@ -213,8 +231,12 @@ class SQLiteQueue:
         return succeed([])
 
     def remove(self, session: str, ids: Sequence[Any]) -> None:
-        self._begin()
-        self._delete(session, ids)
+        try:
+            self._begin()
+            self._delete(session, ids)
+        except sqlite3.Error as error:
+            # they are delivered a second time, and their receiver knows them
+            _log.error("delivered messages stay in the queue: {error}", error=str(error))
 
     def expired(self, now: float) -> list[tuple[str, bytes]]:
         rows = self._db.execute(

@@ -2,14 +2,12 @@
 
 ``stream:<twin>[:<sid>]`` is a stream of one field ``_`` for each session,
 ``relay.federation.stream`` one of the field ``msg``.  Beside these:
-``rmb.sessions``, a sorted set of the sessions that are connected to any
-process with the time until which that is believed; and a channel, ``rmb.queue``,
+``rmb.session:<twin>[:<sid>]``, the process to which a session is connected; and a channel, ``rmb.queue``,
 on which processes tell each other what they appended.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -28,7 +26,7 @@ from dmsg.rmb.queues import BATCH, FEDERATION, Queued, QueueLimits, RelayQueue
 
 FEDERATION_STREAM = "relay.federation.stream"
 CHANNEL = "rmb.queue"
-SESSIONS = "rmb.sessions"
+PRESENT = "rmb.session:"
 EXPIRE = 3600
 """Seconds after the last append when a queue goes."""
 GROUP = "federation"
@@ -36,7 +34,7 @@ ABANDONED_AFTER = 60
 """Seconds after which what a process took and did not finish is another's; it renews its own by then."""
 FEDERATION_LENGTH = 100_000
 """Messages for other relays."""
-PRESENCE = 75.0
+PRESENCE = 75
 """Seconds that a session is believed to be connected without being said to be."""
 BATCH_SIZE = 4 * 1024 * 1024
 """Bytes appended in one call; one message more may be larger."""
@@ -59,6 +57,12 @@ for index = 1, #KEYS - 1 do
   results[index] = {id, before + 1 - redis.call('XLEN', key)}
 end
 return results
+"""
+_PRESENT = """
+for index = 1, #KEYS do redis.call('SET', KEYS[index], ARGV[1], 'EX', ARGV[2]) end
+"""
+_ABSENT = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 """
 _NOT_EMPTY = """
 local found = {}
@@ -241,27 +245,22 @@ class RedisQueue:
         self._redis.execute_command(*command).addErrback(lambda _: None)
 
     def connected_here(self, session: str) -> None:
-        """Other processes drop theirs."""
+        """It is here from now on; other processes drop theirs."""
+        self.present([session])
         self._quietly("PUBLISH", CHANNEL, f"{self._name} = {session}")
 
     def present(self, sessions: Sequence[str]) -> None:
-        until = time.time() + PRESENCE
-        for start in range(0, len(sessions), 500):
-            words: list[Any] = []
-            for session in sessions[start : start + 500]:
-                words += (repr(until), session)
-            self._quietly("ZADD", SESSIONS, *words)
-        self._quietly("ZREMRANGEBYSCORE", SESSIONS, "-inf", repr(time.time()))
+        for start in range(0, len(sessions), POLLED):
+            keys = [PRESENT + session for session in sessions[start : start + POLLED]]
+            self._redis.eval(_PRESENT, keys, [self._name, str(PRESENCE)]).addErrback(lambda _: None)
 
     def absent(self, session: str) -> None:
-        self._quietly("ZREM", SESSIONS, session)
+        # unless it went to another process, whose word this is then
+        self._redis.eval(_ABSENT, [PRESENT + session], [self._name]).addErrback(lambda _: None)
 
     def elsewhere(self, session: str) -> Deferred[bool]:
-        def scored(score: Any) -> bool:
-            return score is not None and float(score) > time.time()
-
-        result: Deferred[bool] = self._redis.execute_command("ZSCORE", SESSIONS, session)
-        return result.addCallbacks(scored, lambda _: False)
+        result: Deferred[Any] = self._redis.execute_command("GET", PRESENT + session)
+        return result.addCallbacks(lambda name: name not in (None, self._name.encode()), lambda _: False)
 
     async def _close(self) -> None:
         self._closed = True

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from dmsg.rmb.address import Session
+from dmsg.rmb.address import MAX_SID, Session
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.limiter import FixedWindow
 from dmsg.rmb.twin import Twin
-from dmsg.rmb.wire import life, source_of, wants_fail_fast
+from dmsg.rmb.wire import MAX_SKEW, life, source_of, wants_fail_fast
 
 RATE_LIMITED = "exceeded rate limits, dropping message"
 WRONG_SOURCE = "message wrong source"
@@ -25,6 +25,8 @@ UNKNOWN_DESTINATION = "unknown twin destination"
 NO_RELAY = "relay info is not set for this twin"
 OFFLINE = "destination offline"
 EXPIRED = "message has expired"
+FUTURE = "message timestamp is in the future"
+BAD_SESSION = "message with an invalid destination session"
 REMOTE = "remote relay rejected permanently: "
 NOT_ROUTED = "failed to route message to peer '{peer}': {why}"
 
@@ -36,6 +38,8 @@ TEXTS = {
     Drop.NO_RELAY: NO_RELAY,
     Drop.OFFLINE: OFFLINE,
     Drop.EXPIRED: EXPIRED,
+    Drop.BAD_TIMES: FUTURE,
+    Drop.BAD_REQUEST: BAD_SESSION,
 }
 
 
@@ -101,9 +105,20 @@ class Relay:
             return True
         if not envelope.destination.twin:
             raise Refused(Drop.NO_DESTINATION)
+        self.check_message(envelope, now)
+        return False
+
+    def check_message(self, envelope: Envelope, now: float) -> None:
+        """What is asked of every message, whoever brings it.
+
+        :raises Refused: its session is none that can be, its life is over, or begins too late.
+        """
+        if len(envelope.destination.connection) > MAX_SID:
+            raise Refused(Drop.BAD_REQUEST)
         if life(envelope, int(now)) is None:
             raise Refused(Drop.EXPIRED)
-        return False
+        if envelope.timestamp > now + MAX_SKEW:
+            raise Refused(Drop.BAD_TIMES)
 
     def route(self, envelope: Envelope, twin: Twin | None) -> Decision:
         """For a session that is not connected here.

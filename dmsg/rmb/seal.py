@@ -7,7 +7,7 @@ be, signed by who it says it is of, and had not been received before.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,9 @@ PAYLOAD_TYPE, PAYLOAD_DATA, VALIDATION, UNKNOWN_TWIN, BAD_SIGNATURE, NO_KEY, E2E
     500,
 )
 """Codes of errors that peers answer."""
-MAX_SEEN = 200_000
+MAX_SEEN = 500_000
 """Messages that are remembered until their life ends."""
-MAX_SEEN_OF_TWIN = 50_000
+MAX_SEEN_OF_TWIN = 200_000
 """Of one twin; it may not make others be forgotten."""
 
 
@@ -83,38 +83,46 @@ class Received:
 class Seen:
     """Messages received before, until their life ends: by source, uid and kind.
 
-    A twin whose share is used up is not heard until some of it has expired.
+    A twin has a share.  When all is full the one with most is forgotten from,
+    the messages first that end first: it can only make its own be repeated.
     """
 
     def __init__(self, most: int = MAX_SEEN, of_twin: int = MAX_SEEN_OF_TWIN) -> None:
         self._most, self._of_twin = most, of_twin
-        self._until: OrderedDict[tuple[int, str, str], float] = OrderedDict()
-        self._counts: dict[int, int] = {}
+        self._twins: dict[int, tuple[dict[tuple[str, str], float], list[tuple[float, str, str]]]] = {}
+        self._total = 0
 
     def __len__(self) -> int:
-        return len(self._until)
+        return self._total
 
-    def add(self, source: int, uid: str, kind: str, until: float, now: float) -> bool:
-        """Whether it is new."""
-        key = (source, uid, kind)
-        known = self._until.get(key)
-        if known is not None and known > now:
+    def add(self, source: int, uid: str, kind: str, until: float, now: float) -> bool | None:
+        """Whether it is new; None when the twin's share is used up."""
+        known, heap = self._twins.setdefault(source, ({}, []))
+        while heap and heap[0][0] <= now:
+            self._forget(source)
+        if (uid, kind) in known:
             return False
-        if known is None and (self._counts.get(source, 0) >= self._of_twin or len(self._until) >= self._most):
-            self._forget(now)
-            if self._counts.get(source, 0) >= self._of_twin or len(self._until) >= self._most:
-                return False
-        if known is None:
-            self._counts[source] = self._counts.get(source, 0) + 1
-        self._until[key] = until
+        if len(known) >= self._of_twin:
+            return None
+        if self._total >= self._most:
+            largest = max(self._twins, key=lambda twin: len(self._twins[twin][0]))
+            if largest == source:
+                return None
+            self._forget(largest)
+        known[uid, kind] = until
+        heapq.heappush(heap, (until, uid, kind))
+        self._total += 1
+        self._twins[source] = (known, heap)
         return True
 
-    def _forget(self, now: float) -> None:
-        for key in [key for key, until in self._until.items() if until <= now]:
-            del self._until[key]
-            self._counts[key[0]] -= 1
-            if not self._counts[key[0]]:
-                del self._counts[key[0]]
+    def _forget(self, twin: int) -> None:
+        """The one of a twin that ends first."""
+        known, heap = self._twins[twin]
+        _, uid, kind = heapq.heappop(heap)
+        del known[uid, kind]
+        self._total -= 1
+        if not heap:
+            del self._twins[twin]
 
 
 class Seal:

@@ -23,11 +23,11 @@ from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TokenError, T
 from dmsg.rmb.federation import ONLY_CONNECTED
 from dmsg.rmb.identity import verify
 from dmsg.rmb.limiter import FixedWindow
-from dmsg.rmb.relay import EXPIRED, OFFLINE, Refused
+from dmsg.rmb.relay import OFFLINE, Refused
 from dmsg.rmb.switch import RelaySession, Switch
 from dmsg.rmb.twin import Twin
 from dmsg.rmb.websocket import UpgradeResource
-from dmsg.rmb.wire import MAX_MESSAGE, challenge, decode, life
+from dmsg.rmb.wire import MAX_MESSAGE, challenge, decode
 
 IDLE_TIMEOUT = 60
 """Seconds that a connection without a websocket may be silent."""
@@ -187,6 +187,10 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
         except DmsgError as error:
             return self._refuse(request, Drop.REGISTRY_DOWN, 500, f"failed to get twin: {error}")
+        # others came while the registry was asked
+        refusal = self._admits()
+        if refusal is not None:
+            return self._refuse(request, refusal, 503, refusal.value.replace("_", " "))
         if not self._first_use(parsed):
             return self._refuse(request, Drop.BAD_TOKEN, 401, "invalid jwt: jwt: was used before")
         return self._upgrade.upgrade(request, RelaySession(self._switch, session))
@@ -238,8 +242,10 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.BAD_INTAKE, 400, f"bad request: {error}")
         if not (envelope.source.twin and envelope.destination.twin):
             return self._refuse(request, Drop.BAD_INTAKE, 400, "bad request: without source or destination")
-        if life(envelope, int(switch.now())) is None:
-            return self._refuse(request, Drop.EXPIRED, 400, f"bad request: {EXPIRED}")
+        try:
+            switch.relay.check_message(envelope, switch.now())
+        except Refused as refused:
+            return self._refuse(request, refused.drop, 400, f"bad request: {refused}")
         try:
             await self._check_source(envelope)
             receiver = await self._twin(envelope.destination.twin)

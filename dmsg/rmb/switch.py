@@ -22,18 +22,18 @@ from dmsg.rmb.address import Session
 from dmsg.rmb.delivery import SPILL_AFTER, Delivery, Ledger, Message
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable, TwinNotFound
-from dmsg.rmb.federation import Federation, Outcome
+from dmsg.rmb.federation import FULL, Federation, Outcome
 from dmsg.rmb.queues import FEDERATION, Queued
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import Action, Refused, Relay, wants_answer
 from dmsg.rmb.twin import Twin
-from dmsg.rmb.websocket import BAD_DATA, FAILED, GOING_AWAY, Socket
+from dmsg.rmb.websocket import BAD_DATA, FAILED, GOING_AWAY, TRY_LATER, Socket
 from dmsg.rmb.wire import (
-    MAX_EXPIRATION,
     decode,
     destination_of,
     error_envelope,
     life,
+    life_ends,
     source_of,
     to_pong,
 )
@@ -54,8 +54,8 @@ MAX_LOOKUPS = 10_000
 """Messages that wait for the registry."""
 MAX_LOOKUPS_OF_SESSION = 1000
 """Of one session."""
-MAX_UNSETTLED = 20_000
-"""Messages of a session that are not settled; then it is not read from."""
+MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
+"""Messages of a session that are not settled, and their bytes; then it is not read from."""
 
 _log = Logger()
 
@@ -72,7 +72,7 @@ class RelaySession:
         self.switch = switch
         self.session = session
         self.socket: Socket | None = None
-        self.ledger = Ledger(self._answer_ping)
+        self.ledger = Ledger(self._answer_ping, self._broken)
         self.delivery = Delivery(session, self, switch)
         self.heard_at = 0.0
         self.lookups = 0
@@ -87,9 +87,10 @@ class RelaySession:
     def received(self, data: bytes) -> None:
         if not self.gone:
             self.switch.received(self, data)
-            if len(self.ledger) >= MAX_UNSETTLED and self.ledger.relaxed is None:
-                self.ledger.relaxed = self._resume
-                self.socket.transport.pauseProducing()  # type: ignore[union-attr]
+            ledger = self.ledger
+            if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
+                ledger.relaxed = self._resume
+                self.socket.hold("unsettled")  # type: ignore[union-attr]
 
     def ping_received(self, payload: bytes) -> None:
         self.ledger.ping(payload)
@@ -106,8 +107,13 @@ class RelaySession:
         self.switch.lost(self)
 
     def _resume(self) -> None:
-        if self.socket is not None and self.socket.sendable:
-            self.socket.transport.resumeProducing()
+        if self.socket is not None:
+            self.socket.release("unsettled")
+
+    def _broken(self) -> None:
+        """Something that it sent was lost here: it shall connect again, and send it again."""
+        if not self.gone:
+            self.end(Drop.QUEUE_FAILED, TRY_LATER, "the queue of this relay does not take messages now")
 
     def _answer_ping(self, payload: bytes) -> None:
         if self.socket is not None:
@@ -163,10 +169,16 @@ class Switch:
         self._waiting = 0
         self._present_at = 0.0
         self._to_poll: list[Session] = []
-        federation.is_connected = lambda text: Session.parse(text) in self.sessions
+        federation.is_connected = self._is_connected
         federation.finished = self._forwarded
         queue.dropped = self._dropped
         queue.watch(self._appended_elsewhere, self._connected_elsewhere)
+
+    def _is_connected(self, name: str) -> bool:
+        try:
+            return Session.parse(name) in self.sessions
+        except ValueError:
+            return False
 
     # --- sessions ---
 
@@ -200,14 +212,22 @@ class Switch:
         self._busy[delivery] = None
 
     def round(self) -> None:
-        """Every second; an error in it does not end it."""
-        try:
-            self._look()
-        except Exception:
-            _log.failure("a round failed")
+        """Every second; an error in one step ends neither the others nor the next round."""
+        for step in (
+            self._look_at_deliveries,
+            self._look_at_sessions,
+            self._poll,
+            self._answer_all_expired,
+            self._tell_who_is_here,
+            self.federation.round,
+        ):
+            try:
+                step()
+            except Exception:
+                _log.failure("a step of the round failed")
 
-    def _look(self) -> None:
-        """Confirmations that take long, sessions that are silent, lives that ended."""
+    def _look_at_deliveries(self) -> None:
+        """Confirmations that take long."""
         now = self._clock.seconds()
         for delivery in list(self._busy):
             if not len(delivery):
@@ -219,6 +239,10 @@ class Switch:
                     stalled = self.sessions.get(delivery.session)
                     if stalled is not None and stalled.delivery is delivery:
                         stalled.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")
+
+    def _look_at_sessions(self) -> None:
+        """Sessions that are silent."""
+        now = self._clock.seconds()
         for session in list(self.sessions.values()):
             socket = session.socket
             if socket is not None and socket.heard:
@@ -230,13 +254,16 @@ class Switch:
             elif now - session.heard_at >= IDLE_PING and socket is not None:
                 socket.ping(b"")
             session.delivery.retry()
-        self._poll()
-        for name, data in self.queue.expired(self.now()):
-            self._answer_expired(name, data)
+
+    def _answer_all_expired(self) -> None:
+        for _, data in self.queue.expired(self.now()):
+            self._answer_expired(data)
+
+    def _tell_who_is_here(self) -> None:
+        now = self._clock.seconds()
         if now - self._present_at >= PRESENT_EVERY:
             self._present_at = now
             self.queue.present([str(session) for session in self.sessions])
-        self.federation.round()
 
     def _poll(self) -> None:
         """Relays that share the queue and are not of this package tell nobody what they append."""
@@ -273,7 +300,7 @@ class Switch:
             self._refuse(envelope, refused.drop, session)
             return
         destination = destination_of(envelope)
-        message = Message(data, envelope.timestamp + min(envelope.expiration, MAX_EXPIRATION), session.ledger)
+        message = Message(data, life_ends(envelope, self.now()), session.ledger)
         session.ledger.add(message)
         receiver = self.sessions.get(destination)
         if receiver is not None:
@@ -365,7 +392,7 @@ class Switch:
             else:
                 otherwise()
 
-        self.queue.elsewhere(str(destination)).addCallback(known)
+        self.queue.elsewhere(str(destination)).addErrback(lambda _: False).addCallback(known)
 
     def _offline(self, envelope: Envelope, message: Message) -> None:
         self.relay.drops[Drop.OFFLINE] += 1
@@ -379,12 +406,13 @@ class Switch:
             else:
                 self._offline(envelope, message)
 
-        self.federation.offer(message.data, relays).addCallback(probed)
+        self.federation.offer(message.data, relays).addErrback(lambda _: Outcome.FAILED).addCallback(probed)
 
     def _forwarded(self, message: Message, envelope: Envelope, error: str | None) -> None:
         """A message for another relay was taken there, or will never be."""
         if error is not None:
-            self.relay.drops[Drop.EXPIRED if error == rules.EXPIRED else Drop.FEDERATION_REFUSED] += 1
+            full = Drop.FEDERATION_FULL if error == FULL else Drop.FEDERATION_REFUSED
+            self.relay.drops[Drop.EXPIRED if error == rules.EXPIRED else full] += 1
             # the reference leaves the destination out of this one
             self._say(envelope, error, None, addressed=False)
         message.settle()
@@ -412,7 +440,7 @@ class Switch:
         if receiver is None or not receiver.delivery.offer(message):
             self._enqueue(to, message, None)
 
-    def _answer_expired(self, name: str, data: bytes) -> None:
+    def _answer_expired(self, data: bytes) -> None:
         """A kept message's life is over: its sender, if it is one of this relay's, is told."""
         self.relay.drops[Drop.EXPIRED] += 1
         try:
@@ -449,7 +477,8 @@ class Switch:
             if envelope is not None and wants_answer(envelope):
                 self._say_now(envelope, rules.NOT_ROUTED.format(peer=session, why=why))
                 message.settle()
-            # else whoever sent it has no answer to its ping, connects again, and sends it again
+            else:
+                message.lose()
 
         self.queue.append(str(session), message.data, message.until).addCallbacks(kept, failed)
 
@@ -483,9 +512,9 @@ class Switch:
             return None
         now = self.now()
         if life(envelope, int(now)) is None and envelope.WhichOneof("message") != "pong":
-            self._answer_expired("", queued.data)
+            self._answer_expired(queued.data)
             return None
-        return float(envelope.timestamp + min(envelope.expiration, MAX_EXPIRATION))
+        return life_ends(envelope, now)
 
     def _dropped(self, session: str, number: int) -> None:
         self.relay.drops[Drop.QUEUE_FULL] += number
@@ -521,7 +550,7 @@ class Switch:
         taken: Deferred[None] = Deferred()
         destination = destination_of(envelope)
         ledger = Ledger(lambda payload: taken.callback(None))
-        message = Message(data, envelope.timestamp + min(envelope.expiration, MAX_EXPIRATION), ledger)
+        message = Message(data, life_ends(envelope, self.now()), ledger)
         ledger.add(message)
         ledger.ping(b"")
         receiver = self.sessions.get(destination)
@@ -553,7 +582,7 @@ class Switch:
             self.queue.append(str(destination), data, message.until).addCallbacks(kept, failed)
 
         if receiver is None and decision.drop is Drop.OFFLINE:
-            self.queue.elsewhere(str(destination)).addCallback(keep)
+            self.queue.elsewhere(str(destination)).addErrback(lambda _: False).addCallback(keep)
         else:
             keep(False)
         return taken

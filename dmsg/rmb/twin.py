@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,11 +36,22 @@ def check_relay(text: str) -> str:
         parts = urlsplit(text)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         good = good and parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
+        good = good and _is_host(parts.hostname or "") and text.isascii() and text.isprintable()
     except ValueError:
         good = False
     if not good or "_" in text:
         raise ValueError(f"{text[:80]!r} is not a relay: a domain, or a URL as http://127.0.0.1:8080 is")
     return text.rstrip("/")
+
+
+def _is_host(host: str) -> bool:
+    if _DOMAIN.fullmatch(host):
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def relay_url(relay: str) -> str:
@@ -62,6 +74,8 @@ def relay_of_websocket(url: str) -> str:
         raise ValueError(f"{url[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
     if parts.scheme == "wss" and port in (None, 443) and _DOMAIN.fullmatch(host):
         return host
+    if not _is_host(host):
+        raise ValueError(f"{url[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if parts.scheme == "wss" else "http"
     return f"{scheme}://{shown}" + (f":{port}" if port is not None else "")

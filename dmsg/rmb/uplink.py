@@ -39,8 +39,10 @@ SILENT_AFTER = 40.0
 """Seconds of silence after which a connection is given up."""
 STEADY_AFTER = 10.0
 """Seconds that a connection has to live before the next loss counts as the first."""
-MAX_UNHANDLED = 1000
-"""Messages received and not dealt with; then the relay is not read from."""
+MAX_UNHANDLED, MAX_UNHANDLED_SIZE = 1000, 64 * 1024 * 1024
+"""Messages received and not dealt with, and their bytes; then the relay is not read from."""
+UNCONFIRMED_AFTER = 60.0
+"""Seconds without a confirmation after which a connection is given up, whatever else comes."""
 
 _log = Logger()
 
@@ -91,7 +93,9 @@ class RelayLink:
         self._since = 0.0
         self._heard_at = 0.0
         self._spoke_at = 0.0
+        self._asked_at = 0.0
         self._stopped = True
+        self._half: Any = None
         self.error: str | None = None
         """Why it is not connected."""
 
@@ -119,6 +123,8 @@ class RelayLink:
             self._connecting.cancel()
         if self._socket is not None:
             self._socket.close(NORMAL, "")
+        elif self._half is not None:
+            self._half.abort()
 
     def _connect(self) -> None:
         if self._stopped:
@@ -132,8 +138,14 @@ class RelayLink:
 
         def done(result: Any) -> None:
             self._connecting = None
-            if isinstance(result, Failure) and not result.check(CancelledError):
-                self._again(str(result.value) or type(result.value).__name__)
+            if isinstance(result, Failure):
+                if not result.check(CancelledError):
+                    self._again(str(result.value) or type(result.value).__name__)
+                return
+            # TCP is there, the handshake is under way
+            self._half = result
+            if self._stopped:
+                result.abort()
 
         self._connecting.addBoth(done)
 
@@ -163,6 +175,7 @@ class RelayLink:
         self._uplink.came(self)
 
     def lost(self, why: str) -> None:
+        self._half = None
         if self._socket is not None:
             self._socket = None
             if self._reactor.seconds() - self._since >= STEADY_AFTER:
@@ -174,10 +187,11 @@ class RelayLink:
     def received(self, data: bytes) -> None:
         message = Message(data, 0.0, self._ledger)
         self._ledger.add(message)
-        if len(self._ledger) >= MAX_UNHANDLED and self._ledger.relaxed is None and self._socket is not None:
-            transport = self._socket.transport
-            transport.pauseProducing()
-            self._ledger.relaxed = transport.resumeProducing
+        ledger, socket = self._ledger, self._socket
+        full = len(ledger) >= MAX_UNHANDLED or ledger.size >= MAX_UNHANDLED_SIZE
+        if full and ledger.relaxed is None and socket is not None:
+            socket.hold("unhandled")
+            ledger.relaxed = lambda: socket.release("unhandled")
         self._uplink.received(data, message.settle)
 
     def ping_received(self, payload: bytes) -> None:
@@ -216,6 +230,7 @@ class RelayLink:
     def _ask(self) -> None:
         assert self._socket is not None
         self._barrier = True
+        self._asked_at = self._reactor.seconds()
         self._socket.ping(self._sent.to_bytes(8, "big"))
 
     def round(self) -> None:
@@ -229,6 +244,9 @@ class RelayLink:
             self._heard_at = now
         if now - self._heard_at >= SILENT_AFTER:
             self.error = f"{self.url} was silent for {SILENT_AFTER:g} s"
+            socket.abort()
+        elif self._barrier and now - self._asked_at >= UNCONFIRMED_AFTER:
+            self.error = f"{self.url} confirmed nothing for {UNCONFIRMED_AFTER:g} s"
             socket.abort()
         elif now - self._spoke_at >= PING_EVERY or now - self._heard_at >= PING_EVERY:
             self._spoke_at = now

@@ -92,6 +92,9 @@ class Socket:
     _opened = False
     _told = False
     _timer: IDelayedCall | None = None
+    _held: frozenset[str] = frozenset()
+    _bounded = False
+    """Both ends must not wait for each other: only servers stop reading when they cannot send."""
 
     def connectionMade(self) -> None:
         self._give_up_after(HANDSHAKE_TIMEOUT)
@@ -136,11 +139,40 @@ class Socket:
         for name in ("http_headers", "http_request_data", "http_response_data", "_perMessageCompress"):
             if name in self.__dict__:
                 self.__dict__[name] = None
+        if self._bounded:
+            # the HTTP channel, which is out of the way by now, had the place
+            self.transport.unregisterProducer()
+            self.transport.registerProducer(self, True)
         # what came behind the handshake, in the same piece; autobahn shall not begin with it
         rest, self.data = self.data, b""
         self.receiver.opened(self)
         if rest:
             self.dataReceived(rest)
+
+    # --- reading no more than can be answered ---
+
+    def hold(self, why: str) -> None:
+        """Do not read, until :meth:`release` with the same word."""
+        if not self._held and self.transport is not None:
+            self.transport.pauseProducing()
+        self._held |= {why}
+
+    def release(self, why: str) -> None:
+        """Read again, if nobody else holds it."""
+        held, self._held = self._held, self._held - {why}
+        if held and not self._held and self.sendable:
+            self.transport.resumeProducing()
+
+    def pauseProducing(self) -> None:
+        """The other end does not read what it is sent: then its pings are not read either."""
+        self.hold("unsent")
+
+    def resumeProducing(self) -> None:
+        """It does again."""
+        self.release("unsent")
+
+    def stopProducing(self) -> None:
+        """The connection is gone."""
 
     def onMessage(self, payload: bytes, isBinary: bool) -> None:
         if isBinary:
@@ -214,7 +246,7 @@ class Socket:
 
 
 class _ServerSocket(Socket, WebSocketServerProtocol):  # type: ignore[misc]
-    pass
+    _bounded = True
 
 
 class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]

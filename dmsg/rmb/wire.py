@@ -122,6 +122,11 @@ def life(envelope: Envelope, now: int) -> int | None:
     return None if left is None else min(left, MAX_EXPIRATION)
 
 
+def life_ends(envelope: Envelope, now: float) -> float:
+    """When a relay forgets this message; a sender's word is taken as far as a receiver would."""
+    return min(float(envelope.timestamp + min(envelope.expiration, MAX_EXPIRATION)), now + MAX_SKEW + MAX_EXPIRATION)
+
+
 def times_error(envelope: Envelope, now: int) -> str | None:
     """Why a receiver does not take these times; None when it does.
 

@@ -43,9 +43,19 @@ end
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+    """Below those that the kernel gives to outgoing connections.
+
+    Who connects again and again to a port among these, while nobody listens
+    there, is one day connected with itself, and the port is taken.
+    """
+    for _ in range(1000):
+        port = random.randrange(15_000, 30_000)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
         return port
+    raise AssertionError("no port is free")
 
 
 class Process:

@@ -254,13 +254,18 @@ def _fail(error: Exception) -> Any:
 
 class SeenTests(RmbCase):
     def test_bounds(self) -> None:
-        """A twin whose share is used up is not heard until some of it expired; others are."""
+        """A twin whose share is used up is told so; others are heard; what has expired makes room."""
         seen = Seen(most=10, of_twin=3)
-        self.assertEqual([True] * 3 + [False], [seen.add(1, str(n), "request", 100, 0) for n in range(4)])
+        self.assertEqual([True] * 3 + [None], [seen.add(1, str(n), "request", 100, 0) for n in range(4)])
         self.assertTrue(seen.add(2, "0", "request", 100, 0))
-        self.assertFalse(seen.add(1, "0", "request", 100, 0))
+        self.assertIs(False, seen.add(1, "0", "request", 100, 0))
         self.assertTrue(seen.add(1, "9", "request", 300, 100))
         self.assertTrue(seen.add(1, "0", "request", 300, 101))
-        self.assertEqual(2, len(seen))
-        full = Seen(most=2, of_twin=9)
-        self.assertEqual([True, True, False], [full.add(n, "u", "request", 100, 0) for n in range(3)])
+        self.assertEqual(3, len(seen))
+        full = Seen(most=3, of_twin=9)
+        self.assertEqual([True, True, True], [full.add(1, str(n), "request", 100 + n, 0) for n in range(3)])
+        # the twin with most loses the one that ends first; it itself gets no more
+        self.assertTrue(full.add(2, "u", "request", 100, 0))
+        self.assertTrue(full.add(1, "0", "request", 100, 0) is None)
+        self.assertIs(False, full.add(1, "2", "request", 100, 0))
+        self.assertEqual(3, len(full))

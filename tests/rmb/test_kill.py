@@ -23,6 +23,6 @@ class KillTests(TestCase):
         """Each process once, under 600 requests; ``make rmb-long`` does it with 10,000."""
         with tempfile.TemporaryDirectory(prefix="dmsg-kill-") as directory:
             result = await deferToThread(run, Path(directory), 600, 6, 100.0, 1)
-        self.assertEqual(6, sum(result["kills"].values()))
+        self.assertEqual(6, sum(result["kills"].values()), result)
         for trouble in ("lost", "twice", "handled_twice", "errors"):
-            self.assertEqual([], result[trouble], trouble)
+            self.assertEqual([], result[trouble], (trouble, result))

@@ -109,8 +109,6 @@ class TwoProcessesTests(RedisCase):
         a.socket.ping(b"?")
         await a.pongs.get()
         await self.until(lambda: not self.redis.xlen(b.session.stream))
-        self.two_.switch._present_at = 0.0
-        await self.until(lambda: self.redis.zscore("rmb.sessions", str(b.session)) is not None)
         a.send(a.envelope(b.session, tags="fail-fast"), self.now())
         await b.messages.get()
         asleep = self.twin("C", self.one.domain)

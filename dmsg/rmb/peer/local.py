@@ -85,6 +85,10 @@ class _Members:
             raise LocalError(f"not JSON: {error}") from None
         if not isinstance(content, dict):
             raise LocalError("not a JSON object")
+        try:
+            json.dumps(content, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError):
+            raise LocalError("a text with half a character in it") from None
         self._content: dict[str, Any] = content
         for name in ("ret", "ref"):
             value = content.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -36,7 +37,7 @@ from dmsg.rmb.peer.local import (
     parse_request,
     parse_response,
 )
-from dmsg.rmb.peer.store import LOCAL, REPLY, REQUESTS, RESPONSES, PeerStore
+from dmsg.rmb.peer.store import LOCAL, QUEUE_TTL, REPLY, REQUESTS, RESPONSES, PeerStore
 from dmsg.rmb.peer.version import version_text
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.service import open_registry
@@ -50,6 +51,10 @@ CACHE_TWINS = 5000
 """Twins that a peer remembers."""
 MAX_UNDER_WAY = 2000
 """Messages of local programs that no relay has confirmed."""
+REGISTRY_RETRY = 1.0
+"""Seconds before the registry is asked again about who sent a message."""
+MAX_COMMANDS = 1000
+"""Different commands of a twin in an hour; each makes a list in Redis."""
 RMB = "rmb"
 LOCAL_ERROR = 101
 """The code of errors about what a local program wrote."""
@@ -112,6 +117,7 @@ class RmbPeer(Service):
         self._no_room: list[Deferred[int]] = []
         self._running: set[Deferred[Any]] = set()
         self._stopping = False
+        self._commands: dict[int, dict[str, float]] = {}
         self.drops: Counter[Drop] = Counter()
         self.ready: Deferred[None] = Deferred()
 
@@ -208,7 +214,18 @@ class RmbPeer(Service):
     def _request_taken(self, uid: str, at: float, raw: bytes) -> None:
         if uid not in self._under_way:
             self._under_way[uid] = REQUESTS
-            self._run(self._request(uid, at, raw))
+            self._run(self._deal_with(REQUESTS, uid, self._request(uid, at, raw)))
+
+    async def _deal_with(self, outgoing: str, uid: str, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever a message does, it is dealt with once: one that cannot be is not there again after a restart."""
+        try:
+            await work
+        except CancelledError:
+            raise
+        except Exception as error:
+            self.drops[Drop.BAD_REQUEST] += 1
+            _log.error("a message of {list} was not dealt with: {error!r}", list=outgoing, error=error)
+        await self._finished(outgoing, uid)
 
     async def _request(self, uid: str, at: float, raw: bytes) -> None:
         try:
@@ -218,7 +235,6 @@ class RmbPeer(Service):
             _log.info("{list}: {error}", list=LOCAL, error=str(error))
             if error.reply_to is not None:
                 await self._tell(error.reply_to, error.reference, (LOCAL_ERROR, str(error)), once=(uid, "local"))
-            await self._finished(REQUESTS, uid)
             return
         life = Envelope(timestamp=request.timestamp or int(at), expiration=request.expiration)
         stamp(life, int(at))
@@ -227,16 +243,13 @@ class RmbPeer(Service):
             self.drops[Drop.EXPIRED] += 1
             error_text = "request has expired" if request.expiration else "request has no expiration (exp is 0)"
             await self._tell(request.reply_to, request.reference, (VALIDATION, error_text), once=(uid, "expired"))
-            await self._finished(REQUESTS, uid)
             return
         plugin, _, command = request.command.partition(".")
         if plugin == FILE and command == "upload":
             assert self._files is not None
             await self._files.upload(uid, request, min(left, SENT_EXPIRATION))
-            await self._finished(REQUESTS, uid)
             return
         await self._ask(uid, request, life.timestamp, min(life.expiration, SENT_EXPIRATION))
-        await self._finished(REQUESTS, uid)
 
     async def _ask(self, uid: str, request: LocalRequest, timestamp: int, expiration: int, module: str = "") -> None:
         """Send a request to all its destinations; done when each is confirmed by a relay, or was answered."""
@@ -298,9 +311,9 @@ class RmbPeer(Service):
     def _response_taken(self, uid: str, at: float, raw: bytes) -> None:
         if uid not in self._under_way:
             self._under_way[uid] = RESPONSES
-            self._run(self._response(uid, at, raw))
+            self._run(self._deal_with(RESPONSES, uid, self._response(at, raw)))
 
-    async def _response(self, uid: str, at: float, raw: bytes) -> None:
+    async def _response(self, at: float, raw: bytes) -> None:
         try:
             response = parse_response(raw)
         except LocalError as error:
@@ -308,7 +321,6 @@ class RmbPeer(Service):
             _log.info("{list}: {error}", list=REPLY, error=str(error))
         else:
             await self._send_answer(response, int(at))
-        await self._finished(RESPONSES, uid)
 
     async def _send_answer(self, response: LocalResponse, at: int) -> None:
         assert self._seal is not None and self.uplink is not None
@@ -342,9 +354,8 @@ class RmbPeer(Service):
         self._run(self._take(data)).addBoth(lambda _: done())
 
     async def _take(self, data: bytes) -> None:
-        assert self._seal is not None
         try:
-            received = await self._seal.open(data, int(self._now()))
+            received = await self._opened(data)
         except Rejected as rejected:
             self.drops[rejected.drop] += 1
             _log.info("dropped: {why}", why=str(rejected))
@@ -356,6 +367,17 @@ class RmbPeer(Service):
             await self._requested(received)
         elif received.kind in ("response", "error"):
             await self._answered(received)
+
+    async def _opened(self, data: bytes) -> Received:
+        """What came; while the registry is away it waits, for as long as it lives, and the relay with it."""
+        assert self._seal is not None
+        while True:
+            try:
+                return await self._seal.open(data, int(self._now()))
+            except Rejected as rejected:
+                if rejected.drop is not Drop.REGISTRY_DOWN:
+                    raise
+            await deferLater(self._reactor, REGISTRY_RETRY)
 
     def _answer(self, request: Envelope, data: bytes, error: tuple[int, str] | None = None) -> None:
         """An answer of the peer itself."""
@@ -383,6 +405,10 @@ class RmbPeer(Service):
             self.drops[Drop.BAD_REQUEST] += 1
             self._answer(envelope, b"", (RELAY_ERROR, f"no service can have the name '{command[:80]}'"))
             return
+        if not self._may_ask(received.source.twin, command):
+            self.drops[Drop.RATE_LIMITED] += 1
+            self._answer(envelope, b"", (RELAY_ERROR, f"more than {MAX_COMMANDS} different commands in an hour"))
+            return
         message = incoming_request(
             envelope.uid,
             received.source,
@@ -395,6 +421,19 @@ class RmbPeer(Service):
             envelope.timestamp,
         )
         await self._once(received, f"msgbus.{command}", message)
+
+    def _may_ask(self, twin: int, command: str) -> bool:
+        """Commands make lists, and nobody can say which of them a service reads."""
+        now = self._now()
+        commands = self._commands.setdefault(twin, {})
+        if command not in commands and len(commands) >= MAX_COMMANDS:
+            commands = self._commands[twin] = {one: at for one, at in commands.items() if at > now - QUEUE_TTL}
+            if len(commands) >= MAX_COMMANDS:
+                return False
+        commands[command] = now
+        if len(self._commands) > CACHE_TWINS:
+            self._commands.pop(next(iter(self._commands)))
+        return True
 
     async def _once(self, received: Received, key: str, message: bytes) -> None:
         assert self._store is not None

@@ -37,10 +37,16 @@ RETRY = 0.5
 _TAKE = """
 local out = {}
 for i = 2, #ARGV do
-  local raw = redis.call('RPOP', KEYS[1])
-  if not raw then raw = redis.call('RPOP', KEYS[2]) end
+  local from = KEYS[1]
+  local raw = redis.call('LINDEX', from, -1)
+  if not raw then
+    from = KEYS[2]
+    raw = redis.call('LINDEX', from, -1)
+  end
   if not raw then break end
+  -- written down before it is taken out: what fails in between has changed nothing
   redis.call('HSET', KEYS[3], ARGV[i], ARGV[1] .. '\\n' .. raw)
+  redis.call('RPOP', from)
   out[#out + 1] = ARGV[i]
   out[#out + 1] = raw
 end
@@ -54,6 +60,12 @@ if over > 0 then redis.call('LTRIM', KEYS[2], 0, ARGV[3] - 1) else over = 0 end
 redis.call('EXPIRE', KEYS[2], ARGV[4])
 return over
 """
+
+_LATER = (
+    *("LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN"),
+    *("NOAUTH", "NOPERM", "max number of clients"),
+)
+"""What Redis says now and will not say for ever."""
 
 _log = Logger()
 
@@ -104,7 +116,8 @@ class PeerStore:
         room: Callable[[], Deferred[int]],
         taken: Callable[[str, float, bytes], None],
     ) -> None:
-        blocking = lazy_redis(self._url, reply_timeout=None)
+        # a connection that is silent for longer than a read waits is a dead one
+        blocking = lazy_redis(self._url, reply_timeout=BLOCK + 10)
         self._blocking.append(blocking)
         held = f"{name}.taken"
         loaded = False
@@ -187,8 +200,12 @@ class PeerStore:
                     _log.warn("Redis is away: {error}", error=str(error) or type(error).__name__)
                     told = True
             except ResponseError as error:
-                if not str(error).startswith(("LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN")):
+                # an error of a script has that of its command somewhere inside
+                if not any(word in str(error) for word in _LATER):
                     raise
+                if not told:
+                    _log.error("Redis does not take messages: {error}", error=str(error))
+                    told = True
             await deferLater(self._reactor, RETRY)
 
     async def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -29,6 +30,8 @@ MAX_NONE = 10_000
 """Ids remembered to be none."""
 MAX_QUESTIONS = 500
 """Questions to the registry at once."""
+
+_log = Logger()
 
 
 @implementer(TwinRegistry)
@@ -99,6 +102,7 @@ class CachedRegistry:
         now = self._clock.seconds()
         if isinstance(result, Twin):
             self._remember(twin, result)
+            result = self._known[twin][1]
         elif result.check(TwinNotFound):
             self._known.pop(twin, None)
             self._none.pop(twin, None)
@@ -115,6 +119,11 @@ class CachedRegistry:
                 waiting.callback(result)
 
     def _remember(self, twin: int, value: Twin) -> None:
+        before = self._known.get(twin)
+        if before is not None and (before[1].account != value.account or value.counter < before[1].counter):
+            # an id is of one account for ever, and statements only go forward
+            _log.error("the registry says something else of twin {twin} than before", twin=twin)
+            value = before[1]
         self._none.pop(twin, None)
         self._known[twin] = (self._clock.seconds(), value)
         self._known.move_to_end(twin)

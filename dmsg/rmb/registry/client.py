@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 from urllib.parse import urlencode
 
-import treq
 from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.task import deferLater
@@ -20,6 +19,7 @@ from zope.interface import implementer
 
 from dmsg.delegation.dial import retry_delay
 from dmsg.discovery.lookup import QuietFactory, check_url
+from dmsg.net.body import read_body
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry
 from dmsg.rmb.twin import Twin
@@ -64,23 +64,12 @@ class HTTPRegistry:
         try:
             request = self._http.request(method, f"{self.url}{path}", data=body, headers=headers)
             response = await request.addTimeout(timeout, self._reactor)
-            received: list[bytes] = []
-            size = 0
-
-            def collect(data: bytes) -> None:
-                nonlocal size
-                size += len(data)
-                if size > MAX_ANSWER:
-                    raise RegistryUnavailable(f"{self.url}: an answer of more than {MAX_ANSWER} bytes")
-                received.append(data)
-
-            await treq.collect(response, collect).addTimeout(timeout, self._reactor)
-            content = json.loads(b"".join(received))
+            content = json.loads(await read_body(response, MAX_ANSWER).addTimeout(timeout, self._reactor))
         except CancelledError:
             raise
         except TimeoutError:
             raise RegistryUnavailable(f"{self.url}: no answer within {timeout:g} s") from None
-        except (ValueError, RecursionError):
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
             raise RegistryUnavailable(f"{self.url}: the answer is not JSON") from None
         except RegistryUnavailable:
             raise

@@ -16,7 +16,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import treq
 from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError, fail
 from twisted.web.client import Agent, HTTPConnectionPool
@@ -24,6 +23,7 @@ from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
 from dmsg.discovery.lookup import QuietFactory, check_url
+from dmsg.net.body import read_body
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twin import Twin
@@ -145,8 +145,8 @@ class TfchainRegistry:
         try:
             asking = self._http.post(self.url, data=json.dumps(question).encode(), headers=headers)
             response = await asking.addTimeout(TIMEOUT, self._reactor)
-            body = await treq.content(response).addTimeout(TIMEOUT, self._reactor)
-            if response.code != 200 or len(body) > MAX_ANSWER:
+            body = await read_body(response, MAX_ANSWER).addTimeout(TIMEOUT, self._reactor)
+            if response.code != 200:
                 raise RegistryUnavailable(f"{self.url}: answered {response.code}, {len(body)} bytes")
             answer = json.loads(body)
             result = answer["result"]

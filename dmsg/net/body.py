@@ -1,0 +1,67 @@
+"""Answers of HTTP servers that nobody vouches for: so much of them, and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Protocol
+from twisted.python.failure import Failure
+from twisted.web.client import ResponseDone
+from twisted.web.http import PotentialDataLoss
+
+from dmsg.errors import DmsgError
+
+
+class AnswerTooLong(DmsgError):
+    """There was more than was wanted; the connection was dropped."""
+
+
+class _Collector(Protocol):
+    def __init__(self, most: int, finished: Deferred[bytes]) -> None:
+        self._most = most
+        self._finished = finished
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def dataReceived(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size <= self._most:
+            self._parts.append(data)
+            return
+        self._parts.clear()
+        drop(self.transport)
+        if not self._finished.called:
+            self._finished.errback(AnswerTooLong(f"an answer of more than {self._most} bytes"))
+
+    def connectionLost(self, reason: Failure = Failure(ResponseDone())) -> None:
+        if self._finished.called:
+            return
+        if reason.check(ResponseDone, PotentialDataLoss):
+            self._finished.callback(b"".join(self._parts))
+        else:
+            self._finished.errback(reason)
+
+
+def drop(transport: Any) -> None:
+    """End the connection under an answer; Twisted's proxies for it differ in what they have."""
+    for name in ("abortConnection", "loseConnection", "stopProducing"):
+        end = getattr(transport, name, None)
+        if end is not None:
+            end()
+            return
+
+
+def read_body(response: Any, most: int) -> Deferred[bytes]:
+    """The body of an answer of :class:`twisted.web.client.Agent`.
+
+    Fails with :class:`AnswerTooLong`, and with what a connection can die of.
+    """
+
+    def cancelled(_: Deferred[bytes]) -> None:
+        drop(collector.transport)
+
+    finished: Deferred[bytes] = Deferred(cancelled)
+    collector = _Collector(most, finished)
+    response.deliverBody(collector)
+    return finished
