@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -11,19 +12,43 @@ from typing import Any
 
 import click
 from twisted.internet.defer import Deferred
-from twisted.internet.utils import getProcessOutputAndValue
+from twisted.internet.error import ProcessDone, ProcessExitedAlready
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
 
 from dmsg.cli.rmb_demo import demo
 from dmsg.cli.running import Seconds, run
 from dmsg.cli.twin import key_option, registry_option
 from dmsg.rmb.client import JSON, HandlerError, Reply, Request, RmbClient
 from dmsg.rmb.errors import RmbError
-from dmsg.rmb.secrets import read_secret
+from dmsg.rmb.peer.local import may_be_called
+from dmsg.rmb.secrets import SECRET, read_secret
+from dmsg.rmb.setup import relay_text
 
 MAX_PAYLOAD = 8 * 1024 * 1024
 """Bytes of what is sent from a file."""
 SERVE_TIMEOUT = 300.0
 """Seconds that a program may take for an answer."""
+
+
+def _relays(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        relay_text(values)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return values
+
+
+def _text(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Arguments are bytes, and need not be UTF-8."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("is not UTF-8") from None
+    if value == "" and param.name == "command":
+        raise click.BadParameter("is empty")
+    return value
+
 
 relay_option = click.option(
     "--relay",
@@ -32,6 +57,7 @@ relay_option = click.option(
     required=True,
     envvar="RMB_RELAY",
     metavar="URL",
+    callback=_relays,
     help="Relay to connect to, ws:// or wss://; repeatable.  Also: RMB_RELAY.",
 )
 
@@ -73,22 +99,22 @@ def _payload(text: str | None) -> bytes:
 
 def _twins(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
     numbers = value.split(",")
-    if not all(one.isascii() and one.isdigit() and 0 < int(one) < 2**32 for one in numbers):
-        raise click.BadParameter(f"{value!r} is no number of a twin, or several with commas between")
+    if not all(one.isascii() and one.isdigit() and len(one) < 11 and 0 < int(one) < 2**32 for one in numbers):
+        raise click.BadParameter(f"{value[:40]!r} is no number of a twin, or several with commas between")
     return tuple(int(one) for one in numbers)
 
 
 @rmb.command()
 @click.argument("twins", metavar="TWIN[,TWIN...]", callback=_twins)
-@click.argument("command")
-@click.argument("payload", required=False)
+@click.argument("command", callback=_text)
+@click.argument("payload", required=False, callback=_text)
 @registry_option
 @relay_option
 @key_option
 @click.option("--timeout", default=30.0, show_default=True, type=Seconds(0.1, 1800), help="Seconds to wait.")
-@click.option("--session", metavar="NAME", help="The session of the twin that is asked.")
+@click.option("--session", metavar="NAME", callback=_text, help="The session of the twin that is asked.")
 @click.option("--keep", is_flag=True, help="Let the relay keep the request while the twin is not connected.")
-@click.option("--schema", default=JSON, show_default=True)
+@click.option("--schema", default=JSON, show_default=True, callback=_text)
 @click.option("--no-encryption", is_flag=True, help="Send it plain.")
 @click.option("--no-update", is_flag=True, help="Leave the registry as it is.")
 def call(
@@ -151,30 +177,62 @@ def _line(number: int, answer: Reply | Exception) -> dict[str, Any]:
     return {"twin": number, "error": str(answer), "code": getattr(answer, "code", None)}
 
 
+class _Program(ProcessProtocol):
+    """One run of a program: what it writes, and how it ends."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._out: list[bytes] = []
+        self._errors = b""
+        self._size = 0
+        self.ended: Deferred[bytes] = Deferred(lambda _: self.kill())
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self.transport.write(self._data)
+        self.transport.closeStdin()
+
+    def outReceived(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > MAX_PAYLOAD:
+            self.kill()
+            self._fail(f"the answer has more than {MAX_PAYLOAD} bytes")
+        else:
+            self._out.append(data)
+
+    def errReceived(self, data: bytes) -> None:
+        self._errors = (self._errors + data)[-4096:]
+
+    def _fail(self, text: str) -> None:
+        if not self.ended.called:
+            self.ended.errback(HandlerError(text))
+
+    def processEnded(self, reason: Failure) -> None:
+        if reason.check(ProcessDone):
+            if not self.ended.called:
+                self.ended.callback(b"".join(self._out))
+            return
+        last = self._errors.decode(errors="replace").strip().splitlines()[-1:]
+        self._fail((last or [f"the program failed: {reason.value}"])[0][:500])
+
+    def kill(self) -> None:
+        """It took too long, or wrote too much."""
+        assert self.transport is not None
+        with contextlib.suppress(ProcessExitedAlready):
+            self.transport.signalProcess("KILL")
+
+
 def _handler(reactor: Any, shell: str) -> Callable[[Request], Deferred[bytes]]:
     """Runs a program for each request: its input is the payload, its output the answer."""
 
     def handle(request: Request) -> Deferred[bytes]:
-        environment = {
-            **os.environ,
-            "RMB_SOURCE": str(request.source),
-            "RMB_COMMAND": request.command,
-            "RMB_SCHEMA": request.schema or "",
-        }
-        running = getProcessOutputAndValue(
-            "/bin/sh", ("-c", shell), env=environment, reactor=reactor, stdinBytes=request.payload
-        )
-        running.addTimeout(SERVE_TIMEOUT, reactor)
-
-        def ended(result: tuple[bytes, bytes, int]) -> bytes:
-            output, errors, status = result
-            if status:
-                last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {status}"]
-                raise HandlerError(last[0][:500])
-            return output
-
-        answered: Deferred[bytes] = running.addCallback(ended)
-        return answered
+        told = {"SOURCE": str(request.source), "COMMAND": request.command, "SCHEMA": request.schema or ""}
+        environment = {name: value for name, value in os.environ.items() if name != SECRET}
+        environment.update({f"RMB_{name}": value.replace("\0", "") for name, value in told.items()})
+        program = _Program(request.payload)
+        reactor.spawnProcess(program, "/bin/sh", ["/bin/sh", "-c", shell], env=environment)
+        program.ended.addTimeout(SERVE_TIMEOUT, reactor)
+        return program.ended
 
     return handle
 
@@ -192,7 +250,7 @@ def _handler(reactor: Any, shell: str) -> Callable[[Request], Deferred[bytes]]:
     metavar="COMMAND PROGRAM",
     help="Run PROGRAM (of the shell) for COMMAND: its input is the payload, its output the answer; repeatable.",
 )
-@click.option("--session", metavar="NAME", help="Be this session of the twin, not the twin itself.")
+@click.option("--session", metavar="NAME", callback=_text, help="Be this session of the twin, not the twin itself.")
 @click.option("--no-encryption", is_flag=True, help="Say no encryption key: others send plain.")
 @click.option("--no-update", is_flag=True, help="Leave the registry as it is.")
 def serve(
@@ -205,6 +263,10 @@ def serve(
     no_update: bool,
 ) -> None:
     """Answer calls with the output of programs, until it is ended."""
+
+    for command, program in commands:
+        if not may_be_called(command) or not program:
+            raise click.BadParameter(f"{command!r} is no command, or runs nothing", param_hint="--command")
 
     async def main(reactor: Any) -> None:
         client = _client(

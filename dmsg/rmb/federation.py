@@ -365,6 +365,8 @@ class Federation:
 
     async def _attempt(self, item: _Item) -> None:
         for number in range(PASSES):
+            if self._stopped:
+                return
             if number:
                 await deferLater(self._reactor, PASS_DELAY * number * (1 + self._random.random() / 2))
             if life(item.envelope, int(self._now())) is None:

@@ -74,7 +74,15 @@ class Options(UsageOptions):
             f"put them into a file of mode 0600 and say --key-file FILE, or into {SECRET}"
         )
 
-    opt_m = opt_mnemonics = opt_seed = opt_mnemonic
+    def opt_mnemonics(self, value: str) -> None:
+        """Not taken, as --mnemonic"""
+        self.opt_mnemonic(value)
+
+    def opt_seed(self, value: str) -> None:
+        """Not taken, as --mnemonic"""
+        self.opt_mnemonic(value)
+
+    opt_m = opt_mnemonic
 
     def postOptions(self) -> None:
         own_pid_file(self, "rmb-peer")

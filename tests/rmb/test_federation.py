@@ -18,6 +18,7 @@ from dmsg.rmb.errors import Drop
 from dmsg.rmb.federation import Federation, Outcome, Poster
 from dmsg.rmb.queues import SQLiteQueue
 from dmsg.rmb.ranker import Ranker
+from dmsg.rmb.twin import check_relay
 from tests.rmb.network import RmbCase, pause
 from tests.rmb.test_relay import status_of
 from tests.support import asynchronous
@@ -213,6 +214,74 @@ class ForwardTests(FederationCase):
         self.assertEqual(0, await poster.post(target, b"x", only_connected=False))
         self.assertEqual([], posts.posts)
         await poster.close()
+
+
+class HostileTests(FederationCase):
+    """Other relays, and twins that name them, are nobody's friends."""
+
+    @asynchronous
+    async def test_one_that_hangs_holds_up_no_others(self) -> None:
+        """Hundreds of messages to a relay that does not answer; one to another is there at once."""
+        await self.two()
+        hanging, _ = await self.scripted(None)
+        self.twin("A", self.first.domain)
+        self.twin("B", hanging), self.twin("C", self.second.domain)
+        a, c = await self.raw("A", self.first), await self.raw("C", self.second)
+        for _ in range(400):
+            a.send(a.envelope(Session(self.ids["B"])), self.now())
+        await pause(0.2)
+        a.send(a.envelope(c.session, uid="quick"), self.now())
+        self.assertEqual("quick", (await c.messages.get()).uid)
+
+    @asynchronous
+    async def test_an_answer_without_end(self) -> None:
+        """Is read for some kilobytes; the status counts."""
+        from twisted.internet import reactor
+
+        class Endless(Resource):
+            isLeaf = True
+            written = 0
+
+            def render_POST(self, request: Any) -> Any:
+                request.setResponseCode(202)
+
+                def more() -> None:
+                    if not request._disconnected and self.written < 10**8:
+                        Endless.written += 65536
+                        request.write(b"x" * 65536)
+                        reactor.callLater(0, more)
+
+                more()
+                return NOT_DONE_YET
+
+        port = reactor.listenTCP(0, Site(Endless()), interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        poster = Poster(reactor, plain=True)
+        url = f"http://127.0.0.1:{port.getHost().port}"
+        self.assertEqual(202, await poster.post(url, b"x", only_connected=False))
+        await pause(0.2)
+        self.assertLess(Endless.written, 10_000_000)
+        await poster.close()
+
+    @asynchronous
+    async def test_a_name_that_cannot_be_asked(self) -> None:
+        """Counts as one that does not answer; nothing hangs on it."""
+        from twisted.internet import reactor
+
+        poster = Poster(reactor, plain=True)
+        for name in ("http://a b:1", "http://\xe9:1", "http://a\nb:1", "http://127.0.0.1:1"):
+            self.assertEqual(0, await poster.post(name, b"x", only_connected=True))
+            if name != "http://127.0.0.1:1":
+                self.assertRaises(ValueError, check_relay, name)
+        await poster.close()
+
+    def test_counters_are_bounded(self) -> None:
+        """Of relays that twins list."""
+        self.patch(federation, "MAX_COUNTED", 2)
+        one = Federation(Clock(), None, Ranker(), None, None, lambda: 0.0, frozenset())
+        for name in "abcab":
+            one._count(one.error, name)
+        self.assertEqual({"a": 2, "b": 2, "other": 1}, dict(one.error))
 
 
 class IntakeTests(FederationCase):

@@ -11,14 +11,16 @@ from uuid import uuid4
 
 import redis
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.threads import deferToThread
+from txredisapi import ResponseError
 
 from dmsg.rmb import wire
 from dmsg.rmb.address import Session
 from dmsg.rmb.envelope_pb2 import Envelope
-from dmsg.rmb.errors import Drop
+from dmsg.rmb.errors import Drop, RegistryUnavailable
 from dmsg.rmb.identity import Identity, verify
+from dmsg.rmb.peer import service as peer_service
 from dmsg.rmb.peer import store as peer_store
 from dmsg.rmb.peer.local import LocalError, incoming_request, incoming_response, parse_request, parse_response
 from dmsg.rmb.peer.service import PeerSettings, RmbPeer
@@ -85,6 +87,16 @@ class LocalSide:
 
 def echo(request: Any) -> tuple[bytes, None]:
     return b64decode(request["dat"]), None
+
+
+class _Instead:
+    """A connection to Redis of which one call is another."""
+
+    def __init__(self, redis: Any, run: Any) -> None:
+        self._redis, self.eval = redis, run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._redis, name)
 
 
 class PeerCase(RmbCase):
@@ -366,6 +378,49 @@ class DistrustTests(PeerCase):
         self.assertEqual((1, 1), (self.count(Drop.REPLAYED), self.b.redis.llen("msgbus.cmd")))
 
     @asynchronous
+    async def test_a_registry_that_is_away(self) -> None:
+        """What came of a twin that nobody knows yet waits for it, and is not lost."""
+        await self.pair()
+        get = self.registry.get
+        self.patch(self.registry, "get", lambda number: fail(RegistryUnavailable("away")))
+        self.gateway._registry.flush()
+        self.a.send(self.a.envelope(self.to), self.now())
+        await self.until(lambda: self.gateway._running)
+        self.assertFalse(self.b.redis.exists("msgbus.cmd"))
+        self.patch(self.registry, "get", get)
+        self.assertIsNotNone(await deferToThread(self.b.pop, "msgbus.cmd"))
+
+    @asynchronous
+    async def test_a_redis_that_is_full(self) -> None:
+        """What it does not take now it is given again; nothing is lost."""
+        await self.pair()
+        # only a database of its own may be full
+        calls: list[str] = []
+        run = self.gateway._store._redis.eval
+
+        def full(script: str, *arguments: Any) -> Any:
+            calls.append(script)
+            if len(calls) < 3:
+                return fail(ResponseError("ERR Error running script: OOM command not allowed"))
+            return run(script, *arguments)
+
+        self.gateway._store._redis = _Instead(self.gateway._store._redis, full)
+        self.a.send(self.a.envelope(self.to), self.now())
+        self.assertIsNotNone(await deferToThread(self.b.pop, "msgbus.cmd"))
+
+    @asynchronous
+    async def test_commands_without_end(self) -> None:
+        """Each makes a list: of one twin there are so many in an hour."""
+        self.patch(peer_service, "MAX_COMMANDS", 3)
+        await self.pair()
+        for number in range(3):
+            self.a.send(self.a.envelope(self.to, f"c{number}", uid=f"u{number}"), self.now())
+        self.a.send(self.a.envelope(self.to, "c9", uid="u9"), self.now())
+        got = await self.a.messages.get()
+        self.assertEqual(("u9", "more than 3 different commands in an hour"), (got.uid, got.error.message))
+        self.assertEqual(3, len(self.b.redis.keys("msgbus.c*")))
+
+    @asynchronous
     async def test_moved_borders(self) -> None:
         """Weakness 3: what has the same signed bytes is refused where the sender signs with borders."""
         await self.pair()
@@ -453,6 +508,21 @@ class DistrustTests(PeerCase):
         (directory / "there").symlink_to("/tmp/escape")
         self.assertIn("File exists", await ask("negotiate", "there", size))
         self.assertEqual(["good", "there"], sorted(path.name for path in directory.iterdir()))
+        for command in ("outgoing.requests", "seen.x", "backlog.u", "system.local", ""):
+            body = json.dumps({"size": 1, "cmd": command}).encode()
+            self.assertIn("cmd is no command", await ask("negotiate", "cmd", body))
+        self.assertIn("data is not", await ask("negotiate", "deep", b"[" * 100_000))
+        # what is sent again: a close, and a write without an offset
+        self.a.send(self.a.envelope(self.to, "file.close", b"", uid="good", expiration=61), self.now())
+        self.assertEqual(json.dumps(str(directory / "good")).encode(), (await self.a.messages.get()).plain)
+        self.assertEqual("ok", await ask("negotiate", "again", json.dumps({"size": 6}).encode()))
+        data = self.signed(self.a, self.a.envelope(self.to, "file.write", b"abc", uid="again"))
+        for _ in range(2):
+            await self.inject(self.gateway, data)
+        self.assertEqual("ok", "ok" if not (directory / "again").exists() else "whole")
+        self.assertTrue((directory / "again.part").exists())
+        await self.gateway.stopService()
+        self.assertFalse((directory / "again.part").exists())
         self.assertFalse(Path("/tmp/escape").exists())
 
 
@@ -503,7 +573,7 @@ class LocalSideTests(PeerCase):
             got = await deferToThread(a.pop, ret)
             self.assertEqual((code, "r", ""), (got["err"]["code"], got["ref"], got["src"]), members)
             self.assertTrue(got["err"]["message"].startswith(text), got)
-        for junk in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"ret": 5}'):
+        for junk in (b'{"ver": 1, "ref": "\\ud800"}', b"{", b"[]", b"null", b"\xff\xfe", b'{"ret": 5}'):
             a.redis.lpush("msgbus.system.local", junk)
             a.redis.lpush("msgbus.system.reply", junk)
         await self.until(lambda: peer.drops[Drop.BAD_REQUEST] == 4 + 12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import urlsafe_b64encode
 from typing import Any
 
 import treq
@@ -12,7 +13,7 @@ from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.rmb import frames, switch, token, wire
 from dmsg.rmb.address import Session
-from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable
+from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
 from dmsg.rmb.queues import QueueLimits
 from tests.rmb.network import RawTwin, RmbCase, pause
 from tests.support import asynchronous
@@ -328,6 +329,78 @@ class SessionTests(PairCase):
         relay = RmbRelay(reactor, RelaySettings(["tcp:0"], "", queue=queue), registry=self.registry)
         relay.startService()
         return relay.ready
+
+
+class HostileTests(PairCase):
+    """What one twin may not do to a relay, or to others."""
+
+    @asynchronous
+    async def test_what_cannot_be_is_refused(self) -> None:
+        """A session name of any length, times of any size: nothing of it is kept, and the rounds go on."""
+        a, _ = await self.pair()
+        twin = self.twin("C", f"{self.one.domain}_http://127.0.0.1:1")
+        await self.refused(a, a.envelope(Session(twin, "x" * 300)), "message with an invalid destination session")
+        for timestamp in (2**64 - 10, int(self.now()) + 400):
+            await self.refused(a, a.envelope(Session(twin), timestamp=timestamp), "message timestamp is in the future")
+        self.assertEqual(0, len(self.one.switch.queue))
+        a.send(a.envelope(Session(twin)), self.now())
+        await self.until(lambda: len(self.one.switch.queue) == 1)
+        self.assertTrue(self.one._round.running)
+
+    @asynchronous
+    async def test_a_step_that_fails(self) -> None:
+        """Ends neither the other steps nor the next round."""
+        a, b = await self.pair()
+        self.patch(self.one.switch.queue, "expired", lambda now: 1 / 0)
+        b.answers_pings = False
+        a.send(a.envelope(b.session), self.now())
+        a.socket.ping(b"?")
+        self.assertEqual(b"?", await a.pongs.get())
+        self.assertTrue(self.flushLoggedErrors(ZeroDivisionError))
+
+    @asynchronous
+    async def test_confirming_nothing_new(self) -> None:
+        """Does not count as reading: the queue takes over, and the session is ended."""
+        self.patch(switch, "STALLED_AFTER", 1.0)
+        a, b = await self.pair()
+        b.answers_pings = False
+        a.send(a.envelope(b.session), self.now())
+        a.socket.ping(b"?")
+        while b.socket is not None:
+            b.socket.pong((0).to_bytes(8, "big"))
+            await pause(0.05)
+        self.assertEqual(b"?", await a.pongs.get())
+        self.assertEqual(1, self.drops(Drop.STALLED))
+
+    @asynchronous
+    async def test_who_sent_what_was_lost_is_told(self) -> None:
+        """An answer that the queue does not take: its sender's connection ends, so that it sends it again."""
+        a, _ = await self.pair(queue_limits=QueueLimits(total=1))
+        a.send(a.envelope(Session(self.twin("C", self.one.domain)), None), self.now())
+        self.assertIn("does not take messages", await a.closed)
+
+    @asynchronous
+    async def test_who_does_not_read_is_not_read_from(self) -> None:
+        """Pings without end to a relay whose answers nobody takes: nothing piles up."""
+        a, _ = await self.pair()
+        socket = a.socket
+        socket.transport.pauseProducing()
+        frame = frames.encode(frames.PING, b"x" * 125, b"mask")
+        for _ in range(40):
+            socket.transport.write(frame * 2000)
+            await pause(0.01)
+        session = self.one.switch.sessions[a.session]
+        await self.until(lambda: "unsent" in session.socket._held)
+        held = len(session.socket.transport.dataBuffer) + session.socket.transport._tempDataLen
+        self.assertLess(held, 2_000_000)
+        socket.transport.resumeProducing()
+        await self.until(lambda: not session.socket._held)
+
+    def test_sessions_that_are_no_text(self) -> None:
+        """Half a character in the claim."""
+        claims = {"sub": 1, "sid": "\ud800", "iat": 1, "exp": 2}
+        parts = [urlsafe_b64encode(json.dumps(one).encode()).rstrip(b"=") for one in ({"alg": "RS512"}, claims)]
+        self.assertRaises(TokenError, token.parse, b".".join([*parts, b"AA"]))
 
 
 class Lines(Protocol):

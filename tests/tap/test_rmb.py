@@ -130,6 +130,13 @@ class PeerOptionsTests(SynchronousTestCase):
                 self.assertNotIn(secret, str(error))
 
 
+class HelpTests(SynchronousTestCase):
+    def test_help(self) -> None:
+        """Every plugin can say what it takes."""
+        for module, word in ((rmb_relay, "--domain"), (rmb_peer, "--relay"), (rmb_registry, "--store")):
+            self.assertIn(word, module.Options().getUsage())
+
+
 class RegistryOptionsTests(SynchronousTestCase):
     def test_options(self) -> None:
         """Stores, and what is none."""

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import stat
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from twisted.logger import Logger
 
 from dmsg.rmb.client import JSON
 from dmsg.rmb.errors import RmbError
-from dmsg.rmb.peer.local import LocalRequest, incoming_request, incoming_response
+from dmsg.rmb.peer.local import LocalRequest, incoming_request, incoming_response, may_be_called
 from dmsg.rmb.peer.store import REPLY, PeerStore
 from dmsg.rmb.seal import Received
 
@@ -42,6 +43,13 @@ IDLE = 60.0
 """Seconds without a write after which an upload is given up, and its file removed."""
 NEGOTIATE_TIMEOUT = 30
 """Seconds for the receiver to say whether it takes a file."""
+SEEN_WRITES = 64
+"""Writes of an upload that are known when they are sent again; with offsets that does no harm anyway."""
+MAX_SPANS = 1000
+"""Pieces of a file that do not touch each other."""
+MAX_OUTCOMES = 1000
+"""Uploads that are over and known, for a close that is sent again."""
+PART = ".part"
 IN_FLIGHT = 8
 """Writes that no relay has confirmed."""
 ERROR = 0
@@ -50,44 +58,56 @@ _NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _OFFSET = re.compile(r"(?:^|[,\s])offset=(\d{1,12})(?:$|[,\s])")
 _log = Logger()
 
-Answer = Callable[[bytes, "tuple[int, str] | None"], None]
+NEGOTIATED = "file.negotiate"
+Answer = Callable[..., None]
+"""Called with data and an error or None; ``tags`` go with it."""
 
 
 class _Incoming:
-    """A file that comes."""
+    """A file that comes: ``<id>.part`` until it is whole."""
 
-    __slots__ = ("close", "command", "file", "path", "received", "size", "spans", "timer")
+    __slots__ = ("close", "command", "file", "part", "path", "seen", "size", "spans", "timer", "written")
 
     def __init__(self, path: Path, size: int, command: str | None) -> None:
+        if path.exists() or path.is_symlink():
+            raise FileExistsError(17, "File exists")
         self.path = path
+        self.part = path.with_name(f"{path.name}{PART}")
         self.size = size
         self.command = command
-        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self.spans: dict[int, int] = {}
-        self.received = 0
+        self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        # [from, to), in order, apart from each other
+        self.spans: list[tuple[int, int]] = []
+        self.written = 0
+        self.seen: deque[bytes] = deque(maxlen=SEEN_WRITES)
         self.close: tuple[Received, Answer] | None = None
         self.timer: IDelayedCall | None = None
 
-    def write(self, offset: int | None, data: bytes) -> None:
-        """:raises ValueError: more than was agreed."""
-        at = self.received if offset is None else offset
-        if at + len(data) > self.size:
+    def write(self, offset: int | None, data: bytes, signature: bytes) -> None:
+        """:raises ValueError: more than was agreed, nothing, or in too many pieces."""
+        if signature in self.seen:
+            return  # sent again
+        self.seen.append(signature)
+        at = self.written if offset is None else offset
+        end = at + len(data)
+        if not data:
+            raise ValueError("a write of nothing")
+        if end > self.size:
             raise ValueError(f"more than the {self.size} bytes that were agreed")
-        if self.spans.get(at, -1) >= len(data):
-            return
         os.pwrite(self.file, data, at)
-        self.received += len(data) - max(0, self.spans.get(at, 0))
-        self.spans[at] = len(data)
+        self.written = max(self.written, end) if offset is None else self.written
+        before = [span for span in self.spans if span[1] < at]
+        behind = [span for span in self.spans if span[0] > end]
+        touched = self.spans[len(before) : len(self.spans) - len(behind)]
+        whole = (min([at, *(span[0] for span in touched)]), max([end, *(span[1] for span in touched)]))
+        self.spans = [*before, whole, *behind]
+        if len(self.spans) > MAX_SPANS:
+            raise ValueError("in too many pieces")
 
     @property
     def complete(self) -> bool:
-        """Every byte is there, without holes and overlaps."""
-        end = 0
-        for at, length in sorted(self.spans.items()):
-            if at > end:
-                return False
-            end = max(end, at + length)
-        return end == self.size
+        """Every byte is there."""
+        return self.spans == ([(0, self.size)] if self.size else [])
 
 
 class FileUploads:
@@ -106,7 +126,12 @@ class FileUploads:
         self._store = store
         self._now = now
         self._incoming: dict[tuple[int, str], _Incoming] = {}
-        self._waiting: dict[str, Deferred[tuple[bytes, tuple[int, str] | None]]] = {}
+        self._waiting: dict[str, tuple[str, Deferred[tuple[bytes, tuple[int, str] | None]]]] = {}
+        self._over: OrderedDict[tuple[int, str], bytes | None] = OrderedDict()
+        if directory is not None:
+            # of a peer that was killed
+            for left in directory.glob(f"*{PART}"):
+                left.unlink(missing_ok=True)
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -185,7 +210,7 @@ class FileUploads:
         self, upload: str, request: LocalRequest, command: str, data: bytes, timeout: int
     ) -> tuple[bytes, tuple[int, str] | None]:
         waiting: Deferred[tuple[bytes, tuple[int, str] | None]] = Deferred()
-        self._waiting[upload] = waiting
+        self._waiting[upload] = (command, waiting)
         message = replace(request, command=f"file.{command}", data=data, tags=None, schema=JSON)
         asking = Deferred.fromCoroutine(self._ask(upload, message, int(self._now()), timeout, FILE))
         asking.addErrback(lambda failure: _log.failure("upload failed", failure))
@@ -196,13 +221,17 @@ class FileUploads:
         finally:
             self._waiting.pop(upload, None)
 
-    def answered(self, uid: str, data: bytes, error: tuple[int, str] | None) -> bool:
-        """An answer about an upload of ours; False when nobody waits for one."""
-        waiting = self._waiting.get(uid)
+    def answered(self, uid: str, data: bytes, error: tuple[int, str] | None, tags: str) -> None:
+        """An answer about an upload of ours.
+
+        :param tags: peers of this package say there which step it answers, for it may come again.
+        """
+        step, waiting = self._waiting.get(uid, ("", None))
         if waiting is None or waiting.called:
-            return True  # a write that was refused says so again at the close
+            return  # a write that was refused says so again at the close
+        if step == "close" and tags == NEGOTIATED:
+            return
         waiting.callback((data, error))
-        return True
 
     # --- receiving ---
 
@@ -227,7 +256,7 @@ class FileUploads:
             answer(b"", (ERROR, "upload is not enabled"))
             return
         if key in self._incoming:
-            answer(b"", None)  # asked twice
+            answer(b"", None, tags=NEGOTIATED)  # asked twice
             return
         if not _NAME.fullmatch(key[1]):
             answer(b"", (ERROR, "the id of an upload has letters, digits and hyphens only"))
@@ -243,15 +272,15 @@ class FileUploads:
             raise ValueError('data is not {"size": ..., "cmd": ...}') from None
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_SIZE:
             raise ValueError(f"size is no number up to {MAX_SIZE}")
-        if command is not None and (not isinstance(command, str) or "." not in f"{command}." or len(command) > 256):
-            raise ValueError("cmd is no command")
+        if command is not None and not (isinstance(command, str) and may_be_called(command)):
+            raise ValueError("cmd is no command of a service")
         free = os.statvfs(self._directory)
         if size > free.f_bavail * free.f_frsize // 2:
             raise ValueError("not enough space")
         path = self._directory / key[1]
         self._incoming[key] = _Incoming(path, size, command)
         self._touch(key)
-        answer(b"", None)
+        answer(b"", None, tags=NEGOTIATED)
 
     def _touch(self, key: tuple[int, str]) -> None:
         incoming = self._incoming[key]
@@ -265,7 +294,7 @@ class FileUploads:
         if incoming is None:
             return
         self._release(incoming)
-        incoming.path.unlink(missing_ok=True)
+        incoming.part.unlink(missing_ok=True)
         if incoming.close is not None:
             incoming.close[1](b"", (ERROR, "bytes of the file are missing"))
 
@@ -280,14 +309,17 @@ class FileUploads:
             return  # the close says so
         self._touch(key)
         match = _OFFSET.search(received.envelope.tags)
-        incoming.write(int(match[1]) if match else None, received.payload)
+        incoming.write(int(match[1]) if match else None, received.payload, received.envelope.signature)
         if incoming.close is not None and incoming.complete:
             self._finish(key, incoming, incoming.close)
 
     async def _close(self, key: tuple[int, str], received: Received, answer: Answer) -> None:
         incoming = self._incoming.get(key)
         if incoming is None:
-            answer(b"", (ERROR, "there is no such upload"))
+            if key not in self._over:
+                answer(b"", (ERROR, "there is no such upload"))
+            elif (outcome := self._over[key]) is not None:
+                answer(outcome, None)  # sent again; where a service was called, its answer is the answer
             return
         if incoming.complete:
             self._finish(key, incoming, (received, answer))
@@ -301,9 +333,15 @@ class FileUploads:
         del self._incoming[key]
         os.fsync(incoming.file)
         self._release(incoming)
-        if incoming.command is None:
-            answer(json.dumps(str(incoming.path)).encode(), None)
+        os.rename(incoming.part, incoming.path)
+        outcome = None if incoming.command is not None else json.dumps(str(incoming.path)).encode()
+        self._over[key] = outcome
+        if len(self._over) > MAX_OUTCOMES:
+            self._over.popitem(last=False)
+        if outcome is not None:
+            answer(outcome, None)
             return
+        assert incoming.command is not None
         envelope = received.envelope
         message = incoming_request(
             envelope.uid,

@@ -28,6 +28,15 @@ RESERVED = ("system.", "backlog.", "seen.", "outgoing.")
 """How no command may begin: ``msgbus.<command>`` is a key that is the peer's own."""
 
 
+def may_be_called(command: str) -> bool:
+    """Whether a remote may ask for it: ``msgbus.<command>`` is a list of services, and no key of the peer."""
+    try:
+        command.encode()
+    except UnicodeEncodeError:
+        return False
+    return 0 < len(command) <= MAX_COMMAND and not command.startswith(RESERVED)
+
+
 class LocalError(RmbError, ValueError):
     """What a local program wrote cannot be used.
 

@@ -27,13 +27,12 @@ from dmsg.rmb.errors import CallTimeout, CipherError, Drop, RmbError, TwinNotFou
 from dmsg.rmb.identity import Identity
 from dmsg.rmb.peer.files import FILE, FileUploads
 from dmsg.rmb.peer.local import (
-    MAX_COMMAND,
-    RESERVED,
     LocalError,
     LocalRequest,
     LocalResponse,
     incoming_request,
     incoming_response,
+    may_be_called,
     parse_request,
     parse_response,
 )
@@ -322,11 +321,13 @@ class RmbPeer(Service):
         else:
             await self._send_answer(response, int(at))
 
-    async def _send_answer(self, response: LocalResponse, at: int) -> None:
+    async def _send_answer(self, response: LocalResponse, at: int, tags: str | None = None) -> None:
         assert self._seal is not None and self.uplink is not None
         answer = Envelope(uid=response.uid, timestamp=at, expiration=SENT_EXPIRATION)
         if response.schema is not None:
             answer.schema = response.schema
+        if tags is not None:
+            answer.tags = tags
         payload: bytes | None = response.data
         if response.error is not None:
             answer.error.code, answer.error.message = response.error
@@ -379,13 +380,15 @@ class RmbPeer(Service):
                     raise
             await deferLater(self._reactor, REGISTRY_RETRY)
 
-    def _answer(self, request: Envelope, data: bytes, error: tuple[int, str] | None = None) -> None:
+    def _answer(
+        self, request: Envelope, data: bytes, error: tuple[int, str] | None = None, *, tags: str | None = None
+    ) -> None:
         """An answer of the peer itself."""
         source = Session(
             request.source.twin, request.source.connection if request.source.HasField("connection") else None
         )
         answer = LocalResponse(request.uid, data, source, JSON if error is None else None, 0, error)
-        self._run(self._send_answer(answer, int(self._now())))
+        self._run(self._send_answer(answer, int(self._now()), tags))
 
     async def _requested(self, received: Received) -> None:
         assert self._store is not None and self._files is not None
@@ -393,7 +396,7 @@ class RmbPeer(Service):
         command = envelope.request.command
         plugin, dot, rest = command.partition(".")
         if dot and plugin == FILE:
-            await self._files.requested(received, rest, lambda data, error: self._answer(envelope, data, error))
+            await self._files.requested(received, rest, functools.partial(self._answer, envelope))
             return
         if dot and plugin == RMB:
             if rest == "version":
@@ -401,7 +404,7 @@ class RmbPeer(Service):
             else:
                 self._answer(envelope, b"", (RELAY_ERROR, f"unknown command '{command}'"))
             return
-        if command.startswith(RESERVED) or not 0 < len(command) <= MAX_COMMAND:
+        if not may_be_called(command):
             self.drops[Drop.BAD_REQUEST] += 1
             self._answer(envelope, b"", (RELAY_ERROR, f"no service can have the name '{command[:80]}'"))
             return
@@ -466,7 +469,8 @@ class RmbPeer(Service):
             self.drops[Drop.UNKNOWN_REPLY] += 1
             return
         error = (envelope.error.code, envelope.error.message) if received.kind == "error" else None
-        if backlog.module == FILE and self._files.answered(envelope.uid, received.payload, error):
+        if backlog.module == FILE:
+            self._files.answered(envelope.uid, received.payload, error, envelope.tags)
             return
         reference = backlog.reference if backlog.HasField("reference") else None
         schema = envelope.schema if envelope.HasField("schema") else None
