@@ -322,8 +322,7 @@ class Switch:
         """Messages to one twin wait in line, so that they keep their order."""
         if self._waiting >= MAX_LOOKUPS or session.lookups >= MAX_LOOKUPS_OF_SESSION:
             self.relay.drops[Drop.BUSY] += 1
-            self._say(envelope, rules.NOT_ROUTED.format(peer=destination, why="relay is busy"), session)
-            message.settle()
+            self._not_routed(envelope, message, session, "relay is busy")
             return
 
         def found(result: Twin | Failure | None) -> None:
@@ -331,9 +330,7 @@ class Switch:
             session.lookups -= 1
             if isinstance(result, Failure):
                 self.relay.drops[Drop.REGISTRY_DOWN] += 1
-                why = f"failed to get twin: {result.value}"
-                self._say(envelope, rules.NOT_ROUTED.format(peer=destination, why=why), session)
-                message.settle()
+                self._not_routed(envelope, message, session, f"failed to get twin: {result.value}")
                 return
             self._route(session, envelope, message, destination, result)
 
@@ -352,6 +349,14 @@ class Switch:
                 one(said)
 
         self.registry.get(destination.twin).addBoth(answered)
+
+    def _not_routed(self, envelope: Envelope, message: Message, session: RelaySession, why: str) -> None:
+        """A request is answered; of anything else nobody would know, so it has to be sent again."""
+        if wants_answer(envelope):
+            self._say(envelope, rules.NOT_ROUTED.format(peer=destination_of(envelope), why=why), session)
+            message.settle()
+        else:
+            message.lose()
 
     def _route(
         self, session: RelaySession, envelope: Envelope, message: Message, destination: Session, twin: Twin | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -86,7 +87,7 @@ class RelayLink:
         self._sent = 0
         self._confirmed = 0
         self._barrier = False
-        self._ledger = Ledger(self._answer)
+        self._ledger = Ledger(lambda payload: None)
         self._call: IDelayedCall | None = None
         self._connecting: Deferred[Any] | None = None
         self._failures = 0
@@ -168,7 +169,8 @@ class RelayLink:
         self._socket = socket
         self._sent = self._confirmed = 0
         self._barrier = False
-        self._ledger = Ledger(self._answer)
+        # its pings are answered on this connection or not at all: the next one counts anew
+        self._ledger = Ledger(partial(self._answer, socket))
         self._since = self._heard_at = self._spoke_at = now
         self.error = None
         _log.info("connected to {url}", url=self.url)
@@ -197,10 +199,10 @@ class RelayLink:
     def ping_received(self, payload: bytes) -> None:
         self._ledger.ping(payload)
 
-    def _answer(self, payload: bytes) -> None:
-        if self._socket is not None:
+    def _answer(self, socket: Socket, payload: bytes) -> None:
+        if self._socket is socket:
             self._spoke_at = self._reactor.seconds()
-            self._socket.pong(payload)
+            socket.pong(payload)
 
     def pong_received(self, payload: bytes) -> None:
         if len(payload) != 8:

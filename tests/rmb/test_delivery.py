@@ -295,6 +295,42 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.assertEqual((1, 3), (len(self.queue), self.queue.total))
 
 
+class FakeSocket:
+    """A connection of a link."""
+
+    heard = False
+
+    def __init__(self) -> None:
+        self.pongs: list[bytes] = []
+
+    def pong(self, payload: bytes) -> None:
+        self.pongs.append(payload)
+
+
+class LinkTests(SynchronousTestCase):
+    """A session's connection to a relay."""
+
+    def test_a_late_answer_is_of_its_own_connection(self) -> None:
+        """What was taken before the connection was lost confirms nothing on the next one, which counts anew."""
+        clock = Clock()
+        done: list[Any] = []
+        uplink = Uplink(clock, ["ws://127.0.0.1:1"], lambda: "", lambda data, ready: done.append(ready), clock.seconds)
+        (link,) = uplink.links
+        link._stopped = False
+        first, second = FakeSocket(), FakeSocket()
+        link.opened(first)
+        link.received(b"x")
+        link.ping_received(b"before..")
+        link.lost("cut")
+        link.opened(second)
+        link.received(b"y")
+        link.ping_received(b"now.....")
+        done[0]()
+        self.assertEqual(([], []), (first.pongs, second.pongs))
+        done[1]()
+        self.assertEqual(([], [b"now....."]), (first.pongs, second.pongs))
+
+
 class UplinkTests(SynchronousTestCase):
     """The outbox, without relays."""
 

@@ -380,6 +380,19 @@ class HostileTests(PairCase):
         self.assertIn("does not take messages", await a.closed)
 
     @asynchronous
+    async def test_an_answer_while_the_registry_is_away(self) -> None:
+        """To a twin that nobody knows yet: not lost without a word; its sender connects and sends again."""
+        a, _ = await self.pair()
+        c = self.twin("C", self.one.domain)
+        self.patch(self.registry, "get", lambda number: _fail(RegistryUnavailable("it is away")))
+        self.one.switch.registry.flush()
+        await self.refused(
+            a, a.envelope(Session(c)), f"failed to route message to peer '{c}': failed to get twin: it is away"
+        )
+        a.send(a.envelope(Session(c), None), self.now())
+        self.assertIn("does not take messages", await a.closed)
+
+    @asynchronous
     async def test_who_does_not_read_is_not_read_from(self) -> None:
         """Pings without end to a relay whose answers nobody takes: nothing piles up."""
         a, _ = await self.pair()
