@@ -17,7 +17,7 @@ help:
 	@echo "make bench     benchmarks beside the limits of this machine (a quarter of an hour)"
 	@echo "make bench-pipeline  the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)"
 	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
-	@echo "make rmb-long  10,000 messages while relays, peers and Redis are killed at random"
+	@echo "make rmb-long  the bus: 10,000 messages over sixty kills; the official TypeScript client (node)"
 	@echo "make soak      a network under load and faults for SECONDS=600"
 	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"
 	@echo "make fuzz      the property tests with many more examples"
@@ -64,7 +64,7 @@ demo-pipeline: $(VENV)/.spark
 
 test: $(VENV)/.spark
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m twisted.trial -j2 --temp-directory=_trial_temp tests
+	$(BIN)/python -m coverage run -m twisted.trial -j3 --temp-directory=_trial_temp tests
 	$(BIN)/python -m coverage run -m twisted.trial --temp-directory=_trial_temp_spark tests.spark.suite
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report

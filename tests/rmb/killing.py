@@ -168,6 +168,17 @@ class Bus:
                 None,
             )
 
+        self._wait_for_peers()
+
+    def _wait_for_peers(self) -> None:
+        """Until the registry says through which relay each twin is reached."""
+        for _ in range(600):
+            twins = [json.load(urllib.request.urlopen(f"{self.registry}/twins/{twin}")) for twin in self.twins]
+            if all(twin["relay"] for twin in twins):
+                return
+            time.sleep(0.05)
+        raise AssertionError("the peers did not come up")
+
     def _start(self, name: str, command: list[str], port: int | None) -> None:
         self.processes[name] = Process(self.directory, name, command, port)
 

@@ -7,6 +7,7 @@ from typing import Any
 import redis
 from twisted.internet import reactor
 
+from dmsg.net import redis as net_redis
 from dmsg.rmb.address import Session
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.queues import FEDERATION, QueueLimits
@@ -171,6 +172,7 @@ class AwayTests(RedisCase):
         from dmsg.net.redis import RedisUnavailable
         from dmsg.rmb.server import RelaySettings, RmbRelay
 
+        self.patch(net_redis, "CONNECT_TIMEOUT", 0.5)
         relay = RmbRelay(reactor, RelaySettings(["tcp:0"], "", queue="redis://127.0.0.1:1"), registry=self.registry)
         relay.startService()
         await self.assertFailure(relay.ready, RedisUnavailable)

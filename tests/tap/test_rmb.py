@@ -174,13 +174,11 @@ class ProcessTests(TestCase):
             listen = f"--listen=tcp:{taken.getsockname()[1]}:interface=127.0.0.1"
             for arguments, words in (
                 (("rmb-relay", URL, listen), "Couldn't listen"),
-                (("rmb-registry", listen, "--store=memory:"), "Couldn't listen"),
                 (("rmb-relay", URL, "--listen=tcp:0", "--queue=sqlite:/nowhere/q"), "unable to open"),
                 (
                     ("rmb-peer", URL, "--relay=ws://127.0.0.1:1", f"--key-file={key}", "--redis=redis://127.0.0.1:1"),
                     "Redis",
                 ),
-                (("rmb-relay",), "--registry is needed"),
             ):
                 status, text = await self.run_twistd(*arguments)
                 self.assertEqual(1, status, text)

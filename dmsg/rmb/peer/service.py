@@ -124,6 +124,7 @@ class RmbPeer(Service):
 
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
+        self._stopping = False
         self.ready = Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> None:

@@ -82,6 +82,7 @@ class PeerStore:
         self._redis: Any = None
         self._blocking: list[Any] = []
         self._loops: list[Deferred[None]] = []
+        self._closed = False
         self.dropped = 0
 
     async def open(self) -> None:
@@ -140,6 +141,8 @@ class PeerStore:
             except CancelledError:
                 raise
             except Exception as error:
+                if self._closed:
+                    return
                 _log.info("{name}: Redis: {error}", name=name, error=str(error) or type(error).__name__)
                 loaded = False
                 await deferLater(self._reactor, RETRY)
@@ -206,10 +209,13 @@ class PeerStore:
                 if not told:
                     _log.error("Redis does not take messages: {error}", error=str(error))
                     told = True
+            if self._closed:
+                raise CancelledError
             await deferLater(self._reactor, RETRY)
 
     async def close(self) -> None:
         """End all connections."""
+        self._closed = True
         for loop in self._loops:
             loop.addErrback(lambda _: None)
             loop.cancel()
