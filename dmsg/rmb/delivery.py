@@ -162,7 +162,9 @@ class Delivery:
         "_barrier",
         "_carrier",
         "_confirmed",
+        "_inside",
         "_keeping",
+        "_more",
         "_reading",
         "_sent",
         "_size",
@@ -187,6 +189,8 @@ class Delivery:
         self._after: Any = None
         self._reading = False
         self._again = False
+        self._inside = False
+        self._more = False
         self._keeping = 0
         # ids of what is in the queue only because its confirmation took long
         self._skip: set[Any] = set()
@@ -267,11 +271,18 @@ class Delivery:
     # --- the queue ---
 
     def _read(self) -> None:
-        if self._reading or self.closed or self._full or self._keeping:
+        """Batch after batch, as far as the window goes; a queue that answers at once does not nest."""
+        if self._inside:
             return
-        self._reading = True
-        self._again = False
-        self._store.read(self.session, self._after).addCallbacks(self._got, self._not_read)
+        self._inside = True
+        try:
+            self._more = True
+            while self._more and not (self._reading or self.closed or self._full or self._keeping):
+                self._reading = True
+                self._again = self._more = False
+                self._store.read(self.session, self._after).addCallbacks(self._got, self._not_read)
+        finally:
+            self._inside = False
 
     def _got(self, batch: list[Queued]) -> None:
         self._reading = False
@@ -291,6 +302,7 @@ class Delivery:
         if expired:
             self._store.remove(self.session, expired)
         if batch or self._again:
+            self._more = True
             self._read()
         else:
             self.catching_up = False
