@@ -40,7 +40,8 @@ def modules() -> str:
         try:
             subprocess.run(command, cwd=base, check=True, capture_output=True, timeout=INSTALL_TIMEOUT)
         except (subprocess.SubprocessError, OSError) as error:
-            raise SkipTest(f"npm did not install {PACKAGE}: {type(error).__name__}") from None
+            said = (getattr(error, "stderr", b"") or b"").decode(errors="replace").strip().splitlines()[:1]
+            raise SkipTest(f"npm did not install {PACKAGE}: {(said or [str(error)])[0]}") from None
         done.touch()
     return str(base)
 
