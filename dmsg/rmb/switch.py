@@ -21,7 +21,7 @@ from dmsg.rmb import relay as rules
 from dmsg.rmb.address import Session
 from dmsg.rmb.delivery import SPILL_AFTER, Delivery, Ledger, Message
 from dmsg.rmb.envelope_pb2 import Envelope
-from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable, TwinNotFound
+from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.federation import FULL, Federation, Outcome
 from dmsg.rmb.queues import FEDERATION, Queued
 from dmsg.rmb.registry.cache import CachedRegistry
@@ -52,6 +52,8 @@ POLLED = 1000
 """Sessions whose queues are looked at in one round."""
 MAX_LOOKUPS = 10_000
 """Messages that wait for the registry."""
+LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
+"""Seconds for which a registry that is away is asked again about a receiver, and between."""
 MAX_LOOKUPS_OF_SESSION = 1000
 """Of one session."""
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
@@ -342,13 +344,23 @@ class Switch:
             return
         line = self._lookups[destination.twin] = deque([found])
 
+        began = self._clock.seconds()
+
+        def ask() -> None:
+            self.registry.get(destination.twin).addBoth(answered)
+
         def answered(result: Any) -> None:
+            away = isinstance(result, Failure) and result.check(RegistryUnavailable)
+            if away and self._clock.seconds() - began < LOOKUP_PATIENCE:
+                # a word to the sender is for ever, and the registry may be back in a moment
+                self._clock.callLater(LOOKUP_RETRY, ask)
+                return
             said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
             waiting = self._lookups.pop(destination.twin)
             for one in waiting:
                 one(said)
 
-        self.registry.get(destination.twin).addBoth(answered)
+        ask()
 
     def _not_routed(self, envelope: Envelope, message: Message, session: RelaySession, why: str) -> None:
         """A request is answered; of anything else nobody would know, so it has to be sent again."""

@@ -284,6 +284,11 @@ class Load:
             found[message["ref"], message["err"] is None] += 1
         return found
 
+    def errors(self) -> list[str]:
+        """What was answered instead of an answer, or beside it."""
+        found = [json.loads(raw) for raw in self.bus.redis[0].lrange("collected", 0, -1)]
+        return [f"{one['ref']} of {one['src']!r}: {one['err']}" for one in found if one["err"] is not None]
+
     def end(self) -> None:
         self.stop.set()
         for thread in self._threads:
@@ -320,7 +325,7 @@ def run(directory: Path, number: int, kills: int, seconds: float, seed: int) -> 
             "lost": [str(n) for n in range(number) if not answers[str(n), True]],
             "twice": [ref for (ref, _), count in answers.items() if count > 1],
             "handled_twice": [key for key, count in bus.redis[1].hgetall("handled").items() if int(count) > 1],
-            "errors": [ref for ref, good in answers if not good],
+            "errors": load.errors(),
             "seconds": time.monotonic() - began,
         }
     finally:

@@ -384,6 +384,8 @@ class HostileTests(PairCase):
         """To a twin that nobody knows yet: not lost without a word; its sender connects and sends again."""
         a, _ = await self.pair()
         c = self.twin("C", self.one.domain)
+        self.patch(switch, "LOOKUP_PATIENCE", 0.3)
+        self.patch(switch, "LOOKUP_RETRY", 0.1)
         self.patch(self.registry, "get", lambda number: _fail(RegistryUnavailable("it is away")))
         self.one.switch.registry.flush()
         await self.refused(

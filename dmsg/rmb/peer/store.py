@@ -17,7 +17,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from dmsg.net.redis import lazy_redis, open_redis
+from dmsg.net.redis import RedisUnavailable, lazy_redis, open_redis
 from dmsg.rmb.envelope_pb2 import Backlog
 
 LOCAL, REPLY = "msgbus.system.local", "msgbus.system.reply"
@@ -32,6 +32,8 @@ BLOCK = 5
 """Seconds that a read waits."""
 RETRY = 0.5
 """Seconds before Redis is asked again."""
+ATTEMPTS = 7200
+"""How often: a message lives no longer than that takes."""
 
 # a name is given and written down before anything is sent: what is sent again has the same name
 _TAKE = """
@@ -191,27 +193,28 @@ class PeerStore:
 
     async def _insist(self, call: Callable[[], Deferred[Any]]) -> Any:
         """Try until Redis answers.  Every call that is made so may be made twice."""
-        from txredisapi import ConnectionError as RedisGone
         from txredisapi import ResponseError
 
         told = False
-        while True:
+        for _ in range(ATTEMPTS):
             try:
                 return await call()
-            except (RedisGone, OSError) as error:
-                if not told:
-                    _log.warn("Redis is away: {error}", error=str(error) or type(error).__name__)
-                    told = True
+            except CancelledError:
+                raise
             except ResponseError as error:
                 # an error of a script has that of its command somewhere inside
                 if not any(word in str(error) for word in _LATER):
                     raise
-                if not told:
-                    _log.error("Redis does not take messages: {error}", error=str(error))
-                    told = True
+                why = str(error)
+            except Exception as error:  # a connection that is lost at the wrong moment raises all sorts of things
+                why = repr(error)
             if self._closed:
                 raise CancelledError
+            if not told:
+                _log.error("Redis does not take messages: {why}", why=why)
+                told = True
             await deferLater(self._reactor, RETRY)
+        raise RedisUnavailable("Redis was away for too long")
 
     async def close(self) -> None:
         """End all connections."""
