@@ -50,12 +50,10 @@ PRESENT_EVERY = 30.0
 """Seconds between notes of who is connected, for other processes on the same queue."""
 POLLED = 1000
 """Sessions whose queues are looked at in one round."""
-MAX_LOOKUPS = 10_000
-"""Messages that wait for the registry."""
+MAX_LOOKUPS = 200
+"""Questions to the registry that a session has begun; then it is not read from."""
 LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
 """Seconds for which a registry that is away is asked again about a receiver, and between."""
-MAX_LOOKUPS_OF_SESSION = 1000
-"""Of one session."""
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
 """Messages of a session that are not settled, and their bytes; then it is not read from."""
 
@@ -168,7 +166,6 @@ class Switch:
         self.dropped_oldest = 0
         self._busy: dict[Delivery, None] = {}
         self._lookups: dict[int, deque[Callable[[Twin | Failure | None], None]]] = {}
-        self._waiting = 0
         self._present_at = 0.0
         self._to_poll: list[Session] = []
         federation.is_connected = self._is_connected
@@ -322,27 +319,23 @@ class Switch:
 
     def _look_up(self, session: RelaySession, envelope: Envelope, message: Message, destination: Session) -> None:
         """Messages to one twin wait in line, so that they keep their order."""
-        if self._waiting >= MAX_LOOKUPS or session.lookups >= MAX_LOOKUPS_OF_SESSION:
-            self.relay.drops[Drop.BUSY] += 1
-            self._not_routed(envelope, message, session, "relay is busy")
-            return
 
         def found(result: Twin | Failure | None) -> None:
-            self._waiting -= 1
-            session.lookups -= 1
             if isinstance(result, Failure):
                 self.relay.drops[Drop.REGISTRY_DOWN] += 1
                 self._not_routed(envelope, message, session, f"failed to get twin: {result.value}")
                 return
             self._route(session, envelope, message, destination, result)
 
-        self._waiting += 1
-        session.lookups += 1
         line = self._lookups.get(destination.twin)
         if line is not None:
             line.append(found)
             return
         line = self._lookups[destination.twin] = deque([found])
+        # no word is said for it, which would be for ever: who asks for many twins at once is read more slowly
+        session.lookups += 1
+        if session.lookups >= MAX_LOOKUPS and session.socket is not None:
+            session.socket.hold("lookups")
 
         began = self._clock.seconds()
 
@@ -356,6 +349,9 @@ class Switch:
                 self._clock.callLater(LOOKUP_RETRY, ask)
                 return
             said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
+            session.lookups -= 1
+            if session.lookups <= MAX_LOOKUPS // 2 and session.socket is not None:
+                session.socket.release("lookups")
             waiting = self._lookups.pop(destination.twin)
             for one in waiting:
                 one(said)
