@@ -3,15 +3,20 @@
 PYTHON ?= python3
 VENV = .venv
 BIN = $(VENV)/bin
-PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# newest: pip itself is brought up to date first; empty: the one that comes with venv
+PIP =
+# pip only warns of an extra that it does not find under that name, and goes on without what is in it
+PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb rmb-long demo-pipeline test coverage lint docs bench bench-pipeline soak lab fuzz spark-long clean
+.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs bench bench-pipeline soak lab fuzz spark-long clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
 	@echo "make demo-rmb  a whole message bus: registry, relays, peers over Redis, services"
 	@echo "make demo-pipeline  servers under load, then Spark over what they wrote, then a report (Java 17)"
 	@echo "make test      the test suite, with its coverage"
+	@echo "make test-core the same without Java and Spark"
+	@echo "make test-docs every command and program of README and docs, run"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make docs      the documentation, into docs/_build/html"
 	@echo "make bench     benchmarks beside the limits of this machine (a quarter of an hour)"
@@ -26,6 +31,7 @@ help:
 $(VENV)/.created:
 	$(PYTHON) -c 'import sys; sys.exit("dmsg needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
+	$(if $(filter newest,$(PIP)),$(BIN)/python -m pip install --quiet --upgrade pip)
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.created setup.cfg constraints.txt
@@ -35,7 +41,7 @@ $(VENV)/.run: $(VENV)/.created setup.cfg constraints.txt
 
 $(VENV)/.rmb: $(VENV)/.created setup.cfg constraints.txt
 	@echo "installing dmsg and what the message bus needs into $(VENV)"
-	$(PIP_INSTALL) --editable '.[rmb,rmb_demo]'
+	$(PIP_INSTALL) --editable '.[rmb,rmb-demo]'
 	@touch $@ $(VENV)/.run
 
 $(VENV)/.test: $(VENV)/.created setup.cfg constraints.txt
@@ -45,7 +51,7 @@ $(VENV)/.test: $(VENV)/.created setup.cfg constraints.txt
 
 $(VENV)/.spark: $(VENV)/.created setup.cfg constraints.txt
 	@echo "installing dmsg and Spark into $(VENV)"
-	$(PIP_INSTALL) --editable '.[redis,rmb,spark,test,test_spark]'
+	$(PIP_INSTALL) --editable '.[redis,rmb,spark,test,test-spark]'
 	@touch $@ $(VENV)/.test $(VENV)/.run
 
 $(VENV)/.dev: $(VENV)/.created setup.cfg constraints.txt
@@ -64,10 +70,21 @@ demo-pipeline: $(VENV)/.spark
 
 test: $(VENV)/.spark
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m twisted.trial -j3 --temp-directory=_trial_temp tests
-	$(BIN)/python -m coverage run -m twisted.trial --temp-directory=_trial_temp_spark tests.spark.suite
+	$(BIN)/python -m coverage run -m tests.run -j3 --temp-directory=_trial_temp tests
+	$(BIN)/python -m coverage run -m tests.run --temp-directory=_trial_temp_spark tests.spark.suite
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
+	@$(BIN)/python -m tests.run --summary _trial_temp _trial_temp_spark
+
+# the same without Java and Spark
+test-core: $(VENV)/.test
+	$(BIN)/python -m tests.run -j3 --temp-directory=_trial_temp tests
+	@$(BIN)/python -m tests.run --summary _trial_temp
+
+# every command and every program of README and docs, run as it stands
+test-docs: $(VENV)/.test
+	$(BIN)/python -m tests.run -j2 --temp-directory=_trial_temp_docs tests.docs.suite
+	@$(BIN)/python -m tests.run --summary _trial_temp_docs
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -86,7 +103,7 @@ bench-pipeline: $(VENV)/.spark
 
 $(VENV)/.spark-connect: $(VENV)/.spark
 	@echo "installing what Spark Connect needs into $(VENV)"
-	$(PIP_INSTALL) --editable '.[redis,rmb,spark,spark_connect,test,test_spark]'
+	$(PIP_INSTALL) --editable '.[redis,rmb,spark,spark-connect,test,test-spark]'
 	@touch $@
 
 spark-long: $(VENV)/.spark-connect

@@ -224,3 +224,8 @@ class EntryNotFound(DiscoveryError):
 
 class EntryError(DmsgError, ValueError):
     """An entry that is malformed or breaks a rule; see :mod:`dmsg.discovery.entry`."""
+
+
+def needs_extra(extra: str) -> str:
+    """How to get what an extra of setup.cfg brings, for an error's one line."""
+    return f"needs what an extra brings; in dmsg's directory: pip install -e '.[{extra}]'"

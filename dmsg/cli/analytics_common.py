@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dmsg.cli.running import EXIT_INTERRUPTED
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, needs_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +47,7 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
     @errors_in_one_line
     def wrapped(*args: Any, **options: Any) -> Any:
         if importlib.util.find_spec("pyspark") is None:
-            raise click.ClickException('Spark is not installed: pip install "dmsg[spark]"; it needs Java 17 too')
+            raise click.ClickException(f"Spark is not installed, and {needs_extra('spark')}; Java 17 too")
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 

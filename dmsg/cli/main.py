@@ -9,6 +9,8 @@ from importlib.metadata import version
 
 import click
 
+from dmsg.errors import needs_extra
+
 _COMMANDS = {
     "key": ("dmsg.cli.key", "Make and show keys."),
     "discovery": ("dmsg.cli.discovery", "Ask and change discovery."),
@@ -51,7 +53,7 @@ class _Lazy(click.Group):
         except ModuleNotFoundError as error:
             if cmd_name not in ("twin", "rmb"):
                 raise
-            raise click.ClickException(f"{error}; needs the extra: pip install 'dmsg[rmb]'") from None
+            raise click.ClickException(f"{error}; {needs_extra('rmb')}") from None
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

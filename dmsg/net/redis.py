@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, needs_extra
 
 REDIS_PASSWORD = "DMSG_REDIS_PASSWORD"  # noqa: S105  # the name of a variable
 CONNECT_TIMEOUT = 5
@@ -58,7 +58,7 @@ def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> Any:
     try:
         import txredisapi
     except ImportError:
-        raise RedisUnavailable("redis: needs the extra: pip install 'dmsg[redis]'") from None
+        raise RedisUnavailable(f"redis: {needs_extra('redis')}") from None
     host, port, database = redis_address(url)
     return txredisapi.lazyConnection(
         host,

@@ -9,7 +9,7 @@ from twisted.application.service import IService
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, needs_extra
 from dmsg.net.redis import redis_address
 from dmsg.tap.options import own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
@@ -21,7 +21,7 @@ try:
     from dmsg.rmb.secrets import SECRET, read_secret
     from dmsg.rmb.setup import relay_text
 except ModuleNotFoundError as error:
-    raise SystemExit(f"rmb-peer: {error}; needs the extra: pip install 'dmsg[rmb]'") from None
+    raise SystemExit(f"rmb-peer: {error}; {needs_extra('rmb')}") from None
 
 
 class Options(UsageOptions):

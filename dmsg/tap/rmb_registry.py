@@ -8,13 +8,14 @@ from twisted.application.service import IService
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
+from dmsg.errors import needs_extra
 from dmsg.tap.options import endpoint, number, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
 try:
     from dmsg.rmb.registry.service import BURST, RATE, RegistryService
 except ModuleNotFoundError as error:
-    raise SystemExit(f"rmb-registry: {error}; needs the extra: pip install 'dmsg[rmb]'") from None
+    raise SystemExit(f"rmb-registry: {error}; {needs_extra('rmb')}") from None
 
 DEFAULT_LISTEN = "tcp:9091"
 DEFAULT_STORE = "sqlite:rmb-registry.sqlite"

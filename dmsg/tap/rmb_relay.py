@@ -8,7 +8,7 @@ from twisted.application.service import IService
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, needs_extra
 from dmsg.tap.options import descriptors, endpoint, number, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
@@ -21,7 +21,7 @@ try:
     from dmsg.rmb.token import MAX_TTL
     from dmsg.rmb.twin import check_relay
 except ModuleNotFoundError as error:
-    raise SystemExit(f"rmb-relay: {error}; needs the extra: pip install 'dmsg[rmb]'") from None
+    raise SystemExit(f"rmb-relay: {error}; {needs_extra('rmb')}") from None
 
 DEFAULT_LISTEN = "tcp:8080"
 DEFAULT_QUEUE = "sqlite:rmb-relay.sqlite"

@@ -26,7 +26,7 @@ from dmsg.names import Names, UnknownName
 from tests.cli.test_commands import Command, CommandCase
 from tests.support import asynchronous
 
-SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if os.path.exists("/usr/sbin/sshd") else None)
+SSHD = shutil.which("sshd")
 
 
 class Shout(Protocol):

@@ -24,7 +24,7 @@ class OpenAPITests(EntityCase):
     """The document is true."""
 
     if find_spec("schemathesis") is None:
-        skip = "schemathesis is not installed: pip install 'dmsg[test]'"
+        skip = "schemathesis is not installed: pip install '.[test]'"
 
     @asynchronous
     async def test_nothing_is_found_against_it(self) -> None:

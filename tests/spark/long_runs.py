@@ -241,7 +241,7 @@ class ConnectTests(ProcessCase):
     """The same by a Spark Connect server, which knows nothing of dmsg."""
 
     if importlib.util.find_spec("grpc") is None:
-        skip = 'Spark Connect is not installed: pip install -e ".[spark_connect]"'
+        skip = 'Spark Connect is not installed: pip install -e ".[spark-connect]"'
 
     def test_the_same_tables_by_spark_connect(self) -> None:
         simulate(self.root / "sim", 20_000, 6, 300, 2)

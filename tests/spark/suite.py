@@ -22,7 +22,7 @@ class JavaTests(SynchronousTestCase):
 def missing() -> str | None:
     """Why Spark cannot run here."""
     if importlib.util.find_spec("pyspark") is None:
-        return 'pyspark is not installed: pip install -e ".[spark,test_spark]"'
+        return 'pyspark is not installed: pip install -e ".[spark,test-spark]"'
     from dmsg.analytics.session import JavaMissing, find_java
 
     try:

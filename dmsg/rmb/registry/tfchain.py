@@ -23,6 +23,7 @@ from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
 from dmsg.discovery.lookup import QuietFactory, check_url
+from dmsg.errors import needs_extra
 from dmsg.net.body import read_body
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
@@ -127,7 +128,7 @@ class TfchainRegistry:
         try:
             import xxhash  # noqa: F401
         except ImportError:
-            raise RegistryUnavailable("tfchain: needs the extra: pip install 'dmsg[rmb,tfchain]'") from None
+            raise RegistryUnavailable(f"tfchain: {needs_extra('rmb,tfchain')}") from None
         self.url = check_url(node_url(url))
         self._reactor = reactor
         self._pool = HTTPConnectionPool(reactor)

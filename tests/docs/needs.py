@@ -1,0 +1,55 @@
+"""What a block of the documentation may need beside what README sets up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from tests.redis import redis_server
+
+CLONE = os.environ.get("DMSG_DOCS_CLONE")
+"""A clone in which only README's set-up was done: then what installs something, and what takes minutes, is run too."""
+
+
+def _java() -> str | None:
+    from dmsg.analytics.session import JavaMissing, find_java
+
+    try:
+        find_java()
+    except JavaMissing as error:
+        return str(error)
+    return None
+
+
+def _program(name: str) -> str | None:
+    return None if shutil.which(name) else f"there is no {name} here"
+
+
+def _never(why: str) -> str:
+    return f"needs {why}: its commands are only parsed"
+
+
+NEEDS = {
+    # asked for in a block's mark -> why it cannot be had here, or None
+    "curl": lambda: _program("curl"),
+    "java": _java,
+    "redis": lambda: None if redis_server() else "there is no redis-server",
+    "clone": lambda: None if CLONE else "runs where DMSG_DOCS_CLONE names a clone in which only README was followed",
+    "bare-clone": lambda: ".ci/run runs it in a bare clone",
+    "spool": lambda: "needs what servers wrote over days: its commands are only parsed",
+    # what no test machine has
+    "cluster": lambda: _never("a Spark cluster"),
+    "domain": lambda: _never("a host name of one's own"),
+    "root": lambda: _never("root, and Debian's packages"),
+    "ssh": lambda: _never("an OpenSSH server with this user's key"),
+    "other-programs": lambda: _never("programs that are not part of dmsg"),
+    "ranking": lambda: _never("an operator's ranking"),
+}
+
+
+def lacking(needs: tuple[str, ...]) -> str | None:
+    """The first reason for which a block with this mark cannot be run here.
+
+    :raises KeyError: nobody knows the mark.
+    """
+    return next((why for need in needs if (why := NEEDS[need]())), None)

@@ -1,0 +1,285 @@
+"""Who types what a page says: commands in terminals, one after the other, and looks at what comes."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from tests.docs.blocks import ROOT, Block, Command, Page
+from tests.docs.needs import CLONE
+from tests.redis import redis_server
+
+PATIENCE = 60.0
+"""Seconds that any one thing may take on a busy machine."""
+LONG = 900.0
+"""Seconds for what installs or computes."""
+KEPT = 200_000
+"""Bytes of a program's output that are kept."""
+PORTS = "5201 6379 6380 8080 8081 9090 9091 9100 9443 1080 2222".split()
+"""Ports of the pages; each is another one, which is free, when the page is run."""
+FILES = {"photo.jpg": 40_000, "film.mkv": 900_000, "public/notes.txt": 300, "public/film.mkv": 700_000}
+"""What a person has lying about: name and size."""
+# what goes on until it is ended, and what it says when it is ready
+SERVING = {
+    r"twistd .*dmsg-server|twistd .*dmsg-messaging-server": r"registered in discovery",
+    r"twistd .*rmb-peer": r"connected|relay",
+    r"twistd": r"listens on|listening on",
+    r"dmsg receive": r"receiving at (\S+)",
+    r"dmsg (listen|nc -l|messaging listen)": r"listening: (\S+)",
+    r"dmsg (cp .*--listen|serve|expose|forward)": r"(is at|leads to)",
+    r"dmsg (iperf|bench) --serve": r"(measured|serving) at (\S+)",
+    r"dmsg rmb serve": r"answers",
+    r"dmsg socks": r"SOCKS5 at",
+    r"redis-server": r"Ready to accept",
+    r"twist web": r"Starting factory|starting on",
+    r"python \w+\.py &": r"\S",
+}
+_PUBLIC = re.compile(r"\b0[23][0-9a-f]{2}\.\.\.")
+
+
+class Unexpected(Exception):
+    """A command did something else than the page says."""
+
+
+def free_port() -> int:
+    """Below those that the kernel gives to outgoing connections."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
+
+
+def pattern(line: str) -> str:
+    """What a line of the page stands for: numbers and what is cut with three dots may be others."""
+    parts = []
+    for word in line.split():
+        if _PUBLIC.search(word):
+            parts.append(
+                re.sub(r"0\[23\]XX", r"(0[23][0-9a-f]{64}|0[23][0-9a-f]{6,})", _escape(_PUBLIC.sub("0[23]XX", word)))
+            )
+        else:
+            parts.append(_escape(word))
+    return r"\s+".join(parts)
+
+
+def _escape(word: str) -> str:
+    escaped = re.escape(word).replace(re.escape("0[23]XX"), "0[23]XX").replace(re.escape("..."), r"\S*")
+    return re.sub(r"\d[\d.,:\\]*", r"[\\d.,:]+", escaped) if "XX" not in escaped else escaped
+
+
+class Running:
+    """A program and what it has said."""
+
+    def __init__(self, text: str, process: subprocess.Popen[bytes]) -> None:
+        self.text, self.process = text, process
+        self.output = b""
+        self._changed = threading.Condition()
+        self._over = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            while data := os.read(stream.fileno(), 65536):
+                with self._changed:
+                    self.output = (self.output + data)[-KEPT:]
+                    self._changed.notify_all()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def until(self, wanted: str, patience: float = PATIENCE) -> re.Match[str]:
+        """:raises Unexpected: it never says that."""
+        regex = re.compile(wanted)
+
+        def found() -> object:
+            return regex.search(self.said) or self._over
+
+        with self._changed:
+            self._changed.wait_for(found, patience)
+        match = regex.search(self.said)
+        if match is None:
+            raise Unexpected(f"{self.text}\ndid not say {wanted!r}, but:\n{self.said}")
+        return match
+
+    @property
+    def said(self) -> str:
+        return self.output.decode(errors="replace")
+
+    def finish(self, patience: float) -> int:
+        """Its status, when it has ended and all its output is read."""
+        try:
+            status = self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            raise Unexpected(f"{self.text}\nis not done after {patience:g} s:\n{self.said}") from None
+        with self._changed:
+            self._changed.wait_for(lambda: self._over, 5)
+        return status
+
+    def end(self, how: int = signal.SIGINT) -> None:
+        """Ctrl-C, and what is needed beyond that."""
+        for number in (how, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(PATIENCE)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+            return
+
+
+class Person:
+    """Follows one page in a directory of its own."""
+
+    def __init__(self, page: Page, directory: Path) -> None:
+        self.page = page
+        self.directory = directory
+        self.ports = {port: str(free_port()) for port in PORTS}
+        self.keys: dict[str, str] = {}
+        self.terminals: dict[str, Running] = {}
+        self.running: list[Running] = []
+        directory.mkdir(parents=True)
+        home = directory / "home"
+        home.mkdir()
+        kept = ("PATH", "LANG", "JAVA_HOME", "TMPDIR", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "PIP_CONSTRAINT")
+        self.environment = {name: os.environ[name] for name in kept if name in os.environ}
+        paths = [str(Path(CLONE) / ".venv" / "bin" if CLONE else Path(sys.executable).parent)]
+        if server := redis_server():
+            paths.append(str(Path(server).parent))
+        self.environment["PATH"] = os.pathsep.join([*paths, self.environment["PATH"]])
+        self.environment.update(HOME=str(home), PYTHONUNBUFFERED="1", COLUMNS="200")
+        for name, size in FILES.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            (directory / name).write_bytes(random.Random(name).randbytes(size))
+
+    # what stands on the page -> what is typed
+
+    def adapt(self, text: str) -> str:
+        """Other ports, real keys, directories below this one."""
+        text = re.sub(r"(?<![\d.])(" + "|".join(PORTS) + r")(?!\d)", lambda match: self.ports[match[1]], text)
+        text = re.sub(r"(?<![\w./])/(var/lib|etc|srv)/", rf"{self.directory}/\1/", text)
+        for shown, key in self.keys.items():
+            text = text.replace(shown, key)
+        return text
+
+    def write(self, block: Block) -> None:
+        """A block that is a file."""
+        assert block.file_name is not None
+        (self.directory / block.file_name).write_text(self.adapt(block.text))
+
+    def start(self, text: str, cwd: Path | None = None) -> Running:
+        """Begin a command in a process group of its own."""
+        for directory in re.findall(rf"({re.escape(str(self.directory))}/(?:var/lib|etc|srv)/[\w/.-]*)", text):
+            Path(directory).parent.mkdir(parents=True, exist_ok=True)
+        process = subprocess.Popen(
+            ["bash", "-c", text],
+            cwd=cwd or self.directory,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        running = Running(text, process)
+        self.running.append(running)
+        return running
+
+    def type(self, command: Command, needs: tuple[str, ...] = ()) -> None:
+        """One command of the page, to its end, or until it serves.
+
+        :raises Unexpected: its status, or what it says, is not what the page says.
+        """
+        text = self.adapt(command.text)
+        if command.terminal in self.terminals and command.terminal:
+            self.terminals.pop(command.terminal).end()
+        if re.match(r"(export|\.|cd) ", text):
+            self._set(text)
+            return
+        for regex, ready in SERVING.items():
+            if re.search(regex, text):
+                self._serve(command, text, ready)
+                return
+        # what installs is typed where the README was read
+        in_clone = CLONE and re.match(r"(pip|python3 -m venv|\.venv/bin/pip) ", text)
+        running = self.start(text, Path(CLONE) if in_clone and CLONE else None)
+        assert running.process.stdin is not None
+        running.process.stdin.close()
+        status = running.finish(LONG if "clone" in needs else PATIENCE)
+        self._look(command, running)
+        if status:
+            raise Unexpected(f"{text}\nended with status {status}:\n{running.said}")
+
+    def _set(self, text: str) -> None:
+        """What changes the shell itself."""
+        if text.startswith(". .venv/bin/activate"):
+            return  # it is on PATH
+        said = subprocess.run(
+            ["bash", "-c", f"{text}\nenv -0"], cwd=self.directory, env=self.environment, check=True, capture_output=True
+        ).stdout
+        pairs = (entry.split("=", 1) for entry in said.decode().split("\0") if "=" in entry)
+        self.environment = {name: value for name, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}
+
+    def _serve(self, command: Command, text: str, ready: str) -> None:
+        running = self.start(text.partition(" #")[0].rstrip().removesuffix("&"))
+        if command.output:
+            for line in command.output:
+                self._learn(line, running.until(pattern(line)))
+        else:
+            running.until(ready)
+        if command.terminal:
+            self.terminals[command.terminal] = running
+
+    def _look(self, command: Command, running: Running) -> None:
+        """Whether it said, in this order, what the page shows."""
+        rest = running.said
+        for line in command.output:
+            match = re.search(pattern(self.adapt(line) if _PUBLIC.search(line) is None else line), rest)
+            if match is None:
+                raise Unexpected(f"{command.text}\nshould say {line!r}; it said:\n{running.said}")
+            self._learn(line, match)
+            rest = rest[match.end() :]
+
+    def _learn(self, line: str, match: re.Match[str]) -> None:
+        for shown, key in zip(_PUBLIC.findall(line), match.groups(), strict=False):
+            if len(key) == 66:
+                self.keys.setdefault(shown, key)
+
+    def run_python(self, block: Block) -> None:
+        """A block that is no file: to its end."""
+        (self.directory / "block.py").write_text(self.adapt(block.text))
+        self.type(Command("", "python block.py"))
+
+    def wait_for(self, text: str) -> None:
+        """A command of the page's fixtures that is to succeed in the end, tried until then."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            running = self.start(text)
+            if running.finish(PATIENCE) == 0:
+                return
+            if time.monotonic() > deadline:
+                raise Unexpected(f"{text}\ndid not succeed:\n{running.said}")
+
+    def leave(self) -> None:
+        """End all that runs, the last first."""
+        for running in reversed(self.running):
+            if running.process.poll() is None:
+                running.end()
+            try:
+                os.killpg(running.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+__all__ = ["ROOT", "Person", "Unexpected", "free_port"]

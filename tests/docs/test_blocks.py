@@ -1,0 +1,201 @@
+"""What can be said of the blocks without running them; :mod:`tests.docs.suite` runs them."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+import shlex
+import tomllib
+
+import click
+from twisted.plugin import getPlugins
+from twisted.python import usage
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.cli.main import main
+from tests.docs.blocks import ROOT, Block, Page, all_pages, read_page
+from tests.docs.needs import NEEDS
+
+FIXTURES = {"network", "bus"}
+
+
+def blocks() -> list[tuple[Page, Block]]:
+    return [(page, block) for page in all_pages() for block in page.blocks]
+
+
+def simple_commands(text: str) -> list[list[str]]:
+    """The words of each command of a line of shell."""
+    text = text.replace("\\\n", " ")
+    text = re.sub(r"\$\([^()]*(\([^()]*\)[^()]*)*\)", "SUBSTITUTED", text)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="|;&<>")
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if word in ("|", "||", "&&", ";", "&", ">", "<"):
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    while_set = re.compile(r"^[A-Z_]+=")
+    return [
+        [word for position, word in enumerate(one) if position or not while_set.match(word)] for one in commands if one
+    ]
+
+
+class BlockTests(SynchronousTestCase):
+    """Marks, names of commands, options, extras."""
+
+    def test_there_are_blocks(self) -> None:
+        self.assertGreater(len(blocks()), 40)
+
+    def test_marks_are_known(self) -> None:
+        """A block that is not run says a reason that the tests know."""
+        for page, block in blocks():
+            self.assertEqual(set(block.needs) - set(NEEDS), set(), f"{page.name}:{block.line}")
+
+    def test_what_runs_in_bare_clones_is_run_there(self) -> None:
+        """The mark says that .ci/run does it."""
+        ci = (ROOT / ".ci" / "run").read_text()
+        asked = [command.text for _, block in blocks() if "bare-clone" in block.needs for command in block.commands]
+        self.assertGreater(len(asked), 3)
+        for text in asked:
+            target = text.split()[1]
+            self.assertRegex(ci, rf"(?m)^for target in [a-z -]*\b{re.escape(target)}\b[a-z -]*; do")
+
+    def test_an_unknown_fence_is_no_way_round(self) -> None:
+        """Shell and Python are called console and python, or nobody would run them."""
+        for page in all_pages():
+            found = set(re.findall(r"^```(\w+)$", page.path.read_text(), re.MULTILINE))
+            self.assertEqual(found - {"console", "python", "toml", "ini", "text", "json", "yaml"}, set(), page.name)
+
+    def test_python_and_toml_are_whole(self) -> None:
+        for page, block in blocks():
+            if block.language == "python":
+                tree = ast.parse(block.text, f"{page.name}:{block.line}")
+                self.assertTrue(any(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body))
+            elif block.language == "toml":
+                tomllib.loads(block.text)
+
+    def test_commands_exist(self) -> None:
+        for page, block in blocks():
+            if block.language == "console":
+                self.assertTrue(block.commands, f"{page.name}:{block.line}")
+                for command in block.commands:
+                    for words in simple_commands(command.text):
+                        self.check(words, f"{page.name}:{block.line}: {command.text}")
+
+    def check(self, words: list[str], where: str) -> None:
+        name, arguments = words[0], words[1:]
+        if name == "dmsg":
+            self.check_dmsg(arguments, where)
+        elif name == "twistd":
+            self.check_twistd(arguments, where)
+        elif name == "make":
+            self.assertRegex((ROOT / "Makefile").read_text(), rf"(?m)^{re.escape(arguments[0])}:", where)
+        elif name.endswith("pip"):
+            self.check_pip(arguments, where)
+
+    def check_dmsg(self, words: list[str], where: str) -> None:
+        command: click.Command = main
+        context = click.Context(main)
+        while isinstance(command, click.Group):
+            while words[0].startswith("-"):
+                words = words[1:]
+            found = command.get_command(context, words[0])
+            self.assertIsNotNone(found, where)
+            assert found is not None
+            command, words = found, words[1:]
+            context = click.Context(command, parent=context)
+        known = {
+            "--help",
+            *(option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)),
+        }
+        for word in words:
+            if re.match(r"--?[A-Za-z]", word):
+                name = word.partition("=")[0] if word.startswith("--") else word[:2]
+                self.assertIn(name, known, where)
+
+    def check_twistd(self, words: list[str], where: str) -> None:
+        while words and words[0].startswith("-"):
+            words = words[1:]
+        plugins = {plugin.tapname: plugin for plugin in getPlugins(_service_maker())}
+        self.assertIn(words[0], plugins, where)
+        options: usage.Options = plugins[words[0]].options()
+        known = {"--" + name for name in (*options.longOpt,)}
+        for word in words[1:]:
+            if word.startswith("--"):
+                name = word[2:].partition("=")[0]
+                self.assertTrue({f"--{name}", f"--{name}="} & known, f"{where}: {word}")
+
+    def check_pip(self, words: list[str], where: str) -> None:
+        """What is installed is here, and its extras are called what setup.cfg calls them."""
+        self.assertEqual(words[0], "install", where)
+        setup = configparser.ConfigParser()
+        setup.read(ROOT / "setup.cfg")
+        extras = set(setup["options.extras_require"])
+        for word in words[1:]:
+            if not word.startswith("-"):
+                match = re.fullmatch(r"\.(?:\[([a-z,-]+)\])?", word)
+                self.assertIsNotNone(match, where)
+                assert match is not None
+                self.assertEqual(set((match[1] or "").split(",")) - extras - {""}, set(), where)
+
+
+class ExtraTests(SynchronousTestCase):
+    """The pip of Python 3.11's venv does not know an extra by a name that the metadata write otherwise."""
+
+    def test_names_are_those_of_the_metadata(self) -> None:
+        setup = configparser.ConfigParser()
+        setup.read(ROOT / "setup.cfg")
+        for extra in setup["options.extras_require"]:
+            self.assertRegex(extra, r"^[a-z0-9]+(-[a-z0-9]+)*$")
+
+    def test_all_that_are_asked_for_exist(self) -> None:
+        """In the Makefile, tox, the documentation and the code."""
+        setup = configparser.ConfigParser()
+        setup.read(ROOT / "setup.cfg")
+        extras = set(setup["options.extras_require"])
+        paths = [ROOT / "Makefile", ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "dmsg").rglob("*.py")]
+        for path in [*paths, *(ROOT / "tests").rglob("*.py")]:
+            if "_build" in path.parts:
+                continue
+            for names in re.findall(r"""['"`](?:dmsg|\.)\[([a-zA-Z_,-]+)\]""", path.read_text()):
+                self.assertEqual(set(names.split(",")) - extras, set(), path)
+        tox = configparser.ConfigParser()
+        tox.read(ROOT / "tox.ini")
+        for section in tox.sections():
+            asked = {name.strip() for name in tox[section].get("extras", "").split(",")} - {""}
+            self.assertEqual(asked - extras, set(), section)
+
+
+class ReadingTests(SynchronousTestCase):
+    """How blocks are read."""
+
+    def read(self, text: str) -> Page:
+        from pathlib import Path
+
+        path = Path(self.mktemp()).absolute()
+        path.write_text(text)
+        return read_page(path)
+
+    def test_commands_and_their_output(self) -> None:
+        page = self.read(
+            "<!-- needs: java -->\n```console\n$ one \\\n    two\nout\nbob$ three\n```\n\n```console\n$ x\n```\n"
+        )
+        first, second = page.blocks
+        commands = [(one.terminal, one.text, one.output) for one in first.commands]
+        self.assertEqual(commands, [("", "one \\\n    two", ["out"]), ("bob", "three", [])])
+        self.assertEqual((first.needs, second.needs), (("java",), ()))
+
+    def test_files(self) -> None:
+        (block,) = self.read("```python\n# echo.py\nimport x\n```\n").blocks
+        self.assertEqual(block.file_name, "echo.py")
+
+    def test_a_block_without_an_end(self) -> None:
+        self.assertRaises(ValueError, self.read, "```python\nimport x\n")
+
+
+def _service_maker() -> type:
+    from twisted.application.service import IServiceMaker
+
+    return IServiceMaker  # type: ignore[return-value]
