@@ -184,6 +184,10 @@ class EncryptionUnavailable(DmsgError):
     """This client asks for secure transports and the remote, or the server, does not offer them."""
 
 
+class PingUnavailable(DmsgError):
+    """The remote does not answer pings below its programs: it is of 2019, or of an earlier version."""
+
+
 class DmsgTimeout(DmsgError, TimeoutError):
     """A deadline given by the caller passed."""
 
@@ -216,10 +220,14 @@ class DiscoveryError(DmsgError):
 
 
 class EntryNotFound(DiscoveryError):
-    """Discovery has no entry of that key."""
+    """Discovery has no entry of that key.
 
-    def __init__(self, text: str = "entry of public key is not found") -> None:
+    :ivar key: 66 hexadecimal characters of the public key, if it is known here.
+    """
+
+    def __init__(self, text: str = "entry of public key is not found", key: str = "") -> None:
         super().__init__(text, 404)
+        self.key = key
 
 
 class EntryError(DmsgError, ValueError):

@@ -10,6 +10,7 @@ from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IProtocolFactory
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -26,10 +27,14 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.net.turn import TurnFlush
 
+MAX_WARNINGS = 64
+"""Different texts that a client tells its person."""
 MIN_SERVERS = 2
 """Servers that a client stays connected to, by default."""
 CONNECT_TIMEOUT = 10.0
 """Seconds for the whole of a connect, by default."""
+
+_log = Logger()
 
 Opening = Callable[[Any, float], Deferred[IProtocol]]
 """Opens a stream: (session, seconds that it may take)."""
@@ -76,6 +81,8 @@ class DelegatedClient(Service):
             self._session_opener,
             self._random,
             suits=self._suits,
+            carries=self._carries,
+            key_shared=self._key_shared,
             migrate=self._migrate,
             advertise_visits=advertise_visits,
             min_servers=min_servers,
@@ -91,7 +98,11 @@ class DelegatedClient(Service):
             self._publish_failed,
             self._random,
             features=features,
+            warned=self._warn,
         )
+        self.warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text)
+        """Told, each text once, what the person who runs this client ought to know."""
+        self._warnings: set[str] = set()
         self._core = LifecycleCore()
         self._lifecycle = make_lifecycle(self._core)
 
@@ -108,6 +119,10 @@ class DelegatedClient(Service):
         """Whether a listed server speaks what this client speaks, as far as its entry says."""
         offered = entry_features(entry.version)
         return not offered or self._server_feature in offered
+
+    def _carries(self, entry: Entry) -> bool:
+        """Whether a server carries all that this client may open."""
+        return True
 
     def _migrate(self, stream: StreamTransport) -> None:
         """A stream's server leaves or is slow."""
@@ -146,6 +161,10 @@ class DelegatedClient(Service):
     def entry(self, remote: PubKey) -> Deferred[Entry]:
         """The entry of ``remote``, verified; a few seconds old at most, unless discovery is away."""
         return Deferred.fromCoroutine(self._entries.of(remote))
+
+    def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:
+        """The key that ``remote`` stands for now, itself or its successor, and the entry of that one."""
+        return Deferred.fromCoroutine(self._entries.successor(remote))
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
         """Fires when a server is connected; with a timeout fails with DmsgTimeout that says why not."""
@@ -210,6 +229,18 @@ class DelegatedClient(Service):
 
     def _publish_failed(self, error: str) -> None:
         self._set.last_error = error
+
+    def _key_shared(self, address: str) -> None:
+        self._warn(
+            f"another program{f' at {address}' if address else ''} is connected with this key: "
+            "only the newest is reached; stop one of them, or give it a key of its own"
+        )
+        self._publisher.soon()
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.add(text)
+            self.warned(text)
 
     # --- connecting ---
 

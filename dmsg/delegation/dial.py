@@ -27,6 +27,8 @@ from dmsg.net.stream import StreamTransport
 FIRST_DELAY = 0.5
 """Seconds before the first new try."""
 DELAY_FACTOR = 1.7
+SHORT_SESSION = 5.0
+"""Seconds: a session that ends before counts as a failed try."""
 MAX_DELAY = 60.0
 """Seconds between tries at most."""
 JITTER = 0.3
@@ -73,6 +75,9 @@ class Session(Protocol):
 
     :ivar lost: fires with None when it is gone.
     :ivar leaving: the server said that it leaves.
+    :ivar why_lost: says why, once it is gone; never empty.
+    :ivar refused_extension: the server ended it at something that its entry says it knows.
+    :ivar key_shared: told the address of another program with the same key, when the server says so.
     :ivar draining: told (seconds, other servers) when it says so.
     """
 
@@ -80,6 +85,9 @@ class Session(Protocol):
     lost: Deferred[None]
     connected: bool
     leaving: bool
+    why_lost: str
+    refused_extension: bool
+    key_shared: Callable[[str], None]
     draining: Callable[[int, list[PubKey]], None]
 
     @property
@@ -134,7 +142,13 @@ class _ServiceEndpoint:
             protocol = protocolFactory.buildProtocol(None)  # type: ignore[arg-type]  # has no address
             assert protocol is not None
             protocol.makeConnection(_SessionTransport(session))  # type: ignore[arg-type]
-            session.lost.addCallback(lambda _: protocol.connectionLost(Failure(DmsgError("session ended"))))
+            opened_at = self._link.now()
+
+            def ended(_: None) -> None:
+                self._link.ended(session, self._link.now() - opened_at)
+                protocol.connectionLost(Failure(DmsgError("session ended")))
+
+            session.lost.addCallback(ended)
             # not before ClientService knows of it: who is told may stop the service at once
             self._link.up_soon(session)
             return protocol
@@ -167,6 +181,11 @@ class ServerLink:
         self.server = server
         self.session: Session | None = None
         self.failures = 0
+        self.short = 0
+        """Sessions in a row that ended soon after they were made."""
+        self.carries = True
+        """Its entry says that it carries what this client opens."""
+        self._at_once = False
         self.last_error = ""
         self.slow = False
         self.leaving = False
@@ -193,10 +212,26 @@ class ServerLink:
         stopped: Deferred[Any] = self._service.stopService()
         return stopped
 
+    def now(self) -> float:
+        """Seconds of the reactor's clock."""
+        return float(self._reactor.seconds())
+
+    def ended(self, session: Session, seconds: float) -> None:
+        """A session is over that lasted so long."""
+        self.last_error = session.why_lost
+        if session.refused_extension:
+            self._at_once = True  # the next one goes without it
+        else:
+            self.short = self.short + 1 if seconds < SHORT_SESSION else 0
+
     def _delay(self, failures: int) -> float:
-        self.failures = failures
-        self._away(self, failures)
-        return retry_delay(failures - 1, self._random)
+        if self._at_once:
+            self._at_once = False
+            return 0.0
+        # a server that takes connections and drops them is as far away as one that takes none
+        self.failures = max(failures, self.short)
+        self._away(self, self.failures)
+        return retry_delay(self.failures - 1, self._random)
 
     def up_soon(self, session: Session) -> None:
         """The session is there, in the next turn."""

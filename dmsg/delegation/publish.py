@@ -22,6 +22,31 @@ PUBLISH_DELAY = 0.05
 """Seconds in which changes of the server list are collected into one POST."""
 WITHDRAW_TIMEOUT = 2.0
 """Seconds that stopping waits for discovery."""
+CONTESTED_POSTS = 3
+"""How often an entry that another program replaced is posted again within ``CONTESTED_TIME``."""
+CONTESTED_TIME = 600.0
+"""Seconds."""
+
+
+class Contest:
+    """Two programs with one key replace each other's entry: how often this one answers.
+
+    :param now: seconds of a monotonic clock.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._posts: list[float] = []
+
+    def lost(self) -> bool:
+        """The entry was replaced: whether it is not to be posted again for now."""
+        now = self._now()
+        self._posts = [at for at in self._posts if at > now - CONTESTED_TIME]
+        if len(self._posts) >= CONTESTED_POSTS:
+            return True
+        self._posts.append(now)
+        return False
+
 
 _log = Logger()
 
@@ -32,6 +57,7 @@ class EntryPublisher:
     :param delegated: says the servers as they are now, as hexadecimal keys in order.
     :param features: what the entry says that this client offers, or does not.
     :param failed: told why a POST failed; it is tried again with a growing delay.
+    :param warned: told that another program posts the entry of the same key.
     :ivar published: the servers that discovery was last told; None before the first time.
     """
 
@@ -45,6 +71,7 @@ class EntryPublisher:
         random: Random,
         *,
         features: Mapping[str, bool],
+        warned: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._reactor = reactor
         self._lookups = lookups
@@ -53,6 +80,8 @@ class EntryPublisher:
         self._failed = failed
         self._random = random
         self._features = features
+        self._warned = warned
+        self._contest = Contest(reactor.seconds)
         self._running = False
         self._again = False
         self._failures = 0
@@ -104,7 +133,9 @@ class EntryPublisher:
             self._call.cancel()
         if self.published:
             try:
-                await self._lookups.delete(self._key).addTimeout(WITHDRAW_TIMEOUT, self._reactor)
+                offered = [feature for feature, said in self._features.items() if said]
+                withdrawn = self._lookups.withdraw(self._key, "client", offered)
+                await withdrawn.addTimeout(WITHDRAW_TIMEOUT, self._reactor)
             except (DmsgError, TimeoutError) as error:
                 _log.info("entry was not withdrawn: {error}", error=str(error))
         self.published = None
@@ -116,7 +147,7 @@ class EntryPublisher:
     async def _publish(self) -> None:
         wanted = self._delegated()
         unchanged = wanted == self.published or (not wanted and self.published is None)
-        if unchanged and (not wanted or await self._is_there(wanted)):
+        if unchanged and (not wanted or not await self._is_missing(wanted)):
             return
         try:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
@@ -142,13 +173,23 @@ class EntryPublisher:
             version = with_feature(version, feature, offered)
         return replace(entry, version=version, client=ClientMeta(wanted))
 
-    async def _is_there(self, wanted: tuple[str, ...]) -> bool:
-        """Whether discovery still has what was posted; it may have lost its store."""
+    async def _is_missing(self, wanted: tuple[str, ...]) -> bool:
+        """Whether to post again what was posted: discovery may have lost its store, another program may have posted."""
         try:
             entry = await self._lookups.entry(self._key.public)
         except EntryNotFound:
-            return False
+            return True
         except DiscoveryError:
-            return True  # away: nothing to be done now
+            return False  # away: nothing to be done now
         is_said = all(entry.offers(feature) == offered for feature, offered in self._features.items())
-        return is_said and entry.client is not None and entry.client.delegated_servers == wanted
+        if is_said and entry.client is not None and entry.client.delegated_servers == wanted:
+            return False
+        if not self._lookups.is_posted_here(entry) and entry.client != ClientMeta(wanted):
+            given_up = self._contest.lost()
+            self._warned(
+                "another program with the same key has replaced its entry in discovery"
+                + (f"; not posted again for {CONTESTED_TIME / 60:.0f} minutes" if given_up else "; posted again")
+                + ": stop one of them, or give it a key of its own"
+            )
+            return not given_up
+        return True

@@ -17,7 +17,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import Request
 
 from dmsg.delegation.dial import retry_delay
-from dmsg.discovery.entry import Entry, ServerMeta
+from dmsg.delegation.publish import CONTESTED_TIME, Contest
+from dmsg.discovery.entry import Entry, ServerMeta, features
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey, SecKey
@@ -40,6 +41,7 @@ class Registration:
     :param mark: the version of the entry, with what the server offers.
     :param available: how many more clients may connect.
     :ivar address: ``host:port`` at which clients reach the server.
+    :ivar shared_with: address of another server that posts the entry of the same key, or None.
     :ivar registered_at: seconds of the reactor's clock of the last POST that discovery took.
     """
 
@@ -53,6 +55,7 @@ class Registration:
         mark: Callable[[str], str],
         available: Callable[[], int],
     ) -> None:
+        self._contest = Contest(reactor.seconds)
         self._reactor = reactor
         self._key = key
         self._random = random
@@ -68,6 +71,7 @@ class Registration:
         self._call: IDelayedCall | None = None
         self._registering: Deferred[Any] | None = None
         self.address: str | None = None
+        self.shared_with: str | None = None
         self.registered_at: float | None = None
 
     @property
@@ -116,7 +120,8 @@ class Registration:
         if self._lookups is None or self._posted is None:
             return
         try:
-            await self._lookups.delete(self._key).addTimeout(WITHDRAW_TIMEOUT, self._reactor)
+            marks = features(self._mark(""))
+            await self._lookups.withdraw(self._key, "server", marks).addTimeout(WITHDRAW_TIMEOUT, self._reactor)
         except (DmsgError, TimeoutError) as error:
             _log.info("entry was not withdrawn: {error}", error=str(error))
 
@@ -141,9 +146,13 @@ class Registration:
         if self._registering is not None:
             return
         available = self._available()
+        other: str | None = None
 
         def make(entry: Entry) -> Entry:
+            nonlocal other
             assert self.address is not None
+            there = entry.server
+            other = there.address if there is not None and self._posted is not None else None
             return replace(entry, version=self._mark(entry.version), server=ServerMeta(self.address, available))
 
         def done(result: Any) -> None:
@@ -161,6 +170,19 @@ class Registration:
             self._failures = 0
             self._posted = available
             self.registered_at = self._reactor.seconds()
+            if other not in (None, self.address):
+                self.shared_with = other
+                given_up = self._contest.lost()
+                _log.warn(
+                    "another server, at {other}, posts the entry of this key: clients are sent to one or the other; "
+                    "give one of them a key of its own",
+                    other=other,
+                )
+                if given_up:
+                    self._soon(CONTESTED_TIME)
+                    return
+            else:
+                self.shared_with = None
             self._soon(CHANGE_DELAY if self._available() != available else REFRESH_INTERVAL)
 
         self._registering = self._lookups.update(self._key, make)

@@ -45,6 +45,8 @@ class ServerSet:
 
     :param opener: how to connect to the server of an entry; raises DmsgError if it cannot be.
     :param suits: whether a listed server speaks what this client speaks, as far as its entry says.
+    :param carries: whether it carries all that this client would open; others are taken when there is none.
+    :param key_shared: told the address of another program that is connected with this client's key.
     :param migrate: told of streams that would better be elsewhere.
     :param advertise_visits: others can reach this client by them too, as long as they last.
     :param prefer: servers to take before others when they are there.
@@ -61,6 +63,8 @@ class ServerSet:
         random: Random,
         *,
         suits: Callable[[Entry], bool] = lambda entry: True,
+        carries: Callable[[Entry], bool] = lambda entry: True,
+        key_shared: Callable[[str], None] = lambda address: None,
         migrate: Callable[[StreamTransport], None] = lambda stream: None,
         advertise_visits: bool = False,
         min_servers: int,
@@ -72,6 +76,8 @@ class ServerSet:
         self._lookups = lookups
         self._opener = opener
         self._suits = suits
+        self._carries = carries
+        self._key_shared = key_shared
         self._migrate = migrate
         self._advertise_visits = advertise_visits
         self._random = random
@@ -193,7 +199,10 @@ class ServerSet:
     async def _look_for_servers(self) -> None:
         """One look: have so many links that ``min_servers`` of them are good, if there are so many."""
         delay = CHECK_INTERVAL
-        missing = self._min_servers - len(self._good())
+        good = self._good()
+        missing = self._min_servers - len(good)
+        if missing <= 0 and not self._only and not any(link.carries for link in good):
+            missing = 1  # one that carries what the others do not
         if missing > 0:
             now = self._reactor.seconds()
             self._avoid = {server: until for server, until in self._avoid.items() if until > now}
@@ -202,10 +211,12 @@ class ServerSet:
                 return
             wanted = missing + (0 if self._only else RACE)
             added = 0
+            if len(good) >= self._min_servers:
+                candidates = [entry for entry in candidates if self._carries(entry)]
             for entry in candidates:
                 if added < wanted and entry.key not in self.links and entry.key not in self._avoid:
                     added += self._add_link(entry)
-            if added < missing:
+            if added < missing and len(good) < self._min_servers:
                 self._failures += 1
                 delay = min(delay, retry_delay(self._failures, self._random))
             else:
@@ -246,7 +257,7 @@ class ServerSet:
                 self.last_error = str(error)
             self._random.shuffle(entries)
             # full ones only when there are no others
-            entries.sort(key=lambda entry: entry.server is not None and entry.server.available_connections <= 0)
+            entries.sort(key=lambda entry: (_is_full(entry), not self._carries(entry)))
         known = {entry.key: entry for entry in entries}
         first = list(dict.fromkeys((*self._only, *self._prefer, *self._hints)))
         for server in first:
@@ -269,6 +280,7 @@ class ServerSet:
         link = ServerLink(
             self._reactor, entry.key, endpoint, self._random, changed=self._link_changed, away=self._link_away
         )
+        link.carries = self._carries(entry)
         self.links[entry.key] = link
         link.start()
         return True
@@ -285,7 +297,8 @@ class ServerSet:
         if len(here) < self._min_servers:
             return
         preferred = {*self._only, *self._prefer}
-        kept = sorted(here, key=lambda link: link.server not in preferred)[: self._min_servers]
+        order = sorted(here, key=lambda link: (link.server not in preferred, not link.carries, link.short))
+        kept = order[: self._min_servers]
         for link in list(self.links.values()):
             if link in kept or (link.server in preferred and link.failures < AWAY_AFTER and not link.leaving):
                 continue
@@ -317,13 +330,14 @@ class ServerSet:
         self._changed()
 
     def _link_away(self, link: ServerLink, failures: int) -> None:
-        self.last_error = f"server {link.server.short}: {link.last_error}"
+        self.last_error = f"server {link.server.short}: {link.last_error or 'connection lost'}"
         if failures >= AWAY_AFTER and self.links.get(link.server) is link:
             self.look_soon(0.1)
 
     # --- a server that leaves ---
 
     def _welcome(self, session: Session) -> None:
+        session.key_shared = self._key_shared
         session.draining = lambda seconds, servers: self._server_leaves(session, seconds, servers)
 
     def _server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
@@ -367,6 +381,10 @@ class ServerSet:
         for server in idle & self._idle:
             self._visited[server].close()
         self._idle = idle
+
+
+def _is_full(entry: Entry) -> bool:
+    return entry.server is not None and entry.server.available_connections <= 0
 
 
 def _done_with(deferred: Deferred[None]) -> Deferred[None]:

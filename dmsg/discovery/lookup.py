@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,6 +31,7 @@ from dmsg.discovery.entry import (
     decode,
     next_sequence,
     verified,
+    with_feature,
 )
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
 from dmsg.keys import PubKey, SecKey
@@ -42,6 +44,8 @@ MAX_ANSWER = 1024 * 1024
 """Bytes of an answer; a longer one is an error."""
 UPDATE_ATTEMPTS = 4
 """How often an update is tried when another writer of the same key was faster."""
+_REFUSED = (400, 401)
+"""What a discovery says of an entry that is signed in another form than it knows."""
 
 _log = Logger()
 
@@ -95,6 +99,10 @@ class Lookup:
             http = HTTPClient(Agent(reactor, connectTimeout=timeout, pool=self._pool))
         self._http = http
         self._under_way: set[Deferred[Any]] = set()
+        self._port_signed = True
+        """Whether entries of servers are signed with the field ``port``; learned from what is refused."""
+        self._posted: dict[PubKey, Entry] = {}
+        """What was posted last of each key."""
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
         """The entry of ``key``, verified.
@@ -121,8 +129,25 @@ class Lookup:
         return self._ask(self._update(key, make))
 
     def delete(self, key: SecKey) -> Deferred[None]:
-        """Withdraw the entry of ``key``.  Fails with EntryNotFound when there is none."""
+        """Delete the entry of ``key``, whoever posted it.  Fails with EntryNotFound when there is none."""
         return self._ask(self._delete(key))
+
+    def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[bool]:
+        """Take back what :meth:`update` posted here, if it is still there.
+
+        Another program may use the same key: an entry that it posted since is
+        left as it is, and so is the other half of an entry that both wrote.
+
+        :param half: ``client`` or ``server``, which of the two is taken back.
+        :param features: marks of the version that belong to it.
+        :returns: whether there was something of ours.  Fails with EntryNotFound.
+        """
+        return self._ask(self._withdraw(key, half, frozenset(features)))
+
+    def is_posted_here(self, entry: Entry) -> bool:
+        """Whether ``entry`` is what :meth:`update` posted last of its key."""
+        posted = self._posted.get(entry.key)
+        return posted is not None and posted.signature == entry.signature
 
     def _ask(self, asking: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
         asked = Deferred.fromCoroutine(asking)
@@ -188,8 +213,10 @@ class Lookup:
 
     async def _entry(self, key: PubKey) -> Entry:
         status, body = await self._request("GET", f"/discovery/entries/{key}")
-        if status == 404 and b"entry of public key is not found" in body:
-            raise EntryNotFound
+        if status == 404:
+            # the status decides: other discoveries say it in other words
+            text = f"{self.url} has no entry of {key.short}: is its program running, and does it use this discovery?"
+            raise EntryNotFound(text, key.hex())
         if status != 200:
             raise self._error(status, body)
         try:
@@ -226,7 +253,9 @@ class Lookup:
             raise self._error(status, body)
 
     async def _update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Entry:
-        for attempt in range(1, UPDATE_ATTEMPTS + 1):
+        attempts = 0
+        refused: DiscoveryError | None = None
+        while True:
             client: ClientMeta | None = None
             server: ServerMeta | None = None
             version = VERSION
@@ -243,25 +272,106 @@ class Lookup:
             blank = Entry(
                 version, sequence, max(time.time_ns(), timestamp), key.public.hex(), client, server, successor=successor
             )
-            entry = make(blank).sign(key)
+            entry = self._in_form(make(blank)).sign(key)
             try:
                 await self._post(entry)
             except DiscoveryError as error:
+                if refused is not None and error.status in _REFUSED:
+                    self._port_signed = not self._port_signed
+                    raise refused from None
+                if error.status in _REFUSED and entry.server is not None and refused is None:
+                    # a discovery by the seed document, whose servers have no port: the other form, once
+                    self._port_signed = not self._port_signed
+                    refused = error
+                    continue
                 # 422: another writer of this key came between, or a deletion did
-                if error.status != 422 or attempt == UPDATE_ATTEMPTS:
+                attempts += 1
+                if error.status != 422 or attempts == UPDATE_ATTEMPTS:
                     raise
             else:
+                if refused is not None:
+                    form = "with" if self._port_signed else "without"
+                    _log.info("{url} takes entries of servers {form} the field port", url=self.url, form=form)
+                self._posted[key.public] = entry
                 return entry
-        raise AssertionError("not reached")
+
+    def _in_form(self, entry: Entry) -> Entry:
+        """``entry`` as this discovery verifies it."""
+        if self._port_signed or entry.server is None:
+            return entry
+        return replace(entry, server=replace(entry.server, port=None))
 
     async def _delete(self, key: SecKey) -> None:
         present = await self._entry(key.public)
         deletion = Deletion(present.static, present.sequence, max(time.time_ns(), present.timestamp + 1)).sign(key)
         status, body = await self._request("DELETE", f"/discovery/entries/{key.public}", deletion.to_json())
         if status == 404:
-            raise EntryNotFound
+            raise EntryNotFound(f"{self.url} has no entry of {key.public.short}", key.public.hex())
         if status != 200:
             raise self._error(status, body)
+        self._posted.pop(key.public, None)
+
+    async def _withdraw(self, key: SecKey, half: str, features: frozenset[str]) -> bool:
+        for attempt in range(1, UPDATE_ATTEMPTS + 1):
+            present = await self._entry(key.public)
+            if not self._is_ours(present, half):
+                return False
+            other = present.client if half == "server" else present.server
+            try:
+                if other is None:
+                    await self._delete_or_empty(key, present)
+                else:
+                    await self._post(self._without(present, half, features).sign(key))
+            except DiscoveryError as error:
+                # 422: somebody wrote since; look again whose entry it is
+                if error.status != 422 or attempt == UPDATE_ATTEMPTS:
+                    raise
+            else:
+                self._posted.pop(key.public, None)
+                return True
+        raise AssertionError("not reached")
+
+    def _is_ours(self, present: Entry, half: str) -> bool:
+        posted = self._posted.get(present.key)
+        if posted is None:
+            return False
+        if posted.signature == present.signature:
+            return True
+        # a client and a server with one key refresh each other's half with their own
+        if half == "client":
+            return present.server is not None and present.client == posted.client
+        shared = present.client is not None and present.server is not None and posted.server is not None
+        return shared and present.server.address == posted.server.address  # type: ignore[union-attr]
+
+    def _without(self, present: Entry, half: str, features: frozenset[str]) -> Entry:
+        version = present.version
+        for feature in features:
+            version = with_feature(version, feature, present=False)
+        left = replace(
+            present,
+            version=version,
+            sequence=next_sequence(present.sequence),
+            timestamp=max(time.time_ns(), present.timestamp + 1),
+            client=None if half == "client" else present.client,
+            server=None if half == "server" else present.server,
+        )
+        return self._in_form(left)
+
+    async def _delete_or_empty(self, key: SecKey, present: Entry) -> None:
+        """Delete an entry; where discovery cannot do that, post one by which nobody is reached."""
+        try:
+            await self._delete(key)
+        except DiscoveryError as error:
+            if error.status not in (405, 501):
+                raise
+            empty = replace(
+                present,
+                sequence=next_sequence(present.sequence),
+                timestamp=max(time.time_ns(), present.timestamp + 1),
+                client=None if present.client is None else ClientMeta(()),
+                server=None if present.server is None else replace(present.server, available_connections=0),
+            )
+            await self._post(self._in_form(empty).sign(key))
 
 
 class Lookups:
@@ -287,6 +397,15 @@ class Lookups:
     def delete(self, key: SecKey) -> Deferred[None]:
         """As :meth:`Lookup.delete`, at every discovery; fails when none did it."""
         return Deferred.fromCoroutine(self._all(lambda lookup: lookup.delete(key)))
+
+    def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[None]:
+        """As :meth:`Lookup.withdraw`, at every discovery; fails when none could be asked."""
+        marks = tuple(features)
+        return Deferred.fromCoroutine(self._all(lambda lookup: lookup.withdraw(key, half, marks)))
+
+    def is_posted_here(self, entry: Entry) -> bool:
+        """Whether one of them was told this entry, last of its key, by this program."""
+        return any(lookup.is_posted_here(entry) for lookup in self.lookups)
 
     def close(self) -> Deferred[None]:
         """Close kept connections."""

@@ -93,6 +93,8 @@ class ClientSession:
     """
 
     leaving = False
+    why_lost = "connection to the server was lost"
+    refused_extension = False
     round_trip: float | None = None
     """Seconds to the server and back, as the handshake took them."""
 
@@ -123,6 +125,7 @@ class ClientSession:
         self.server = server
         self.lost: Deferred[None] = Deferred()
         self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
+        self.key_shared: Callable[[str], None] = lambda address: None
         self.connected = False
 
     # --- what the application does ---
@@ -211,6 +214,7 @@ class ClientSession:
             self._receiving = False
             self._flush()
         if self._core.broken is not None:
+            self.why_lost = str(self._core.broken)
             raise self._core.broken
         link = self._link
         if link is not None and link.congested and link.queued() > CLIENT_QUEUE_LIMIT:

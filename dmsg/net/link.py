@@ -102,6 +102,8 @@ class Link(TwistedProtocol):
     """Why this side ended the link; None when the peer or the network did."""
     made_at = 0.0
     """When TCP was there: seconds of the reactor's clock."""
+    address = ""
+    """Where the peer is, without its port."""
 
     def __init__(
         self,
@@ -161,6 +163,8 @@ class Link(TwistedProtocol):
         if not self._tuned:
             tune(self.transport)
         self.made_at = self._reactor.seconds()
+        # a socket that is gone does not know it any more
+        self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
         self._timer = self._reactor.callLater(self._timeout, self._too_late)
         self._send_handshake()
 

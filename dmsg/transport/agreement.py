@@ -23,6 +23,8 @@ PROTOCOL = b"dmsg secure transport 1"
 """The first part of the prologue; the two public keys are the rest."""
 FEATURE = "secure1"
 """What the version of an entry says of a client that speaks this."""
+PING_FEATURE = "ping1"
+"""What it says of a client that answers probes."""
 TOKEN_SIZE = 16
 HASH_SIZE = 32
 HELLO_SIZE = 128
@@ -37,6 +39,7 @@ OPTION_END = 0x00
 OPTION_OPEN = 0x01
 OPTION_RESUME = 0x82
 OPTION_ENDED = 0x83
+OPTION_PROBE = 0x84
 
 _head = struct.Struct(">HI")
 _resume = struct.Struct(f">{TOKEN_SIZE}sIQ{HASH_SIZE}s")
@@ -72,6 +75,7 @@ class Hello:
         with its transport.
     :ivar resume: the transport goes on with a stream.
     :ivar ended: that stream was closed by this end with this reason.
+    :ivar probe: a ping, which no application sees: 0, of the client; 1, of the client if somebody listens on ``port``.
     """
 
     port: int = 0
@@ -79,6 +83,7 @@ class Hello:
     token: bytes | None = None
     resume: Resume | None = None
     ended: int | None = None
+    probe: int | None = None
 
     def encode(self) -> bytes:
         """The bytes on the wire."""
@@ -90,6 +95,8 @@ class Hello:
             parts.append(_option(OPTION_RESUME, value))
         if self.ended is not None:
             parts.append(_option(OPTION_ENDED, bytes((self.ended,))))
+        if self.probe is not None:
+            parts.append(_option(OPTION_PROBE, bytes((self.probe,))))
         return b"".join(parts).ljust(HELLO_SIZE, b"\0")
 
     @classmethod
@@ -116,7 +123,7 @@ def _option(kind: int, value: bytes) -> bytes:
     return bytes((kind, len(value))) + value
 
 
-_SIZES = {OPTION_OPEN: TOKEN_SIZE, OPTION_RESUME: _resume.size, OPTION_ENDED: 1}
+_SIZES = {OPTION_OPEN: TOKEN_SIZE, OPTION_RESUME: _resume.size, OPTION_ENDED: 1, OPTION_PROBE: 1}
 
 
 def _options(options: dict[int, bytes]) -> dict[str, Any]:
@@ -131,8 +138,12 @@ def _options(options: dict[int, bytes]) -> dict[str, Any]:
             values["token"] = value
         elif kind == OPTION_RESUME:
             values["resume"] = Resume(*_resume.unpack(value))
-        else:
+        elif kind == OPTION_ENDED:
             values["ended"] = value[0]
+        elif value[0] > 1 or OPTION_OPEN in options or OPTION_RESUME in options:
+            raise HandshakeError("a probe carries no stream")
+        else:
+            values["probe"] = value[0]
     return values
 
 

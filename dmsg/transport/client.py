@@ -40,6 +40,7 @@ from dmsg.transport.events import (
     Draining,
     Established,
     Event,
+    Noticed,
     Ponged,
     Requested,
 )
@@ -57,6 +58,8 @@ from dmsg.transport.wire import (
     ID_COUNT,
     IDS_PER_SIDE,
     MAX_FWD_DATA,
+    MAX_NOTICE,
+    NOTICE,
     OK,
     PING,
     PONG,
@@ -108,7 +111,7 @@ class ClientConnection:
         self._key = key
         self._due: list[ClientTransport] = []
         self._pinged = False
-        """The server was shown that this client knows PING, and so PONG and DRAIN."""
+        """The server was shown that this client knows PING, and so PONG, DRAIN and NOTICE."""
         self.transports: dict[int, ClientTransport] = {}
         self.accepting = False
         self.established = False
@@ -347,7 +350,7 @@ class ClientConnection:
                 raise RemoteProtocolError(DropReason.NO_OK_FRAME, f"first frame of the server has type {frame_type:#x}")
             self.established = True
             events.append(Established())
-        elif frame_type in (PONG, DRAIN) and self._pinged:
+        elif frame_type in (PONG, DRAIN, NOTICE) and self._pinged:
             self._on_server_frame(frame_type, payload, events)
         elif transport is None:
             if frame_type == REQUEST:
@@ -440,6 +443,10 @@ class ClientConnection:
     def _on_server_frame(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == PONG:
             events.append(Ponged(payload))
+            return
+        if frame_type == NOTICE:
+            if 0 < len(payload) <= MAX_NOTICE:
+                events.append(Noticed(payload[0], payload[1:].decode("ascii", "replace")))
             return
         try:
             events.append(Draining(*parse_drain(payload)))

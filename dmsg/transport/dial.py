@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
@@ -32,10 +33,12 @@ class SessionEndpoint:
         streams: Streams,
         timeout: float = HANDSHAKE_TIMEOUT,
         *,
-        pings: bool = False,
+        pings: Callable[[], bool] = lambda: False,
+        no_pings: Callable[[], None] = lambda: None,
         receipts: bool = False,
     ) -> None:
-        """:param address: ``host:port``.  :param pings: the server knows of PING.
+        """:param address: ``host:port``.  :param pings: whether the server knows of PING, as far as known.
+        :param no_pings: told when a connection shows that it does not.
         :param receipts: it is to have receipts.
 
         :raises DmsgError: the address is malformed.
@@ -47,6 +50,7 @@ class SessionEndpoint:
         self._endpoint = tcp_endpoint(reactor, address, timeout)
         self._streams = streams
         self._pings = pings
+        self._no_pings = no_pings
         self._receipts = receipts
         self._timeout = timeout
 
@@ -77,7 +81,10 @@ class SessionEndpoint:
         except BaseException:
             session.close()
             raise
+        if not session.connected:  # lost before anybody waited for it
+            raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
         session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
-        if self._pings:
+        if self._pings():
+            session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)
             session.pings.watch()
         return session

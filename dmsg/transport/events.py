@@ -103,6 +103,14 @@ class Draining:
     servers: list[PubKey]
 
 
+@dataclass(slots=True)
+class Noticed:
+    """The server says something of this client: ``what`` and a text of at most 64 bytes."""
+
+    what: int
+    text: str
+
+
 Event = (
     Established
     | Requested
@@ -114,4 +122,5 @@ Event = (
     | Closed
     | Ponged
     | Draining
+    | Noticed
 )

@@ -23,13 +23,23 @@ SMOOTHING = 0.25
 class Pings:
     """Those of one connection.
 
-    :param send: sends a PING with these 8 bytes.
+    :param send: sends a PING with these bytes: 8 by chance and those of ``instance``.
     :param stalled: told when the server did not answer one in time.
     :ivar round_trip: seconds to the server and back, smoothed; None while not measured.
-    :ivar known: the server knows of PING.
+    :param instance: 8 bytes by which a server tells two programs with one key apart, or none.
+    :ivar known: the server is said to know of PING.
+    :ivar answered: it has answered one.
+    :ivar since: when the first was sent, seconds of the reactor's clock.
     """
 
-    def __init__(self, reactor: IReactorTime, send: Callable[[bytes], None], stalled: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        send: Callable[[bytes], None],
+        stalled: Callable[[], None],
+        instance: bytes = b"",
+    ) -> None:
+        self._instance = instance
         self._reactor = reactor
         self._send = send
         self._stalled = stalled
@@ -37,17 +47,20 @@ class Pings:
         self._timer: IDelayedCall | None = None
         self.round_trip: float | None = None
         self.known = False
+        self.answered = False
+        self.since = 0.0
 
     def watch(self) -> None:
         """Send them from now on; the server must know of them."""
         if not self.known and self._waiting is not None:
             self.known = True
+            self.since = self._reactor.seconds()
             self._next()
 
     def ping(self, timeout: float = PING_TIMEOUT) -> Deferred[float]:
         """Seconds to the server and back.  Fails with DmsgTimeout, or with why the connection ended."""
         assert self._waiting is not None
-        name = os.urandom(8)
+        name = os.urandom(8) + self._instance
         waiting = self._waiting
 
         def forget(_: Deferred[float]) -> None:
@@ -63,6 +76,7 @@ class Pings:
         sent, answered = (self._waiting or {}).pop(payload, (0.0, None))
         if answered is None:
             return
+        self.answered = True
         seconds = self._reactor.seconds() - sent
         if self.round_trip is None:
             self.round_trip = seconds

@@ -40,13 +40,17 @@ from dmsg.transport.wire import (
     HEADER_SIZE,
     ID_COUNT,
     IDS_PER_SIDE,
+    INSTANCE_SIZE,
     MAX_HANDSHAKE_PAYLOAD,
     MAX_PING,
     MIN_SECURE_REQUEST,
+    NOTICE,
     PING,
+    PING_NAME,
     PONG,
     RECEIPT,
     REQUEST,
+    SAME_KEY,
     SECURE_OVERHEAD,
     SEQUENCE_SIZE,
     close_reason,
@@ -57,6 +61,8 @@ from dmsg.transport.wire import (
     unpack_header,
 )
 
+STRANGER_AFTER = 5.0
+"""Seconds after which a connection that names no instance counts as another program's."""
 MAX_CONNECTIONS_PER_KEY = 4
 """Older connections of a key keep their transports, but no more than these in all."""
 ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
@@ -75,6 +81,9 @@ FIRST_BURST = 16
 
 class Port(Protocol):
     """How bytes leave for a peer."""
+
+    address: str
+    """Where the peer is, or an empty string."""
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Queue whole frames; the data is copied or used before this returns."""
@@ -150,6 +159,7 @@ class RelayPeer:
         "congested",
         "destinations",
         "frames_in",
+        "instance",
         "key",
         "next_id",
         "paused_by",
@@ -158,11 +168,13 @@ class RelayPeer:
         "port",
         "routes",
         "sent",
+        "since",
         "speaks_drain",
         "stalled",
+        "told_of",
     )
 
-    def __init__(self, key: PubKey, port: Port, first_id: int) -> None:
+    def __init__(self, key: PubKey, port: Port, first_id: int, since: float = 0.0) -> None:
         self.key = key
         self.port = port
         self.routes: dict[int, Route] = {}
@@ -182,6 +194,12 @@ class RelayPeer:
         self.police = Police()
         self.speaks_drain = False
         """It has sent a PING, so it knows DRAIN."""
+        self.since = since
+        """When it connected."""
+        self.instance = b""
+        """Which program it is, if its PINGs say so."""
+        self.told_of = False
+        """It was told of another program with its key."""
 
 
 class Observer(Protocol):
@@ -250,7 +268,7 @@ class Relay:
 
     def add(self, key: PubKey, port: Port) -> RelayPeer:
         """A connection of ``key`` is there; it is the newest of that key from now on."""
-        peer = RelayPeer(key, port, self._random.randrange(IDS_PER_SIDE) * 2 + 1)
+        peer = RelayPeer(key, port, self._random.randrange(IDS_PER_SIDE) * 2 + 1, self._now())
         self.peers[peer] = None
         self.newest[key] = peer
         same = self._of_key.setdefault(key, [])
@@ -441,6 +459,9 @@ class Relay:
             return
         if frame_type == PING and own_id == 0 and len(payload) <= MAX_PING:
             peer.speaks_drain = True
+            if len(payload) >= PING_NAME + INSTANCE_SIZE:
+                peer.instance = payload[PING_NAME : PING_NAME + INSTANCE_SIZE]
+                self._tell_of_others(peer)
             if self._allows(peer, Kind.PING):
                 self._answer(peer, encode_frame(PONG, 0, payload))
             return
@@ -468,6 +489,21 @@ class Relay:
             self.observer.accepted(carried, payload)
         # payloads are the clients' business, as in the reference
         self._answer(route.peer, encode_frame(frame_type, route.to_id, payload))
+
+    def _tell_of_others(self, peer: RelayPeer) -> None:
+        """Tell a client, once, that another program is connected with its key: one of the two is not reached.
+
+        An older connection of the same program, which the network lost, has its instance.
+        """
+        same = self._of_key[peer.key]
+        if len(same) == 1 or peer.told_of:
+            return
+        for other in same:
+            strange = other.instance != peer.instance if other.instance else self._now() - other.since > STRANGER_AFTER
+            if other is not peer and not other.closing and strange:
+                peer.told_of = True
+                self._answer(peer, encode_frame(NOTICE, 0, bytes((SAME_KEY,)) + other.port.address.encode()[:64]))
+                return
 
     def _on_request(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
         if (used := peer.routes.get(own_id)) is not None:

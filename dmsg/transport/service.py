@@ -9,6 +9,7 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -20,11 +21,12 @@ from dmsg.errors import (
     DmsgError,
     EncryptionUnavailable,
     EntryNotFound,
+    PingUnavailable,
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamTransport
-from dmsg.transport.agreement import FEATURE
+from dmsg.transport.agreement import FEATURE, PING_FEATURE
 from dmsg.transport.dial import SessionEndpoint
 from dmsg.transport.session import REQUEST_TIMEOUT, ClientSession
 from dmsg.transport.streams import RESUME_TIMEOUT, Encryption, Streams
@@ -32,6 +34,10 @@ from dmsg.transport.wire import RECEIPT_FEATURE, RELAY_FEATURE
 
 SECURE_SEEN_SIZE = 65536
 """Clients of which is remembered that they offer secure transports."""
+PLAIN_SERVERS = 1024
+"""Servers of which is remembered that they do not know PING, whatever their entries say."""
+PLAIN_TIME = 3600.0
+"""Seconds that this is remembered."""
 RESUME_ATTEMPT = 5.0
 """Seconds for one try to let a stream go on through one server."""
 RESUME_DELAY = 0.1
@@ -85,7 +91,7 @@ class Client(DelegatedClient):
             reactor,
             key,
             discovery,
-            features={FEATURE: self.encryption is not Encryption.OFF},
+            features=dict.fromkeys((FEATURE, PING_FEATURE), self.encryption is not Encryption.OFF),
             server_feature=RELAY_FEATURE,
             min_servers=min_servers,
             prefer=prefer,
@@ -93,6 +99,7 @@ class Client(DelegatedClient):
             random=random,
         )
         self._secure_seen: dict[PubKey, None] = {}
+        self._plain_servers: dict[PubKey, tuple[str, float]] = {}
         self._next_resume = 0.0
         self.streams = Streams(
             reactor,
@@ -141,6 +148,30 @@ class Client(DelegatedClient):
 
         return self._reach(address.public_key, prepare, timeout, via)
 
+    def probe(
+        self, remote: PubKey, port: int | None = None, timeout: float = CONNECT_TIMEOUT, *, via: PubKey | None = None
+    ) -> Deferred[IProtocol]:
+        """Open a stream that only measures: no program of the remote sees it, and nobody has to listen.
+
+        Each ``send(b"")`` of the protocol's transport is a round trip.  Fails as :meth:`connect`, and with
+        :class:`~dmsg.errors.PingUnavailable` when the remote cannot do that.
+
+        :param port: somebody must listen there, or it is refused; None: of the client itself.
+        """
+
+        def prepare(remote: PubKey, entry: Entry) -> Opening:
+            if self.encryption is Encryption.OFF or not entry.offers(PING_FEATURE):
+                raise PingUnavailable(f"{remote.short} does not answer pings below its programs")
+            factory = Factory.forProtocol(Protocol)
+
+            def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
+                probe = 0 if port is None else 1
+                return session.open(remote, factory, seconds, port=port or 0, secure=True, probe=probe)
+
+            return opening
+
+        return self._reach(remote, prepare, timeout, via)
+
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
         """Accept streams with ``factory``; one listener on each port.
 
@@ -168,9 +199,27 @@ class Client(DelegatedClient):
             entry.key,
             entry.server.address,
             self.streams,
-            pings=entry.offers(RELAY_FEATURE),
+            pings=lambda: self._carries_secure(entry),
+            no_pings=lambda: self._is_plain(entry),
             receipts=self.streams.receipts and entry.offers(RECEIPT_FEATURE),
         )
+
+    def _is_plain(self, entry: Entry) -> None:
+        """A connection showed that this server is of 2019: an earlier program of its key left the mark."""
+        assert entry.server is not None
+        self._plain_servers.pop(entry.key, None)
+        self._plain_servers[entry.key] = entry.server.address, self._reactor.seconds() + PLAIN_TIME
+        if len(self._plain_servers) > PLAIN_SERVERS:
+            del self._plain_servers[next(iter(self._plain_servers))]
+
+    def _carries_secure(self, entry: Entry) -> bool:
+        """Whether a server knows PING and carries secure transports, as its entry and earlier connections say."""
+        address, until = self._plain_servers.get(entry.key, ("", 0.0))
+        same = entry.server is not None and entry.server.address == address
+        return entry.offers(RELAY_FEATURE) and not (same and until > self._reactor.seconds())
+
+    def _carries(self, entry: Entry) -> bool:
+        return self.encryption is Encryption.OFF or self._carries_secure(entry)
 
     def _migrate(self, stream: StreamTransport) -> None:
         self.streams.migrate(stream)

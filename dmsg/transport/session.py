@@ -44,6 +44,7 @@ from dmsg.transport.events import (
     Draining,
     Established,
     Event,
+    Noticed,
     Ponged,
     Requested,
 )
@@ -51,12 +52,14 @@ from dmsg.transport.pings import PING_TIMEOUT, Pings
 from dmsg.transport.secure import INITIAL_WINDOW, MAX_SECURE_DATA, SecureEnd, SecureError
 from dmsg.transport.state import ClientTransport, State
 from dmsg.transport.streams import Encryption, Streams
-from dmsg.transport.wire import MAX_FWD_DATA
+from dmsg.transport.wire import MAX_FWD_DATA, SAME_KEY
 
 REQUEST_TIMEOUT = 10.0
 """Seconds for the answer to a REQUEST, by default."""
 CONFIRM_TIMEOUT = 10.0
 """Seconds for the first frame after this side's ACCEPT."""
+EXTENSION_TIME = 5.0
+"""Seconds after the first PING in which an end of the connection says that the server does not know PING."""
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes of answers that a client holds for a server that does not read."""
 
@@ -103,15 +106,21 @@ class ClientSession:
         self._unconfirmed: dict[ClientTransport, tuple[IDelayedCall, float, IProtocolFactory | None]] = {}
         self._writable = True
         self._receiving = False
-        self.pings = Pings(reactor, self._send_ping, self._stalled)
+        instance = streams.instance if streams is not None else b""
+        self.pings = Pings(reactor, self._send_ping, self._stalled, instance)
         self.server = server
         self.established: Deferred[ClientSession] = Deferred()
         self.lost: Deferred[None] = Deferred()
         self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
+        self.key_shared: Callable[[str], None] = lambda address: None
+        """Told when the server says that another program, at that address, is connected with this key."""
         self.leaving = False
         """The server said that it leaves."""
         self.connected = False
-        self._lost_because = "connection to the server was lost"
+        self.why_lost = "connection to the server was lost"
+        """Says, once it is lost, why."""
+        self.refused_extension = False
+        """The server ended the connection at the first PING, as programs of 2019 do."""
 
     # --- what the application does ---
 
@@ -124,6 +133,7 @@ class ClientSession:
         port: int = 0,
         secure: bool = False,
         resumable: bool = True,
+        probe: int | None = None,
     ) -> Deferred[IProtocol]:
         """Open a transport to ``remote`` through this server.
 
@@ -131,12 +141,15 @@ class ClientSession:
         :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
         :class:`~dmsg.errors.TransportClosed`, or, when ``secure``,
         :class:`~dmsg.errors.EncryptionUnavailable`.  Cancelling closes the transport.
+
+        :param probe: see :class:`~dmsg.transport.agreement.Hello`; only with ``secure``.
         """
         proposal = None
         if secure:
             assert self._streams is not None
-            token = os.urandom(TOKEN_SIZE) if resumable and self._streams.resume_timeout > 0 else None
-            proposal = Proposal(self._streams.key, remote, Hello(port, INITIAL_WINDOW, token))
+            goes_on = resumable and self._streams.resume_timeout > 0 and probe is None
+            token = os.urandom(TOKEN_SIZE) if goes_on else None
+            proposal = Proposal(self._streams.key, remote, Hello(port, INITIAL_WINDOW, token, probe=probe))
         waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
         if transport is None:
             return waiting  # type: ignore[return-value]  # it failed
@@ -160,6 +173,12 @@ class ClientSession:
         def refused(failure: Failure) -> Failure:
             error = failure.value
             if secure and isinstance(error, TransportRefused) and error.reason == CloseReason.UNSPECIFIED:
+                if self.pings.answered:  # so the server is none of 2019, and it was the remote
+                    raise EncryptionUnavailable(
+                        f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, though "
+                        "its entry offers them: another program used its key before; run `dmsg discovery delete` with "
+                        "that key, or see --encryption"
+                    ) from None
                 raise EncryptionUnavailable(
                     f"server {self.server.short} gives no reason, as those of 2019 do, which carry no secure transports"
                 ) from None
@@ -299,7 +318,7 @@ class ClientSession:
         try:
             taken, events = self._core.receive_frames(buffer, end)
         except RemoteProtocolError as error:
-            self._lost_because = str(error)
+            self.why_lost = str(error)
             raise
         self._receiving = True
         try:
@@ -321,9 +340,10 @@ class ClientSession:
             stream.window_opened()
 
     def link_lost(self, reason: Failure) -> None:
+        self._look_at_loss()
         self._link = None
         self.connected = False
-        gone = TransportClosed(CloseReason.PEER_DISCONNECTED, self._lost_because)
+        gone = TransportClosed(CloseReason.PEER_DISCONNECTED, self.why_lost)
         self.pings.stop(Failure(gone))
         open_ones = [one for one in self._core.transports.values() if one.state is State.OPEN]
         for transport, (timer, _, _) in self._unconfirmed.items():
@@ -334,13 +354,29 @@ class ClientSession:
         self._core.transports.clear()
         if not self.established.called:
             self.established.errback(Failure(gone))
+            # who gave up connecting waits no longer; who comes later looks at `connected`
+            self.established.addErrback(lambda _: None)
         # first the news that this server is gone: who looks for another must not find this one
         self.lost.callback(None)
         self._opening.fail_all(Failure(gone))
         for transport in open_ones:
             self._transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
 
+    def _look_at_loss(self) -> None:
+        """A server that ends the connection at the first PING does not know it, whatever its entry says."""
+        pings, link = self.pings, self._link
+        ours = not self.connected or link is None or link.ended_for is not None
+        if ours or not pings.known or pings.answered:
+            return
+        if self._reactor.seconds() - pings.since < EXTENSION_TIME:
+            self.refused_extension = True
+            self.why_lost = "the server ended the connection at PING, which its entry says it knows"
+
     # --- events of the core ---
+
+    def _on_noticed(self, event: Noticed) -> None:
+        if event.what == SAME_KEY:
+            self.key_shared("".join(one for one in event.text if one.isprintable()))
 
     def _on_established(self, event: Established) -> None:
         self.connected = True
@@ -406,6 +442,8 @@ class ClientSession:
             self._go_on(stream, transport, hello)
             return
         factory = streams.factory(hello.port)
+        if hello.probe is not None:
+            factory = None if hello.probe and factory is None else streams.probes
         if factory is None:
             self._core.close(transport, CloseReason.REFUSED)
             return
@@ -548,6 +586,7 @@ class ClientSession:
         Closed: _on_closed,
         Ponged: _on_pong,
         Draining: _on_draining,
+        Noticed: _on_noticed,
     }
 
     # --- the streams' side (StreamCarrier) ---

@@ -8,12 +8,15 @@ the other (:attr:`Streams.reconnect`).  The other end waits to be found.  After
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IDelayedCall, IProtocolFactory, IReactorTime
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocolFactory, IReactorTime
+from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -22,6 +25,7 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.transport.agreement import Resume
 from dmsg.transport.secure import BUDGET, Budget, SecureEnd
+from dmsg.transport.wire import INSTANCE_SIZE
 
 RESUME_TIMEOUT = 120.0
 """Seconds that a stream may be without a transport, by default."""
@@ -46,7 +50,52 @@ FINAL = frozenset(
 )
 """Reasons that end a stream with its transport, when the other end, or this one, gave them."""
 
+MAX_PROBES = 64
+"""Streams of others that are measured at a time; one more ends the oldest."""
+PROBE_TIME = 60.0
+"""Seconds that such a stream may last."""
+
 _log = Logger()
+
+
+class Probes(Factory):
+    """Takes the streams of ``ping``: round trips are those of empty frames, and no application hears of them."""
+
+    noisy = False
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
+        self.open: dict[_Probed, IDelayedCall] = {}
+
+    def buildProtocol(self, addr: IAddress | None) -> _Probed:
+        if len(self.open) >= MAX_PROBES:
+            next(iter(self.open)).end()
+        probed = _Probed(self)
+        self.open[probed] = self._reactor.callLater(PROBE_TIME, probed.end)
+        return probed
+
+
+class _Probed(Protocol):
+    """One of them; data has no place on it."""
+
+    def __init__(self, probes: Probes) -> None:
+        self._probes = probes
+
+    def end(self) -> None:
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+        self._forget()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.end()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        timer = self._probes.open.pop(self, None)
+        if timer is not None and timer.active():
+            timer.cancel()
 
 
 class Encryption(Enum):
@@ -116,6 +165,10 @@ class Streams:
     ) -> None:
         self._reactor = reactor
         self.key = key
+        self.probes = Probes(reactor)
+        """What takes streams that are only to be measured."""
+        self.instance = os.urandom(INSTANCE_SIZE)
+        """By which servers tell this program from another one with the same key."""
         self.receipts = receipts
         self.factory = factory
         self.schedule = schedule

@@ -33,6 +33,13 @@ ID_COUNT = 0x10000
 IDS_PER_SIDE = ID_COUNT // 2
 MAX_PING = 64
 """Bytes of a PING."""
+PING_NAME = 8
+"""Bytes by chance at the start of a PING of ours; ``INSTANCE_SIZE`` bytes that name the program follow."""
+INSTANCE_SIZE = 8
+MAX_NOTICE = 1 + 64
+"""Bytes of a NOTICE."""
+SAME_KEY = 1
+"""What a NOTICE says: another program is connected with this key; the text is its address, as the server sees it."""
 MAX_HANDSHAKE_PAYLOAD = 66 + 1024
 """Bytes of a REQUEST, with the KK message of a secure transport."""
 MIN_SECURE_REQUEST = 66 + 33 + 128 + 16
@@ -69,11 +76,12 @@ class FrameType(IntEnum):
     PONG = 0x5  # what was in the PING
     DRAIN = 0x6  # seconds(2) + pk(33) of other servers; server to client, id 0
     RECEIPT = 0x7  # what was delivered, signed (telemetry.receipts); client to server, id 0
+    NOTICE = 0x8  # what(1) + text; server to client, id 0, to those whose PING names an instance
     FWD = 0xA  # seq(2) + data; encrypted on a secure transport
     ACK = 0xB  # seq(2); encrypted seq(2) + hash(4) [+ window(4)] on a secure transport
 
 
-OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, RECEIPT, FWD, ACK = (int(frame_type) for frame_type in FrameType)
+OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, RECEIPT, NOTICE, FWD, ACK = (int(frame_type) for frame_type in FrameType)
 
 unpack_header = struct.Struct(">BHH").unpack_from
 """(type, id, payload size) at an offset."""
