@@ -121,6 +121,7 @@ def start_server(*arguments: str, core: int | None = None) -> tuple[Entity, tupl
         "dmsg-server",
         "--listen=tcp:0:interface=127.0.0.1:backlog=1024",
         "--key-file=server.key",
+        "--create",
         "--request-rate=0",
         "--max-per-address=0",
         *arguments,

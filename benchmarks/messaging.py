@@ -112,6 +112,7 @@ def start() -> tuple[Entity, tuple[str, int], PubKey]:
         "dmsg-messaging-server",
         "--listen=tcp:0:interface=127.0.0.1:backlog=1024",
         "--key-file=server.key",
+        "--create",
         "--open-rate=0",
         "--max-per-address=0",
         "--drain-timeout=0",

@@ -85,11 +85,11 @@ def _dmsg(lab: NamespaceLab) -> float:
     lab.run("relay", *_TWISTD, "dmsg-discovery", f"--listen=tcp:9090:interface={address}", "--store=memory:").line(
         "listens on"
     )
-    server = (f"--listen=tcp:8080:interface={address}", "--key-file=relay.key", f"--discovery={url}")
+    server = (f"--listen=tcp:8080:interface={address}", "--key-file=relay.key", "--create", f"--discovery={url}")
     lab.run("relay", *_TWISTD, "dmsg-server", *server).line("registered")
     key = SecKey.generate()
     write_key_file(lab.directory / "bob.key", key)
-    lab.run("bob", *_DMSG, "iperf", "-s", "-k", "bob.key", "-d", url).line("measured at")
+    lab.run("bob", *_DMSG, "iperf", "-s", "-k", "bob.key", "--create", "-d", url).line("measured at")
     sender = lab.run("alice", *_DMSG, "iperf", str(key.public), "-t", str(SECONDS), "-d", url)
     sender.wait(SECONDS + 60)
     size, seconds = sender.output.splitlines()[-1].split(", ")[0].split(" in ")

@@ -107,6 +107,7 @@ class _Soak:
                 f"--listen={listen}",
                 f"--discovery=http://{self._ports['discovery']}",
                 f"--key-file={self._directory / name}.key",
+                "--create",
                 directory=str(self._directory),
             )
         self._ports[name] = await address_of(self._reactor, child)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import coincurve
@@ -214,19 +215,34 @@ class SecKey:
 def write_key_file(path: str | os.PathLike[str], key: SecKey) -> None:
     """Write a new key file, mode 0600.
 
-    The file holds two lines, ``secret HEX`` and ``public HEX``.
+    The file holds two lines, ``secret HEX`` and ``public HEX``.  It is there
+    whole or not at all: a full disk leaves nothing behind.
 
     :raises KeyFileError: the file exists or cannot be written.
     """
+    target = Path(path)
+    temporary = None
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, KEY_FILE_MODE)
-        with os.fdopen(fd, "w") as file:
-            os.fchmod(fd, KEY_FILE_MODE)  # whatever the umask took away
+        if os.path.lexists(target):
+            raise FileExistsError
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+            temporary = file.name
+            os.fchmod(file.fileno(), KEY_FILE_MODE)
             file.write(f"secret {key.hex()}\npublic {key.public}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, target)  # unlike a rename it replaces nothing
+        except PermissionError:  # a file system without links
+            os.rename(temporary, target)
+            temporary = None
     except FileExistsError:
         raise KeyFileError(f"{path}: exists already") from None
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
 
 
 def read_key_file(path: str | os.PathLike[str]) -> SecKey:
@@ -236,33 +252,52 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
         together, or readable by group or others.
     """
     try:
-        with Path(path).open() as file:
+        # a pipe of that name would wait for somebody to write
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            text = file.read(1024)
-    except (OSError, UnicodeDecodeError) as error:
-        raise KeyFileError(f"{path}: {getattr(error, 'strerror', None) or 'not a key file'}") from None
+            text = file.read(1024).decode("ascii", "replace") if stat.S_ISREG(mode) else ""
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror}") from None
     if not stat.S_ISREG(mode):
-        raise KeyFileError(f"{path}: not a regular file")
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise KeyFileError(f"{path}: is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
+        raise KeyFileError(f"{path}: {'is a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+    if not text:
+        raise KeyFileError(f"{path}: is empty, not a key file")
     fields = dict(line.split(maxsplit=1) for line in text.splitlines() if len(line.split()) == 2)
     try:
         key = SecKey.from_hex(fields["secret"].strip())
     except (KeyError, KeyFormatError):
         raise KeyFileError(f"{path}: not a key file") from None
+    # only of what is a key: nobody is told to change the mode of another file
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeyFileError(f"{path}: is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
     if "public" in fields and fields["public"].strip().lower() != key.public.hex():
         raise KeyFileError(f"{path}: its public key does not belong to its secret key")
     return key
 
 
-def load_or_create_key(path: str | os.PathLike[str]) -> SecKey:
+def load_or_create_key(path: str | os.PathLike[str], *, create: bool = True) -> SecKey:
     """Read the key file, or make it with a new key when it is absent.
 
+    :param create: make it; False: a file that is absent is an error, as when its name was mistyped.
     :raises KeyFileError: as :func:`read_key_file` and :func:`write_key_file`.
     """
     if os.path.lexists(path):
         return read_key_file(path)
+    if not create:
+        raise KeyFileError(f"{path}: there is no such key file; make it with --create, or: dmsg key new {path}")
     key = SecKey.generate()
-    Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_key_file(path, key)
     return key
+
+
+def default_key(path: str | os.PathLike[str]) -> SecKey:
+    """The key where nobody named a file: in the directory of settings, which is made with it.
+
+    :raises KeyFileError: as :func:`load_or_create_key`.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror}") from None
+    return load_or_create_key(path)

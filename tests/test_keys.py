@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -197,6 +198,34 @@ class KeyFileTests(SynchronousTestCase):
         self.assertRaises(KeyFileError, read_key_file, self.path)
 
     def test_made_once(self) -> None:
-        path = self.path / "deep" / "server.key"
-        key = load_or_create_key(path)
-        self.assertEqual(load_or_create_key(path).hex(), key.hex())
+        key = load_or_create_key(self.path)
+        self.assertEqual(load_or_create_key(self.path).hex(), key.hex())
+
+    def test_not_made_unless_asked(self) -> None:
+        """A mistyped name makes neither a key nor directories."""
+        with self.assertRaisesRegex(KeyFileError, "--create"):
+            load_or_create_key(self.path, create=False)
+        self.assertRaises(KeyFileError, load_or_create_key, self.path / "deep" / "x.key")
+        self.assertFalse(self.path.exists())
+
+    def test_a_full_disk_leaves_nothing(self) -> None:
+        def full(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        self.patch(os, "fsync", full)
+        with self.assertRaisesRegex(KeyFileError, "No space left"):
+            write_key_file(self.path, SecKey.generate())
+        self.assertEqual(list(self.path.parent.glob("*key*")), [])
+
+    def test_what_is_no_key_is_said_before_its_mode(self) -> None:
+        """Nobody is advised to change the mode of /etc/passwd."""
+        with self.assertRaisesRegex(KeyFileError, "not a key file$"):
+            read_key_file("/etc/passwd")
+        self.path.write_bytes(b"")
+        with self.assertRaisesRegex(KeyFileError, "is empty"):
+            read_key_file(self.path)
+
+    def test_a_pipe_does_not_block(self) -> None:
+        os.mkfifo(self.path)
+        with self.assertRaisesRegex(KeyFileError, "not a regular file"):
+            read_key_file(self.path)

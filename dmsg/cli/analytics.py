@@ -26,6 +26,7 @@ from dmsg.cli.analytics_common import (
     spark_options,
 )
 from dmsg.cli.analytics_show import name, rank, report, tables, top
+from dmsg.cli.options import group
 from dmsg.cli.running import Seconds
 from dmsg.errors import DmsgError
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
@@ -62,7 +63,7 @@ def _apart(spool: str, out: str) -> None:
         raise DmsgError(f"--out {out} lies in --spool {spool}")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@group(context_settings={"help_option_names": ["-h", "--help"]})
 def analytics() -> None:
     """What the network did, computed on Spark.
 

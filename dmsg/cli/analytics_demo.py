@@ -136,7 +136,7 @@ def compute(demo: PipelineDemo, directory: Path) -> None:
     out = ["--out", str(directory / "tables")]
     for arguments in (
         ["run", "--spool", str(directory / "spool"), *out],
-        ["rank", *out, "-k", str(directory / "operator.key"), "--ranking", str(directory / "ranking.json")],
+        ["rank", *out, "-k", str(directory / "operator.key"), "--create", "--ranking", str(directory / "ranking.json")],
         ["report", *out, "--html", str(directory / "report.html")],
         ["top", "settlement_day", *out],
     ):

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dmsg.cli.analytics_common import errors_in_one_line, needs_spark, out_option, session, spark_options
-from dmsg.cli.running import Seconds
+from dmsg.cli.options import command
+from dmsg.cli.running import Seconds, create_option
 from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, load_or_create_key
@@ -24,7 +25,7 @@ RANKING_HOURS = 24.0
 TOP_ROWS = 15
 
 
-@click.command()
+@command()
 @out_option()
 @click.option(
     "--html",
@@ -44,7 +45,7 @@ def report(out: str, html: Path, master: str | None, memory: str, conf: tuple[st
     click.echo(f"wrote {html}")
 
 
-@click.command()
+@command()
 @out_option()
 @click.argument("table", default="placement")
 @click.option("--rows", default=TOP_ROWS, show_default=True, type=click.IntRange(1, 10_000))
@@ -120,7 +121,7 @@ def _shown(value: object) -> str:
     return text[:8] if len(text) in (16, 32, 66) and all(one in "0123456789abcdef" for one in text) else text
 
 
-@click.command()
+@command()
 @out_option()
 @spark_options
 @needs_spark
@@ -133,20 +134,28 @@ def tables(out: str, master: str | None, memory: str, conf: tuple[str, ...]) -> 
     click.echo(json.dumps(paths, indent=1))
 
 
-@click.command()
+@command()
 @out_option()
-@click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key, made if absent.")
+@click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key.")
+@create_option
 @click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
 @click.option("--hours", default=RANKING_HOURS, show_default=True, type=Seconds(0.01, 720), help="How long it holds.")
 @spark_options
 @needs_spark
 def rank(
-    out: str, key_file: str, ranking: Path, hours: float, master: str | None, memory: str, conf: tuple[str, ...]
+    out: str,
+    key_file: str,
+    create: bool,
+    ranking: Path,
+    hours: float,
+    master: str | None,
+    memory: str,
+    conf: tuple[str, ...],
 ) -> None:
     """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
     from dmsg.analytics.lake import Lake
 
-    key = load_or_create_key(key_file)
+    key = load_or_create_key(key_file, create=create)
     with session(master, memory, conf) as spark:
         lake = Lake(spark, out)
         state = lake.computed()
@@ -167,7 +176,7 @@ def rank(
     click.echo(f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}")
 
 
-@click.command()
+@command()
 @click.option(
     "--telemetry",
     required=True,

@@ -14,6 +14,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
+from dmsg.cli.options import command
+from dmsg.cli.output import state, tell
 from dmsg.cli.running import (
     PUBLIC_KEY,
     ClientSettings,
@@ -97,18 +99,20 @@ async def run_bench(
     """Measure and print a table."""
     protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout)
     times = await round_trips(protocol.transport, 200)
-    click.echo(
-        f"round trip: p50 {milliseconds(times[len(times) // 2])}, p99 {milliseconds(times[int(len(times) * 0.99)])}"
-    )
+    p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
+    tell(f"round trip: p50 {milliseconds(p50)}, p99 {milliseconds(p99)}", p50=p50, p99=p99)
     table = Table("message", "acknowledged/s", "rate", box=None, pad_edge=False)
     for size in sizes:
         count, took = await measure(reactor, protocol.transport, size, seconds, in_flight)
+        if state.json:
+            tell("", size=size, acknowledged_a_second=count / took, bytes_a_second=count * size / took)
         table.add_row(f"{size} B", f"{count / took:,.0f}", f"{human_size(count * size / took)}/s")
-    Console().print(table)
+    if not state.json:
+        Console().print(table)
     protocol.transport.loseConnection()
 
 
-@click.command()
+@command()
 @click.argument("public_key", type=PUBLIC_KEY, required=False)
 @click.option("--serve", is_flag=True, help="Take what others' bench sends.")
 @click.option(
@@ -143,7 +147,7 @@ def bench(
         async def use(client: Client) -> None:
             if serve:
                 client.listen(discard_factory())
-                click.echo(f"serving at {client.public_key}")
+                tell(f"serving at {client.public_key}", serving=str(client.public_key))
                 await Deferred()
             elif public_key is not None:
                 await run_bench(reactor, client, public_key, sizes or SIZES, seconds, in_flight, timeout)

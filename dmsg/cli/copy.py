@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import click
+from rich.progress import Progress
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import deferLater
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
-from dmsg.cli.copying import Copier, Get, Peer, Put
+from dmsg.cli.copying import Copier, CopyCut, Get, Peer, Put, regular_size
 from dmsg.cli.files import transfer_progress
 from dmsg.cli.forward import allow_option, only
+from dmsg.cli.options import DIRECTORY, command, old_spelling, spelled_so_before
+from dmsg.cli.output import notice, say, tell
 from dmsg.cli.running import (
     ClientSettings,
     Seconds,
@@ -25,6 +29,7 @@ from dmsg.cli.running import (
     with_client,
 )
 from dmsg.cli.transfer import TransferError, Transferred
+from dmsg.delegation.client import CONNECT_TIMEOUT
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout
 from dmsg.keys import PubKey
 from dmsg.names import Names
@@ -34,6 +39,10 @@ PORT = 24
 """Where ``dmsg cp --listen`` listens."""
 RETRY_DELAY = 1.0
 """Seconds between tries to go on with a copy."""
+LOOK_INTERVAL = 0.5
+"""Seconds between looks whether the peer is there."""
+TELL_AFTER = 2.0
+"""Seconds after which it is said that the peer is away."""
 
 
 class _Peers(Factory):
@@ -51,9 +60,10 @@ class _Peers(Factory):
 
         def ended(result: Transferred | Failure) -> None:
             if isinstance(result, Failure):
-                click.echo(f"{whom}: {result.value}", err=True)
+                say(f"{whom}: {result.value}", err=True)
             else:
-                click.echo(f"{whom}: {result.name}, {human_size(result.size)}, {human_size(result.rate)}/s")
+                text = f"{whom}: {result.name}, {human_size(result.size)}, {human_size(result.rate)}/s"
+                tell(text, peer=whom, name=result.name, bytes=result.size, sha256=result.sha256)
 
         peer.done.addBoth(ended)
         return peer
@@ -67,20 +77,23 @@ def _remote(text: str) -> tuple[PubKey, str] | None:
     return Names().find(who), path
 
 
-@click.command()
+@command()
 @click.argument("sources", nargs=-1)
 @click.argument("target", required=False)
 @click.option(
     "--listen",
     "-l",
     "directory",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Give peers the files of this directory.",
+    type=DIRECTORY,
+    help="Give peers the files of this directory, which is made if only it is absent.",
 )
-@click.option("--writable", "-w", is_flag=True, help="With --listen: take files too.")
+@click.option("--writable", is_flag=True, help="With --listen: take files too.")
+@old_spelling("-w", now="--writable", dest="writable")
 @click.option("--overwrite", is_flag=True, help="With --listen: replace files of the same name.")
 @click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="With --listen: refuse larger files.")
-@click.option("--port", "-p", default=PORT, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--port", "-p", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="Port of the listener."
+)
 @click.option(
     "--retry",
     default=60.0,
@@ -114,6 +127,7 @@ def cp(
       dmsg cp film.mkv alice:
       dmsg cp alice:notes/today.txt .
     """
+    writable = writable or spelled_so_before("writable")
     if (directory is None) == (target is None):
         raise click.UsageError("either SOURCE... TARGET or --listen DIRECTORY is needed")
 
@@ -126,7 +140,7 @@ def cp(
                 return Peer(reactor, directory, writable=writable, overwrite=overwrite, max_size=max_size, busy=busy)
 
             listening = client.listen(_Peers(make, only(allow)), port)
-            click.echo(f"{directory} is at {client.public_key}:")
+            tell(f"{directory} is at {client.public_key}:", directory=str(directory), at=str(client.public_key))
             await serve_until_interrupted(listening)
 
         if directory is not None:
@@ -161,6 +175,7 @@ def _jobs(sources: tuple[str, ...], target: str) -> list[Job]:
         if (there is None) == (from_peer is None):
             raise TransferError("one of SOURCE and TARGET has to be of a peer, KEY:PATH or NAME:PATH")
         if there is not None:
+            regular_size(Path(source))
             name = Path(source).name
             path = there[1] + name if not there[1] or there[1].endswith("/") else there[1]
             if len(sources) > 1 and path != there[1] + name:
@@ -168,18 +183,21 @@ def _jobs(sources: tuple[str, ...], target: str) -> list[Job]:
             jobs.append((there[0], _putter(Path(source), path)))
         else:
             assert from_peer is not None
+            name = PurePosixPath(from_peer[1]).name
+            if from_peer[1].endswith("/") or name in ("", ".", ".."):
+                raise TransferError(f"{source}: names no file")
             local = Path(target)
             if local.is_dir():
-                local /= Path(from_peer[1]).name
-            elif len(sources) > 1:
-                raise TransferError(f"{target} is not a directory")
+                local /= name
+            elif target.endswith("/") or len(sources) > 1:
+                raise TransferError(f"{target}: there is no such directory")
+            elif not local.parent.is_dir():
+                raise TransferError(f"{local.parent}: there is no such directory")
             jobs.append((from_peer[0], _getter(from_peer[1], local)))
     return jobs
 
 
 def _putter(source: Path, path: str) -> Callable[[Any, Any], Copier]:
-    if not source.is_file():
-        raise TransferError(f"{source} is not a regular file")
     return lambda reactor, started: Put(reactor, source, path, started=started)
 
 
@@ -188,34 +206,119 @@ def _getter(path: str, target: Path) -> Callable[[Any, Any], Copier]:
 
 
 async def _copy(
-    reactor: Any, client: Client, peer: PubKey, port: int, make: Callable[[Any, Any], Copier], retry: float
+    reactor: Any,
+    client: Client,
+    peer: PubKey,
+    port: int,
+    make: Callable[[Any, Any], Copier],
+    retry: float,
+    timeout: float = CONNECT_TIMEOUT,
 ) -> None:
+    """One file; goes on after the connection was lost, for ``retry`` seconds without progress."""
+    who = Names().name_of(peer) or peer.short
     with transfer_progress() as progress:
-        bars: list[Any] = []
-
-        def started(name: str, size: int, offset: int) -> Callable[[int], None]:
-            bar = progress.add_task(name, total=size, completed=offset)
-            bars.append(bar)
-            return lambda done: progress.update(bar, completed=done)
-
-        give_up = reactor.seconds() + retry
+        away = _Away(reactor, progress, who, retry)
+        watching = LoopingCall(away.look)
+        watching.clock = reactor
+        watching.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
         reached = False
-        while True:
-            copier = make(reactor, started)
-            factory = Factory.forProtocol(lambda copier=copier: copier)  # type: ignore[misc]
-            factory.noisy = False
-            try:
-                await client.connect(peer, factory, port=port)
-                reached = True
-                done = await copier.done
-                break
-            except (ConnectFailed, DiscoveryError, DmsgTimeout, TransferError) as error:
-                lost = not isinstance(error, TransferError) or str(error).startswith("connection lost")
-                if not lost or not reached or reactor.seconds() >= give_up:
-                    raise
-            await deferLater(reactor, RETRY_DELAY)
-            while bars:
-                progress.remove_task(bars.pop())
-    click.echo(
-        f"{done.name}: {human_size(done.size)} in {done.seconds:.2f} s, {human_size(done.rate)}/s, sha256 {done.sha256}"
+        try:
+            while True:
+                copier = make(reactor, away.started)
+                factory = Factory.forProtocol(lambda copier=copier: copier)  # type: ignore[misc]
+                factory.noisy = False
+                try:
+                    connected: Any = await client.connect(peer, factory, timeout, port=port)
+                    reached = True
+                    away.transport = connected.transport
+                    done = await copier.done
+                    break
+                except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
+                    if not reached or away.given_up():
+                        raise TransferError(f"{error}{away.where()}") from None
+                away.transport = None
+                await deferLater(reactor, RETRY_DELAY)
+        finally:
+            watching.stop()
+    tell(
+        f"{done.name}: {human_size(done.size)} in {done.seconds:.2f} s, {human_size(done.rate)}/s, "
+        f"sha256 {done.sha256}",
+        copied=done.name,
+        bytes=done.size,
+        seconds=done.seconds,
+        sha256=done.sha256,
     )
+
+
+class _Away:
+    """Shows where a copy is, and when its peer is away for how long and until when it is tried."""
+
+    def __init__(self, reactor: Any, progress: Progress, who: str, retry: float) -> None:
+        self._reactor = reactor
+        self._progress = progress
+        self._who = who
+        self._retry = retry
+        self._bar: Any = None
+        self._name = ""
+        self._size = self._done = 0
+        self._since: float | None = None
+        self._told = False
+        self.transport: Any = None
+
+    def started(self, name: str, size: int, offset: int) -> Callable[[int], None]:
+        """The copy begins, or goes on; what is told of its progress."""
+        if self._bar is None:
+            self._bar = self._progress.add_task(name, total=size, completed=offset)
+        if offset and self._since is not None:
+            self._say(f"{self._who} is back, {name} goes on at {human_size(offset)} of {human_size(size)}")
+        self._name, self._size, self._done = name, size, offset
+        self._back()
+        return self._moved
+
+    def _moved(self, done: int) -> None:
+        self._done = done
+        self._progress.update(self._bar, completed=done)
+        if self._since is not None:
+            self._back()
+
+    def _back(self) -> None:
+        self._since, self._told = None, False
+        if self._bar is not None:
+            self._progress.update(self._bar, description=self._name)
+
+    def given_up(self) -> bool:
+        """The connection was lost: whether it was so for too long."""
+        now = self._reactor.seconds()
+        if self._since is None:
+            self._since = now
+        return bool(now - self._since >= self._retry)
+
+    def where(self) -> str:
+        """Where the same command would go on."""
+        return (
+            f"; the same command goes on at {human_size(self._done)} of {human_size(self._size)}" if self._done else ""
+        )
+
+    def look(self) -> None:
+        """Time has passed."""
+        stream = self.transport
+        now = self._reactor.seconds()
+        if stream is not None and stream.away_since is not None and self._since is None:
+            self._since = stream.away_since
+        if self._since is None:
+            return
+        gone = now - self._since
+        if gone >= self._retry and stream is not None:
+            stream.abortConnection()  # one limit for all ways of waiting
+            return
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._retry - gone))
+        text = f"{self._who} is away for {gone:.0f} s, tried until {until}"
+        if self._bar is not None:
+            self._progress.update(self._bar, description=f"{self._name}: {text}")
+        if gone >= TELL_AFTER and not self._told:
+            self._told = True
+            self._say(text)
+
+    def _say(self, text: str) -> None:
+        if self._progress.disable:  # else the bar says it
+            notice(text)

@@ -20,19 +20,21 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionDone
+from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
 from twisted.internet.protocol import Protocol
 from twisted.internet.task import cooperate
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
 from dmsg.cli.transfer import DIGEST_SIZE, TransferError, Transferred, _message, _take_message
+from dmsg.errors import DmsgError
 
 CHUNK = 256 * 1024
 PATH_LIMIT = 4096
@@ -59,9 +61,29 @@ def inside(root: Path, text: Any) -> Path:
     return path
 
 
+def regular_size(path: Path) -> int:
+    """Bytes of a file that can be sent.
+
+    :raises TransferError: it is not there, or is no regular file: a pipe would block, a device has no size.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise TransferError(f"{path}: {error.strerror}") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise TransferError(f"{path}: is a directory")
+    if not stat.S_ISREG(status.st_mode):
+        raise TransferError(f"{path}: is not a regular file")
+    return status.st_size
+
+
 def part_of(path: Path) -> Path:
     """Where a file lies until it is whole."""
     return path.with_name(f".{path.name}{PART_SUFFIX}")
+
+
+class CopyCut(TransferError):
+    """The connection was lost: the copy can go on where it was cut.  No other error is tried again."""
 
 
 class _Hashed(FileSender):
@@ -109,8 +131,22 @@ class Copier(Protocol):
         except TransferError as error:
             self._refuse(error)
         except OSError as error:
-            name = Path(error.filename).name if isinstance(error.filename, str) else self._path.name
-            self._refuse(TransferError(f"{name.removesuffix(PART_SUFFIX)}: {error.strerror}"))
+            self._refuse(self._named(error))
+
+    def _named(self, error: OSError) -> TransferError:
+        """The error of a file, by the name that a person knows."""
+        name = self._path.name or (Path(error.filename).name if isinstance(error.filename, str) else "")
+        name = name.removesuffix(PART_SUFFIX)
+        return TransferError(f"{name}: {error.strerror}" if name else str(error.strerror))
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        """Do the first step; what is wrong with this side's file ends the copy."""
+        try:
+            work()
+        except TransferError as error:
+            self._refuse(error)
+        except OSError as error:
+            self._refuse(self._named(error))
 
     def _unexpected(self, message: dict[str, Any]) -> None:
         raise TransferError("the other side does not speak dmsg's file copying")
@@ -164,7 +200,7 @@ class Copier(Protocol):
         self._file.seek(offset)
         self._progress = self._started(path.name, self._size, offset)
         self._next = self._answered
-        _Hashed().beginFileTransfer(self, self.transport, self._count).addCallbacks(self._sent, lambda _: None)  # type: ignore[no-untyped-call]
+        _Hashed().beginFileTransfer(self, self.transport, self._count).addCallbacks(self._sent, self._not_sent)  # type: ignore[no-untyped-call]
 
     def read(self, count: int) -> bytes:
         """What FileSender sends: no more than was announced."""
@@ -183,6 +219,11 @@ class Copier(Protocol):
             self._refuse(TransferError(f"{self._path.name} changed while it was sent"))
         else:
             self.transport.write(self._hash.digest())
+
+    def _not_sent(self, failure: Failure) -> None:
+        if isinstance(failure.value, OSError):
+            self._refuse(self._named(failure.value))
+        # else the transport is gone, and connectionLost says why
 
     def _answered(self, message: dict[str, Any]) -> None:
         if message.get("ok") is not True or self._done_bytes != self._size:
@@ -262,7 +303,10 @@ class Copier(Protocol):
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._close_file()
         if not self.done.called:
-            self.done.errback(Failure(TransferError(f"connection lost: {reason.value}")))
+            if reason.check(ConnectionDone, ConnectionLost, ConnectionAborted, DmsgError):
+                self.done.errback(Failure(CopyCut(f"connection lost: {reason.value}")))
+            else:  # our own: the same would happen again
+                self.done.errback(Failure(TransferError(f"{type(reason.value).__name__}: {reason.value}")))
 
 
 class Put(Copier):
@@ -270,11 +314,9 @@ class Put(Copier):
 
     def __init__(self, reactor: Any, source: Path, target: str, **options: Any) -> None:
         super().__init__(reactor, **options)
-        if not source.is_file():
-            raise TransferError(f"{source} is not a regular file")
+        self._size = regular_size(source)
         self._source = source
         self._target = target
-        self._size = source.stat().st_size
 
     def connectionMade(self) -> None:
         self._at = time.monotonic()
@@ -308,6 +350,10 @@ class Get(Copier):
 
     def connectionMade(self) -> None:
         self._at = time.monotonic()
+        self._path = self._target
+        self._begin(self._ask)
+
+    def _ask(self) -> None:
         part = part_of(self._target)
         here = part.stat().st_size if part.is_file() and not part.is_symlink() else 0
 

@@ -23,6 +23,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
 from dmsg.cli.bench import round_trips
+from dmsg.cli.options import command
 from dmsg.cli.processes import Child, Entities, address_of
 from dmsg.cli.running import human_size, milliseconds, run
 from dmsg.cli.transfer import ReceiveFile, SendFile, Transferred
@@ -225,7 +226,7 @@ def _factory(protocol: Protocol) -> Any:
     return factory
 
 
-@click.command()
+@command()
 @click.option(
     "--size", default=FILE_SIZE, show_default=True, type=click.IntRange(1024 * 1024, 2**30), help="Bytes of each file."
 )

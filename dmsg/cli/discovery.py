@@ -10,6 +10,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from dmsg.cli.options import group
+from dmsg.cli.output import say, state, tell
 from dmsg.cli.running import PUBLIC_KEY, discovery_option, run
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.keys import PubKey, read_key_file
@@ -19,7 +21,7 @@ def _lookups(reactor: Any, urls: tuple[str, ...]) -> Lookups:
     return Lookups([Lookup(reactor, url) for one in urls for url in one.split()])
 
 
-@click.group()
+@group()
 def discovery() -> None:
     """Ask and change discovery.
 
@@ -33,18 +35,17 @@ def discovery() -> None:
 
 @discovery.command("list")
 @discovery_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON entry a line.")
-def list_servers(discovery: tuple[str, ...], as_json: bool) -> None:
+def list_servers(discovery: tuple[str, ...]) -> None:
     """List servers that clients are offered (a random choice, when there are many)."""
 
     async def main(reactor: Any) -> None:
         entries = await _lookups(reactor, discovery).available_servers()
-        if as_json:
+        if state.json:
             for entry in entries:
-                click.echo(entry.to_json())
+                say(entry.to_json().decode())
             return
         if not entries:
-            click.echo("no server is available", err=True)
+            say("no server is available", err=True)
             return
         table = Table("server", "address", "free", "age of entry", box=None, pad_edge=False)
         for entry in sorted(entries, key=lambda entry: entry.static):
@@ -64,7 +65,7 @@ def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
 
     async def main(reactor: Any) -> None:
         entry = await _lookups(reactor, discovery).entry(public_key)
-        click.echo(json.dumps(json.loads(entry.to_json()), indent=2))
+        say(json.dumps(json.loads(entry.to_json()), indent=None if state.json else 2))
 
     run(main)
 
@@ -78,7 +79,7 @@ def delete(key_file: str, discovery: tuple[str, ...]) -> None:
     async def main(reactor: Any) -> None:
         key = read_key_file(key_file)
         await _lookups(reactor, discovery).delete(key)
-        click.echo(f"deleted the entry of {key.public}")
+        tell(f"deleted the entry of {key.public}", deleted=str(key.public))
 
     run(main)
 

@@ -14,6 +14,8 @@ from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
+from dmsg.cli.options import DIRECTORY, command
+from dmsg.cli.output import say, state, tell
 from dmsg.cli.running import PUBLIC_KEY, ClientSettings, client_options, human_size, run, timeout_option, with_client
 from dmsg.cli.transfer import ReceiveFile, SendFile, TransferError, Transferred
 from dmsg.keys import PubKey
@@ -21,26 +23,44 @@ from dmsg.transport.service import Client
 
 
 def transfer_progress() -> Progress:
-    """A bar for each file, on standard error."""
+    """A bar for each file, on standard error if that is a terminal."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        # elsewhere even an empty one leaves a blank line
+        disable=state.quiet or not console.is_terminal or console.is_dumb_terminal,
     )
+
+
+def beside(progress: Progress, tell_it: Callable[[], None]) -> None:
+    """Print something while bars are shown: they make way for it."""
+    shown = progress.live.is_started
+    if shown:
+        progress.stop()
+    tell_it()
+    if shown:
+        progress.start()
 
 
 def _report(verb: str, done: Transferred, whom: str) -> None:
-    click.echo(
+    tell(
         f"{verb} {done.name} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "
-        f"{human_size(done.rate)}/s, sha256 {done.sha256}"
+        f"{human_size(done.rate)}/s, sha256 {done.sha256}",
+        **{verb: done.name},
+        peer=whom.rsplit(maxsplit=1)[-1],
+        bytes=done.size,
+        seconds=done.seconds,
+        sha256=done.sha256,
     )
 
 
-@click.command()
+@command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path))
 @click.argument("public_key", type=PUBLIC_KEY)
 @client_options
@@ -87,13 +107,13 @@ class _Receiving(Factory):
         return protocol
 
 
-@click.command()
+@command()
 @click.option(
     "--dir",
     "directory",
     default=".",
-    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
-    help="Where files go.",
+    type=DIRECTORY,
+    help="Where files go; made if only it is absent.",
 )
 @click.option("--once", is_flag=True, help="End after one file.")
 @click.option("--overwrite", is_flag=True, help="Replace files of the same name.")
@@ -119,20 +139,31 @@ def receive(
         async def use(client: Client) -> None:
             with transfer_progress() as progress:
 
-                def started(name: str, size: int) -> Callable[[int], None]:
-                    bar = progress.add_task(name, total=size)
-                    bars.append(bar)
-                    return lambda done: progress.update(bar, completed=done)
+                def make() -> ReceiveFile:
+                    bars: list[Any] = []
+
+                    def started(name: str, size: int) -> Callable[[int], None]:
+                        bars.append(progress.add_task(name, total=size))
+                        return lambda done: progress.update(bars[0], completed=done) if bars else None
+
+                    receiving = ReceiveFile(directory, overwrite=overwrite, max_size=max_size, started=started)
+
+                    def over(result: Any) -> Any:
+                        while bars:
+                            progress.remove_task(bars.pop())
+                        return result
+
+                    receiving.done.addBoth(over)
+                    return receiving
 
                 def ended(result: Any, whom: str) -> None:
                     if isinstance(result, Failure):
-                        click.echo(f"dmsg: file {whom} did not arrive: {result.value}", err=True)
+                        text = f"dmsg: file {whom} did not arrive: {result.value}"
+                        beside(progress, lambda: say(text, err=True))
                         failure: Failure | None = result
                     else:
-                        _report("received", result, whom)
+                        beside(progress, lambda: _report("received", result, whom))
                         failure = None
-                    while bars and progress.tasks and progress.tasks[0].finished:
-                        progress.remove_task(bars.pop(0))
                     if once and not finished.called:
                         # the answer to the sender leaves before we do
                         reactor.callLater(0.2, finish, failure)
@@ -141,13 +172,8 @@ def receive(
                     if not finished.called:
                         finished.callback(failure)
 
-                bars: list[Any] = []
-                port = client.listen(
-                    _Receiving(
-                        lambda: ReceiveFile(directory, overwrite=overwrite, max_size=max_size, started=started), ended
-                    )
-                )
-                click.echo(f"receiving at {client.public_key}")
+                port = client.listen(_Receiving(make, ended))
+                tell(f"receiving at {client.public_key}", receiving=str(client.public_key))
                 try:
                     await finished
                 except TransferError:

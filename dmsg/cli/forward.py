@@ -10,6 +10,8 @@ from twisted.internet.endpoints import HostnameEndpoint, TCP4ServerEndpoint
 from twisted.internet.interfaces import IAddress
 from twisted.python.failure import Failure
 
+from dmsg.cli.options import command
+from dmsg.cli.output import describe, say, tell
 from dmsg.cli.running import (
     ADDRESS,
     PUBLIC_KEY,
@@ -38,10 +40,10 @@ def only(allowed: tuple[PubKey, ...]) -> Callable[[IAddress], bool]:
 
 def warn(failure: Failure) -> None:
     """One line of what went wrong with one connection; the others go on."""
-    click.echo(f"dmsg: {' '.join(str(failure.value).split()) or type(failure.value).__name__}", err=True)
+    say(f"dmsg: {describe(failure.value)}", err=True)
 
 
-@click.command()
+@command()
 @click.argument("local_port", type=click.IntRange(0, 65535))
 @click.argument("address", type=ADDRESS)
 @click.option("--interface", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
@@ -61,7 +63,8 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
         async def use(client: Client) -> None:
             factory = JointFactory(lambda inner: client.connect(address, inner, timeout), failed=warn)
             port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
-            click.echo(f"{interface}:{port.getHost().port} leads to {address}")
+            here = f"{interface}:{port.getHost().port}"
+            tell(f"{here} leads to {address}", listening=here, leads_to=str(address))
             await serve_until_interrupted(port)
 
         await with_client(reactor, settings, use)
@@ -69,7 +72,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
     run(main)
 
 
-@click.command()
+@command()
 @click.argument("tcp_port", type=click.IntRange(1, 65535))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where that TCP port is.")
 @click.option("--port", "-p", type=click.IntRange(0, 65535), help="Port for peers, if it is to be another.")
@@ -92,7 +95,8 @@ def expose(
             listening = client.listen(
                 JointFactory(endpoint.connect, allowed=only(allow), failed=warn), tcp_port if port is None else port
             )
-            click.echo(f"{listening.getHost()} leads to {host}:{tcp_port}")
+            here = str(listening.getHost())
+            tell(f"{here} leads to {host}:{tcp_port}", listening=here, leads_to=f"{host}:{tcp_port}")
             await serve_until_interrupted(listening)
 
         await with_client(reactor, settings, use, published=True)

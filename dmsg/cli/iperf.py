@@ -17,6 +17,8 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.cli.forward import allow_option, only
+from dmsg.cli.options import command, old_spelling, spelled_so_before
+from dmsg.cli.output import tell
 from dmsg.cli.running import (
     AddressType,
     ClientSettings,
@@ -133,11 +135,20 @@ class _Measuring(Factory):
         return _Measured(self._reactor) if addr is not None and self._allowed(addr) else None
 
 
-@click.command()
+@command()
 @click.argument("address", type=AddressType(PORT), required=False)
-@click.option("--server", "-s", is_flag=True, help="Be the one who is measured.")
-@click.option("--port", "-p", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="Port of --server.")
-@click.option("--time", "-t", "seconds", default=10.0, show_default=True, type=Seconds(0.1, MAX_SECONDS))
+@click.option("--serve", is_flag=True, help="Be the one who is measured.")
+@old_spelling("--server", "-s", now="--serve", dest="serve")
+@click.option("--port", "-p", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="Port of --serve.")
+@click.option(
+    "--time",
+    "-t",
+    "seconds",
+    default=10.0,
+    show_default=True,
+    type=Seconds(0.1, MAX_SECONDS),
+    help="Seconds to measure.",
+)
 @click.option("--parallel", "-P", default=1, show_default=True, type=click.IntRange(1, 100), help="Streams at a time.")
 @click.option("--reverse", "-R", is_flag=True, help="The other side sends.")
 @allow_option
@@ -145,7 +156,7 @@ class _Measuring(Factory):
 @timeout_option
 def iperf(
     address: DmsgAddress | None,
-    server: bool,
+    serve: bool,
     port: int,
     seconds: float,
     parallel: int,
@@ -154,27 +165,28 @@ def iperf(
     settings: ClientSettings,
     timeout: float,
 ) -> None:
-    """Measure the throughput to ADDRESS, where ``dmsg iperf --server`` runs.
+    """Measure the throughput to ADDRESS, where ``dmsg iperf --serve`` runs.
 
     \b
     Examples:
-      dmsg iperf --server --key-file alice.key
+      dmsg iperf --serve --key-file alice.key
       dmsg iperf alice -t 5 -P 2
     """
-    if server == (address is not None):
-        raise click.UsageError("one of ADDRESS and --server is needed")
+    serving = serve or spelled_so_before("serve")
+    if serving == (address is not None):
+        raise click.UsageError("one of ADDRESS and --serve is needed")
 
     async def main(reactor: Any) -> None:
-        async def serve(client: Client) -> None:
+        async def be_measured(client: Client) -> None:
             listening = client.listen(_Measuring(reactor, only(allow)), port)
-            click.echo(f"measured at {listening.getHost()}")
+            tell(f"measured at {listening.getHost()}", serving=str(listening.getHost()))
             await serve_until_interrupted(listening)
 
         async def use(client: Client) -> None:
             assert address is not None
             await _measure(reactor, client, address, seconds, parallel, reverse, timeout)
 
-        await with_client(reactor, settings, serve if server else use, published=server)
+        await with_client(reactor, settings, be_measured if serving else use, published=serving)
 
     run(main)
 
@@ -194,9 +206,14 @@ async def _measure(
     transports: list[Any] = [protocol.transport for protocol in protocols]
     before = time.perf_counter()
     await transports[0].send(b"")
-    click.echo(
+    took = time.perf_counter() - before
+    tell(
         f"connected to {address} through {transports[0].server.short}..., {parallel} streams, "
-        f"round trip {milliseconds(time.perf_counter() - before)}"
+        f"round trip {milliseconds(took)}",
+        connected=str(address),
+        server=str(transports[0].server),
+        streams=parallel,
+        round_trip=took,
     )
     started = time.perf_counter()
     acknowledged = [transport.end.acknowledged if transport.end is not None else 0 for transport in transports]
@@ -217,14 +234,15 @@ async def _measure(
 
     last_time, last_total = started, 0
 
-    def tell() -> None:
+    def tell_rate() -> None:
         nonlocal last_time, last_total
         now, bytes_now = time.perf_counter(), total()
         rate = (bytes_now - last_total) / (now - last_time)
-        click.echo(f"{last_time - started:6.1f} - {now - started:.1f} s  {human_size(rate)}/s")
+        since, until = last_time - started, now - started
+        tell(f"{since:6.1f} - {until:.1f} s  {human_size(rate)}/s", since=since, until=until, bytes_a_second=rate)
         last_time, last_total = now, bytes_now
 
-    telling = LoopingCall(tell)
+    telling = LoopingCall(tell_rate)
     telling.clock = reactor
     telling.start(1.0, now=False).addErrback(lambda _: None)
     try:
@@ -244,10 +262,12 @@ async def _measure(
             for transport in transports:
                 await transport.send(b"")  # what was written before is acknowledged with it
     finally:
-        telling.stop()
+        if telling.running:
+            telling.stop()
     passed = time.perf_counter() - started
     if not reverse and transports[0].end is None:
         raise DmsgError("a plain transport does not count: use --reverse")
-    click.echo(f"{human_size(total())} in {passed:.2f} s, {human_size(total() / passed)}/s")
+    text = f"{human_size(total())} in {passed:.2f} s, {human_size(total() / passed)}/s"
+    tell(text, bytes=total(), seconds=passed, bytes_a_second=total() / passed)
     for transport in transports:
         transport.loseConnection()

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from dmsg.cli.options import group
+from dmsg.cli.output import tell
 from dmsg.cli.running import discovery_option, run
 from dmsg.discovery.entry import ClientMeta, Entry, Successor
 from dmsg.discovery.lookup import Lookup, Lookups
@@ -14,7 +16,7 @@ from dmsg.errors import KeyFileError
 from dmsg.keys import SecKey, read_key_file, write_key_file
 
 
-@click.group()
+@group()
 def key() -> None:
     """Make and show keys.
 
@@ -34,7 +36,7 @@ def new(file: str) -> None:
         write_key_file(file, secret)
     except KeyFileError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(secret.public.hex())
+    tell(secret.public.hex(), public=secret.public.hex())
 
 
 @key.command()
@@ -61,7 +63,7 @@ def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
 
         await lookups.update(before, make)
         await lookups.close()
-        click.echo(f"{before.public} is followed by {after.public}")
+        tell(f"{before.public} is followed by {after.public}", old=str(before.public), new=str(after.public))
 
     run(main)
 
@@ -71,6 +73,7 @@ def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
 def show(file: str) -> None:
     """Print the public key of the key in FILE."""
     try:
-        click.echo(read_key_file(file).public.hex())
+        public = read_key_file(file).public.hex()
+        tell(public, public=public)
     except KeyFileError as error:
         raise click.ClickException(str(error)) from None

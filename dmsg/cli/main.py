@@ -9,6 +9,8 @@ from importlib.metadata import version
 
 import click
 
+from dmsg.cli import output
+from dmsg.cli.options import Group
 from dmsg.errors import needs_extra
 
 _COMMANDS = {
@@ -38,7 +40,7 @@ _COMMANDS = {
 }
 
 
-class _Lazy(click.Group):
+class _Lazy(Group):
     """Subcommands by name; starting is quick whatever they need."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -63,7 +65,7 @@ class _Lazy(click.Group):
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
 @click.version_option(version("dmsg"), prog_name="dmsg")
-@click.option("--verbose", "-v", is_flag=True, help="Log to standard error.")
+@click.option("--verbose", "-v", is_flag=True, help="Log to standard error; every command has this, --json and -q.")
 def main(verbose: bool) -> None:
     """dmsg: two programs talk when all they know of each other is a public key.
 
@@ -78,14 +80,30 @@ def main(verbose: bool) -> None:
 
 
 def entry() -> None:
-    """The ``dmsg`` program: a standard output that takes nothing is an error of one line too."""
-    if sys.stdout is None:
-        click.echo("dmsg: standard output is closed", err=True)
-        raise SystemExit(1)
+    """The ``dmsg`` program: whatever goes wrong is one line, and Ctrl-C none at any time."""
+    output.open_missing()
     try:
-        main(prog_name="dmsg")
-    except OSError as error:
-        click.echo(f"dmsg: {error.strerror or error}", err=True)
+        returned = main(prog_name="dmsg", standalone_mode=False)
+    except (KeyboardInterrupt, click.Abort):
+        raise SystemExit(130) from None
+    except click.ClickException as error:
         with contextlib.suppress(OSError):
-            sys.stdout.close()
+            error.show()
+        raise SystemExit(error.exit_code) from None
+    except BrokenPipeError as error:
+        output.failed(error, err=False)
+        raise SystemExit(output.EXIT_PIPE) from None
+    except OSError as error:
+        # a file, or the output itself when there is no name
+        what = "" if error.filename else "standard output: "
+        output.say(f"dmsg: {what}{output.describe(error)}", err=True)
+        output.to_null(sys.stdout, 1)
         raise SystemExit(1) from None
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        output.failed(error, err=False)
+        raise SystemExit(output.state.status) from None
+    if output.state.status is not None:
+        raise SystemExit(output.state.status)
+    raise SystemExit(returned if isinstance(returned, int) else 0)

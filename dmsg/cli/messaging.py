@@ -11,11 +11,14 @@ import click
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
+from dmsg.cli.options import group
+from dmsg.cli.output import tell
 from dmsg.cli.pipe import open_one, take_one, wait_option
 from dmsg.cli.running import (
     PUBLIC_KEY,
     Seconds,
     client_key,
+    create_option,
     discovery_option,
     key_option,
     milliseconds,
@@ -23,6 +26,7 @@ from dmsg.cli.running import (
     prefer_option,
     run,
     servers_option,
+    share_option,
     split_urls,
     timeout_option,
     with_client,
@@ -43,12 +47,14 @@ class MessagingSettings:
     profile: Profile
     prefer: tuple[PubKey, ...]
     only: tuple[PubKey, ...]
+    create: bool = False
+    share: bool = False
 
     def make(self, reactor: Any) -> Client:
         """A client, not started."""
         return Client(
             reactor,
-            client_key(self.key_file),
+            client_key(self.key_file, create=self.create, share=self.share),
             self.discovery,
             profile=self.profile,
             min_servers=self.min_servers,
@@ -77,18 +83,31 @@ def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
         profile: str,
         prefer: tuple[PubKey, ...],
         only: tuple[PubKey, ...],
+        create: bool,
+        share: bool,
         **others: Any,
     ) -> Any:
-        settings = MessagingSettings(split_urls(discovery), key_file, min_servers, Profile(profile), prefer, only)
+        settings = MessagingSettings(
+            split_urls(discovery), key_file, min_servers, Profile(profile), prefer, only, create, share
+        )
         return command(settings=settings, **others)
 
     wrapped: Callable[..., Any] = with_settings
-    for option in (only_option, prefer_option, profile_option, servers_option, key_option, discovery_option):
+    for option in (
+        only_option,
+        prefer_option,
+        profile_option,
+        servers_option,
+        share_option,
+        create_option,
+        key_option,
+        discovery_option,
+    ):
         wrapped = option(wrapped)
     return wrapped
 
 
-@click.group()
+@group()
 def messaging() -> None:
     """The Messaging System, the protocol before dmsg; its servers are `twistd dmsg-messaging-server`.
 
@@ -164,11 +183,12 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
                 try:
                     protocol: Any = await client.connect(public_key, Factory.forProtocol(Protocol), timeout)
                 except (ConnectFailed, DmsgTimeout) as error:
-                    click.echo(f"{number}: {error}")
+                    tell(f"{number}: {error}", number=number, error=str(error))
                 else:
                     times.append(reactor.seconds() - started)
                     server = protocol.transport.server
-                    click.echo(f"{number}: {milliseconds(times[-1])} through {server.short}")
+                    text = f"{number}: {milliseconds(times[-1])} through {server.short}"
+                    tell(text, number=number, seconds=times[-1], server=str(server))
                     protocol.transport.loseConnection()
                 if number < count:
                     await deferLater(reactor, interval)
@@ -177,7 +197,7 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
             if times:
                 low, mean, high = min(times), sum(times) / len(times), max(times)
                 text = f"; min {milliseconds(low)}, mean {milliseconds(mean)}, max {milliseconds(high)}"
-            click.echo(f"{count} tried, {lost} failed{text}")
+            tell(f"{count} tried, {lost} failed{text}", tried=count, failed=lost)
             if lost:
                 raise SystemExit(1)
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import click
 
+from dmsg.cli.options import Group
+from dmsg.cli.output import say, tell
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.names import Names
 
 
-class _OneLine(click.Group):
+class _OneLine(Group):
     """Errors of the book are one line."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except DmsgError as error:
-            raise SystemExit(_say(str(error))) from None
-
-
-def _say(text: str) -> int:
-    click.echo(f"dmsg: {text}", err=True)
-    return 1
+            say(f"dmsg: {error}", err=True)
+            raise SystemExit(1) from None
 
 
 @click.group(cls=_OneLine)
@@ -49,16 +47,17 @@ def list_names() -> None:
     """Show all names."""
     names = Names().all()
     for known, key in sorted(names.items()):
-        click.echo(f"{known} {key}")
+        tell(f"{known} {key}", name=known, key=str(key))
     if not names:
-        click.echo("there are no names yet", err=True)
+        say("there are no names yet", err=True)
 
 
 @name.command()
 @click.argument("known_name", metavar="NAME")
 def show(known_name: str) -> None:
     """Show the key that NAME stands for."""
-    click.echo(str(Names().find(known_name)))
+    key = str(Names().find(known_name))
+    tell(key, key=key)
 
 
 @name.command()

@@ -12,6 +12,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.stdio import StandardIO
 from twisted.python.failure import Failure
 
+from dmsg.cli.options import command
+from dmsg.cli.output import say
 from dmsg.cli.running import ANY_PORT, ClientSettings, Seconds, client_options, run, timeout_option, with_client
 from dmsg.delegation.client import DelegatedClient
 from dmsg.keys import PubKey
@@ -113,7 +115,7 @@ class Once(Factory):
         if self._used:
             return None
         self._used = True
-        click.echo(f"connected: {addr}", err=True)
+        say(f"connected: {addr}", err=True)
         return _Stream(self._reactor, self.done, self._wait)
 
 
@@ -121,7 +123,7 @@ async def take_one(reactor: Any, client: DelegatedClient, wait: float, port: int
     """Accept one stream and join it to standard input and output, to its end."""
     factory = Once(reactor, wait)
     listening = client.listen(factory, port)
-    click.echo(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
+    say(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
     try:
         await factory.done
     finally:
@@ -142,7 +144,7 @@ wait_option = click.option(
 )
 
 
-@click.command()
+@command()
 @click.option("--port", "-p", default=0, type=click.IntRange(0, 65535), help="Port to listen on.")
 @client_options
 @wait_option
@@ -163,7 +165,7 @@ def listen(port: int, settings: ClientSettings, wait: float) -> None:
     run(main)
 
 
-@click.command()
+@command()
 @click.argument("address", type=ANY_PORT)
 @client_options
 @timeout_option
@@ -185,7 +187,7 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
     run(main)
 
 
-@click.command()
+@command()
 @click.argument("address", type=ANY_PORT, required=False)
 @click.option("--listen", "-l", "listen_port", type=click.IntRange(0, 65535), metavar="PORT", help="Listen instead.")
 @client_options

@@ -141,7 +141,9 @@ class Entities:
 
     def server(self, name: str, url: str, *options: str) -> Child:
         """Start one whose key file has that name."""
-        return self._start("dmsg-server", f"--discovery={url}", f"--key-file={self._directory / name}.key", *options)
+        return self._start(
+            "dmsg-server", f"--discovery={url}", f"--key-file={self._directory / name}.key", "--create", *options
+        )
 
     async def stop(self) -> None:
         """Stop all, the last one first."""

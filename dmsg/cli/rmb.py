@@ -16,6 +16,7 @@ from twisted.internet.error import ProcessDone, ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from dmsg.cli.options import group
 from dmsg.cli.rmb_demo import demo
 from dmsg.cli.running import Seconds, run
 from dmsg.cli.twin import key_option, registry_option
@@ -62,7 +63,7 @@ relay_option = click.option(
 )
 
 
-@click.group()
+@group()
 def rmb() -> None:
     """Call twins of the message bus, and be called.
 

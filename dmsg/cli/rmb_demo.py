@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import click
 from rich.console import Console
 from rich.table import Table
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.task import deferLater
 
+from dmsg.cli.options import command
 from dmsg.cli.processes import START_TIMEOUT, Child, address_of, start_twistd, stop
 from dmsg.cli.running import milliseconds, run
 from dmsg.errors import DmsgError
@@ -284,7 +284,7 @@ class _Demo:
         self._console.print(f"\ndone in {seconds:.1f} s", highlight=False)
 
 
-@click.command()
+@command()
 def demo() -> None:
     """A whole message bus on this machine: registry, relays, peers, services; needs redis-server."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -22,9 +24,11 @@ from twisted.logger import (
     textFileLogObserver,
 )
 
+from dmsg.cli import output
 from dmsg.delegation.client import MIN_SERVERS, DelegatedClient
 from dmsg.discovery.lookup import check_url
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, EntryNotFound
+from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 from dmsg.names import Names
 from dmsg.net.stream import DmsgAddress
@@ -40,6 +44,8 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 ONLINE_TIMEOUT = 15.0
 """Seconds to find a server."""
+NOTICE_AFTER = 1.5
+"""Seconds after which a command says what it waits for."""
 
 
 class PublicKeyType(click.ParamType[PubKey]):
@@ -87,6 +93,25 @@ def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
     return DmsgAddress(Names().find(who), parse_port(port))
 
 
+class WhoType(click.ParamType[tuple[PubKey, int | None]]):
+    """A public key or a name, with or without a port after a colon."""
+
+    name = "public key"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[PubKey, int | None]:
+        if isinstance(value, tuple):
+            return value
+        who, colon, port = str(value).removeprefix("dmsg:").partition(":")
+        try:
+            return Names().find(who), parse_port(port) if colon else None
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        except DmsgError as error:
+            self.fail(str(error), param, ctx)
+
+
 class Seconds(click.FloatRange):
     """A number within bounds, which nan is not."""
 
@@ -115,11 +140,21 @@ class URLType(click.ParamType[str]):
 PUBLIC_KEY = PublicKeyType()
 ADDRESS = AddressType()
 ANY_PORT = AddressType(0)
+WHO = WhoType()
 
 
-def client_key(key_file: str | None) -> SecKey:
-    """The one in the file, made if absent; without a file one for this run."""
-    return load_or_create_key(key_file) if key_file else SecKey.generate()
+def client_key(key_file: str | None, *, create: bool = False, share: bool = False) -> SecKey:
+    """The one in the file, which is in use from now on; without a file one for this run.
+
+    :param create: make the file if it is absent.
+    :param share: another program on this machine may use it too.
+    :raises KeyFileError: it cannot be used, or another program uses it.
+    """
+    if not key_file:
+        return SecKey.generate()
+    key = load_or_create_key(key_file, create=create)
+    hold(key_file, this_program(*click.get_current_context().command_path.split()[1:]), share=share)
+    return key
 
 
 def split_urls(discovery: tuple[str, ...]) -> tuple[str, ...]:
@@ -139,12 +174,14 @@ class ClientSettings:
     only: tuple[PubKey, ...]
     resume_timeout: float
     receipts: bool
+    create: bool = False
+    share: bool = False
 
     def make(self, reactor: Any) -> Client:
         """A client, not started."""
         return Client(
             reactor,
-            client_key(self.key_file),
+            client_key(self.key_file, create=self.create, share=self.share),
             self.discovery,
             min_servers=self.min_servers,
             encryption=self.encryption,
@@ -155,24 +192,33 @@ class ClientSettings:
         )
 
 
-discovery_option = click.option(
-    "--discovery",
-    "-d",
-    "discovery",
-    multiple=True,
-    required=True,
-    type=URLType(),
-    envvar="DMSG_DISCOVERY",
-    metavar="URL",
-    help="Discovery to ask; may be repeated.  Also: DMSG_DISCOVERY.",
-)
+def make_discovery_option(*short: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``--discovery``, by a short name too."""
+    return click.option(
+        "--discovery",
+        *short,
+        "discovery",
+        multiple=True,
+        required=True,
+        type=URLType(),
+        envvar="DMSG_DISCOVERY",
+        metavar="URL",
+        help="Discovery to ask; may be repeated.  Also: DMSG_DISCOVERY.",
+    )
+
+
+discovery_option = make_discovery_option("-d")
 key_option = click.option(
     "--key-file",
     "-k",
     "key_file",
     envvar="DMSG_KEY_FILE",
     metavar="FILE",
-    help="Secret key, made if absent; without one a new key for this run.  Also: DMSG_KEY_FILE.",
+    help="Secret key; without one a new key for this run.  Also: DMSG_KEY_FILE.",
+)
+create_option = click.option("--create", is_flag=True, help="Make the key file if it is absent.")
+share_option = click.option(
+    "--share", is_flag=True, help="Use the key though another program uses it: others reach only the newest."
 )
 servers_option = click.option(
     "--min-servers",
@@ -218,6 +264,15 @@ receipts_option = click.option(
 
 def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that runs a client; it gets them as ``settings``."""
+    return client_options_of()(command)
+
+
+def client_options_of(*, short_discovery: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The same; :param short_discovery: ``-d`` is discovery's."""
+    return functools.partial(_with_client_options, short_discovery)
+
+
+def _with_client_options(short_discovery: bool, command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_settings(
@@ -229,15 +284,21 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
         only: tuple[PubKey, ...],
         resume_timeout: float,
         receipts: bool,
+        create: bool,
+        share: bool,
         **others: Any,
     ) -> Any:
         urls = split_urls(discovery)
-        settings = ClientSettings(urls, key_file, min_servers, encryption, prefer, only, resume_timeout, receipts)
+        settings = ClientSettings(
+            urls, key_file, min_servers, encryption, prefer, only, resume_timeout, receipts, create, share
+        )
         return command(settings=settings, **others)
 
     options = (
-        discovery_option,
+        discovery_option if short_discovery else make_discovery_option(),
         key_option,
+        create_option,
+        share_option,
         servers_option,
         encryption_option,
         prefer_option,
@@ -264,14 +325,23 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
         try:
             await main(reactor)
         except CancelledError:
-            raise SystemExit(EXIT_INTERRUPTED) from None
+            raise SystemExit(EXIT_INTERRUPTED if output.state.status is None else output.state.status) from None
+        except BrokenPipeError as error:
+            output.failed(error, err=False)
+            raise SystemExit(output.EXIT_PIPE) from None
         except (DmsgError, OSError, ConnectionLost, CannotListenError) as error:
-            click.echo(f"dmsg: {' '.join(str(error).split()) or type(error).__name__}", err=True)
+            output.say(f"dmsg: {_named(error)}{output.describe(error)}", err=True)
             raise SystemExit(EXIT_FAILED) from None
+        if output.state.status is not None:
+            raise SystemExit(output.state.status)
 
     def start(reactor: Any) -> Deferred[None]:
         ended: Deferred[None] = Deferred()
         running = Deferred.fromCoroutine(guarded(reactor))
+        # in a turn of its own: who writes may be in the middle of something
+        output.state.ended = lambda: reactor.callLater(0, running.cancel)
+        if output.state.status is not None:
+            output.state.ended()
 
         def interrupted() -> Deferred[None] | None:
             """Ctrl-C, SIGTERM: what is running puts away its things first."""
@@ -310,14 +380,34 @@ async def with_client(
     :param published: wait until others can find it.
     """
     client = settings.make(reactor)
+    client.warned = output.notice
     client.startService()
+    waiting = reactor.callLater(NOTICE_AFTER, _tell_of_waiting, reactor, client)
     try:
         await client.when_online(ONLINE_TIMEOUT)
         if published:
             await client.when_published(ONLINE_TIMEOUT)
+        if waiting.active():
+            waiting.cancel()
         return await use(client)
     finally:
+        if waiting.active():
+            waiting.cancel()
         await client.stopService()
+
+
+def _tell_of_waiting(reactor: Any, client: DelegatedClient) -> None:
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + ONLINE_TIMEOUT - NOTICE_AFTER))
+    output.notice(f"waiting for {client.waiting_for}, until {until}")
+
+
+def _named(error: BaseException) -> str:
+    """The name by which a key is called that an error is about."""
+    if isinstance(error, EntryNotFound) and error.key:
+        with suppress(DmsgError):
+            name = Names().name_of(PubKey.from_hex(error.key))
+            return f"{name}: " if name else ""
+    return ""
 
 
 async def serve_until_interrupted(port: IListeningPort, *others: IListeningPort) -> None:

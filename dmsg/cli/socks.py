@@ -12,6 +12,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from dmsg.cli.forward import warn
+from dmsg.cli.options import command
+from dmsg.cli.output import tell
 from dmsg.cli.running import ClientSettings, client_options, run, serve_until_interrupted, timeout_option, with_client
 from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
 from dmsg.names import Names, UnknownName
@@ -74,8 +76,16 @@ class _Proxy(Factory):
         return self._client.connect(address, factory, self._timeout)
 
 
-@click.command()
-@click.option("--listen", "local_port", default=1080, show_default=True, type=click.IntRange(0, 65535), metavar="PORT")
+@command()
+@click.option(
+    "--listen",
+    "local_port",
+    default=1080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Port of this machine.",
+)
 @click.option("--interface", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
 @client_options
 @timeout_option
@@ -95,7 +105,7 @@ def socks(local_port: int, interface: str, settings: ClientSettings, timeout: fl
         async def use(client: Client) -> None:
             endpoint = TCP4ServerEndpoint(reactor, local_port, interface=interface)
             port = await endpoint.listen(_Proxy(reactor, client, timeout))
-            click.echo(f"SOCKS5 at {interface}:{port.getHost().port}")
+            tell(f"SOCKS5 at {interface}:{port.getHost().port}", listening=f"{interface}:{port.getHost().port}")
             await serve_until_interrupted(port)
 
         await with_client(reactor, settings, use)

@@ -8,9 +8,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 from twisted.internet.defer import CancelledError
-from twisted.internet.protocol import Factory, Protocol
 
-from dmsg.cli.running import PUBLIC_KEY, ClientSettings, client_options, milliseconds, run, timeout_option, with_client
+from dmsg.cli.options import command
+from dmsg.cli.output import say, state, tell
+from dmsg.cli.ping import open_probe, port_option, who_and_port
+from dmsg.cli.running import WHO, ClientSettings, client_options, milliseconds, run, timeout_option, with_client
 from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey
 from dmsg.names import Names
@@ -19,65 +21,86 @@ from dmsg.transport.service import Client
 
 SAMPLES = 5
 """Round trips measured each way; the shortest is shown."""
+MAX_CAUSE = 40
+"""Characters of why a way is none, in its cell."""
 
 
-@click.command()
-@click.argument("public_key", type=PUBLIC_KEY)
-@click.option("--port", "-p", default=0, type=click.IntRange(0, 65535), help="Port to measure to.")
+@command()
+@click.argument("who", metavar="PUBLIC_KEY", type=WHO)
+@port_option
 @client_options
 @timeout_option
-def trace(public_key: PubKey, port: int, settings: ClientSettings, timeout: float) -> None:
-    """Show over which servers PUBLIC_KEY is reached, and how fast each way is.
+def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSettings, timeout: float) -> None:
+    """Show over which servers PUBLIC_KEY, or KEY:PORT, is reached, and how fast each way is.
 
-    The peer has to listen on the port, or only the servers are measured.
+    Nobody has to listen there unless a port is named.
 
     \b
-    Example:
+    Examples:
       dmsg trace alice
+      dmsg trace alice:80
     """
+    asked, at = who_and_port(who, port)
 
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
-            entry = await client.entry(public_key)
+            key, entry = await client.resolve(asked)
+            if key != asked:
+                say(f"{_called(asked)} is followed by {_called(key)}", err=True)
             if entry.client is None or not entry.client.delegated_servers:
-                raise ConnectFailed(f"{public_key.short} is connected to no server")
-            name = Names().name_of(public_key)
-            secure = "offers secure transports" if entry.offers(FEATURE) else "offers no secure transports"
-            click.echo(f"{public_key}{f' ({name})' if name else ''}, {secure}")
+                raise ConnectFailed(f"{key.short} is connected to no server")
+            secure = entry.offers(FEATURE)
+            if not state.json:
+                say(f"{_called(key)}, offers {'' if secure else 'no '}secure transports")
             used = None
             try:
-                used = await _used(client, public_key, port, timeout)
+                transport = await open_probe(client, key, at, timeout)
+                used = transport.server
+                transport.loseConnection()
             except CancelledError:
                 raise
             except Exception as error:
-                click.echo(f"not reached: {' '.join(str(error).split())}", err=True)
+                say(f"not reached: {' '.join(str(error).split())}", err=True)
             table = Table("", "server", "address", "free", "to the server", "to the peer", box=None, pad_edge=False)
             for text in entry.client.delegated_servers:
                 server = PubKey.from_hex(text)
-                table.add_row(
-                    "*" if server == used else "", *await _row(reactor, client, public_key, port, server, timeout)
-                )
-            console = Console()
-            (console if console.is_terminal else Console(width=160)).print(table)
+                row = await _row(reactor, client, key, at, server, timeout)
+                mark = "*" if server == used else ""
+                if state.json:
+                    names = ("address", "free", "to_server", "to_peer")
+                    tell("", server=text, taken=bool(mark), **dict(zip(names, row, strict=True)))
+                table.add_row(mark, server.short + "...", *row)
+            if not state.json:
+                console = Console()
+                (console if console.is_terminal else Console(width=160)).print(table)
             if used is None:
                 raise SystemExit(1)
-            click.echo("* is the way that is taken")
+            if not state.json:
+                say("* is the way that is taken")
 
         await with_client(reactor, settings, use)
 
     run(main)
 
 
-async def _used(client: Client, peer: PubKey, port: int, timeout: float) -> PubKey | None:
-    protocol: Any = await client.connect(peer, Factory.forProtocol(Protocol), timeout, port=port)
-    server: PubKey | None = protocol.transport.server
-    protocol.transport.loseConnection()
-    return server
+def _called(key: PubKey) -> str:
+    name = Names().name_of(key)
+    return f"{key} ({name})" if name else str(key)
+
+
+def _cause(error: Exception) -> str:
+    """In a cell: the last cause alone."""
+    if isinstance(error, ConnectFailed) and error.attempts:
+        text = error.attempts[-1][1]
+    else:
+        text = " ".join(str(error).split()) or type(error).__name__
+    text = text.removeprefix("transport closed: ").removeprefix("refused: ")
+    return text if len(text) <= MAX_CAUSE else text[: MAX_CAUSE - 3] + "..."
 
 
 async def _row(
-    reactor: Any, client: Client, peer: PubKey, port: int, server: PubKey, timeout: float
-) -> tuple[str, str, str, str, str]:
+    reactor: Any, client: Client, peer: PubKey, port: int | None, server: PubKey, timeout: float
+) -> tuple[str, str, str, str]:
     address = free = to_server = to_peer = "?"
     try:
         entry = await client.entry(server)
@@ -86,16 +109,16 @@ async def _row(
         session = await client.server_session(server)
         if session.pings.known:
             to_server = milliseconds(min([await session.ping() for _ in range(SAMPLES)]))
-        protocol: Any = await client.connect(peer, Factory.forProtocol(Protocol), timeout, port=port, via=server)
+        transport = await open_probe(client, peer, port, timeout, via=server)
         times = []
         for _ in range(SAMPLES):
             started = reactor.seconds()
-            await protocol.transport.send(b"", timeout)
+            await transport.send(b"", timeout)
             times.append(reactor.seconds() - started)
-        protocol.transport.loseConnection()
+        transport.loseConnection()
         to_peer = milliseconds(min(times))
     except CancelledError:
         raise
     except Exception as error:
-        to_peer = " ".join(str(error).split())[:80] or type(error).__name__
-    return server.short + "...", address, free, to_server, to_peer
+        to_peer = _cause(error)
+    return address, free, to_server, to_peer

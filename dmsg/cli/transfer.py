@@ -104,7 +104,7 @@ class SendFile(Protocol):
         """:raises TransferError: not a regular file: a pipe would block, a device has no size."""
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise TransferError(f"{path} is not a regular file")
+            raise TransferError(f"{path}: is not a regular file")
         self._path = path
         self._progress = progress
         self._buffer = bytearray()

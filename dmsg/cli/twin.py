@@ -10,6 +10,7 @@ from mnemonic import Mnemonic
 from rich.console import Console
 from rich.table import Table
 
+from dmsg.cli.options import group
 from dmsg.cli.running import run
 from dmsg.errors import DmsgError
 from dmsg.rmb.client import encryption_of
@@ -65,7 +66,7 @@ relay_option = click.option(
 )
 
 
-@click.group()
+@group()
 def twin() -> None:
     """Make, show and change twins of the message bus.
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import re
+import stat
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import click
 from twisted.internet.defer import Deferred
@@ -16,22 +20,24 @@ from twisted.python.failure import Failure
 from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory
-from twisted.web.resource import IResource
-from twisted.web.server import Request, Site
-from twisted.web.static import File
+from twisted.web.server import Site
 from zope.interface import implementer
 
 from dmsg.cli.files import transfer_progress
 from dmsg.cli.forward import allow_option, only
+from dmsg.cli.options import command
+from dmsg.cli.output import notice, say, state, tell
 from dmsg.cli.running import (
     ClientSettings,
     client_options,
+    client_options_of,
     human_size,
     run,
     serve_until_interrupted,
     timeout_option,
     with_client,
 )
+from dmsg.cli.webfiles import file_site
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.names import Names
@@ -44,33 +50,6 @@ HTTP_PORT = 80
 SCHEME = "dmsg"
 IDLE_TIMEOUT = 120
 """Seconds that a connection may be silent."""
-
-
-class _Contained(File):
-    """Files of one directory; a link that leads out of it is not there."""
-
-    root = ""
-
-    def getChild(self, path: bytes, request: Request) -> IResource:
-        child: Any = super().getChild(path, request)  # type: ignore[no-untyped-call]
-        if isinstance(child, _Contained):
-            child.root = self.root
-            real = os.path.realpath(child.path)
-            if real != self.root and not real.startswith(self.root.rstrip(os.sep) + os.sep):
-                return self.childNotFound
-        return child  # type: ignore[no-any-return]
-
-    def createSimilarFile(self, path: str) -> Any:
-        similar = super().createSimilarFile(path)  # type: ignore[no-untyped-call]
-        similar.root = self.root
-        return similar
-
-
-def file_site(directory: str | os.PathLike[str]) -> IResource:
-    """A resource with the files of ``directory``: ranges, listings, nothing outside."""
-    resource = _Contained(os.fspath(directory))
-    resource.root = os.path.realpath(directory)
-    return resource
 
 
 class _Site(Site):
@@ -88,12 +67,14 @@ class _Site(Site):
         peer: IAddress = request.getClientAddress()
         who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
         path = "".join(char if char.isprintable() else "?" for char in request.uri.decode("ascii", "replace"))
-        click.echo(f"{who} {request.method.decode('ascii', 'replace')} {path} {request.code}")
+        say(f"{who} {request.method.decode('ascii', 'replace')} {path} {request.code}")
 
 
-@click.command()
+@command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, readable=True, path_type=Path))
-@click.option("--port", "-p", default=HTTP_PORT, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--port", "-p", default=HTTP_PORT, show_default=True, type=click.IntRange(0, 65535), help="Port for peers."
+)
 @allow_option
 @client_options
 def serve(directory: Path, port: int, allow: tuple[PubKey, ...], settings: ClientSettings) -> None:
@@ -107,9 +88,10 @@ def serve(directory: Path, port: int, allow: tuple[PubKey, ...], settings: Clien
 
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
-            listening = client.listen(_Site(file_site(directory), allow), port)
+            title = Names().name_of(client.public_key) or client.public_key.short + "..."
+            listening = client.listen(_Site(file_site(directory, title), allow), port)
             url = f"{SCHEME}://{client.public_key}{'' if port == HTTP_PORT else f':{port}'}/"
-            click.echo(f"{directory} is at {url}")
+            tell(f"{directory} is at {url}", directory=str(directory), at=url)
             await serve_until_interrupted(listening)
 
         await with_client(reactor, settings, use, published=True)
@@ -175,30 +157,47 @@ def _http_url(url: str) -> bytes:
     return f"http://{key}:{port}{path}".encode()
 
 
-@click.command()
-@click.argument("url")
+def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """``-d`` was discovery here before; curl's is data."""
+    if value is not None and value.startswith(("http://", "https://")) and not ctx.params.get("discovery"):
+        notice("-d is data, as in curl; say --discovery")
+        ctx.params["discovery"] = (value,)
+        return None
+    return value
+
+
+@command()
+@click.argument("url", required=False)
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write there, not to stdout.")
-@click.option("--continue", "-C", "go_on", is_flag=True, help="Go on with the file that --output names.")
+@click.option("--remote-name", "-O", is_flag=True, help="Write to a file of the name that the URL ends with.")
+@click.option("--continue-at", "-C", metavar="OFFSET", help="Go on there; - where the file that is there ends.")
 @click.option("--range", "-r", "byte_range", metavar="FROM-TO", help="Only these bytes.")
 @click.option("--request", "-X", "method", help="Method; GET if there is no --data.")
-@click.option("--data", "body", help="Body of a POST; @FILE takes it from a file.")
+@click.option("--head", "-I", is_flag=True, help="Show status and headers only.")
+@click.option("--data", "-d", "body", callback=_data_or_discovery, help="Body of a POST; @FILE takes it from a file.")
 @click.option("--header", "-H", "headers", multiple=True, metavar="NAME: VALUE", help="Header; repeatable.")
 @click.option("--include", "-i", is_flag=True, help="Show status and headers too.")
 @click.option("--fail", "-f", "fail_fast", is_flag=True, help="A status of 400 and more ends with 22 and no output.")
 @click.option("--location", "-L", is_flag=True, help="Follow redirections.")
-@client_options
+@click.option("--silent", "-s", is_flag=True, help="No progress and no errors.")
+@click.option("--write-out", "-w", metavar="FORMAT", help="Then print %{http_code}, %{size_download}, %{time_total}.")
+@client_options_of(short_discovery=False)
 @timeout_option
 def curl(
-    url: str,
+    url: str | None,
     output: Path | None,
-    go_on: bool,
+    remote_name: bool,
+    continue_at: str | None,
     byte_range: str | None,
     method: str | None,
+    head: bool,
     body: str | None,
     headers: tuple[str, ...],
     include: bool,
     fail_fast: bool,
     location: bool,
+    silent: bool,
+    write_out: str | None,
     settings: ClientSettings,
     timeout: float,
 ) -> None:
@@ -207,52 +206,99 @@ def curl(
     \b
     Examples:
       dmsg curl dmsg://alice/notes.txt
-      dmsg curl -o film.mkv -C dmsg://alice/film.mkv
+      dmsg curl -o film.mkv -C - dmsg://alice/film.mkv
     """
-    if go_on and output is None:
-        raise click.UsageError("--continue needs --output")
+    if url is None and continue_at is not None and "/" in continue_at:
+        notice("-C takes an offset, as in curl; say -C - for what is there")
+        url, continue_at = continue_at, "-"
+    if url is None:
+        raise click.UsageError("Missing argument 'URL'.")
+    if remote_name:
+        name = PurePosixPath(unquote(urlsplit(url if "://" in url else f"{SCHEME}://{url}").path)).name
+        if output is not None or name in ("", ".", ".."):
+            raise click.UsageError("-O needs a URL that ends with a name, and no -o")
+        output = Path(name)
+    if continue_at is not None and output is None:
+        raise click.UsageError("--continue-at needs --output or -O")
     fields = Headers({"user-agent": ["dmsg"]})
     for header in headers:
         name, colon, value = header.partition(":")
         if not colon:
             raise click.UsageError(f"{header!r} is not NAME: VALUE")
         fields.addRawHeader(name.strip(), value.strip())
-    start = output.stat().st_size if go_on and output is not None and output.exists() else 0
+    start = _start_at(continue_at, output)
     if start:
         byte_range = f"{start}-"
     if byte_range:
         fields.setRawHeaders("range", [f"bytes={byte_range}"])
+    if silent:
+        state.quiet = True
 
     async def main(reactor: Any) -> None:
         target = _http_url(url)
         producer = None
         if body is not None:
-            file = Path(body[1:]).open("rb") if body.startswith("@") else _bytes_file(body)
+            file = _body_file(body[1:]) if body.startswith("@") else io.BytesIO(body.encode())
             producer = FileBodyProducer(file)
+        before = reactor.seconds()
 
         async def use(client: Client) -> None:
             agent: Any = Agent.usingEndpointFactory(reactor, DmsgEndpointFactory(client, timeout))
             if location:
                 agent = BrowserLikeRedirectAgent(agent)
-            verb = (method or ("GET" if body is None else "POST")).upper().encode()
+            verb = (method or ("HEAD" if head else "GET" if body is None else "POST")).upper().encode()
             response = await _requested(agent, verb, target, fields, producer)
-            if include:
-                click.echo(f"HTTP/1.1 {response.code} {response.phrase.decode('latin-1')}")
+            if include or head:
+                say(f"HTTP/1.1 {response.code} {response.phrase.decode('latin-1')}")
                 for name, values in response.headers.getAllRawHeaders():
                     for value in values:
-                        click.echo(f"{name.decode('latin-1')}: {value.decode('latin-1')}")
-                click.echo()
+                        say(f"{name.decode('latin-1')}: {value.decode('latin-1')}")
+                say()
             if start and response.code == 416:
-                click.echo(f"{output} is whole already", err=True)
+                notice(f"{output} is whole already")
                 return
             if response.code >= 400 and (fail_fast or output is not None):
-                click.echo(f"dmsg: {url[:200]}: status {response.code}", err=True)
+                if not silent:
+                    say(f"dmsg: {url[:200]}: status {response.code}", err=True)
                 raise SystemExit(22)
-            await _save(response, output, append=bool(start) and response.code == 206)
+            size = 0 if head else await _save(response, output, append=bool(start) and response.code == 206)
+            if write_out is not None:
+                values = {"http_code": str(response.code), "size_download": str(size)}
+                values["time_total"] = f"{reactor.seconds() - before:.6f}"
+                sys.stdout.write(_written_out(write_out, values))
 
         await with_client(reactor, settings, use)
 
     run(main)
+
+
+def _start_at(continue_at: str | None, output: Path | None) -> int:
+    """From which byte on.
+
+    :raises click.UsageError: it is no number.
+    """
+    if continue_at is None or output is None:
+        return 0
+    if continue_at == "-":
+        return output.stat().st_size if output.exists() else 0
+    if not continue_at.isascii() or not continue_at.isdigit():
+        raise click.UsageError(f"{continue_at!r} is no offset: a number of bytes, or - for what is there")
+    return int(continue_at)
+
+
+def _written_out(text: str, values: dict[str, str]) -> str:
+    """As curl's ``-w``: ``%{NAME}``, ``\\n`` and ``\\t``."""
+    text = re.sub(r"%\{(\w+)\}", lambda match: values.get(match[1], ""), text)
+    return text.replace("\\n", "\n").replace("\\t", "\t").replace("%%", "%")
+
+
+def _body_file(path: str) -> IO[bytes]:
+    """:raises OSError: it cannot be read, or is no regular file, which might never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return os.fdopen(descriptor, "rb")
 
 
 async def _requested(agent: Any, verb: bytes, target: bytes, fields: Headers, producer: Any) -> Any:
@@ -266,20 +312,23 @@ async def _requested(agent: Any, verb: bytes, target: bytes, fields: Headers, pr
         raise DmsgError(" ".join(str(cause).split()) or type(cause).__name__) from None
 
 
-async def _save(response: Any, output: Path | None, *, append: bool) -> None:
+async def _save(response: Any, output: Path | None, *, append: bool) -> int:
+    """Take the body; how many bytes came."""
     length = response.length if isinstance(response.length, int) else None
     if output is None:
         body = _Body(sys.stdout.buffer, lambda size: None)
         response.deliverBody(body)
         await _arrived(body, length)
         sys.stdout.buffer.flush()
-        return
+        return body.size
     with output.open("ab" if append else "wb") as file, transfer_progress() as progress:
         bar = progress.add_task(output.name, total=length)
         body = _Body(file, lambda size: progress.update(bar, completed=size))
         response.deliverBody(body)
         await _arrived(body, length)
-    click.echo(f"{output}: {human_size(body.size)}", err=True)
+    if not state.quiet:
+        say(f"{output}: {human_size(body.size)}", err=True)
+    return body.size
 
 
 async def _arrived(body: _Body, length: int | None) -> None:
@@ -290,9 +339,3 @@ async def _arrived(body: _Body, length: int | None) -> None:
     except Exception as error:
         got = f"{body.size} of {length} bytes" if length is not None else f"{body.size} bytes"
         raise DmsgError(f"cut after {got}: {' '.join(str(error).split()) or type(error).__name__}") from None
-
-
-def _bytes_file(text: str) -> IO[bytes]:
-    import io
-
-    return io.BytesIO(text.encode())

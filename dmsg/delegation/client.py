@@ -145,6 +145,16 @@ class DelegatedClient(Service):
         return self._set.last_error
 
     @property
+    def waiting_for(self) -> str:
+        """What keeps it from being online or found, in words."""
+        if self.last_error:
+            return self.last_error
+        if self.status == "online":
+            return f"{self._lookups} to take this client's entry"
+        links = [link.server.short for link in self._set.links.values()]
+        return f"server {', '.join(links)}" if links else f"an answer of {self._lookups}"
+
+    @property
     def servers(self) -> list[PubKey]:
         """Keys of the servers it is connected to."""
         return [session.server for session in self._set.sessions()]

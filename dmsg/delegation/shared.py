@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 
 from dmsg.delegation.client import CONNECT_TIMEOUT, DelegatedClient
+from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 
 C = TypeVar("C", bound=DelegatedClient)
@@ -38,7 +39,7 @@ class SharedClients(Generic[C]):
         :param discovery: URLs separated by blanks.
         :param key: path of a key file, made if absent.
         :raises ValueError: no discovery is named.
-        :raises KeyFileError: the key file cannot be used.
+        :raises KeyFileError: the key file cannot be used, or another program uses it.
         """
         urls = tuple((discovery or os.environ.get("DMSG_DISCOVERY", "")).split())
         if not urls:
@@ -48,10 +49,13 @@ class SharedClients(Generic[C]):
         client = self._clients.get(name)
         if client is None:
             secret = load_or_create_key(key) if key else SecKey.generate()
+            lock = hold(key, this_program()) if key else None
             client = self._clients[name] = self._make(reactor, secret, urls, *others)
 
             def stop(client: C = client) -> Any:
                 self._clients.pop(name, None)
+                if lock is not None:
+                    lock.release()
                 return client.stopService()
 
             reactor.addSystemEventTrigger("before", "shutdown", stop)

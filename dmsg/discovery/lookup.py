@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 
 import treq
 from treq.client import HTTPClient
-from twisted.internet.defer import Deferred, DeferredList, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
+from twisted.internet.error import ConnectionDone, ConnectionLost, ConnectionRefusedError, DNSLookupError, NoRouteError
+from twisted.internet.error import TimeoutError as TwistedTimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
@@ -177,6 +179,8 @@ class Lookup:
         headers = {"accept": "application/json"}
         if body is not None:
             headers["content-type"] = "application/json"
+        # a little less: clocks and timers round
+        deadline = self._reactor.seconds() + self._timeout - 0.01
         try:
             response = await self._http.request(
                 method, f"{self.url}{path}", data=body, headers=headers, reactor=self._reactor, timeout=self._timeout
@@ -196,38 +200,39 @@ class Lookup:
             await treq.collect(response, collect).addTimeout(self._timeout, self._reactor)
         except DmsgError:
             raise
-        except TimeoutError:
-            raise DiscoveryError(f"{self.url}: no answer within {self._timeout:g} s") from None
         except Exception as error:
-            raise DiscoveryError(f"{self.url}: {_short(error)}") from None
+            # treq's time-out cancels, and so does who wants no answer any more
+            if isinstance(error, CancelledError) and self._reactor.seconds() < deadline:
+                raise DiscoveryError(f"discovery {self.url}: the answer is not waited for") from None
+            raise DiscoveryError(f"discovery {self.url}: {_short(error, self._timeout)}") from None
         if size > MAX_ANSWER:
-            raise DiscoveryError(f"{self.url}: answer is longer than {MAX_ANSWER} bytes")
+            raise DiscoveryError(f"discovery {self.url}: answer is longer than {MAX_ANSWER} bytes")
         return response.code, b"".join(parts)
 
     def _error(self, status: int, body: bytes) -> DiscoveryError:
         try:
             message = str(json.loads(body)["message"])[:200]
         except (ValueError, KeyError, TypeError):
-            message = "answer is not of a discovery"
-        return DiscoveryError(f"{self.url}: {message} ({status})", status)
+            message = "what answers there is no discovery"
+        return DiscoveryError(f"discovery {self.url}: {message} ({status})", status)
 
     async def _entry(self, key: PubKey) -> Entry:
         status, body = await self._request("GET", f"/discovery/entries/{key}")
         if status == 404:
             # the status decides: other discoveries say it in other words
-            text = f"{self.url} has no entry of {key.short}: is its program running, and does it use this discovery?"
-            raise EntryNotFound(text, key.hex())
+            advice = "is its program running, and does it use this discovery?"
+            raise EntryNotFound(f"discovery {self.url} has no entry of {key.short}: {advice}", key.hex())
         if status != 200:
             raise self._error(status, body)
         try:
             return _parse_entry(body, key)
         except EntryError as error:
-            raise DiscoveryError(f"{self.url}: entry of {key.short} is refused: {error}") from None
+            raise DiscoveryError(f"discovery {self.url}: entry of {key.short} is refused: {error}") from None
 
     async def _available_servers(self) -> list[Entry]:
         status, body = await self._request("GET", "/discovery/available_servers")
-        if status == 404:
-            return []
+        if status == 404 and body.lstrip()[:1] in (b"{", b"[", b""):
+            return []  # the status decides; a page in HTML is of no discovery
         if status != 200:
             raise self._error(status, body)
         try:
@@ -235,7 +240,7 @@ class Lookup:
             if not isinstance(listed, list):
                 raise ValueError
         except (ValueError, RecursionError):
-            raise DiscoveryError(f"{self.url}: list of servers is malformed") from None
+            raise DiscoveryError(f"discovery {self.url}: list of servers is malformed") from None
         entries = []
         for one in listed:
             try:
@@ -306,7 +311,7 @@ class Lookup:
         deletion = Deletion(present.static, present.sequence, max(time.time_ns(), present.timestamp + 1)).sign(key)
         status, body = await self._request("DELETE", f"/discovery/entries/{key.public}", deletion.to_json())
         if status == 404:
-            raise EntryNotFound(f"{self.url} has no entry of {key.public.short}", key.public.hex())
+            raise EntryNotFound(f"discovery {self.url} has no entry of {key.public.short}", key.public.hex())
         if status != 200:
             raise self._error(status, body)
         self._posted.pop(key.public, None)
@@ -382,6 +387,9 @@ class Lookups:
             raise ValueError("at least one discovery is needed")
         self.lookups = tuple(lookups)
 
+    def __str__(self) -> str:
+        return "discovery " + ", ".join(lookup.url for lookup in self.lookups)
+
     def entry(self, key: PubKey) -> Deferred[Entry]:
         """As :meth:`Lookup.entry`, from the first discovery that has it."""
         return Deferred.fromCoroutine(self._first(lambda lookup: lookup.entry(key)))
@@ -450,9 +458,23 @@ async def _nothing() -> None:
     return None
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException, timeout: float) -> str:
     """One line for what treq and Twisted raise."""
     reasons = getattr(error, "reasons", None)
     if reasons:
         error = reasons[0].value
+    if isinstance(error, CancelledError | TimeoutError | TwistedTimeoutError):
+        return f"no answer within {timeout:g} s"
+    for kind, words in _CAUSES.items():
+        if isinstance(error, kind):
+            return words
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+_CAUSES: dict[type[Exception], str] = {
+    ConnectionRefusedError: "connection refused",
+    DNSLookupError: "there is no such host",
+    NoRouteError: "there is no route to it",
+    ConnectionLost: "the connection was lost",
+    ConnectionDone: "the connection was closed before the answer",
+}

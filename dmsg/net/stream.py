@@ -163,6 +163,8 @@ class StreamTransport:
         # deadlines: name -> timer, and the idle time
         self._deadlines: dict[str, IDelayedCall] = {}
         self._suspended = False
+        self.away_since: float | None = None
+        """Since when nothing carries the stream, seconds of the reactor's clock; None while something does."""
         self._idle: float | None = None
         self._last_traffic = 0.0
         # receiving
@@ -221,6 +223,8 @@ class StreamTransport:
         """The connection is lost and another is looked for; ``carrier`` stands for it meanwhile."""
         self._carrier = carrier
         self._suspended = True
+        if self.away_since is None:
+            self.away_since = self._reactor.seconds()
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
@@ -239,6 +243,7 @@ class StreamTransport:
         """The stream goes on over ``carrier``."""
         self._carrier = carrier
         self._suspended = False
+        self.away_since = None
         self.token = token
         if self.disconnecting and self._lost is None and self._linger is None:
             self._linger = self._reactor.callLater(LINGER, self._lingered)

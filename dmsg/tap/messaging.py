@@ -67,5 +67,5 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         metrics=options["metrics"],
     )
     options.reload_on_hangup(reactor, server)
-    service: IService = StopOnFailure(reactor, server)
+    service: IService = StopOnFailure(reactor, server, options.hold_key)
     return service

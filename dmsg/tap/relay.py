@@ -12,7 +12,8 @@ from twisted.python.usage import UsageError
 from dmsg.delegation.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
 from dmsg.delegation.dial import parse_address
 from dmsg.errors import DmsgError
-from dmsg.keys import load_or_create_key
+from dmsg.keylock import KeyLock, hold
+from dmsg.keys import default_key, load_or_create_key
 from dmsg.tap import config
 from dmsg.tap.options import default_key_file, endpoint, own_pid_file, seconds, url
 
@@ -25,7 +26,7 @@ def relay_parameters(key_name: str, drain_timeout: float) -> list[list[Any]]:
     """Rows of ``optParameters``.  :param key_name: of the key file, when none is said."""
     return [
         ["public-address", None, None, "HOST:PORT at which clients reach this server", str],
-        ["key-file", None, None, f"secret key, made if absent [default: ~/.config/dmsg/{key_name}.key]", str],
+        ["key-file", None, None, f"secret key [default: ~/.config/dmsg/{key_name}.key, made if absent]", str],
         ["config", "c", None, "TOML file with any of these settings; SIGHUP reads it and the lists again", str],
         ["allow", None, None, "file with the keys that are admitted, one a line; none means all", str],
         ["deny", None, None, "file with keys that are not admitted", str],
@@ -42,6 +43,10 @@ class RelayOptions(UsageOptions):
     """What a server of any family is told."""
 
     optParameters: list[list[Any]]
+    optFlags = [
+        ["create", None, "make the key file that is named, if it is absent"],
+        ["share", None, "use the key though another program on this machine uses it; only the newest is reached"],
+    ]
     synopsis = "[options]"
     plugin = ""
     """Of twistd."""
@@ -90,7 +95,7 @@ class RelayOptions(UsageOptions):
         """
         fresh = type(self)()
         for name, value in self.items():
-            if name in self._given or name in ("config", "key-file"):
+            if name in self._given or name in ("config", "key-file", "create", "share"):
                 fresh[name] = value
         fresh._given = self._given
         fresh.read_config()
@@ -108,6 +113,13 @@ class RelayOptions(UsageOptions):
             server.reload(limits)
 
         config.on_hangup(reactor, hung_up)
+
+    def hold_key(self) -> KeyLock:
+        """The key file is in use from now on.
+
+        :raises KeyInUse: another program has taken it.
+        """
+        return hold(self["key-file"], self.plugin, share=bool(self["share"]))
 
     def admission(self, reactor: Any) -> Admission:
         """Whom to admit.
@@ -153,6 +165,12 @@ class RelayOptions(UsageOptions):
                 parse_address(self["public-address"])
             elif self["discovery"] and not any("interface=" in one for one in self["listen"]):
                 raise DmsgError("--public-address is needed: where do clients reach this server?")
-            self["key"] = load_or_create_key(self["key-file"] or default_key_file(self.key_name))
+            if self["key-file"]:
+                self["key"] = load_or_create_key(self["key-file"], create=bool(self["create"]))
+            else:
+                self["key-file"] = default_key_file(self.key_name)
+                self["key"] = default_key(self["key-file"])
+            # held from the start of the service on, which is after twistd has gone into the background
+            hold(self["key-file"], self.plugin, share=bool(self["share"])).release()
         except (DmsgError, OSError) as error:
             raise UsageError(str(error)) from None

@@ -5,15 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from twisted.application.service import MultiService
-from twisted.internet.defer import CancelledError
+from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
+from dmsg.keylock import KeyLock
 
 _log = Logger()
 
@@ -25,11 +27,14 @@ older one: with many connections a full one takes a tenth of a second."""
 class StopOnFailure(MultiService):
     """Wraps a service whose ``ready`` says whether it came up.
 
+    :param hold_key: says that a key file is in use, from the start to the end.
     :ivar entity: the service.
     """
 
-    def __init__(self, reactor: Any, entity: Any) -> None:
+    def __init__(self, reactor: Any, entity: Any, hold_key: Callable[[], KeyLock] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._hold_key = hold_key
+        self._key_lock: KeyLock | None = None
         self._reactor = reactor
         self._starting = False
         self._could_not = False
@@ -43,11 +48,27 @@ class StopOnFailure(MultiService):
             known later stops the reactor and ends the process with status 1.
         """
         self._starting = True
+        if self._hold_key is not None:
+            try:
+                self._key_lock = self._hold_key()
+            except DmsgError as error:
+                _log.critical("{name}: {message}", name=self.entity.name, message=str(error))
+                raise SystemExit(1) from None
         super().startService()  # type: ignore[no-untyped-call]
         self.entity.ready.addCallbacks(self._up, self._failed)
         self._starting = False
         if self._could_not:
             raise SystemExit(1)
+
+    def stopService(self) -> Any:
+        stopped = maybeDeferred(super().stopService)
+
+        def release(result: Any) -> Any:
+            if self._key_lock is not None:
+                self._key_lock.release()
+            return result
+
+        return stopped.addBoth(release)
 
     def _up(self, ports: Any) -> Any:
         gc.collect()

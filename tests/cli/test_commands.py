@@ -105,7 +105,7 @@ class KeyTests(CommandCase):
             ("discovery", "show", key, "-d", "ftp://x"),
             ("discovery", "show", key, "-d", "http://127.0.0.1:99999"),
             ("discovery", "delete", "-k", "none.key", "-d", away),
-            ("receive", "--dir", "nowhere", "-d", away),
+            ("receive", "--dir", "nowhere/deep", "-d", away),
             ("bench", "--size", "0", "-d", away),
             ("demo", "--size", "1"),
             ("nothing",),
@@ -144,7 +144,7 @@ class NetworkCommandTests(CommandCase):
         (self.directory / "photo.jpg").write_bytes(content)
         (self.directory / "inbox").mkdir()
         receiving = self.start(
-            "receive", "--dir", "inbox", "--once", "--min-servers", "1", "-k", "bob.key", DMSG_DISCOVERY=url
+            "receive", "--dir", "inbox", "--once", "--min-servers", "1", "-k", "bob.key", "--create", DMSG_DISCOVERY=url
         )
         key = (await self.said(receiving, r"receiving at ([0-9a-f]{66})"))[1]
         status, out, _ = await self.run_command("send", "photo.jpg", key, "--min-servers", "1", DMSG_DISCOVERY=url)
@@ -191,7 +191,7 @@ class NetworkCommandTests(CommandCase):
     @asynchronous
     async def test_ping_bench_and_discovery(self) -> None:
         url = await self.network()
-        serving = self.start("bench", "--serve", "--min-servers", "1", "-k", "s.key", DMSG_DISCOVERY=url)
+        serving = self.start("bench", "--serve", "--min-servers", "1", "-k", "s.key", "--create", DMSG_DISCOVERY=url)
         key = (await self.said(serving, r"serving at ([0-9a-f]{66})"))[1]
         status, out, _ = await self.run_command(
             "ping", key, "-c", "3", "-i", "0", "--min-servers", "1", DMSG_DISCOVERY=url
@@ -213,7 +213,7 @@ class NetworkCommandTests(CommandCase):
         self.assertEqual((status, out), (0, f"deleted the entry of {key}\n"))
         status, _, err = await self.run_command("ping", key, "--min-servers", "1", DMSG_DISCOVERY=url)
         self.assertEqual(status, 1)
-        self.assertRegex(err, rf"^dmsg: {url} has no entry of {key[:8]}: is its program running.*\n$")
+        self.assertRegex(err, rf"^dmsg: discovery {url} has no entry of {key[:8]}: is its program running.*\n$")
 
     @asynchronous
     async def test_interrupted(self) -> None:

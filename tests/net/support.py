@@ -40,7 +40,7 @@ class EntityCase(TestCase):
     async def start_server(self, *options: str, tap: Any = server_tap) -> Any:
         """The server entity, listening; registered when it has a discovery."""
         parsed = tap.Options()
-        parsed.parseOptions([f"--listen={LOOPBACK}", f"--key-file={self.mktemp()}", *options])
+        parsed.parseOptions([f"--listen={LOOPBACK}", f"--key-file={self.mktemp()}", "--create", *options])
         service: Any = tap.makeService(parsed, reactor)
         service.startService()
         self.addCleanup(service.stopService)

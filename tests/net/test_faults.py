@@ -166,6 +166,7 @@ class StrangerTests(FaultCase):
             "dmsg-server",
             "--listen=tcp:0:interface=127.0.0.1:backlog=200",
             "--key-file=server.key",
+            "--create",
             directory=self._directory(),
         )
         self.addCleanup(lambda: self._stop(child))
@@ -545,6 +546,7 @@ class SignalTests(FaultCase):
             "--listen=tcp:0:interface=127.0.0.1",
             f"--discovery={url}",
             "--key-file=server.key",
+            "--create",
             directory=str(directory),
         )
         await child.line("registered in discovery")

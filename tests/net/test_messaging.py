@@ -298,7 +298,9 @@ class MessagingCommandTests(CommandCase, MessagingCase):
             self.assertEqual(status, 0)
             self.assertRegex(out.splitlines()[-1], r"3 tried, 0 failed; min [0-9.]+ ms")
 
-            listening = self.start("messaging", "listen", "--key-file", f"{profile.value}.key", "-w", "30", *common)
+            listening = self.start(
+                "messaging", "listen", "--key-file", f"{profile.value}.key", "--create", "-w", "30", *common
+            )
             found = await self.until(lambda one=listening: re.search(rb"listening: ([0-9a-f]{66})", one.err))
             connecting = self.start("messaging", "connect", found[1].decode(), *common)
             await self.until(lambda one=connecting: b"connected: " in one.err)
@@ -316,7 +318,7 @@ class MessagingCommandTests(CommandCase, MessagingCase):
         nobody = SecKey.generate().public.hex()
         status, _, errors = await self.run_command("messaging", "connect", nobody, "--discovery", url)
         self.assertEqual(status, 1)
-        self.assertRegex(errors, rf"^dmsg: {url} has no entry of {nobody[:8]}: is its program running.*\n$")
+        self.assertRegex(errors, rf"^dmsg: discovery {url} has no entry of {nobody[:8]}: is its program running.*\n$")
         for wrong in (("ping", "02ab"), ("ping", nobody, "--timeout", "nan"), ("connect", nobody, "-w", "nan")):
             status, _, errors = await self.run_command("messaging", *wrong, "--discovery", url)
             self.assertEqual(status, 2, errors)

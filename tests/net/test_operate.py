@@ -28,7 +28,7 @@ class OperateTests(EntityCase):
         self.directory.mkdir()
         self.file = self.directory / "server.toml"
         self.file.write_text(f'listen = "{LOOPBACK}"\ndiscovery = "{self.url}"\nkey-file = "server.key"\n{text}')
-        child = start_twistd(reactor, "dmsg-server", "--config=server.toml", directory=str(self.directory))
+        child = start_twistd(reactor, "dmsg-server", "--config=server.toml", "--create", directory=str(self.directory))
         self.addCleanup(self._end, child)
         await child.line("registered in discovery")
         return child
@@ -67,6 +67,7 @@ class OperateTests(EntityCase):
             f"--listen={LOOPBACK}",
             f"--discovery={self.url}",
             "--key-file=server.key",
+            "--create",
             "--allow=allow",
             directory=str(self.directory),
         )

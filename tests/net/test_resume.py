@@ -47,6 +47,7 @@ class ResumeTests(EntityCase):
                 "--listen=tcp:0:interface=127.0.0.1",
                 f"--discovery={url}",
                 "--key-file=server.key",
+                "--create",
                 directory=str(directory),
             )
             named = await child.line("server ([0-9a-f]{66}) listens")

@@ -101,7 +101,7 @@ class TelemetryTests(EntityCase):
         home, spool = self.directory(), self.directory()
         home.mkdir()
         url = await self.start_discovery()
-        arguments = (f"--listen={LOOPBACK}", f"--discovery={url}", f"--telemetry={spool}", "--key-file=key")
+        arguments = (f"--listen={LOOPBACK}", f"--discovery={url}", f"--telemetry={spool}", "--key-file=key", "--create")
         child = start_twistd(reactor, "dmsg-server", *arguments, directory=str(home))
         self.addCleanup(child.signal, "KILL")
         await address_of(reactor, child)

@@ -32,7 +32,7 @@ class ConfigTests(SynchronousTestCase):
 
     def parse(self, *arguments: str) -> Any:
         options = server.Options()
-        options.parseOptions([f"--config={self.file}", f"--key-file={self.directory / 'key'}", *arguments])
+        options.parseOptions([f"--config={self.file}", f"--key-file={self.directory / 'key'}", "--create", *arguments])
         return options
 
     def test_the_command_line_goes_before_the_file(self) -> None:
@@ -90,7 +90,7 @@ class OptionTests(SynchronousTestCase):
 
     def parse(self, *arguments: str) -> Any:
         options = server.Options()
-        options.parseOptions([f"--key-file={self.key_file}", *arguments])
+        options.parseOptions([f"--key-file={self.key_file}", "--create", *arguments])
         return options
 
     def test_server_defaults(self) -> None:
@@ -146,7 +146,7 @@ class OptionTests(SynchronousTestCase):
     def test_two_entities_run_from_one_directory(self) -> None:
         for daemon, expected in ((["-n"], ""), ([], "dmsg-server.pid"), (["-n", "--pidfile=x"], "x")):
             twistd = ServerOptions()
-            twistd.parseOptions([*daemon, "dmsg-server", f"--key-file={self.key_file}"])
+            twistd.parseOptions([*daemon, "dmsg-server", f"--key-file={self.key_file}", "--create"])
             self.assertEqual(Path(twistd["pidfile"]).name, expected)
 
     def test_plugins(self) -> None:

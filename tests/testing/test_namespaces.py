@@ -57,6 +57,7 @@ class NamespaceCase(SynchronousTestCase):
                 "dmsg-server",
                 f"--listen=tcp:8080:interface={addresses[name]}",
                 f"--key-file={name}.key",
+                "--create",
                 f"--discovery={self.url}",
             )
         for relay in self.relays.values():

@@ -1,0 +1,141 @@
+"""Commands and groups that have what every command has: ``--json``, ``--quiet``, ``--verbose``, ``--version``.
+
+The options of the network, which every command that runs a client has too,
+stand in a section of their own in its help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dmsg.cli import output
+
+NETWORK = frozenset(
+    {
+        "discovery",
+        "key_file",
+        "create",
+        "share",
+        "min_servers",
+        "encryption",
+        "prefer",
+        "only",
+        "resume_timeout",
+        "receipts",
+        "profile",
+        "timeout",
+    }
+)
+"""Parameters that say how a client reaches the network."""
+
+
+def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    output.state.json = output.state.json or value
+
+
+def _set_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    output.state.quiet = output.state.quiet or value
+
+
+def _set_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.find_root().params["verbose"] = True
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"dmsg {version('dmsg')}")
+        ctx.exit()
+
+
+def _common() -> list[click.Option]:
+    flag: dict[str, Any] = {"is_flag": True, "expose_value": False, "is_eager": True}
+    return [
+        click.Option(["--json"], callback=_set_json, help="Results as JSON, one object a line.", **flag),
+        click.Option(["--quiet", "-q"], callback=_set_quiet, help="No progress and no notices.", **flag),
+        click.Option(["--verbose", "-v"], callback=_set_verbose, help="Log to standard error.", **flag),
+        click.Option(["--version"], callback=_show_version, help="Show the version and end.", **flag),
+    ]
+
+
+class Command(click.Command):
+    """One of ``dmsg``'s."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        taken = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
+        for option in _common():
+            opts = [name for name in option.opts if name not in taken]
+            if any(name.startswith("--") for name in opts):
+                option.opts = opts
+                self.params.append(option)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own: list[tuple[str, str]] = []
+        network: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                (network if param.name in NETWORK else own).append(record)
+        for title, records in (("Options", own), ("Options of the network", network)):
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class Group(click.Group):
+    """Its commands are :class:`Command`."""
+
+    command_class = Command
+    group_class = type
+
+
+class _Directory(click.Path):
+    """A directory for files to come; it is made if its parent is there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        if not path.exists() and path.parent.is_dir():
+            try:
+                path.mkdir()
+            except OSError as error:
+                self.fail(f"{path}: {error.strerror}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+DIRECTORY = _Directory(exists=True, file_okay=False, path_type=Path)
+
+
+def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+    """As :func:`click.command`."""
+    return click.command(name, cls=Command, **attributes)
+
+
+def group(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], Group]:
+    """As :func:`click.group`."""
+    return click.group(name, cls=Group, **attributes)
+
+
+def old_spelling(*names: str, now: str, dest: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A flag that is called otherwise now; it goes on for a release, with a hint.
+
+    :param dest: the parameter that it sets.
+    """
+
+    def old(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            output.notice(f"{names[0]} is called {now} now")
+            ctx.meta[f"dmsg.{dest}"] = True
+
+    parameter = f"old_{dest}"
+    return click.option(*names, parameter, is_flag=True, hidden=True, expose_value=False, callback=old)
+
+
+def spelled_so_before(dest: str) -> bool:
+    """Whether an old spelling of that parameter was given."""
+    return bool(click.get_current_context().meta.get(f"dmsg.{dest}"))

@@ -1,0 +1,105 @@
+"""What a command says: results on standard output, the rest on standard error, either of which may be gone.
+
+``--json`` makes every result one JSON object a line, ``--quiet`` leaves out
+progress and notices.  A reader that has gone away (``dmsg iperf | head``) ends
+a command quietly, with the status that a shell shows for SIGPIPE.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import click
+
+EXIT_PIPE = 141
+"""128 and SIGPIPE."""
+
+
+class _Output:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self.json = False
+        self.quiet = False
+        self.status: int | None = None
+        """With what the command ends because its output cannot be written."""
+        self.ended: Callable[[], None] | None = None
+        """Ends what is running."""
+
+
+state = _Output()
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print a line; never raises, whoever calls it."""
+    try:
+        click.echo(text, err=err)
+    except (OSError, ValueError) as error:
+        failed(error, err=err)
+
+
+def tell(text: str, **fields: Any) -> None:
+    """A result: the text for a person, or with ``--json`` the fields as one object."""
+    say(json.dumps(fields) if state.json else text)
+
+
+def notice(text: str) -> None:
+    """Something that a person may want to know; not with ``--quiet``."""
+    if not state.quiet:
+        say(f"dmsg: {text}", err=True)
+
+
+def failed(error: Exception, *, err: bool) -> None:
+    """Writing failed: there is no such output from now on, and without results there is nothing to do."""
+    is_pipe = isinstance(error, BrokenPipeError | ValueError)
+    to_null(sys.stderr if err else sys.stdout, 2 if err else 1)
+    if err:
+        return  # what was done goes on: only its notices are lost
+    state.status = EXIT_PIPE if is_pipe else 1
+    if not is_pipe:
+        say(f"dmsg: standard output: {getattr(error, 'strerror', None) or error}", err=True)
+    if state.ended is not None:
+        state.ended()
+
+
+def to_null(stream: Any, descriptor: int) -> None:
+    """What is still written there, at the latest at the end of the process, goes nowhere."""
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
+    with suppress(OSError, ValueError):
+        stream.flush()
+
+
+def open_missing() -> None:
+    """Descriptors 0 to 2 that are closed lead nowhere: else the next file or socket would be one of them."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)
+
+
+def describe(error: BaseException | None) -> str:
+    """One line about an error, which names the file if it is about one."""
+    if isinstance(error, OSError) and error.strerror:
+        if isinstance(error.filename, str | bytes | os.PathLike):
+            return f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return error.strerror
+    cause = getattr(error, "socketError", None)  # Twisted's CannotListenError
+    if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
+        return f"{getattr(error, 'interface', '') or '*'}:{getattr(error, 'port', '')}: address already in use"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,134 @@
+"""One program at a time uses a key file on this machine; who comes second is told who has it.
+
+Two programs with one key disturb each other: servers hand what comes to the
+newest, and each takes the other's entry out of discovery.  The lock is
+``FILE.lock`` beside the key file, or the key file itself where nothing can be
+written beside it; it goes with the process that holds it, however that ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dmsg.errors import KeyFileError
+
+LOCK_SUFFIX = ".lock"
+_WHO_SIZE = 256
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS, errno.EINVAL})
+"""What file systems say that have no locks: there the key is used without one."""
+
+_held: dict[str, list[KeyLock]] = {}
+
+
+class KeyInUse(KeyFileError):
+    """Another program uses this key file."""
+
+
+class KeyLock:
+    """That a key file is in use; :meth:`release` when it is no more."""
+
+    def __init__(self, path: str, descriptor: int | None, beside: str | None) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._beside = beside
+
+    def release(self) -> None:
+        """The key is not in use any more.  May be repeated."""
+        holders = _held.get(self._path, [])
+        if self in holders:
+            holders.remove(self)
+            if not holders:
+                del _held[self._path]
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None or any(other._descriptor == descriptor for other in holders):
+            return
+        if self._beside is not None:
+            # still ours, so nobody else's file goes
+            with suppress(OSError):
+                os.unlink(self._beside)
+        os.close(descriptor)
+
+
+def hold(path: str | os.PathLike[str], program: str, *, share: bool = False) -> KeyLock:
+    """Say that ``program`` uses the key file; the same process may do so several times.
+
+    :param share: others that share it are borne.
+    :raises KeyInUse: another program has it; says which, and what to do.
+    """
+    real = os.path.realpath(path)
+    if real in _held:
+        first = _held[real][0]
+        again = KeyLock(real, first._descriptor, first._beside)
+        _held[real].append(again)
+        return again
+    lock = _hold_beside(real, program, share)
+    if lock is None:
+        lock = _hold_itself(real, share)
+    _held[real] = [lock]
+    return lock
+
+
+def _hold_beside(real: str, program: str, share: bool) -> KeyLock | None:
+    """None: nothing can be written beside it."""
+    beside = real + LOCK_SUFFIX
+    while True:
+        try:
+            descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if share else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                os.close(descriptor)
+                return KeyLock(real, None, None)
+            who = os.read(descriptor, _WHO_SIZE).decode("utf-8", "replace")
+            os.close(descriptor)
+            if share:
+                return KeyLock(real, None, None)
+            raise KeyInUse(_in_use(real, who)) from None
+        # who held it before may have taken the file away just now
+        with suppress(OSError):
+            if os.fstat(descriptor).st_ino == os.stat(beside).st_ino:
+                break
+        os.close(descriptor)
+    os.ftruncate(descriptor, 0)
+    with suppress(OSError):  # a full disk: the lock holds all the same
+        os.pwrite(descriptor, f"{os.getpid()} {time.strftime('%H:%M')} {program}\n".encode()[:_WHO_SIZE], 0)
+    return KeyLock(real, descriptor, beside)
+
+
+def _hold_itself(real: str, share: bool) -> KeyLock:
+    try:
+        descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return KeyLock(real, None, None)
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if share else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if share or error.errno in _NO_LOCKS:
+            return KeyLock(real, None, None)
+        raise KeyInUse(_in_use(real, "")) from None
+    return KeyLock(real, descriptor, None)
+
+
+def _in_use(real: str, who: str) -> str:
+    words = who.strip().split(" ", 2)
+    by = f"{words[2]} (process {words[0]}, since {words[1]})" if len(words) == 3 else "another program"
+    by = "".join(char for char in by if char.isprintable())
+    return (
+        f"{real} is in use by {by}: stop that, or use another key (dmsg key new FILE); with --share both run, and "
+        "others reach only the newest"
+    )
+
+
+def this_program(*words: str) -> str:
+    """What this process is called, for who finds the key in use: never its other arguments."""
+    return " ".join((Path(sys.argv[0]).name or "python", *words))

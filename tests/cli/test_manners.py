@@ -1,0 +1,323 @@
+"""Commands among other programs: a key in use, pings, closed pipes, a discovery that is away, Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.cli import output
+from dmsg.keylock import KeyInUse, hold
+from dmsg.keys import SecKey, write_key_file
+from tests.cli.test_commands import CommandCase
+from tests.support import asynchronous
+
+DMSG = [sys.executable, "-c", "from dmsg.cli.main import entry; entry()"]
+
+
+class ToolCase(CommandCase):
+    """A network, and commands in its directory."""
+
+    async def network(self, servers: int = 2) -> None:
+        self.url = await self.start_discovery()
+        for _ in range(servers):
+            await self.start_server(f"--discovery={self.url}")
+        self.environment = {"DMSG_DISCOVERY": self.url, "DMSG_NAMES": str((self.directory / "names").absolute())}
+        self.key = SecKey.generate()
+        write_key_file(self.directory / "bob.key", self.key)
+
+    async def shell(self, text: str) -> tuple[int, str, str]:
+        """A line of bash in which ``dmsg`` is this one; status, output, errors."""
+        program = " ".join(f"'{word}'" for word in DMSG)
+        done = await deferToThread(
+            subprocess.run,
+            ["bash", "-c", f'dmsg() {{ {program} "$@"; }}\nset -o pipefail\n{text}'],
+            cwd=self.directory,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+
+class KeyInUseTests(ToolCase):
+    """Two programs with one key file."""
+
+    @asynchronous
+    async def test_the_second_is_told_which_program_has_it(self) -> None:
+        await self.network()
+        receiving = self.start("receive", "--dir", ".", "-k", "bob.key", **self.environment)
+        await self.until(lambda: b"receiving at" in receiving.out)
+        status, out, err = await self.run_command("cp", "--listen", ".", "-k", "bob.key", **self.environment)
+        self.assertEqual((status, out), (1, ""))
+        self.assertRegex(err, r"^dmsg: .*bob\.key is in use by .*receive \(process \d+, since .*--share.*\n$")
+        # the first is reached as before
+        status, _, err = await self.run_command("ping", self.key.public.hex(), "-c", "1", **self.environment)
+        self.assertEqual((status, err), (0, ""))
+
+    @asynchronous
+    async def test_who_shares_is_told_by_the_server(self) -> None:
+        """Both run; the newest is reached, each hears of the other, and the last entry stays when one stops."""
+        await self.network()
+        first = self.start("receive", "--dir", ".", "-k", "bob.key", **self.environment)
+        await self.until(lambda: b"receiving at" in first.out)
+        second = self.start("cp", "--listen", ".", "-k", "bob.key", "--share", **self.environment)
+        await self.until(lambda: b"is at" in second.out)
+        await self.until(lambda: b"another program at 127.0.0.1 is connected with this key" in second.err)
+        first.transport.signalProcess("INT")  # type: ignore[union-attr]
+        await first.ended
+        status, _, err = await self.run_command("ping", self.key.public.hex(), "-c", "1", **self.environment)
+        self.assertEqual((status, err), (0, ""))
+
+    def test_locks(self) -> None:
+        """Freed by the end of a process, however that comes; the same process may hold it twice."""
+        path = self.directory / "x.key"
+        write_key_file(path, SecKey.generate())
+        code = (
+            "import sys\nfrom dmsg.keylock import hold\nlock = hold(sys.argv[1], 'other')\n"
+            "print('held', flush=True)\nsys.stdin.read()"
+        )
+        other = subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert other.stdout is not None
+        self.addCleanup(other.wait)
+        self.addCleanup(other.kill)
+        self.assertEqual(other.stdout.readline(), "held\n")
+        with self.assertRaisesRegex(KeyInUse, rf"in use by other \(process {other.pid}"):
+            hold(path, "me")
+        hold(path, "me", share=True).release()
+        other.kill()
+        other.wait()
+        one, two = hold(path, "me"), hold(path, "me")
+        one.release()
+        self.assertTrue(Path(f"{path}.lock").exists())
+        two.release()
+        two.release()
+        self.assertFalse(Path(f"{path}.lock").exists())
+
+    def test_beside_nothing_can_be_written(self) -> None:
+        """Then the key file itself is locked."""
+        path = self.directory / "x.key"
+        write_key_file(path, SecKey.generate())
+        real_open = os.open
+
+        def read_only(name: object, flags: int, *mode: int) -> int:
+            if str(name).endswith(".lock"):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            return real_open(name, flags, *mode)  # type: ignore[arg-type]
+
+        self.patch(os, "open", read_only)
+        lock = hold(path, "me")
+        self.assertFalse(Path(f"{path}.lock").exists())
+        code = "import sys\nfrom dmsg.keylock import _hold_itself\n_hold_itself(sys.argv[1], False)"
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+        self.assertIn("in use by another program", done.stderr)
+        lock.release()
+
+
+class PingTests(ToolCase):
+    """Pings and traces are no business of programs."""
+
+    @asynchronous
+    async def test_programs_see_nothing_of_them(self) -> None:
+        await self.network()
+        key = self.key.public.hex()
+        listening = self.start("listen", "-k", "bob.key", **self.environment)
+        await self.until(lambda: b"listening" in listening.err)
+        for arguments in (("ping", key, "-c", "2"), ("ping", f"{key}:0", "-c", "1"), ("trace", key)):
+            status, out, err = await self.run_command(*arguments, **self.environment)
+            self.assertEqual((status, err), (0, ""), arguments)
+        self.assertNotIn(b"connected", listening.err)
+        # it still takes the one stream that it is there for
+        status, _, err = await self.shell(f"echo hello | dmsg connect {key}")
+        self.assertEqual(status, 0, err)
+        self.assertEqual(await listening.ended, 0)
+        self.assertEqual(listening.out, b"hello\n")
+
+    @asynchronous
+    async def test_nobody_has_to_listen_but_on_a_port_that_is_named(self) -> None:
+        await self.network()
+        key = self.key.public.hex()
+        receiving = self.start("receive", "-k", "bob.key", **self.environment)
+        await self.until(lambda: b"receiving" in receiving.out)
+        status, out, _ = await self.run_command("ping", key, "-c", "1", "--json", **self.environment)
+        self.assertEqual(status, 0)
+        self.assertEqual([sorted(json.loads(line)) for line in out.splitlines()][1], ["number", "seconds"])
+        status, _, err = await self.run_command("ping", f"{key}:7", "-c", "1", **self.environment)
+        self.assertEqual(status, 1)
+        self.assertIn("nobody listens there", err)
+        status, _, err = await self.run_command("ping", f"{key}:7", "-p", "8", **self.environment)
+        self.assertEqual(status, 2)
+        self.assertNotIn(b"did not arrive", receiving.err)
+
+
+class OutputTests(ToolCase):
+    """Standard output and error that are closed, full, or read by nobody any more."""
+
+    @asynchronous
+    async def test_a_reader_that_goes_away(self) -> None:
+        await self.network()
+        measured = self.start("iperf", "--serve", "-k", "bob.key", **self.environment)
+        await self.until(lambda: b"measured at" in measured.out)
+        key = self.key.public.hex()
+        for text in (
+            f"dmsg iperf {key} -t 20 | head -1",
+            f"dmsg ping {key} -c 100000 -i 0 | head -1",
+            "dmsg discovery list | true",
+            "dmsg --help | head -1",
+        ):
+            status, _, err = await self.shell(text)
+            self.assertIn(status, (0, 1, output.EXIT_PIPE), (text, err))
+            self.assertEqual(err, "", text)
+
+    @asynchronous
+    async def test_closed_and_full(self) -> None:
+        await self.network()
+        key = self.key.public.hex()
+        for text, statuses, errors in (
+            ("dmsg discovery list >&-", (0, 1), ""),
+            ("dmsg discovery list 2>&-", (0,), ""),
+            ("dmsg discovery list <&- >&- 2>&-", (0, 1), ""),
+            (f"dmsg ping {key} 2>&-", (1,), ""),
+            ("dmsg key show bob.key > /dev/full", (1,), r"dmsg: standard output: No space left on device\n"),
+            ("dmsg discovery list --json > /dev/full", (1,), r"dmsg: standard output: No space left on device\n"),
+        ):
+            status, _, err = await self.shell(text)
+            self.assertIn(status, statuses, (text, err))
+            self.assertRegex(err, f"^{errors}$", text)
+
+
+class WaitingTests(ToolCase):
+    """What is waited for is said."""
+
+    @asynchronous
+    async def test_a_discovery_that_is_away(self) -> None:
+        self.environment = {"DMSG_DISCOVERY": "http://127.0.0.1:1"}
+        command = self.start("ping", SecKey.generate().public.hex(), **self.environment)
+        began = time.monotonic()
+        await self.until(lambda: command.err)
+        # a busy machine starts a command late; what matters is that it is not at the end
+        self.assertLess(time.monotonic() - began, 12)
+        self.assertRegex(
+            command.err.decode(),
+            r"^dmsg: waiting for discovery http://127.0.0.1:1: connection refused, until \d\d:\d\d:\d\d\n",
+        )
+        self.assertEqual(await command.ended, 1)
+        self.assertRegex(
+            command.err.decode(), r"\ndmsg: no server .*discovery http://127.0.0.1:1: connection refused\n$"
+        )
+
+    @asynchronous
+    async def test_interrupted_at_any_time(self) -> None:
+        """Ctrl-C while modules are imported, too, is no traceback and no word."""
+        self.environment = {"DMSG_DISCOVERY": "http://127.0.0.1:1"}
+        for delay in (0.15, 0.3, 0.5, 0.8):
+            command = self.start("ping", SecKey.generate().public.hex(), **self.environment)
+            reactor.callLater(delay, command.transport.signalProcess, "INT")  # type: ignore[attr-defined,union-attr]
+            await command.ended
+            self.assertNotIn(b"Aborted", command.err)
+            self.assertNotIn(b"cli/running", command.err)
+
+    @asynchronous
+    async def test_a_name_in_an_error(self) -> None:
+        await self.network()
+        nobody = SecKey.generate().public.hex()
+        await self.run_command("name", "add", "carol", nobody, **self.environment)
+        status, _, err = await self.run_command("ping", "carol", **self.environment)
+        self.assertEqual(status, 1)
+        self.assertRegex(err, rf"^dmsg: carol: discovery {self.url} has no entry of {nobody[:8]}: .*\n$")
+
+
+class ServeTests(ToolCase):
+    """``dmsg serve`` of a directory that holds other things than files."""
+
+    @asynchronous
+    async def test_what_is_listed_and_what_does_not_block(self) -> None:
+        await self.network()
+        public = self.directory / "public"
+        public.mkdir()
+        (public / "a.txt").write_text("hello")
+        (public / "b<x>&.txt").write_text("y" * 2000)
+        (public / "in").symlink_to("a.txt")
+        (public / "out").symlink_to("/etc/passwd")
+        (public / "outdir").symlink_to("/etc")
+        os.mkfifo(public / "fifo")
+        serving = self.start("serve", "public", "-k", "bob.key", **self.environment)
+        await self.until(lambda: b"is at" in serving.out)
+        url = f"dmsg://{self.key.public.hex()}"
+        status, page, _ = await self.run_command("curl", f"{url}/?sort=size&order=desc", **self.environment)
+        self.assertEqual(status, 0)
+        self.assertEqual(re.findall(r'href="\./([^"]+)"', page), ["b%3Cx%3E%26.txt", "a.txt", "in"])
+        self.assertIn("b&lt;x&gt;&amp;.txt", page)
+        self.assertIn("2.0 kB", page)
+        self.assertIn(f"<title>{self.key.public.short}...: /</title>", page)
+        for path in ("fifo", "out", "outdir/passwd", "%00", "%ff", "a.txt%00"):
+            status, out, err = await self.run_command("curl", "-f", "-I", f"{url}/{path}", **self.environment)
+            self.assertEqual(status, 22, (path, out, err))
+            self.assertIn("404", out)
+        status, out, _ = await self.run_command(
+            "curl", "-s", f"{url}/a.txt", "-w", "%{http_code}\\n", **self.environment
+        )
+        self.assertEqual((status, out), (0, "hello200\n"))
+        self.assertNotIn(b"Traceback", serving.out + serving.err)
+
+
+class UnhandledTests(ToolCase):
+    """No command ends with an error that nobody handled."""
+
+    RUNS = int(os.environ.get("COMMAND_RUNS", "3"))
+
+    @asynchronous
+    async def test_every_command_again_and_again(self) -> None:
+        """Four servers, so that the race for two has losers.  ``COMMAND_RUNS=100`` does it at length."""
+        await self.network(servers=4)
+        self.environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+        key = self.key.public.hex()
+        (self.directory / "file").write_bytes(b"x" * 1000)
+        (self.directory / "inbox").mkdir()
+        receiving = self.start("receive", "--dir", "inbox", "--overwrite", "-k", "bob.key", **self.environment)
+        await self.until(lambda: b"receiving" in receiving.out)
+        debugging = "from twisted.internet.defer import setDebugging; setDebugging(True); "
+        commands = (
+            ("ping", key, "-c", "1", "-i", "0"),
+            ("trace", key),
+            ("send", "file", key),
+            ("discovery", "list"),
+            ("bench", "--seconds", "0.1", "--size", "64"),
+            ("connect", f"{key}:9"),
+        )
+        for _ in range(self.RUNS):
+            for arguments in commands:
+                done = await deferToThread(
+                    subprocess.run,
+                    [sys.executable, "-c", f"{debugging}from dmsg.cli.main import entry; entry()", *arguments],
+                    cwd=self.directory,
+                    env={**os.environ, **self.environment},
+                    capture_output=True,
+                    stdin=subprocess.DEVNULL,
+                    text=True,
+                    timeout=60,
+                )
+                self.assertNotIn("Unhandled", done.stderr, arguments)
+                self.assertNotIn("Traceback", done.stderr, arguments)
+                self.assertEqual(done.returncode, 1 if arguments[0] == "connect" else 0, (arguments, done.stderr))
+
+
+class DescribeTests(SynchronousTestCase):
+    """Errors name the file that they are about."""
+
+    def test_files(self) -> None:
+        error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "some/file")
+        self.assertEqual(output.describe(error), "some/file: No such file or directory")
+        self.assertEqual(output.describe(OSError(errno.EIO, "Input/output error")), "Input/output error")
