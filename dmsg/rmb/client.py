@@ -108,7 +108,7 @@ class RmbClient(Service):
     :param session: a name, so that several programs of a twin can be
         connected; None is the twin itself, whom others call.
     :param update: let the registry say which relays and which key this twin has.
-    :param strict: let it also say that everything of this twin is signed with borders; None leaves that as it is.
+    :param strict: let it also say that every program of this twin signs with borders; None leaves that as it is.
     :ivar twin: of the registry, once it is ready.
     """
 
@@ -125,7 +125,7 @@ class RmbClient(Service):
         session: str | None = None,
         encryption: bool = True,
         update: bool = True,
-        strict: bool | None = True,
+        strict: bool | None = None,
         wall_clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:

@@ -2,7 +2,8 @@
 
 A message counts as delivered when the session's websocket has answered a ping
 that was sent behind it.  Until then it is in the *window*; when that is full,
-or the answer takes long, the session's queue takes over.  In the same way a
+what comes waits in a *line* in memory, and those who send it are read no
+further; only where the answer takes long the session's queue takes over.  In the same way a
 ping of the session itself is answered when all it sent before is *settled*:
 confirmed by its receiver, in a queue, with another relay, or refused.  So
 whoever sends again what was not confirmed loses nothing when a relay is
@@ -19,6 +20,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from dmsg.rmb.address import Session
+from dmsg.rmb.parking import Parking
 from dmsg.rmb.queues import Queued
 
 WINDOW_MESSAGES = 1024
@@ -27,8 +29,12 @@ WINDOW_SIZE = 4 * 1024 * 1024
 """Bytes of these; one message more may be larger."""
 SPILL_AFTER = 2.0
 """Seconds without confirmation after which the queue keeps a message too."""
+LINE_MESSAGES, LINE_SIZE = 4096, 8 * 1024 * 1024
+"""Messages that wait for the window of a connected session, and their bytes; who sends more is held."""
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
 """Unsettled messages of a session, and their bytes, at which it is read from again, after there were too many."""
+FEW_IN_WINDOW = 64
+"""Messages unconfirmed by a session that logs each ping, up to which it is pinged behind them only in a while."""
 MAX_PINGS = 16
 """Pings of a session that wait for an answer; the oldest then goes unanswered, as RFC 6455 allows."""
 
@@ -73,11 +79,15 @@ class Ledger:
     :param broken: called when something was lost that the session has to send again.
     """
 
-    __slots__ = ("_added", "_broken", "_pings", "_pong", "_waiting", "relaxed", "size")
+    __slots__ = ("_added", "_broken", "_pings", "_pong", "_waiting", "durable", "holder", "relaxed", "size")
 
     def __init__(self, pong: Callable[[bytes], None], broken: Callable[[], None] = lambda: None) -> None:
         self._pong = pong
         self._broken = broken
+        self.holder: Parking | None = None
+        """Holds the session while a receiver catches up; None for what another relay brings."""
+        self.durable = False
+        """What it sends is written down before it is delivered: it will not send it again."""
         self.size = 0
         """Bytes of what is not settled."""
         self.relaxed: Callable[[], None] | None = None
@@ -149,10 +159,24 @@ class Store(Protocol):
     def busy(self, delivery: Delivery) -> None:
         """It has something in its window from now on."""
 
+    def waits(self, delivery: Delivery) -> None:
+        """It has something in its line from now on."""
+
+    def ping_later(self, delivery: Delivery) -> None:
+        """Call :meth:`Delivery.ping_behind` in a while."""
+
 
 class Delivery:
     """Messages to one connected session, in order.
 
+    What is in the queue is older than what is in the line, and that is older
+    than nothing else: so the line moves into the window only when the queue is
+    empty, and goes into the queue as a whole.
+
+    :param line: messages in the line at which senders are held; with those behind it in the queue.
+    :ivar appending: messages on their way into the queue that :meth:`offer` did not take.
+    :ivar lazy: the session logs an error for each ping: there are as few behind messages as may be.
+    :ivar stalled: it has confirmed nothing for long, and is treated as one that is away.
     :ivar catching_up: there is, or may be, something in the queue that goes first.
     """
 
@@ -160,10 +184,17 @@ class Delivery:
         "_after",
         "_again",
         "_barrier",
+        "_behind",
         "_carrier",
         "_confirmed",
+        "_held",
         "_inside",
         "_keeping",
+        "_line",
+        "_line_messages",
+        "_line_size",
+        "_lined",
+        "_marks",
         "_more",
         "_reading",
         "_sent",
@@ -171,13 +202,16 @@ class Delivery:
         "_skip",
         "_store",
         "_window",
+        "appending",
         "catching_up",
         "closed",
+        "lazy",
         "session",
         "since",
+        "stalled",
     )
 
-    def __init__(self, session: Session, carrier: Carrier, store: Store) -> None:
+    def __init__(self, session: Session, carrier: Carrier, store: Store, line: int = LINE_MESSAGES) -> None:
         self.session = session
         self._carrier = carrier
         self._store = store
@@ -194,13 +228,25 @@ class Delivery:
         self._keeping = 0
         # ids of what is in the queue only because its confirmation took long
         self._skip: set[Any] = set()
+        self._line: deque[Message] = deque()
+        self._line_messages = line
+        self._line_size = 0
+        self._lined = 0
+        """Messages that were put into the line so far; ``_marks``: how many at the last two looks."""
+        self._marks = (0, 0)
+        self._behind = 0
+        """Messages of the line that went into the queue and were not read from it."""
+        self._held: set[Parking] = set()
+        self.appending = 0
+        self.stalled = False
+        self.lazy = False
         self.catching_up = True
         self.closed = False
         self.since: float | None = None
         """When the present wait for a confirmation began; the relay's clock sets it."""
 
     def __len__(self) -> int:
-        return len(self._window)
+        return len(self._window) + len(self._line)
 
     def start(self) -> None:
         """Deliver what is in the queue."""
@@ -211,26 +257,127 @@ class Delivery:
         return len(self._window) >= WINDOW_MESSAGES or self._size >= WINDOW_SIZE
 
     def offer(self, message: Message) -> bool:
-        """Send a message now; False when it has to go to the queue, behind what is there."""
-        if self.catching_up or len(self._window) >= WINDOW_MESSAGES or self._size >= WINDOW_SIZE:
-            if not self.catching_up:
-                # into the queue before what comes now, so that the order stays
-                self.spill()
-                self.catching_up = True
+        """Take a message, to be sent now or from the line; False when it has to go into the queue."""
+        if not (self._line or self.catching_up or self._full):
+            self._send(message)
+            return True
+        holder = message.owner.holder if message.owner is not None else None
+        written_down = message.owner is not None and message.owner.durable
+        if self.stalled or self._too_long or written_down:
+            if written_down and not self.stalled:
+                self._behind += 1
+                self._wait_for_me(holder)
+            # into the queue before what comes now, so that the order stays
+            self._spill_line()
+            self.spill()
+            self.catching_up = True
             self._again = True
             return False
-        self._send(message)
+        if not self._line:
+            self._store.waits(self)
+        self._line.append(message)
+        self._lined += 1
+        self._line_size += len(message.data)
+        self._wait_for_me(holder)
         return True
+
+    def _wait_for_me(self, holder: Parking | None) -> None:
+        if holder is not None and holder not in self._held and self._crowded(1):
+            self._held.add(holder)
+            holder.wait_for(self)
+
+    @property
+    def _too_long(self) -> bool:
+        """Twice what holds senders: those that nobody can hold have filled it."""
+        return len(self._line) >= 2 * self._line_messages or self._line_size >= 2 * LINE_SIZE
+
+    def _crowded(self, part: int) -> bool:
+        """The ``part``-th part of what holds senders waits."""
+        waiting = len(self._line) + self._behind
+        return waiting * part >= self._line_messages or self._line_size * part >= LINE_SIZE
+
+    def _advance_line(self) -> None:
+        """From the line into the window, when the queue has nothing that goes before."""
+        line = self._line
+        while line and not (self.catching_up or self._full):
+            message = line.popleft()
+            self._line_size -= len(message.data)
+            self._send(message)
+        if self._held and not self._crowded(2):
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, set()
+        for holder in held:
+            holder.go_on(self)
+
+    def look(self) -> None:
+        """Every second: what waited longer than one goes to the queue, so that its sender need not wait for it."""
+        if self._line and self._lined - len(self._line) < self._marks[0]:
+            self._spill_line()
+        self._marks = (self._marks[1], self._lined)
+
+    def stall(self) -> None:
+        """It confirms nothing: let the queue keep everything, and nobody be held for it."""
+        self.stalled = True
+        self.spill()
+        self._spill_line()
+        self._release()
+
+    def _spill_line(self) -> None:
+        """All of the line into the queue, from where it comes back."""
+        if not self._line:
+            return
+        line, self._line = self._line, deque()
+        self._line_size = 0
+        self._behind += len(line)
+        self.catching_up = True
+        self._again = True
+        for message in line:
+            self._put_by(message)
+
+    def _put_by(self, message: Message) -> None:
+        self._keeping += 1
+
+        def done(result: Any) -> None:
+            self._keeping -= 1
+            self._again = True
+            if not self._keeping and not self.closed:
+                self._read()
+
+        kept = self._store.keep(self.session, message)
+        kept.addCallbacks(lambda _: message.settle(), lambda _: message.lose()).addBoth(done)
 
     def _send(self, message: Message) -> None:
         self._window.append(message)
         self._size += len(message.data)
         self._sent += 1
         self._carrier.send(message.data)
-        if not self._barrier:
-            self._barrier = True
+        if message.owner is not None and message.owner.durable and message.kept is None:
+            self._keep(message)
+        self._ping()
+
+    def _ping(self) -> None:
+        if self._barrier:
+            return
+        self._barrier = True
+        if self.lazy:
+            self._store.ping_later(self)
+        else:
+            self.ping_behind()
+
+    @property
+    def few(self) -> bool:
+        """So few are unconfirmed that their confirmation can wait."""
+        return len(self._window) < FEW_IN_WINDOW and self._size < WINDOW_SIZE // 2
+
+    def ping_behind(self) -> None:
+        """Ask the session to confirm all that was sent."""
+        if self._window and not self.closed:
             self._carrier.barrier(self._sent)
             self._store.busy(self)
+        else:
+            self._barrier = False
 
     def poke(self) -> None:
         """Something was put into the queue."""
@@ -249,6 +396,7 @@ class Delivery:
         if self._confirmed < number:
             # an answer that confirms nothing new is no sign that it reads
             self.since = None
+            self.stalled = False
         while self._confirmed < number:
             message = self._window.popleft()
             self._confirmed += 1
@@ -261,10 +409,10 @@ class Delivery:
         if removed:
             self._store.remove(self.session, removed)
         self._barrier = False
+        if self._line and not self.catching_up:
+            self._advance_line()
         if self._window:
-            self._barrier = True
-            self._carrier.barrier(self._sent)
-            self._store.busy(self)
+            self._ping()
         if self.catching_up:
             self._read()
 
@@ -288,6 +436,7 @@ class Delivery:
         self._reading = False
         if self.closed:
             return
+        self._behind = max(0, self._behind - len(batch)) if batch else 0
         expired = []
         for queued in batch:
             self._after = queued.id
@@ -304,8 +453,9 @@ class Delivery:
         if batch or self._again:
             self._more = True
             self._read()
-        else:
+        elif not self.appending:
             self.catching_up = False
+            self._advance_line()
 
     def _not_read(self, failure: Failure) -> None:
         # the relay's round comes by again
@@ -354,6 +504,9 @@ class Delivery:
         """The connection is gone: what it had not confirmed, and no queue keeps."""
         self.closed = True
         left = [message for message in self._window if message.kept is None and not message.keeping]
+        left += self._line
         self._window.clear()
-        self._size = 0
+        self._line.clear()
+        self._size = self._line_size = 0
+        self._release()
         return left

@@ -302,6 +302,8 @@ class Federation:
             self._only_keep(item)
             return
         self._hold(item)
+        if message.owner is not None and message.owner.durable:
+            self._keep(item)
         self._make_ready(item)
 
     def _only_keep(self, item: _Item) -> None:

@@ -54,6 +54,12 @@ class RelayMetrics:
         yield GaugeMetricFamily("rmb_cache_entries", "Twins that are known", value=len(cache))
         yield GaugeMetricFamily("rmb_federation_waiting", "Messages under way to other relays", value=len(federation))
         yield CounterMetricFamily("rmb_queue_dropped", "Oldest messages of full queues", value=switch.dropped_oldest)
+        limited = CounterMetricFamily(
+            "rmb_limited", "Messages refused because their twin sends too much; 0: other twins", labels=["twin"]
+        )
+        for twin, number in switch.limited.items():
+            limited.add_metric([str(twin)], number)
+        yield limited
         drops = CounterMetricFamily("rmb_drops", "What was refused, dropped or ended, by reason", labels=["reason"])
         for drop in Drop:
             drops.add_metric([drop.value], switch.relay.drops[drop])

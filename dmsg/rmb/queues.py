@@ -20,8 +20,11 @@ from dmsg.rmb.errors import QueueUnavailable
 
 FEDERATION = "relay.federation"
 """The name of the queue of what is for other relays; no session is called so."""
-BATCH = 100
-"""Messages in one read."""
+BATCH = 1000
+"""Messages in one read: a receiver that catches up must do so faster than others send."""
+
+EXPIRED = 1000
+"""Messages whose time has passed that are taken out at once."""
 
 _log = Logger()
 
@@ -65,7 +68,7 @@ class RelayQueue(Interface):
     def remove(session: str, ids: Sequence[Any]) -> None:
         """They are delivered."""
 
-    def expired(now: float) -> list[tuple[str, bytes]]:
+    def expired(now: float) -> Deferred[list[tuple[str, bytes]]]:
         """Take out some messages whose time has passed."""
 
     def watch(appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
@@ -238,13 +241,16 @@ class SQLiteQueue:
             # they are delivered a second time, and their receiver knows them
             _log.error("delivered messages stay in the queue: {error}", error=str(error))
 
-    def expired(self, now: float) -> list[tuple[str, bytes]]:
-        rows = self._db.execute(
-            "SELECT id, session, data FROM messages WHERE until <= ? ORDER BY until LIMIT ?", (now, 10 * BATCH)
-        ).fetchall()
+    def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
+        try:
+            rows = self._db.execute(
+                "SELECT id, session, data FROM messages WHERE until <= ? ORDER BY until LIMIT ?", (now, EXPIRED)
+            ).fetchall()
+        except sqlite3.Error as error:
+            return fail(QueueUnavailable(str(error)))
         for number, session, _ in rows:
             self.remove(session, [number])
-        return [(session, data) for _, session, data in rows]
+        return succeed([(session, data) for _, session, data in rows])
 
     def watch(self, appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
         """There are no other processes."""

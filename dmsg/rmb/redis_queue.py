@@ -2,12 +2,14 @@
 
 ``stream:<twin>[:<sid>]`` is a stream of one field ``_`` for each session,
 ``relay.federation.stream`` one of the field ``msg``.  Beside these:
-``rmb.session:<twin>[:<sid>]``, the process to which a session is connected; and a channel, ``rmb.queue``,
-on which processes tell each other what they appended.
+``rmb.session:<twin>[:<sid>]``, the process to which a session is connected; ``rmb.until``, a sorted set of what is
+kept, by the second in which its life ends; and a channel, ``rmb.queue``, on which processes tell each other what they
+appended.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import uuid4
@@ -22,10 +24,11 @@ from zope.interface import implementer
 from dmsg.net.redis import open_redis, patience, subscribe, without_password
 from dmsg.rmb.address import STREAM_PREFIX
 from dmsg.rmb.errors import QueueUnavailable
-from dmsg.rmb.queues import BATCH, FEDERATION, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.queues import BATCH, EXPIRED, FEDERATION, Queued, QueueLimits, RelayQueue
 
 FEDERATION_STREAM = "relay.federation.stream"
 CHANNEL = "rmb.queue"
+UNTIL = "rmb.until"
 PRESENT = "rmb.session:"
 EXPIRE = 3600
 """Seconds after the last append when a queue goes."""
@@ -36,6 +39,8 @@ FEDERATION_LENGTH = 100_000
 """Messages for other relays."""
 PRESENCE = 75
 """Seconds that a session is believed to be connected without being said to be."""
+APPEND_BATCH = 100
+"""Messages appended in one call: a script runs alone, and others wait for it."""
 BATCH_SIZE = 4 * 1024 * 1024
 """Bytes appended in one call; one message more may be larger."""
 POLLED = 1000
@@ -48,15 +53,40 @@ RETRY_EVERY = 0.2
 # the oldest go one by one only where that costs nothing: MAXLEN ~ cuts whole nodes of the stream
 _APPEND = """
 local results = {}
-for index = 1, #KEYS - 1 do
-  local key, at = KEYS[index], (index - 1) * 5
+for index = 1, #KEYS - 2 do
+  local key, at = KEYS[index], (index - 1) * 6
   local before = redis.call('XLEN', key)
   local id = redis.call('XADD', key, 'MAXLEN', '~', ARGV[at + 1], '*', ARGV[at + 2], ARGV[at + 3])
-  if ARGV[at + 4] ~= '0' then redis.call('EXPIRE', key, ARGV[at + 4]) end
+  if ARGV[at + 4] ~= '0' then
+    redis.call('EXPIRE', key, ARGV[at + 4])
+    redis.call('ZADD', KEYS[#KEYS - 1], ARGV[at + 6], id .. ' ' .. key)
+  end
   redis.call('PUBLISH', KEYS[#KEYS], ARGV[at + 5])
   results[index] = {id, before + 1 - redis.call('XLEN', key)}
 end
 return results
+"""
+_REMOVE = """
+for index = 1, #ARGV do
+  redis.call('XDEL', KEYS[1], ARGV[index])
+  redis.call('ZREM', KEYS[2], ARGV[index] .. ' ' .. KEYS[1])
+end
+"""
+# in one step, so that one of several processes takes each
+_EXPIRED = """
+local found = {}
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
+for _, member in ipairs(due) do
+  local blank = string.find(member, ' ', 1, true)
+  local id, key = string.sub(member, 1, blank - 1), string.sub(member, blank + 1)
+  local entry = redis.call('XRANGE', key, id, id)[1]
+  if entry then
+    found[#found + 1] = {key, entry[2][2]}
+    redis.call('XDEL', key, id)
+  end
+  redis.call('ZREM', KEYS[1], member)
+end
+return found
 """
 _PRESENT = """
 for index = 1, #KEYS do redis.call('SET', KEYS[index], ARGV[1], 'EX', ARGV[2]) end
@@ -90,7 +120,7 @@ class RedisQueue:
         self.limits = limits or QueueLimits()
         self.dropped: Callable[[str, int], None] = lambda session, number: None
         self._name = uuid4().hex
-        self._batch: list[tuple[str, bytes, Deferred[Any]]] = []
+        self._batch: list[tuple[str, bytes, float, Deferred[Any]]] = []
         self._appending: set[Deferred[Any]] = set()
         self._closed = False
         self._grouped = False
@@ -114,16 +144,16 @@ class RedisQueue:
         appended: Deferred[Any] = Deferred()
         if not self._batch:
             self._reactor.callLater(0, self._flush)
-        self._batch.append((session, data, appended))
+        self._batch.append((session, data, until, appended))
         return appended
 
     def _flush(self) -> None:
-        batch, self._batch = self._batch, []
+        batch, self._batch = deque(self._batch), []
         while batch:
-            some: list[tuple[str, bytes, Deferred[Any]]] = []
+            some: list[tuple[str, bytes, float, Deferred[Any]]] = []
             size = 0
-            while batch and len(some) < BATCH and size < BATCH_SIZE:
-                some.append(batch.pop(0))
+            while batch and len(some) < APPEND_BATCH and size < BATCH_SIZE:
+                some.append(batch.popleft())
                 size += len(some[-1][1])
             appending = Deferred.fromCoroutine(self._append(some))
             self._appending.add(appending)
@@ -132,15 +162,15 @@ class RedisQueue:
     def _ended(self, result: Any, appending: Deferred[None]) -> None:
         self._appending.discard(appending)
 
-    def _not_appended(self, failure: Failure, batch: list[tuple[str, bytes, Deferred[Any]]]) -> None:
+    def _not_appended(self, failure: Failure, batch: list[tuple[str, bytes, float, Deferred[Any]]]) -> None:
         why = "the relay is shutting down" if failure.check(CancelledError) else str(failure.value)
-        for _, _, appended in batch:
+        for _, _, _, appended in batch:
             if not appended.called:
                 appended.errback(QueueUnavailable(f"{self._shown}: {why}"))
 
-    async def _append(self, batch: list[tuple[str, bytes, Deferred[Any]]]) -> None:
+    async def _append(self, batch: list[tuple[str, bytes, float, Deferred[Any]]]) -> None:
         arguments: list[Any] = []
-        for session, data, _ in batch:
+        for session, data, until, _ in batch:
             federation = session == FEDERATION
             arguments += [
                 str(FEDERATION_LENGTH if federation else self.limits.messages),
@@ -148,8 +178,9 @@ class RedisQueue:
                 data,
                 "0" if federation else str(EXPIRE),
                 f"{self._name} + {session}",
+                repr(until),
             ]
-        keys = [*(self._key(session) for session, _, _ in batch), CHANNEL]
+        keys = [*(self._key(session) for session, *_ in batch), UNTIL, CHANNEL]
         deadline = self._reactor.seconds() + RETRY_FOR
         while True:
             try:
@@ -163,7 +194,7 @@ class RedisQueue:
                 if self._closed or self._reactor.seconds() >= deadline:
                     raise
                 await deferLater(self._reactor, RETRY_EVERY)
-        for (session, _, appended), (number, dropped) in zip(batch, results, strict=True):
+        for (session, _, _, appended), (number, dropped) in zip(batch, results, strict=True):
             if int(dropped) > 0:
                 self.dropped(session, int(dropped))
             appended.callback(bytes(number))
@@ -218,11 +249,16 @@ class RedisQueue:
 
         if session == FEDERATION:
             self._quietly("XACK", FEDERATION_STREAM, GROUP, *ids)
-        self._redis.execute_command("XDEL", self._key(session), *ids).addErrback(failed)
+            self._redis.execute_command("XDEL", FEDERATION_STREAM, *ids).addErrback(failed)
+        else:
+            self._redis.eval(_REMOVE, [self._key(session), UNTIL], list(ids)).addErrback(failed)
 
-    def expired(self, now: float) -> list[tuple[str, bytes]]:
-        # a stream goes as a whole when nothing came for an hour; what is read is looked at then
-        return []
+    def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
+        # what relays of the reference appended is in no set: it is looked at when it is read
+        result: Deferred[Any] = self._redis.eval(_EXPIRED, [UNTIL], [repr(now), str(EXPIRED)])
+        return result.addCallback(
+            lambda found: [(bytes(key).decode().removeprefix(STREAM_PREFIX), bytes(data)) for key, data in found]
+        )
 
     # --- other processes ---
 

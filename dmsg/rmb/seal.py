@@ -8,6 +8,7 @@ be, signed by who it says it is of, and had not been received before.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,10 @@ PAYLOAD_TYPE, PAYLOAD_DATA, VALIDATION, UNKNOWN_TWIN, BAD_SIGNATURE, NO_KEY, E2E
     500,
 )
 """Codes of errors that peers answer."""
+STRICT_FOR = 600.0
+"""Seconds for which a session that has signed with borders is expected to do so."""
+MAX_STRICT = 50_000
+"""Sessions of which that is remembered."""
 MAX_SEEN = 500_000
 """Messages that are remembered until their life ends."""
 MAX_SEEN_OF_TWIN = 200_000
@@ -142,6 +147,11 @@ class Seal:
         self._registry = registry
         self._encryption = encryption
         self._strict = strict
+        self._known_strict: OrderedDict[Session, float] = OrderedDict()
+        """Sessions that signed with borders, and when they did so last."""
+
+    def _knows_borders(self, session: Session, now: float) -> bool:
+        return now - self._known_strict.get(session, -STRICT_FOR) < STRICT_FOR
 
     # --- outbound ---
 
@@ -160,7 +170,7 @@ class Seal:
         if payload is not None:
             if self._encryption is None or receiver.pk is None:
                 envelope.plain = payload
-            elif self._strict and receiver.strict:
+            elif self._strict and (receiver.strict or self._knows_borders(to, now)):
                 envelope.bound = self._encryption.encrypt_bound(payload, receiver.pk, frame_of_payload(envelope))
             else:
                 envelope.cipher = self._encryption.encrypt(payload, receiver.pk)
@@ -200,7 +210,7 @@ class Seal:
             raise Rejected(Drop.BAD_TIMES, f"envelope validation error: {wrong}", VALIDATION, envelope)
         sender = await self._sender(envelope, source.twin)
         try:
-            self._check(envelope, sender)
+            self._check(envelope, sender, now)
         except SignatureInvalid as error:
             text = f"invalid envelope signature: {error}"
             raise Rejected(Drop.BAD_SIGNATURE, text, BAD_SIGNATURE, envelope) from None
@@ -215,15 +225,20 @@ class Seal:
             raise Rejected(Drop.REGISTRY_DOWN, f"other: {error}", OTHER, envelope) from None
         return twin
 
-    def _check(self, envelope: Envelope, sender: Twin) -> None:
-        if not sender.strict:
+    def _check(self, envelope: Envelope, sender: Twin, now: int) -> None:
+        source = source_of(envelope)
+        if not envelope.HasField("strict_signature"):
+            # a relay can take it off, and move the borders of what the other one is over
+            if sender.strict or self._knows_borders(source, now):
+                raise SignatureInvalid("the strict signature is missing")
             verify(envelope.signature, challenge(envelope), sender.account)
             return
-        # a relay can take it off, and move the borders of what the other one is over
-        if not envelope.HasField("strict_signature"):
-            raise SignatureInvalid("the strict signature is missing")
         # it is over everything that the other one is over, so one is enough
         verify(envelope.strict_signature, strict_challenge(envelope), sender.account)
+        self._known_strict[source] = now
+        self._known_strict.move_to_end(source)
+        if len(self._known_strict) > MAX_STRICT:
+            self._known_strict.popitem(last=False)
 
     def _payload(self, envelope: Envelope, sender: Twin) -> bytes:
         which = envelope.WhichOneof("payload")

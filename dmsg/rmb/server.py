@@ -44,6 +44,7 @@ class RelaySettings:
     """What a relay is told.
 
     :ivar queue: ``sqlite:PATH`` or ``redis://HOST:PORT/DB``.
+    :ivar durable: what clients send that will not send it again is in the queue before it is delivered.
     :ivar limit: messages and bytes a minute of each twin, or None.
     """
 
@@ -58,6 +59,7 @@ class RelaySettings:
     proxied: bool = False
     connect_rate: float = CONNECT_RATE
     token_reuse: bool = False
+    durable: bool = False
     queue_limits: QueueLimits = field(default_factory=QueueLimits)
 
 
@@ -131,7 +133,13 @@ class RmbRelay(Service):
             self._random,
         )
         self.switch = switch = Switch(
-            self._reactor, relay, self._registry, self._queue, self._federation, self._wall_clock
+            self._reactor,
+            relay,
+            self._registry,
+            self._queue,
+            self._federation,
+            self._wall_clock,
+            durable=self.settings.durable,
         )
         metrics = RelayMetrics(switch)
         page = RelaySite(
@@ -184,6 +192,7 @@ class RmbRelay(Service):
         if self._round is not None and self._round.running:
             self._round.stop()
         if self.switch is not None:
+            self.switch.stop()
             for session in list(self.switch.sessions.values()):
                 session.end(Drop.DRAINING, GOING_AWAY, "the relay is shutting down")
             await deferLater(self._reactor, 0.05)

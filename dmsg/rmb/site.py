@@ -31,15 +31,18 @@ from dmsg.rmb.wire import MAX_MESSAGE, challenge, decode
 
 IDLE_TIMEOUT = 60
 """Seconds that a connection without a websocket may be silent."""
-INTAKE_RATE, INTAKE_BURST = 1000.0, 2000.0
+INTAKE_RATE, INTAKE_BURST = 1000.0, 10_000.0
 """Messages a second of one address, and at once, that other relays may bring."""
 CONNECT_RATE, CONNECT_BURST = 200, 2000
 """Upgrades a second of one address, and at once, by default."""
 INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
 """Messages and bytes a minute of one twin that other relays may bring."""
+SAME_TIME = 2
+"""Seconds after its issue in which a token may open another connection: signatures of ed25519 over the same claims
+are the same, and clients of the reference put nothing into them but the second."""
 MAX_USED_TOKENS = 100_000
 """Tokens that are remembered until they expire."""
-MAX_INTAKE = 256
+MAX_INTAKE = 1024
 """Messages of other relays under way at once."""
 
 _log = Logger()
@@ -126,6 +129,11 @@ class RelaySite(Resource):
         self._switch.relay.drops[drop] += 1
         return self._text(request, status, text)
 
+    def _later(self, request: Request, drop: Drop, text: str, seconds: int = 1) -> bytes:
+        """What may be true a moment later is never a 4xx: relays of the reference take those as final."""
+        request.setHeader(b"retry-after", b"%d" % seconds)
+        return self._refuse(request, drop, 503, text)
+
     def _address(self, request: Request) -> str:
         if self._proxied and (forwarded := request.getHeader(b"x-forwarded-for")):
             return forwarded.decode("latin-1").rpartition(",")[2].strip()
@@ -193,7 +201,7 @@ class RelaySite(Resource):
             return self._refuse(request, refusal, 503, refusal.value.replace("_", " "))
         if not self._first_use(parsed):
             return self._refuse(request, Drop.BAD_TOKEN, 401, "invalid jwt: jwt: was used before")
-        return self._upgrade.upgrade(request, RelaySession(self._switch, session))
+        return self._upgrade.upgrade(request, RelaySession(self._switch, session, asks=parsed.asks))
 
     def _first_use(self, parsed: token.Token) -> bool:
         """A token is in a URL, and proxies write these down: it opens one connection, and no second one."""
@@ -203,9 +211,10 @@ class RelaySite(Resource):
         now = int(self._switch.now())
         while used and next(iter(used.values())) < now:
             used.popitem(last=False)
-        key = hashlib.sha256(parsed.signed).digest()
+        # all of it, but not its text: that can be spelled in several ways
+        key = hashlib.sha256(parsed.signed + b"." + parsed.signature).digest()
         if key in used:
-            return False
+            return now - parsed.issued <= SAME_TIME
         used[key] = parsed.expires
         if len(used) > MAX_USED_TOKENS:
             used.popitem(last=False)
@@ -221,8 +230,7 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.DRAINING, 503, "shutting down")
         address = self._address(request)
         if self._taking >= MAX_INTAKE or not self._intakes.allow(address, self._reactor.seconds()):
-            request.setHeader(b"retry-after", b"1")
-            return self._refuse(request, Drop.INTAKE_RATE, 429, "too many messages")
+            return self._later(request, Drop.INTAKE_RATE, "too many messages")
         self._taking += 1
         assert request.content is not None
         taking = Deferred.fromCoroutine(self._take_in(request, request.content.read()))
@@ -245,32 +253,49 @@ class RelaySite(Resource):
         try:
             switch.relay.check_message(envelope, switch.now())
         except Refused as refused:
+            if refused.drop is Drop.BAD_TIMES:  # its time comes
+                return self._later(request, refused.drop, f"bad request: {refused}", 10)
             return self._refuse(request, refused.drop, 400, f"bad request: {refused}")
         try:
             await self._check_source(envelope)
             receiver = await self._twin(envelope.destination.twin)
-        except TwinNotFound as error:
-            return self._refuse(request, Drop.INTAKE_SIGNATURE, 401, str(error))
+        except TwinNotFound as error:  # perhaps its registry is ahead of ours
+            return self._later(request, Drop.INTAKE_SIGNATURE, str(error), 5)
         except SignatureInvalid as error:
             return self._refuse(request, Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}")
         except DmsgError as error:
-            return self._refuse(request, Drop.REGISTRY_DOWN, 500, f"failed to get twin: {error}")
+            return self._later(request, Drop.REGISTRY_DOWN, f"failed to get twin: {error}")
         # only what is signed counts, so that nobody can use up what another may send
         if not self._of_twins.measure(envelope.source.twin, len(data), switch.now()):
-            request.setHeader(b"retry-after", b"10")
-            return self._refuse(request, Drop.INTAKE_RATE, 429, "too many messages of this twin")
+            switch.count_limited(envelope.source.twin)
+            return self._later(request, Drop.INTAKE_RATE, "too many messages of this twin", 10)
         try:
+            receiver = await self._again_if_elsewhere(envelope.destination.twin, receiver)
             await switch.take_in(envelope, data, receiver, only_connected=only_connected)
         except Refused as refused:
-            return self._refuse(request, refused.drop, 404, OFFLINE if refused.drop is Drop.OFFLINE else str(refused))
+            if refused.drop is Drop.OFFLINE:
+                return self._refuse(request, refused.drop, 404, OFFLINE)
+            # the registry may say so tomorrow, and the other relay may know today
+            return self._later(request, refused.drop, str(refused), 5)
         except DmsgError as error:
-            return self._text(request, 500, f"switch error: {error}")
+            return self._later(request, Drop.QUEUE_FAILED, f"switch error: {error}")
         request.setResponseCode(202)
         return b""
 
     async def _check_source(self, envelope: Envelope) -> None:
         twin = await self._switch.registry.get(envelope.source.twin)
         verify(envelope.signature, challenge(envelope), twin.account)
+
+    async def _again_if_elsewhere(self, number: int, twin: Twin | None) -> Twin | None:
+        """A twin that is not here as far as is remembered may have moved since."""
+        domains = self._switch.relay.domains
+        if not domains or (twin is not None and twin.relays & domains):
+            return twin
+        self._switch.registry.doubt(number)
+        try:
+            return await self._twin(number)
+        except DmsgError:
+            return twin
 
     async def _twin(self, number: int) -> Twin | None:
         try:

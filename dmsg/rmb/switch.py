@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -19,10 +19,11 @@ from twisted.python.failure import Failure
 from dmsg.errors import DmsgError
 from dmsg.rmb import relay as rules
 from dmsg.rmb.address import Session
-from dmsg.rmb.delivery import SPILL_AFTER, Delivery, Ledger, Message
+from dmsg.rmb.delivery import LINE_MESSAGES, SPILL_AFTER, Delivery, Ledger, Message
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.federation import FULL, Federation, Outcome
+from dmsg.rmb.parking import Parking
 from dmsg.rmb.queues import FEDERATION, Queued
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import Action, Refused, Relay, wants_answer
@@ -38,6 +39,22 @@ from dmsg.rmb.wire import (
     to_pong,
 )
 
+ASKING_PING = 8
+"""Bytes of the pings by which clients of this package ask whether all before was taken."""
+PING_BEHIND = 0.05
+"""Seconds between pings behind messages, to sessions that log each."""
+PING_BEHIND_FEW = 1.0
+"""The same, while few messages are unconfirmed."""
+START_GRACE = 10.0
+"""Seconds after the start in which a session that is not there is given time to come back."""
+COME_BACK = 2.0
+"""Seconds of that."""
+MAX_LIMITED = 100
+"""Twins that metrics name for having sent too much; others are counted together, as twin 0."""
+LIMITED_EVERY = 60.0
+"""Seconds between lines about twins that send too much."""
+LIMITED_NAMED = 10
+"""Twins named in one line."""
 ROUND = 1.0
 """Seconds between looks at what waits."""
 IDLE_PING = 30.0
@@ -50,6 +67,8 @@ PRESENT_EVERY = 30.0
 """Seconds between notes of who is connected, for other processes on the same queue."""
 POLLED = 1000
 """Sessions whose queues are looked at in one round."""
+MAX_COMING_BACK = 10_000
+"""Sessions that are waited for after a start."""
 MAX_LOOKUPS = 200
 """Questions to the registry that a session has begun; then it is not read from."""
 LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
@@ -66,14 +85,25 @@ class RelaySession:
     Provides :class:`~dmsg.rmb.websocket.Receiver` and :class:`~dmsg.rmb.delivery.Carrier`.
     """
 
-    __slots__ = ("delivery", "gone", "heard_at", "ledger", "lookups", "session", "socket", "switch")
+    __slots__ = ("delivery", "gone", "heard_at", "ledger", "lookups", "parking", "session", "socket", "switch")
 
-    def __init__(self, switch: Switch, session: Session) -> None:
+    def __init__(self, switch: Switch, session: Session, *, asks: bool = True) -> None:
+        """:param asks: it pings behind its messages, and sends again what is not confirmed."""
         self.switch = switch
         self.session = session
         self.socket: Socket | None = None
         self.ledger = Ledger(self._answer_ping, self._broken)
-        self.delivery = Delivery(session, self, switch)
+        self.delivery = Delivery(session, self, switch, switch.line_messages)
+        self.parking = Parking(
+            self._receive,
+            self.ledger.ping,
+            switch.later,
+            lambda: self._hold("parked"),
+            lambda: self._release("parked"),
+            lambda: len(self.delivery) > 0,
+        )
+        self.ledger.holder = self.parking
+        self._asks(asks)
         self.heard_at = 0.0
         self.lookups = 0
         self.gone = False
@@ -84,7 +114,25 @@ class RelaySession:
         self.socket = socket
         self.switch.connected(self)
 
+    def _asks(self, asks: bool) -> None:
+        self.ledger.durable = self.switch.durable and not asks
+        self.delivery.lazy = not asks
+
+    def _hold(self, why: str) -> None:
+        if self.socket is not None:
+            self.socket.hold(why)
+
+    def _release(self, why: str) -> None:
+        if self.socket is not None:
+            self.socket.release(why)
+
     def received(self, data: bytes) -> None:
+        if self.parking.closed:
+            self.parking.put(data, is_message=True)
+        else:
+            self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
         if not self.gone:
             self.switch.received(self, data)
             ledger = self.ledger
@@ -93,7 +141,12 @@ class RelaySession:
                 self.socket.hold("unsettled")  # type: ignore[union-attr]
 
     def ping_received(self, payload: bytes) -> None:
-        self.ledger.ping(payload)
+        if self.delivery.lazy and len(payload) == ASKING_PING:
+            self._asks(True)
+        if self.parking.closed:
+            self.parking.put(payload, is_message=False)
+        else:
+            self.ledger.ping(payload)
 
     def pong_received(self, payload: bytes) -> None:
         if len(payload) != 8 or self.gone:
@@ -153,7 +206,18 @@ class Switch:
         queue: Any,
         federation: Federation,
         wall_clock: Callable[[], float],
+        *,
+        durable: bool = False,
     ) -> None:
+        """:param durable: what sessions send that will not send it again is written down first."""
+        self.durable = durable
+        self._started = clock.seconds()
+        self._coming_back: dict[Session, list[Deferred[bool]]] = {}
+        self._to_ping: dict[Delivery, float] = {}
+        self.limited: Counter[int] = Counter()
+        """Messages that were refused because their twin sent too much, by twin."""
+        self._limited_now: Counter[int] = Counter()
+        self._limited_since = clock.seconds()
         self._clock = clock
         self.relay = relay
         self.registry = registry
@@ -168,6 +232,8 @@ class Switch:
         self._lookups: dict[int, deque[Callable[[Twin | Failure | None], None]]] = {}
         self._present_at = 0.0
         self._to_poll: list[Session] = []
+        # what goes from a line into the queue must not make that drop its oldest
+        self.line_messages = max(1, min(LINE_MESSAGES, queue.limits.messages // 2))
         federation.is_connected = self._is_connected
         federation.finished = self._forwarded
         queue.dropped = self._dropped
@@ -184,9 +250,13 @@ class Switch:
     def connected(self, session: RelaySession) -> None:
         """Its socket is open; an older connection of the same session is ended."""
         before = self.sessions.get(session.session)
-        if before is not None:
-            before.end(Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
         self.sessions[session.session] = session
+        for waiting in self._coming_back.pop(session.session, ()):
+            if not waiting.called:
+                waiting.callback(True)
+        if before is not None:
+            # what it had not confirmed goes into the queue, which the new one reads to its end
+            before.end(Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
         session.heard_at = self._clock.seconds()
         self.queue.connected_here(str(session.session))
         session.delivery.start()
@@ -201,6 +271,7 @@ class Switch:
             del self.sessions[session.session]
             self.queue.absent(str(session.session))
         self._busy.pop(session.delivery, None)
+        session.parking.clear()
         for message in session.delivery.close():
             self._enqueue(session.session, message, None)
 
@@ -210,6 +281,57 @@ class Switch:
             delivery.since = self._clock.seconds()
         self._busy[delivery] = None
 
+    def ping_later(self, delivery: Delivery) -> None:
+        """For :class:`~dmsg.rmb.delivery.Store`."""
+        if not self._to_ping:
+            self._clock.callLater(PING_BEHIND, self._ping_behind)
+        self._to_ping[delivery] = self._clock.seconds()
+
+    def _ping_behind(self) -> None:
+        waiting, self._to_ping = self._to_ping, {}
+        now = self._clock.seconds()
+        for delivery, since in waiting.items():
+            if delivery.few and now - since < PING_BEHIND_FEW and not delivery.closed:
+                self._to_ping[delivery] = since
+            else:
+                delivery.ping_behind()
+        if self._to_ping:
+            self._clock.callLater(PING_BEHIND, self._ping_behind)
+
+    def comes_back(self, session: Session) -> Deferred[bool]:
+        """Whether a session is there, or comes within :data:`COME_BACK` where this relay has just been started."""
+        if session in self.sessions:
+            return succeed(True)
+        if self._clock.seconds() - self._started >= START_GRACE or len(self._coming_back) >= MAX_COMING_BACK:
+            return succeed(False)
+        waiting: Deferred[bool] = Deferred()
+        self._coming_back.setdefault(session, []).append(waiting)
+
+        def too_late(result: object, seconds: float) -> bool:
+            others = self._coming_back.get(session, [])
+            if waiting in others:
+                others.remove(waiting)
+            if not others:
+                self._coming_back.pop(session, None)
+            return False
+
+        return waiting.addTimeout(COME_BACK, self._clock, too_late)
+
+    def stop(self) -> None:
+        """Nobody is waited for any more."""
+        coming, self._coming_back = self._coming_back, {}
+        for waiting in (one for some in coming.values() for one in some):
+            if not waiting.called:
+                waiting.callback(False)
+
+    def waits(self, delivery: Delivery) -> None:
+        """For :class:`~dmsg.rmb.delivery.Store`: it has a line."""
+        self._busy[delivery] = None
+
+    def later(self, call: Callable[[], None]) -> None:
+        """In the next turn of the reactor."""
+        self._clock.callLater(0, call)
+
     def round(self) -> None:
         """Every second; an error in one step ends neither the others nor the next round."""
         for step in (
@@ -218,6 +340,7 @@ class Switch:
             self._poll,
             self._answer_all_expired,
             self._tell_who_is_here,
+            self._tell_of_limited,
             self.federation.round,
         ):
             try:
@@ -231,8 +354,10 @@ class Switch:
         for delivery in list(self._busy):
             if not len(delivery):
                 del self._busy[delivery]
-            elif delivery.since is not None and now - delivery.since >= SPILL_AFTER:
-                delivery.spill()
+                continue
+            delivery.look()
+            if delivery.since is not None and now - delivery.since >= SPILL_AFTER:
+                delivery.stall()
                 if now - delivery.since >= STALLED_AFTER:
                     self.evictions["back_pressure_timeout"] += 1
                     stalled = self.sessions.get(delivery.session)
@@ -247,6 +372,10 @@ class Switch:
             if socket is not None and socket.heard:
                 socket.heard = False
                 session.heard_at = now
+            elif socket is not None and socket.held:
+                # it is not read, so it cannot be heard; this lets it know that the relay is there
+                session.heard_at = now
+                socket.ping(b"")
             elif now - session.heard_at >= SILENT_AFTER:
                 self.evictions["closed"] += 1
                 session.end(Drop.SILENT, GOING_AWAY, "silent for too long")
@@ -255,14 +384,37 @@ class Switch:
             session.delivery.retry()
 
     def _answer_all_expired(self) -> None:
-        for _, data in self.queue.expired(self.now()):
-            self._answer_expired(data)
+        def taken(expired: list[tuple[str, bytes]]) -> None:
+            for _, data in expired:
+                self._answer_expired(data)
+
+        self.queue.expired(self.now()).addCallbacks(taken, lambda _: None)
 
     def _tell_who_is_here(self) -> None:
         now = self._clock.seconds()
         if now - self._present_at >= PRESENT_EVERY:
             self._present_at = now
             self.queue.present([str(session) for session in self.sessions])
+
+    def count_limited(self, twin: int) -> None:
+        """A message of ``twin`` was refused because it sends too much."""
+        self.limited[twin if twin in self.limited or len(self.limited) < MAX_LIMITED else 0] += 1
+        self._limited_now[twin if twin in self._limited_now or len(self._limited_now) < MAX_LIMITED else 0] += 1
+
+    def _tell_of_limited(self) -> None:
+        now = self._clock.seconds()
+        if not self._limited_now or now - self._limited_since < LIMITED_EVERY:
+            return
+        counted, self._limited_now = self._limited_now, Counter()
+        seconds, self._limited_since = now - self._limited_since, now
+        most = ", ".join(f"twin {twin or 'others'}: {number}" for twin, number in counted.most_common(LIMITED_NAMED))
+        _log.warn(
+            "rate limit: {number} messages of {twins} twins refused in {seconds:.0f} s ({most})",
+            number=counted.total(),
+            twins=len(counted),
+            seconds=min(seconds, LIMITED_EVERY * 2),
+            most=most,
+        )
 
     def _poll(self) -> None:
         """Relays that share the queue and are not of this package tell nobody what they append."""
@@ -296,6 +448,8 @@ class Switch:
                 to_pong(envelope)
                 data = envelope.SerializeToString()
         except Refused as refused:
+            if refused.drop is Drop.RATE_LIMITED:
+                self.count_limited(session.session.twin)
             self._refuse(envelope, refused.drop, session)
             return
         destination = destination_of(envelope)
@@ -408,6 +562,20 @@ class Switch:
         self.queue.elsewhere(str(destination)).addErrback(lambda _: False).addCallback(known)
 
     def _offline(self, envelope: Envelope, message: Message) -> None:
+        destination = destination_of(envelope)
+
+        def known(is_back: bool) -> None:
+            receiver = self.sessions.get(destination)
+            if is_back and receiver is not None:
+                self._count_in(len(message.data))
+                if not receiver.delivery.offer(message):
+                    self._enqueue(destination, message, envelope)
+            else:
+                self._is_offline(envelope, message)
+
+        self.comes_back(destination).addCallback(known)
+
+    def _is_offline(self, envelope: Envelope, message: Message) -> None:
         self.relay.drops[Drop.OFFLINE] += 1
         self._say(envelope, rules.OFFLINE, None)
         message.settle()
@@ -460,7 +628,10 @@ class Switch:
             envelope = decode(data)
         except EnvelopeError:
             return
-        if source_of(envelope) in self.sessions:
+        source = source_of(envelope)
+        twin = self.registry.fresh(source.twin)
+        # who is away finds the notice in its queue; a session of another relay would not get it
+        if source in self.sessions or (twin is not None and twin.relays & self.relay.domains):
             self._say(envelope, rules.EXPIRED, None)
 
     # --- queues ---
@@ -472,6 +643,16 @@ class Switch:
 
         :param others: relays where its receiver may be connected.
         """
+
+        # nothing goes before it while it is on its way into the queue
+        connected = self.sessions.get(session)
+        if connected is not None:
+            connected.delivery.appending += 1
+
+        def ended(result: Any) -> Any:
+            if connected is not None:
+                connected.delivery.appending -= 1
+            return result
 
         def kept(number: Any) -> None:
             message.settle()
@@ -492,8 +673,10 @@ class Switch:
                 message.settle()
             else:
                 message.lose()
+            if connected is not None:
+                connected.delivery.retry()
 
-        self.queue.append(str(session), message.data, message.until).addCallbacks(kept, failed)
+        self.queue.append(str(session), message.data, message.until).addBoth(ended).addCallbacks(kept, failed)
 
     def _say_now(self, envelope: Envelope, text: str) -> None:
         """Without a queue, which just failed."""
@@ -586,10 +769,22 @@ class Switch:
             self.relay.drops[Drop.QUEUE_FAILED] += 1
             taken.errback(failure)
 
+        def back(is_back: bool) -> None:
+            there = self.sessions.get(destination)
+            if not is_back or there is None:
+                taken.errback(Refused(Drop.OFFLINE))
+                return
+            self._count_in(len(data))
+            if not there.delivery.offer(message):
+                self.queue.append(str(destination), data, message.until).addCallbacks(kept, failed)
+
         def keep(elsewhere: bool) -> None:
             """Where another process on the same queue has the session, the queue is the way."""
             if receiver is None and decision.drop is not None and not elsewhere:
-                taken.errback(Refused(decision.drop))
+                if decision.drop is Drop.OFFLINE:
+                    self.comes_back(destination).addCallback(back)
+                else:
+                    taken.errback(Refused(decision.drop))
                 return
             self._count_in(len(data))
             self.queue.append(str(destination), data, message.until).addCallbacks(kept, failed)

@@ -33,6 +33,7 @@ class Token:
     """What a token says.
 
     :ivar signed: the bytes that ``signature`` is over.
+    :ivar asks: the session pings behind its messages, and sends again what is not confirmed.
     """
 
     session: Session
@@ -40,6 +41,7 @@ class Token:
     expires: int
     signed: bytes
     signature: bytes
+    asks: bool = False
 
     def check_times(self, now: int, most: int | None = MAX_TTL) -> None:
         """:param most: seconds that it may be good for; None means any.
@@ -86,12 +88,16 @@ def _object(part: bytes) -> dict[str, Any]:
     return content
 
 
-def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: bool = True) -> str:
+def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: bool = True, asks: bool = True) -> str:
     """A token for ``session``, good for ``ttl`` seconds.
 
     :param unique: unlike all others, by a claim ``jti``: a relay may take each only once.
+    :param asks: a claim ``ack`` says that the session sends again what is not confirmed.  Relays of the reference
+        ignore it.
     """
     claims: dict[str, Any] = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
+    if asks:
+        claims["ack"] = True
     if unique:
         claims["jti"] = os.urandom(8).hex()
     header = _encode(json.dumps({"alg": ALGORITHM}, separators=(",", ":")).encode())
@@ -145,4 +151,5 @@ def parse(text: bytes) -> Token:
         _number(claims, "exp", 2**64 - 1),
         parts[0] + b"." + parts[1],
         _decode(parts[2]),
+        claims.get("ack") is True,
     )

@@ -151,6 +151,11 @@ class Socket:
 
     # --- reading no more than can be answered ---
 
+    @property
+    def held(self) -> bool:
+        """It is not read."""
+        return bool(self._held)
+
     def hold(self, why: str) -> None:
         """Do not read, until :meth:`release` with the same word."""
         if not self._held and self.transport is not None:

@@ -49,7 +49,12 @@ class Options(UsageOptions):
     ]
     optFlags = [
         ["no-update", None, "leave the registry as it is: relays and key of this twin are set elsewhere"],
-        ["no-strict", None, "let other programs of this twin sign without borders, as the reference does"],
+        [
+            "strict",
+            None,
+            "let the registry say that every program of this twin signs with borders",
+        ],
+        ["no-strict", None, "the default; it was an option of earlier versions"],
     ]
 
     def __init__(self) -> None:
@@ -116,7 +121,7 @@ class Options(UsageOptions):
             key_type=self["secret"].key_type,
             uploads=self["uploads"],
             update=not self["no-update"],
-            strict=not self["no-strict"],
+            strict=bool(self["strict"]),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from twisted.application.service import IService
@@ -73,6 +74,7 @@ class Options(UsageOptions):
     ]
     optFlags = [
         ["token-reuse", None, "take a token for more than one connection"],
+        ["durable", None, "keep messages of clients that do not send them again before they are delivered"],
         ["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"],
     ]
 
@@ -113,10 +115,18 @@ class Options(UsageOptions):
     def parseOptions(self, options: Any = None) -> None:
         """As usual; ``--limit COUNT SIZE`` may be two words, as the reference has it."""
         words = list(options or ())
-        for at, word in enumerate(words[:-2]):
-            if word == "--limit" and words[at + 1].isdigit() and words[at + 2].isdigit():
-                words[at + 1 : at + 3] = [f"{words[at + 1]},{words[at + 2]}"]
-                break
+        for at, word in enumerate(words):
+            head, equals, count = word.partition("=")
+            if head != "--limit":
+                continue
+            last = at + 1 if equals else at + 2
+            count = count if equals else (words[at + 1] if at + 1 < len(words) else "")
+            # the reference's document: --limit 1000, 1048576
+            if re.fullmatch(r"\s*\d+\s*,?\s*", count) and re.fullmatch(
+                r"\s*,?\s*\d+\s*", "".join(words[last : last + 1])
+            ):
+                words[at : last + 1] = [f"--limit={count.strip(' ,')},{words[last].strip(' ,')}"]
+            break
         super().parseOptions(words)  # type: ignore[no-untyped-call]
 
     def postOptions(self) -> None:
@@ -144,10 +154,10 @@ class Options(UsageOptions):
             sessions = number(self["max-sessions"], 1, 10**7)
         self["max-sessions"] = sessions
         if self["limit"] is not None:
-            count, comma, size = self["limit"].partition(",")
-            if not comma:
+            words = re.fullmatch(r"\s*([^\s,]+)(?:\s*,\s*|\s+)([^\s,]+)\s*", self["limit"])
+            if words is None:
                 raise UsageError("--limit takes two numbers: messages and bytes a minute")
-            self["limit"] = (number(count.strip(), 1, 2**31), number(size.strip(), 1, 2**40))
+            self["limit"] = (number(words[1], 1, 2**31), number(words[2], 1, 2**40))
         kind, _, rest = self["queue"].partition(":")
         if kind not in ("sqlite", "redis") or not rest:
             raise UsageError("queue is sqlite:PATH or redis://HOST:PORT/DB")
@@ -168,6 +178,7 @@ class Options(UsageOptions):
             proxied=bool(self["proxied"]),
             connect_rate=self["connect-rate"],
             token_reuse=bool(self["token-reuse"]),
+            durable=bool(self["durable"]),
             queue_limits=QueueLimits(
                 self["queue-length"], self["queue-size"] * 1024 * 1024, self["queue-total"] * 1024 * 1024
             ),

@@ -117,6 +117,8 @@ class RmbCase(TestCase):
         self.patch(server, "ROUND", 0.2)
         for module in (switch, federation):
             self.patch(module, "SPILL_AFTER", 0.4)
+        # every relay of a test has just been started
+        self.patch(switch, "START_GRACE", 0.0)
         self.registry = TableRegistry()
         self.identities = {name: Identity(secret, "ed25519") for name, secret in SECRETS.items()}
         self.ids: dict[str, int] = {}

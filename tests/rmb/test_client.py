@@ -121,14 +121,17 @@ class CallTests(RmbCase):
 
     @asynchronous
     async def test_encryption(self) -> None:
-        """Bound between these clients, whose registry entries say strict; the relay sees nothing of it."""
+        """Bound as soon as one has seen that the other signs with borders; the relay sees nothing of it."""
         await self.two()
         self.b.serve("x", lambda request: request.payload)
         seen: list[bytes] = []
         receive = self.one.switch.received
         self.one.switch.received = lambda session, data: seen.append(data) or receive(session, data)
         self.assertEqual(b"secret words", (await self.a.call(self.to, "x", b"secret words")).payload)
-        self.assertEqual(["bound", "bound"], [wire.decode(data).WhichOneof("payload") for data in seen])
+        self.assertEqual(b"secret words", (await self.a.call(self.to, "x", b"secret words")).payload)
+        self.assertEqual(
+            ["cipher", "bound", "bound", "bound"], [wire.decode(data).WhichOneof("payload") for data in seen]
+        )
         self.assertFalse([data for data in seen if b"secret words" in data])
 
     @asynchronous

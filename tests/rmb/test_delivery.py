@@ -116,6 +116,9 @@ class QueueStore:
     def busy(self, delivery: Delivery) -> None:
         pass
 
+    def waits(self, delivery: Delivery) -> None:
+        pass
+
 
 class DeliveryTests(SynchronousTestCase):
     """A model of a relay's one session: messages come, confirmations come late, connections are lost."""
@@ -302,7 +305,7 @@ class SQLiteQueueTests(SynchronousTestCase):
         """Taken out, with whose they were."""
         self.append("1", b"old", 5.0)
         self.append("2", b"new", 15.0)
-        self.assertEqual([("1", b"old")], self.queue.expired(10.0))
+        self.assertEqual([("1", b"old")], self.successResultOf(self.queue.expired(10.0)))
         self.assertEqual((1, 3), (len(self.queue), self.queue.total))
 
 

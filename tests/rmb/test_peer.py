@@ -17,6 +17,7 @@ from txredisapi import ResponseError
 
 from dmsg.rmb import wire
 from dmsg.rmb.address import Session
+from dmsg.rmb.client import encryption_of
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, RegistryUnavailable
 from dmsg.rmb.identity import Identity, verify
@@ -445,6 +446,28 @@ class DistrustTests(PeerCase):
         self.assertFalse(self.b.redis.exists("msgbus.abcapplication"))
 
     @asynchronous
+    async def test_a_client_of_the_reference_beside_a_peer(self) -> None:
+        """Another program of the peer's own twin, which signs without borders, works both ways with defaults."""
+        await self.pair()
+        self.twin("C", self.one.domain)
+        caller = self.client("C", self.one, session="caller")
+        await caller.when_online()
+        twin = self.ids["B"]
+        # the SDK's direct client: a session with a name, no field of ours, a payload that anybody of the twin reads
+        sdk = await self.raw("B", self.one, "sdk")
+        request = sdk.envelope(Session(self.ids["C"], "caller"), "echo", b"plain words")
+        caller.serve("echo", lambda received: received.payload)
+        sdk.send(request, self.now())
+        self.assertEqual(b"plain words", _opened(self, await sdk.messages.get()))
+        # and it is called, beside the peer, which goes on as before
+        calling = Deferred.fromCoroutine(caller.call(twin, "x", b"question", session="sdk", timeout=10))
+        asked = await sdk.messages.get()
+        self.assertEqual("cipher", asked.WhichOneof("payload"))
+        answer = sdk.envelope(Session(self.ids["C"], "caller"), None, b"answer", uid=asked.uid)
+        sdk.send(answer, self.now())
+        self.assertEqual(b"answer", (await calling).payload)
+
+    @asynchronous
     async def test_commands_that_are_keys_of_the_peer(self) -> None:
         """A remote request cannot be pushed where local programs push theirs; the list of a wrong kind is answered."""
         await self.pair()
@@ -658,3 +681,13 @@ class LocalSideTests(PeerCase):
         self.assertEqual(
             {("", str(self.ids["B"]), "WA==", None)}, {(one["ref"], one["src"], one["dat"], one["err"]) for one in got}
         )
+
+
+def _opened(case: PeerCase, envelope: Envelope) -> bytes:
+    """What the twin's key reads of a payload."""
+    if envelope.WhichOneof("payload") == "plain":
+        return bytes(envelope.plain)
+    encryption = encryption_of(SECRETS["B"])
+    assert encryption is not None
+    sender = case.successResultOf(case.registry.get(wire.source_of(envelope).twin))
+    return encryption.decrypt(envelope.cipher, sender.pk)

@@ -14,6 +14,7 @@ from dmsg.rmb.queues import FEDERATION, QueueLimits
 from dmsg.rmb.redis_queue import FEDERATION_STREAM, RedisQueue
 from tests.redis import RedisServer, redis_server, shared_redis
 from tests.rmb.network import RmbCase, pause
+from tests.rmb.test_relay import FloodTests, PairCase
 from tests.support import asynchronous
 
 
@@ -96,6 +97,31 @@ class QueueTests(RedisCase):
 class _Closing:
     def __init__(self, queue: RedisQueue) -> None:
         self.stopService = queue.close
+
+
+class RedisFloodTests(RedisCase, FloodTests):
+    """The same over Redis, which answers later than messages come."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.queue = self.url  # type: ignore[assignment,method-assign]
+
+
+class ExpiryTests(RedisCase, PairCase):
+    @asynchronous
+    async def test_a_notice_comes_from_behind_others(self) -> None:
+        """The sender is told when the life of its message ends, also where the receiver stays away."""
+        a, b = await self.pair(queue=self.url)
+        await b.drop()
+        await self.until(lambda: len(self.one.switch.sessions) == 1)
+        a.send(a.envelope(b.session, uid="long", expiration=600), self.now())
+        a.send(a.envelope(b.session, uid="short", expiration=1), self.now())
+        got = await a.messages.get()
+        self.assertEqual(("short", "message has expired"), (got.uid, got.error.message))
+        self.assertEqual(1, self.redis.xlen(f"stream:{b.session}"))
+        again = await self.raw("B", self.one)
+        self.assertEqual("long", (await again.messages.get()).uid)
+        await self.until(lambda: not self.redis.zcard("rmb.until"))
 
 
 class TwoProcessesTests(RedisCase):

@@ -11,7 +11,7 @@ from twisted.internet import reactor
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.protocol import Factory, Protocol
 
-from dmsg.rmb import frames, switch, token, wire
+from dmsg.rmb import delivery, frames, site, switch, token, wire
 from dmsg.rmb.address import Session
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
 from dmsg.rmb.queues import QueueLimits
@@ -144,6 +144,119 @@ class MessageTests(PairCase):
         await b.messages.get()
         await self.refused(a, a.envelope(b.session, payload=b"x" * 10_000), "exceeded rate limits, dropping message")
         self.assertEqual(3, self.drops(Drop.RATE_LIMITED))
+
+
+class FloodTests(PairCase):
+    """A sender that waits for nothing, and a receiver that is there: nothing is dropped for it."""
+
+    queue = "sqlite::memory:"
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(delivery, "WINDOW_MESSAGES", 16)
+        self.patch(switch, "LINE_MESSAGES", 40)
+
+    async def flood(self, number: int, *, both: bool = False) -> None:
+        a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
+        for count in range(number):
+            a.send(a.envelope(b.session, uid=str(count)), self.now())
+            if both:
+                b.send(b.envelope(a.session, uid=str(count)), self.now())
+        expected = [str(count) for count in range(number)]
+        for receiver in (a, b) if both else (b,):
+            await self.until(lambda receiver=receiver: len(receiver.raw) >= number, 40)
+            self.assertEqual(expected, [wire.decode(data).uid for data in receiver.raw])
+        a.socket.ping(b"all of it")
+        self.assertEqual(b"all of it", await a.pongs.get())
+        self.assertEqual({}, dict(self.one.switch.relay.drops))
+        self.assertEqual(0, self.one.switch.dropped_oldest)
+
+    @asynchronous
+    async def test_one_way(self) -> None:
+        await self.flood(3000)
+
+    @asynchronous
+    async def test_both_ways(self) -> None:
+        """Neither waits for the other for ever."""
+        await self.flood(1500, both=True)
+
+    @asynchronous
+    async def test_a_reader_that_confirms_nothing_holds_nobody(self) -> None:
+        """After a while it counts as one that is away: its sender goes on, and the queue's limit holds."""
+        a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
+        c_twin = self.twin("C", self.one.domain)
+        c = await self.raw("C", self.one)
+        b.answers_pings = False
+        for count in range(1000):
+            a.send(a.envelope(b.session, uid=str(count)), self.now())
+        a.send(a.envelope(Session(c_twin), uid="past it"), self.now())
+        self.assertEqual("past it", (await c.messages.get()).uid)
+        await self.until(lambda: self.drops(Drop.QUEUE_FULL) > 0)
+
+    @asynchronous
+    async def test_a_connection_lost_in_a_flood(self) -> None:
+        """What waited goes to the queue, and comes on the next connection; in order, some of it a second time."""
+        a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=2000))
+        for count in range(800):
+            a.send(a.envelope(b.session, uid=str(count)), self.now())
+        await self.until(lambda: len(b.raw) > 100)
+        first = [wire.decode(data).uid for data in b.raw]
+        await b.drop()
+        again = await self.raw("B", self.one)
+        await self.until(lambda: again.raw and wire.decode(again.raw[-1]).uid == "799", 30)
+        second = [int(wire.decode(data).uid) for data in again.raw]
+        self.assertEqual(sorted(second), second)
+        self.assertEqual(set(range(800)), {int(uid) for uid in first} | set(second))
+
+
+class DurableTests(PairCase):
+    """``--durable``: what a client will not send again is written down before it is delivered."""
+
+    async def other(self, name: str, *, asks: bool) -> RawTwin:
+        raw = RawTwin(self.identities[name], Session(self.ids[name]), self.one.url)
+        self.raws.append(raw)
+        query = token.make(self.identities[name], raw.session, int(self.now()), asks=asks)
+        return await raw.connect(self.now(), query=query)
+
+    @asynchronous
+    async def test_who_does_not_ask_is_written_down(self) -> None:
+        self.one = await self.named_relay(durable=True)
+        self.twin("A", self.one.domain), self.twin("B", self.one.domain)
+        b = await self.raw("B", self.one, answers_pings=False)
+        for asks, kept in ((True, 0), (False, 1)):
+            a = await self.other("A", asks=asks)
+            a.send(a.envelope(b.session), self.now())
+            await b.messages.get()
+            self.assertEqual(kept, len(self.one.switch.queue))
+            if not asks:
+                # it learns from a ping behind messages that this one asks after all
+                a.socket.ping(b"8 bytes!")
+                await a.pongs.get()
+                a.send(a.envelope(b.session), self.now())
+                await b.messages.get()
+                self.assertEqual(kept, len(self.one.switch.queue))
+        b.answers_pings = True
+        for number in (1, 2, 3):
+            b.socket.pong(number.to_bytes(8, "big"))
+        await self.until(lambda: not len(self.one.switch.queue))
+
+    @asynchronous
+    async def test_few_pings_for_who_logs_each(self) -> None:
+        """At most one in 50 ms under load, one a second for a few, none when all is confirmed."""
+        self.one = await self.named_relay()
+        self.twin("A", self.one.domain), self.twin("B", self.one.domain)
+        b, a = await self.other("B", asks=False), await self.raw("A", self.one)
+        began = reactor.seconds()  # type: ignore[attr-defined]
+        for count in range(3000):
+            a.send(a.envelope(b.session, uid=str(count)), self.now())
+        await self.until(lambda: len(b.raw) == 3000)
+        a.socket.ping(b"settled?")
+        await a.pongs.get()
+        passed = reactor.seconds() - began  # type: ignore[attr-defined]
+        self.assertLessEqual(len(b.pings), passed / switch.PING_BEHIND + 2)
+        before = len(b.pings)
+        await pause(0.3)
+        self.assertEqual(before, len(b.pings))
 
 
 class SessionTests(PairCase):
@@ -468,7 +581,7 @@ class HTTPTests(PairCase):
         """Weakness 5: who reads it in a proxy's log cannot take the session; unless the operator says so."""
         relay = await self.named_relay()
         self.twin("A", relay.domain)
-        query = token.make(self.identities["A"], Session(self.ids["A"]), int(self.now()))
+        query = token.make(self.identities["A"], Session(self.ids["A"]), int(self.now()) - site.SAME_TIME - 1)
         first = RawTwin(self.identities["A"], Session(self.ids["A"]), relay.url)
         self.raws.append(first)
         await first.connect(self.now(), query=query)
@@ -481,6 +594,29 @@ class HTTPTests(PairCase):
             raw = RawTwin(self.identities["A"], Session(self.ids["A"]), other.url)
             self.raws.append(raw)
             await raw.connect(self.now(), query=query)
+
+    @asynchronous
+    async def test_two_connections_within_a_second_are_no_replay(self) -> None:
+        """Clients of the reference put nothing into a token but the second, and ed25519 signs the same alike."""
+        relay = await self.named_relay()
+        self.twin("A", relay.domain)
+        for name in (None, "s"):
+            session = Session(self.ids["A"], name)
+            for _ in range(2):
+                query = token.make(self.identities["A"], session, int(self.now()), unique=False, asks=False)
+                raw = RawTwin(self.identities["A"], session, relay.url)
+                self.raws.append(raw)
+                await raw.connect(self.now(), query=query)
+        # another signature over the same claims is another token
+        old = int(self.now()) - site.SAME_TIME - 1
+        session = Session(self.ids["A"])
+        one, two = (token.make(self.identities["A"], session, old, unique=False, asks=asks) for asks in (True, False))
+        for query in (one, two):
+            raw = RawTwin(self.identities["A"], session, relay.url)
+            self.raws.append(raw)
+            await raw.connect(self.now(), query=query)
+        again = RawTwin(self.identities["A"], session, relay.url)
+        await self.assertFailure(_deferred(again.connect(self.now(), query=two)), ConnectionError)
 
     @asynchronous
     async def test_the_relay_pings(self) -> None:

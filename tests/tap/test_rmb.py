@@ -53,7 +53,16 @@ class RelayOptionsTests(SynchronousTestCase):
             (86400, False, 10_000), (settings.max_token_ttl, settings.token_reuse, settings.queue_limits.messages)
         )
         self.assertIsNone(parse(rmb_relay, URL, "--token-ttl=0").settings().max_token_ttl)
-        self.assertEqual((7, 8), parse(rmb_relay, URL, "--limit=7,8").settings().limit)
+        # one word or two, with a comma and a blank as the reference's document writes it
+        for words in (
+            ["--limit=7,8"],
+            ["--limit", "7,8"],
+            ["--limit", "7, 8"],
+            ["--limit", "7,", "8"],
+            ["--limit=7,", "8"],
+        ):
+            self.assertEqual((7, 8), parse(rmb_relay, URL, *words).settings().limit, words)
+        self.assertTrue(parse(rmb_relay, URL, "--durable").settings().durable)
 
     def test_mistakes(self) -> None:
         """One line each."""
@@ -93,7 +102,7 @@ class PeerOptionsTests(SynchronousTestCase):
     def test_settings(self) -> None:
         """What the file says; what the command line says."""
         settings = parse(rmb_peer, *self.good, "--relay=wss://r.example", "--no-update").settings()
-        self.assertEqual(("ed25519", False, True), (settings.key_type, settings.update, settings.strict))
+        self.assertEqual(("ed25519", False, False), (settings.key_type, settings.update, settings.strict))
         self.assertEqual(["ws://127.0.0.1:1", "wss://r.example"], list(settings.relays))
         self.assertEqual("sr25519", parse(rmb_peer, *self.good, "-k", "SR25519").settings().key_type)
 

@@ -158,7 +158,7 @@ def parse_request(raw: bytes) -> LocalRequest:
         members.optional("tag"),
         tuple(dict.fromkeys(destinations)),
         members.text("ret"),
-        members.optional("shm"),
+        members.optional("shm") or None,
         members.number("now"),
     )
 
@@ -186,7 +186,7 @@ def parse_response(raw: bytes) -> LocalResponse:
         uid,
         b"" if error is not None and members.get("dat") is None else members.data(),
         destination,
-        members.optional("shm"),
+        members.optional("shm") or None,
         members.number("now"),
         None if error is None else (error["code"], error["message"]),
     )
@@ -218,7 +218,7 @@ def incoming_request(
             "dat": b64encode(data).decode(),
             "tag": tags,
             "ret": reply_to,
-            "shm": schema,
+            "shm": schema or "",  # the document's type knows no null here
             "now": timestamp,
         }
     )

@@ -68,6 +68,7 @@ class PeerSettings:
     """What a peer is told.
 
     :ivar uploads: a directory for files that others upload, or None.
+    :ivar strict: let the registry say that every program of this twin signs with borders.
     """
 
     secret: str = field(repr=False)
@@ -77,7 +78,7 @@ class PeerSettings:
     key_type: str = "sr25519"
     uploads: Path | None = None
     update: bool = True
-    strict: bool = True
+    strict: bool = False
 
 
 class RmbPeer(Service):

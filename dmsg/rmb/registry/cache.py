@@ -20,6 +20,8 @@ TTL = 300.0
 """Seconds that a twin is believed without asking again."""
 NEGATIVE_TTL = 5.0
 """Seconds that there being no such twin is believed."""
+DOUBT = 1.0
+"""Seconds for which it is believed even by who has reason to doubt it."""
 STALE = 24 * 3600.0
 """Seconds that a twin is believed while the registry is away."""
 AWAY = 2.0
@@ -73,6 +75,15 @@ class CachedRegistry:
             return None
         self.hits += 1
         return known[1]
+
+    def doubt(self, twin: int) -> None:
+        """Ask about it again next time, but not more often than every few seconds."""
+        now = self._clock.seconds()
+        known = self._known.get(twin)
+        if known is not None and now - known[0] >= self._negative_ttl:
+            self._known[twin] = (now - self._ttl, known[1])
+        elif known is None and now - self._none.get(twin, now) >= DOUBT:
+            del self._none[twin]
 
     def get(self, twin: int) -> Deferred[Twin]:
         now = self._clock.seconds()
