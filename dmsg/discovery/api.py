@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from klein import Klein
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -114,6 +114,7 @@ class DiscoveryAPI:
         self._server_ttl = server_ttl
         self._ranking = ranking
         self._telemetry = telemetry
+        self._store_away = False
         self.requests = 0
         """Requests that came to a route."""
         self._openapi = importlib.resources.files("dmsg.discovery").joinpath("openapi.json").read_bytes()
@@ -126,13 +127,26 @@ class DiscoveryAPI:
     # --- the store, with its failures named ---
 
     def _ask(self, result: Deferred[Any]) -> Deferred[Any]:
-        def failed(failure: Failure) -> Failure:
-            if failure.check(EntryNotFound, EntryInvalid):
-                return failure
-            _log.failure("store failed", failure)
-            raise StoreUnavailable
+        def answered(value: Any) -> Any:
+            if self._store_away:
+                self._store_away = False
+                _log.info("the store answers again")
+            return value
 
-        return result.addErrback(failed)
+        def failed(failure: Failure) -> Failure:
+            # cancelled: who asked is gone
+            if failure.check(EntryNotFound, EntryInvalid, CancelledError):
+                return failure
+            # one line for all requests of a time in which it is away
+            if not self._store_away:
+                self._store_away = True
+                if failure.type is not None and failure.type.__module__ == "txredisapi":
+                    _log.error("the store fails: {error}", error=f"{failure.type.__name__}: {failure.value}")
+                else:
+                    _log.failure("the store fails", failure)
+            raise StoreUnavailable from None
+
+        return result.addCallbacks(answered, failed)
 
     def _post(self, request: IRequest, form: Form) -> Deferred[bytes]:
         self.requests += 1
@@ -273,7 +287,13 @@ class DiscoveryAPI:
             request.setHeader(b"content-type", self._metrics.content_type)
             return self._metrics.render()
 
-        return self._ask(self._store.count()).addCallback(counted)
+        def unknown(failure: Failure) -> bytes:
+            """What is counted here is true while the store is away, too."""
+            failure.trap(StoreUnavailable)
+            request.setHeader(b"content-type", self._metrics.content_type)
+            return self._metrics.render()
+
+        return self._ask(self._store.count()).addCallbacks(counted, unknown)
 
     # --- errors ---
 

@@ -33,6 +33,9 @@ from dmsg.discovery.entry import (
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.net.redis import RedisUnavailable, open_redis, without_password
 
+REDIS_PATIENCE = 1.5
+"""Seconds for an answer of Redis: who asks discovery hears within two that it cannot be had now."""
+
 
 class StoreError(DmsgError):
     """The store cannot be opened or reached."""
@@ -365,7 +368,7 @@ async def open_store(description: str, reactor: IReactorTime) -> Any:
         return SQLiteStore(rest)
     if kind == "redis":
         try:
-            return RedisStore(await open_redis(description, reactor))
+            return RedisStore(await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE))
         except RedisUnavailable as error:
             raise StoreError(str(error)) from None
     raise StoreError(f"{without_password(description)}: not memory:, sqlite:PATH or redis://HOST:PORT")

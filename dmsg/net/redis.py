@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
 from twisted.internet.endpoints import HostnameEndpoint
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.errors import DmsgError, needs_extra
 
@@ -18,6 +18,10 @@ CONNECT_TIMEOUT = 5
 """Seconds."""
 REPLY_TIMEOUT = 10
 """Seconds."""
+GRACE = 1.0
+"""Seconds that calls wait for a connection that was just lost, or is just being made; then they fail at once."""
+MAX_DELAY = 2.0
+"""Seconds between attempts to connect, at most."""
 
 
 class RedisUnavailable(DmsgError):
@@ -49,36 +53,136 @@ def redis_address(url: str) -> tuple[str, int, int]:
     return host, port, database
 
 
+def _factory_classes() -> tuple[Any, Any]:
+    """Those of txredisapi, an extra, with two of its habits mended; the second is for subscriptions.
+
+    Its calls wait without limit while there is no connection: here they fail,
+    a moment after it was lost.  And a connection whose SELECT or AUTH is not answered in time
+    ends all attempts for ever: here they go on.
+    """
+    from twisted.internet import reactor
+    from txredisapi import ConnectionError as NotConnected
+    from txredisapi import RedisFactory, RedisProtocol
+
+    clock: Any = reactor
+
+    class Tenacious(RedisFactory):  # type: ignore[misc]
+        maxDelay = MAX_DELAY
+
+        def buildProtocol(self, addr: Any) -> Any:
+            made = super().buildProtocol(addr)
+            made.factory = _Kept(self)
+            return made
+
+    class Factory(Tenacious):
+        protocol = RedisProtocol
+
+        def startConnecting(self, endpoint: Any) -> None:
+            self._waiting: dict[Deferred[Any], None] = {}
+            self._timer: IDelayedCall | None = None
+            self._since = 0.0
+            self._without()
+            super().startConnecting(endpoint)
+
+        def _without(self) -> None:
+            """There is no connection from now on."""
+            self._since = clock.seconds()
+            self._stop_timer()
+            if not self.stopped:
+                self._timer = clock.callLater(GRACE, self._give_up)
+
+        def _stop_timer(self) -> None:
+            timer, self._timer = self._timer, None
+            if timer is not None and timer.active():
+                timer.cancel()
+
+        def _give_up(self, why: str = "Redis is away") -> None:
+            self._timer = None
+            waiting, self._waiting = self._waiting, {}
+            for one in waiting:
+                one.errback(NotConnected(why))
+
+        def addConnection(self, conn: Any) -> None:
+            super().addConnection(conn)
+            if conn in self.pool:
+                self._stop_timer()
+                waiting, self._waiting = self._waiting, {}
+                for one in waiting:
+                    one.callback(conn)
+
+        def delConnection(self, conn: Any) -> None:
+            super().delConnection(conn)
+            # a queue beside the pool, which this factory does not use, would keep it
+            if conn in self.connectionQueue.pending:
+                self.connectionQueue.remove(conn)
+            self._without()
+
+        def disconnect(self) -> Any:
+            self._stop_timer()
+            ended = super().disconnect()
+            self._give_up("the connection to Redis was closed")
+            return ended
+
+        def getConnection(self, peek: bool = False) -> Deferred[Any]:
+            for conn in self.pool:
+                if conn.connected:
+                    return succeed(conn)
+            if self.stopped or clock.seconds() - self._since >= GRACE:
+                return fail(NotConnected("Redis is away"))
+            waiting: Deferred[Any] = Deferred(lambda one: self._waiting.pop(one, None))
+            self._waiting[waiting] = None
+            return waiting
+
+    return Factory, Tenacious
+
+
+class _Kept:
+    """The factory as a connection sees it: it cannot end the attempts of those that follow."""
+
+    def __init__(self, factory: Any) -> None:
+        self._factory = factory
+
+    def stopTrying(self) -> None:
+        """It goes on."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._factory, name)
+
+
 def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> Any:
-    """A connection of txredisapi; while Redis is away calls fail.
+    """A connection of txredisapi; while Redis is away calls fail, :data:`GRACE` seconds after it was lost.
 
     :param reply_timeout: seconds; None for calls that wait as long as they like.
     :raises RedisUnavailable: no URL, or the package is not installed.
     """
     try:
-        import txredisapi
+        from txredisapi import ConnectionHandler
     except ImportError:
         raise RedisUnavailable(f"redis: {needs_extra('redis')}") from None
+    from twisted.internet import reactor
+
     host, port, database = redis_address(url)
-    return txredisapi.lazyConnection(
-        host,
-        port,
+    factory = _factory_classes()[0](
+        f"{host}:{port}",
         database,
-        reconnect=True,
+        1,
+        isLazy=True,
+        handler=ConnectionHandler,
         charset=None,
         password=os.environ.get(REDIS_PASSWORD),
-        connectTimeout=CONNECT_TIMEOUT,
         replyTimeout=reply_timeout,
         convertNumbers=False,
     )
+    factory.startConnecting(HostnameEndpoint(reactor, host, port, timeout=CONNECT_TIMEOUT))
+    return factory.handler
 
 
-async def open_redis(url: str, reactor: IReactorTime) -> Any:
+async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = REPLY_TIMEOUT) -> Any:
     """The same, when Redis answers.
 
     :raises RedisUnavailable: it does not.
     """
-    connection = lazy_redis(url)
+    connection = lazy_redis(url, reply_timeout=reply_timeout)
     try:
         await connection.ping().addTimeout(CONNECT_TIMEOUT, reactor)
     except Exception as error:
@@ -107,14 +211,14 @@ def subscribe(reactor: Any, url: str, channel: str, told: Callable[[bytes], None
 
     :returns: something with ``disconnect()``, which fires a Deferred.
     """
-    from txredisapi import ConnectionHandler, RedisFactory, SubscriberProtocol
+    from txredisapi import ConnectionHandler, SubscriberProtocol
 
     class Subscriber(SubscriberProtocol):  # type: ignore[misc]
         def messageReceived(self, pattern: Any, channel: Any, message: Any) -> None:
             if isinstance(message, bytes):
                 told(message)
 
-    class Factory(RedisFactory):  # type: ignore[misc]
+    class Factory(_factory_classes()[1]):  # type: ignore[misc]
         protocol = Subscriber
 
         def buildProtocol(self, addr: Any) -> Any:

