@@ -43,6 +43,10 @@ class CloseReason(IntEnum):
     NOT_ADMITTED = 21
     MOVED = 22
     STALLED = 23
+    FULL = 24
+    TOO_MANY_FROM_ADDRESS = 25
+    # never on the wire: what one end alone knows
+    UNCONFIRMED = 255
 
 
 _CLOSE_TEXTS = {
@@ -70,6 +74,9 @@ _CLOSE_TEXTS = {
     CloseReason.NOT_ADMITTED: "this key is not admitted",
     CloseReason.MOVED: "the stream goes on over another transport",
     CloseReason.STALLED: "nothing was taken for too long",
+    CloseReason.FULL: "the server is full",
+    CloseReason.TOO_MANY_FROM_ADDRESS: "the server takes no more connections from this address",
+    CloseReason.UNCONFIRMED: "all of it was sent, and the other end has not confirmed that it is closed",
 }
 
 
@@ -117,6 +124,7 @@ class DropReason(Enum):
     TOO_MANY_PER_PAIR = "too_many_per_pair"
     NOT_ADMITTED = "not_admitted"
     ADMISSION_UNKNOWN = "admission_unknown"
+    WRONG_PROFILE = "wrong_profile"
 
 
 class DmsgError(Exception):

@@ -29,6 +29,7 @@ from dmsg.messaging.wire import (
     SEND,
     SEND_OVERHEAD,
     Profile,
+    check_first,
     decode_open,
     encode_close,
     encode_closed,
@@ -60,6 +61,7 @@ class ClientConnection:
         self.channels: dict[int, ClientChannel] = {}
         self._doubtful: dict[int, None] = {}
         self.accepting = False
+        self._begun = False
         self.drops: Counter[DropReason] = Counter()
         self.broken: RemoteProtocolError | None = None
         """Why nothing more can be read from the link: what came before is told first."""
@@ -178,10 +180,19 @@ class ClientConnection:
         joined: list[bytes] = []
         size_joined = 0
         view = memoryview(buffer)
+        if not self._begun and end >= HEADER_SIZE:
+            self._begun = True
+            try:
+                check_first(profile, buffer)
+            except RemoteProtocolError as error:
+                self.drops[error.reason] += 1
+                self.broken = error
+                return 0, events
         while position + HEADER_SIZE <= end:
             try:
                 frame_type, size = read_header(profile, buffer, position)
             except RemoteProtocolError as error:
+                self.drops[error.reason] += 1
                 self.broken = error
                 break
             body = position + HEADER_SIZE
@@ -248,6 +259,9 @@ class ClientConnection:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             if frame_type == CHANNEL_CLOSED:
                 self._doubtful.pop(body[0], None)
+            elif frame_type == CLOSE_CHANNEL and len(body) == 1:
+                # its sender waits for this
+                self._out.append(encode_closed(self._profile, body[0]))
         elif frame_type == CHANNEL_OPENED:
             self._opened(body, channel, events)
         elif len(body) != 1:
@@ -313,6 +327,9 @@ class ClientConnection:
         if not channel.moves(Input.RECV_CLOSED):
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
+        if before in (State.CLOSING, State.ABANDONED):
+            # a CloseChannel that crossed an unasked ChannelClosed is answered too
+            self._doubtful[channel.id] = None
         self._forget(channel)
         # who has not asked for it cannot know what of the stream is missing
         self._tell(channel, before, events, CloseReason.ABORTED if before is State.OPEN else CloseReason.UNSPECIFIED)

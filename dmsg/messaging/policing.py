@@ -13,8 +13,8 @@ MAX_CONNECTIONS = 10_000
 """Links of a server, by default."""
 MAX_PER_ADDRESS = 1024
 """Links from one address, by default."""
-MAX_PER_PAIR = 128
-"""Channels between one link and another, by default: half of a link's 256."""
+MAX_PER_PAIR = ID_COUNT
+"""Channels between one link and another, by default: the 256 that the seed document gives a link."""
 OPEN_RATE = 500.0
 """OpenChannels a second of one client, by default; those to one client, and strays, may be four times as many."""
 ANSWER_FACTOR = 4.0

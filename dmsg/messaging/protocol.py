@@ -13,9 +13,11 @@ from twisted.internet.interfaces import IReactorTime
 from dmsg.delegation.admission import Admission
 from dmsg.delegation.server import ServedSession, ServingFactory
 from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.congestion import HOLD
 from dmsg.messaging.handshake import LinkHandshake
+from dmsg.messaging.peers import RelayPeer, descending
 from dmsg.messaging.policing import Limits
-from dmsg.messaging.relay import Relay, RelayPeer, descending
+from dmsg.messaging.relay import Relay
 from dmsg.messaging.wire import Profile
 from dmsg.net.acceptor import MAX_HANDSHAKES
 from dmsg.net.link import Link
@@ -24,8 +26,6 @@ from dmsg.net.turn import TurnFlush
 
 HANDSHAKE_TIMEOUT = 3.0
 """Seconds for TCP accept to the last handshake frame, at both ends (Go, 2019: 3 s)."""
-PAUSE_LIMIT = 1.0
-"""Seconds that a link is not read because of slow receivers; then once, 64 KiB at most."""
 
 
 class ServerFactory(ServingFactory):
@@ -72,4 +72,4 @@ class ServerFactory(ServingFactory):
         return ServedSession(self)
 
     def _paused(self, peer: RelayPeer) -> None:
-        self._once_after(PAUSE_LIMIT, peer, self.relay.let_read)
+        self._once_after(HOLD, peer, self.relay.let_read)

@@ -8,21 +8,20 @@ Rules: the seed document, sections Channel Management to Handling
 Disconnections.  An end exists at both links or at neither
 (:meth:`Relay.check`); a ChannelClosed ends whatever its sender had there.
 
-The protocol has no windows.  A receiver that reads slowly slows down those
-sources that send to nobody else, down to one read each ``PAUSE_LIMIT``; each
-channel may have ``CHANNEL_QUEUE_LIMIT`` bytes queued, and is closed beyond.
+What a receiver does not take at once waits in :mod:`dmsg.messaging.congestion`.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 from dmsg.buffers import count_equal
 from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import PubKey
-from dmsg.messaging.policing import Kind, Limits, Police
+from dmsg.messaging.congestion import Congestion
+from dmsg.messaging.peers import End, Port, RelayPeer, descending
+from dmsg.messaging.policing import Kind, Limits
 from dmsg.messaging.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
@@ -35,6 +34,7 @@ from dmsg.messaging.wire import (
     OPENED_BODY_SIZE,
     SEND,
     Profile,
+    check_first,
     decode_open,
     encode_close,
     encode_closed,
@@ -45,87 +45,14 @@ from dmsg.messaging.wire import (
 
 MAX_LINKS_PER_KEY = 4
 """Older links of a key keep their channels, but no more than these in all."""
-CHANNEL_QUEUE_LIMIT = 2 * 1024 * 1024
-"""Bytes that one channel may have in a congested link's queue."""
-PEER_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Bytes in a link's queue beyond which a channel that adds to it is closed."""
-PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
-"""Bytes that a link's queue never exceeds: beyond, the link is ended."""
+PEER_QUEUE_MAXIMUM = 4 * 1024 * 1024
+"""Bytes of answers that a link's queue never exceeds: beyond, the link is ended."""
+MAX_DOUBTFUL = ID_COUNT // 2
+"""Ids of a link that its client refused and may never give back."""
 SAME_HEADERS = ID_OFFSET + 1
 """Bytes in which frames of one size and one channel are equal."""
 FIRST_BURST = 16
 """Frames of one size that are looked for at first; doubles while they are found."""
-
-
-class Port(Protocol):
-    """How bytes leave for a link."""
-
-    def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue whole frames; the data is copied or used before this returns."""
-
-    def queued(self) -> int:
-        """Bytes that wait to be sent."""
-
-    def pause_reading(self) -> None:
-        """Read no more from this link for now; may be repeated."""
-
-    def resume_reading(self) -> None:
-        """Read again."""
-
-    def close(self, reason: DropReason) -> None:
-        """End this link; :meth:`Relay.remove` follows, never before this returns."""
-
-
-class End:
-    """One end of a channel.
-
-    :ivar open: the remote has accepted.
-    :ivar opener: this end asked for it.
-    :ivar closed: it sent CloseChannel: what it sends after that is dropped.
-    :ivar queued: bytes of this end's in a congested receiver's queue: never less than there are,
-        at most about twice as many.
-    """
-
-    __slots__ = ("closed", "id", "open", "opener", "other", "peer", "queued")
-
-    def __init__(self, peer: RelayPeer, number: int, opener: bool) -> None:
-        self.peer = peer
-        self.id = number
-        self.opener = opener
-        self.open = False
-        self.closed = False
-        self.queued = 0
-        self.other: End
-
-
-class RelayPeer:
-    """One link, as the relay sees it."""
-
-    __slots__ = ("bytes_in", "closing", "congested", "ends", "frames_in", "ids", "key", "paused_for", "police", "port")
-
-    def __init__(self, key: PubKey, port: Port) -> None:
-        self.key = key
-        self.port = port
-        self.ends: dict[int, End] = {}
-        self.ids = deque(range(ID_COUNT - 1, ID_COUNT // 2 - 1, -1))
-        """Upper ids in the order in which to take them: the one that was used last comes last."""
-        self.congested = False
-        self.paused_for = False
-        self.closing = False
-        self.frames_in = 0
-        self.bytes_in = 0
-        self.police = Police()
-
-
-def descending(peer: RelayPeer) -> int | None:
-    """A free id of a link: from 255 down, the least recently used first; the lower half when all are used."""
-    ids = peer.ids
-    for _ in range(len(ids)):
-        number = ids.popleft()
-        ids.append(number)
-        if number not in peer.ends:
-            return number
-    return next((number for number in range(ID_COUNT // 2 - 1, -1, -1) if number not in peer.ends), None)
 
 
 class Relay:
@@ -147,12 +74,13 @@ class Relay:
     ) -> None:
         """:param now: seconds of a monotonic clock.
 
-        :param on_paused: told that a link is read no more, so that :meth:`let_read` can follow after a time.
+        :param on_paused: told that a link is read no more, so that :meth:`let_read` can follow after
+            :data:`~dmsg.messaging.congestion.HOLD` seconds.
         """
         self._profile = profile
         self._now = now
         self._choose = choose
-        self._on_paused = on_paused
+        self.congestion = Congestion(now, on_paused, self._give_up)
         self.limits = limits or Limits()
         self.newest: dict[bytes, RelayPeer] = {}
         self.peers: dict[RelayPeer, None] = {}
@@ -192,12 +120,10 @@ class Relay:
             self.newest[peer.key] = same[-1]
         self.frames_gone += peer.frames_in
         self.bytes_gone += peer.bytes_in
-        others = {end.other.peer for end in peer.ends.values()}
         for end in list(peer.ends.values()):
             self.drops[DropReason.PEER_DISCONNECTED] += 1
             self._close(end, tell=False)
-        for other in others:
-            self._reconsider(other)
+        self.congestion.gone(peer)
 
     def _end_peer(self, peer: RelayPeer, reason: DropReason) -> None:
         if not peer.closing:
@@ -238,6 +164,8 @@ class Relay:
         last = -1
         burst = FIRST_BURST
         view = memoryview(buffer)
+        if not peer.frames_in and end >= HEADER_SIZE:
+            check_first(profile, buffer)
         try:
             while position + HEADER_SIZE <= end:
                 try:
@@ -256,7 +184,7 @@ class Relay:
                     if source is not None and source.open and not source.closed:
                         other = source.other
                         if source is not run:
-                            if run is not None and (other.peer is not run.other.peer or other.peer.congested):
+                            if run is not None and (other.peer is not run.other.peer or other.peer.slow):
                                 self._forward(peer, run, view[start:position])
                                 start = position
                             elif run is None:
@@ -294,63 +222,34 @@ class Relay:
         return position
 
     def _forward(self, source: RelayPeer, run: End, data: memoryview) -> None:
-        """Frames of one or more channels to one and the same link."""
-        peer = run.other.peer
-        if not peer.congested:
-            peer.port.send(data)
-            return
-        # now every run is of one channel
-        queued = peer.port.queued()
-        run.queued += len(data)
-        if run.queued > CHANNEL_QUEUE_LIMIT:
-            run.queued = min(run.queued, queued + len(data))
-        if queued > PEER_QUEUE_MAXIMUM:
-            self._end_peer(peer, DropReason.SEND_BUFFER_FULL)
-            return
-        if run.queued > CHANNEL_QUEUE_LIMIT or queued > PEER_QUEUE_LIMIT:
-            self.drops[DropReason.QUEUE_FULL] += 1
-            self._close(run)
-            return
-        peer.port.send(data)
-        self._reconsider(source)
-
-    # --- congestion ---
+        """Frames of one or more channels to one and the same link; of one channel, if that link is slow."""
+        self.congestion.forward(source, run.other, data)
 
     def congest(self, peer: RelayPeer) -> None:
         """More waits for ``peer`` than it takes."""
-        peer.congested = True
-        for end in peer.ends.values():
-            self._reconsider(end.other.peer)
+        self.congestion.congest(peer)
 
     def relieve(self, peer: RelayPeer) -> None:
         """All of it is sent."""
-        peer.congested = False
-        for end in peer.ends.values():
-            end.other.queued = 0
-            self._reconsider(end.other.peer)
-
-    def _reconsider(self, peer: RelayPeer) -> None:
-        """Read a link no more while all that it may send goes where nothing goes on."""
-        pause = bool(peer.ends) and all(end.other.peer.congested for end in peer.ends.values())
-        if pause != peer.paused_for:
-            peer.paused_for = pause
-            if pause:
-                peer.port.pause_reading()
-                self._on_paused(peer)
-            else:
-                peer.port.resume_reading()
+        self.congestion.relieve(peer)
 
     def let_read(self, peer: RelayPeer) -> None:
-        """Read a paused link once: what it sends then pauses it again.
+        """Time has passed for a link that is read no more."""
+        if peer in self.peers:
+            self.congestion.look(peer)
 
-        Its own kernel would end it if its window stayed closed, and what it says to end a channel is behind what it
-        has sent.  So a channel whose receiver is too slow for that grows, up to its limit.
-        """
-        if peer.paused_for and peer in self.peers:
-            peer.paused_for = False
-            peer.port.resume_reading()
+    def _give_up(self, end: End, reason: DropReason) -> None:
+        """The other end of a channel takes nothing."""
+        self.drops[reason] += 1
+        self.congestion.forget(end.other)
+        self._close(end)
 
     # --- control frames ---
+
+    def _say(self, end: End, frame: bytes) -> None:
+        """A control frame of a channel: behind its data."""
+        if not self.congestion.say(end, frame):
+            self._answer(end.peer, frame)
 
     def _answer(self, peer: RelayPeer, frame: bytes) -> None:
         peer.port.send(frame)
@@ -381,12 +280,22 @@ class Relay:
             or (frame_type == CHANNEL_OPENED and (end.open or end.opener))
             or (frame_type == CLOSE_CHANNEL and end.closed)
         ):
-            peer.police.allows(Kind.STRAY, self.limits, now)
+            stray_allowed = peer.police.allows(Kind.STRAY, self.limits, now)
+        else:
+            stray_allowed = True
         if end is None:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            if frame_type == CLOSE_CHANNEL and len(body) == 1 and stray_allowed:
+                # its sender waits for this; ChannelClosed itself is never answered
+                self._answer(peer, encode_closed(self._profile, body[0]))
         elif frame_type == CHANNEL_OPENED:
             self._opened(end, body)
         elif frame_type == CHANNEL_CLOSED:
+            if not end.open and not end.opener:
+                peer.doubtful.pop(end.id, None)
+                peer.doubtful[end.id] = None
+                if len(peer.doubtful) > MAX_DOUBTFUL:
+                    del peer.doubtful[next(iter(peer.doubtful))]
             self._close(end, tell=False)
         elif len(body) != 1:
             self.drops[DropReason.BAD_FRAME] += 1
@@ -416,7 +325,9 @@ class Relay:
                     reason = DropReason.NO_SUCH_PEER
                 elif remote.key == peer.key:
                     reason = DropReason.REFUSED
-                elif sum(e.other.peer is remote for e in peer.ends.values()) >= self.limits.max_per_pair:
+                elif self.limits.max_per_pair < ID_COUNT and (
+                    sum(e.other.peer is remote for e in peer.ends.values()) >= self.limits.max_per_pair
+                ):
                     reason = DropReason.TOO_MANY_PER_PAIR
                 else:
                     number = self._choose(remote)
@@ -440,8 +351,6 @@ class Relay:
         remote.ends[far.id] = far
         self.channel_count += 1
         self.channels_opened += 1
-        self._reconsider(peer)
-        self._reconsider(remote)
         self._answer(remote, encode_open(self._profile, number, peer.key, message))
 
     def _opened(self, end: End, body: bytes) -> None:
@@ -452,30 +361,35 @@ class Relay:
             self._close(end)
         else:
             end.open = end.other.open = True
+            end.peer.doubtful.pop(end.id, None)
             self._answer(end.other.peer, encode_opened(self._profile, end.other.id, body[1:]))
 
     def _closing(self, end: End) -> None:
         if not end.open:
             # the opener gives up, or the remote misuses it for a refusal
+            other = end.other
             self._close(end)
+            if end.opener and self._profile is Profile.SKYWIRE and other.peer in self.peers:
+                # Go takes no notice of a ChannelClosed for what it believes to be open, and keeps the id for ever
+                self._answer(other.peer, encode_close(self._profile, other.id))
         elif end.closed:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         else:
             end.closed = True
-            self._answer(end.other.peer, encode_close(self._profile, end.other.id))
+            self._say(end.other, encode_close(self._profile, end.other.id))
 
     def _close(self, end: End, *, tell: bool = True) -> None:
         """A channel is over: ChannelClosed for its other end, and for this one if it is to be told."""
         other = end.other
+        self.congestion.forget(end)
+        self.congestion.closed(other)
         del end.peer.ends[end.id]
         del other.peer.ends[other.id]
         self.channel_count -= 1
         if tell:
             self._answer(end.peer, encode_closed(self._profile, end.id))
         if other.peer in self.peers:
-            self._answer(other.peer, encode_closed(self._profile, other.id))
-        self._reconsider(end.peer)
-        self._reconsider(other.peer)
+            self._say(other, encode_closed(self._profile, other.id))
 
     # --- for tests ---
 
@@ -489,4 +403,5 @@ class Relay:
                 assert end.other.other is end and end.other.peer.ends[end.other.id] is end.other
                 assert end.other.peer in self.peers and end.open == end.other.open
         assert ends == 2 * self.channel_count
+        self.congestion.check(self.peers)
         assert all(peer in self.peers for peer in self.newest.values())

@@ -32,6 +32,10 @@ from dmsg.pending import Pending
 
 OPEN_TIMEOUT = 10.0
 """Seconds for the answer to an OpenChannel, by default."""
+CLOSE_LIMIT = 600.0
+"""Seconds for ChannelClosed at most, however much was sent before CloseChannel."""
+LEAST_RATE = 64 * 1024
+"""Bytes a second that a receiver takes at least, as far as it is waited for."""
 CLOSE_TIMEOUT = 1.0
 """Seconds that ChannelClosed is waited for (the seed's "given timeout"; Go, 2019: 1 s)."""
 UNREAD_PAUSE = 1024 * 1024
@@ -59,6 +63,8 @@ class ChannelStream(StreamTransport):
     unread = 0
     """Bytes that the application has not taken."""
     _half_closed = False
+    sent = 0
+    """Bytes that went to the server."""
 
     @property
     def waiting(self) -> int:
@@ -366,19 +372,23 @@ class ClientSession:
     def _expect_closed(self, channel: ClientChannel) -> None:
         """ChannelClosed is due; without it the channel ends by itself."""
 
+        stream: ChannelStream | None = channel.user
+        # CloseChannel is behind what was sent, at the server and at the receiver
+        sent = stream.sent if stream is not None else 0
+        patience = max(CLOSE_TIMEOUT, min(CLOSE_LIMIT, sent / LEAST_RATE))
+
         def late() -> None:
-            if self._link is not None and self._link.unsent():
-                # CloseChannel is not even at the server: what is before it has to go first
+            if self._link is not None and (self._link.unsent() or self._holding):
+                # not even at the server yet; or its answer is behind what an application here does not take
                 self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
                 return
             del self._closing[channel]
             self._end_now(channel)
-            stream: ChannelStream | None = channel.user
             if stream is not None:
                 # nobody knows whether the other end has it all
-                stream.carrier_closed(CloseReason.TIMEOUT)
+                stream.carrier_closed(CloseReason.UNCONFIRMED)
 
-        self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
+        self._closing[channel] = self._reactor.callLater(patience, late)
 
     def _end_now(self, channel: ClientChannel) -> None:
         timer = self._closing.pop(channel, None)
@@ -410,7 +420,9 @@ class ClientSession:
         return self._writable and channel.state is State.OPEN
 
     def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
+        assert isinstance(stream, ChannelStream)
         self._core.send(stream.token, data)
+        stream.sent += len(data)
         stream.acknowledged(token)
 
     def stream_flush(self) -> None:

@@ -147,11 +147,43 @@ def read_header(profile: Profile, buffer: bytes | bytearray | memoryview, positi
     """
     if profile is Profile.SEED:
         frame_type, size = _seed.unpack_from(buffer, position)
-        return frame_type, size
-    size, frame_type = _skywire.unpack_from(buffer, position)
-    if not 0 < size <= profile.max_body + 1:
-        raise RemoteProtocolError(DropReason.BAD_FRAME, f"frame with a size of {size}")
-    return frame_type, size - 1
+    else:
+        size, frame_type = _skywire.unpack_from(buffer, position)
+        if not 0 < size <= profile.max_body + 1:
+            raise RemoteProtocolError(DropReason.BAD_FRAME, f"frame with a size of {size}")
+        size -= 1
+    if frame_type == OPEN_CHANNEL and size > OPEN_BODY_SIZE:
+        raise wrong_profile(f"OpenChannel of {size} bytes")
+    return frame_type, size
+
+
+def wrong_profile(what: str) -> RemoteProtocolError:
+    """The peer speaks the other dialect."""
+    return RemoteProtocolError(DropReason.WRONG_PROFILE, f"{what}: the peer seems to speak the other profile")
+
+
+def _is_likely(frame_type: int, size: int) -> bool:
+    """A frame with which a link may begin."""
+    return size == {
+        OPEN_CHANNEL: OPEN_BODY_SIZE,
+        CHANNEL_OPENED: OPENED_BODY_SIZE,
+        CLOSE_CHANNEL: 1,
+        CHANNEL_CLOSED: 1,
+    }.get(frame_type)
+
+
+def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> None:
+    """Look at the header of the first frame of a link, which makes sense in one of the two dialects.
+
+    :raises RemoteProtocolError: only in the other one.
+    """
+    seed_type, seed_size = _seed.unpack_from(buffer)
+    size, skywire_type = _skywire.unpack_from(buffer)
+    in_seed, in_skywire = _is_likely(seed_type, seed_size), _is_likely(skywire_type, size - 1)
+    if in_skywire and not in_seed and profile is Profile.SEED and not (seed_type == SEND and seed_size):
+        raise wrong_profile("the first frame")
+    if in_seed and not in_skywire and profile is Profile.SKYWIRE and not (skywire_type == SEND and size):
+        raise wrong_profile("the first frame")
 
 
 class FrameBuffer:

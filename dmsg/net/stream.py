@@ -74,6 +74,10 @@ class StreamLost(ConnectionLost):
         super().__init__(close_reason_text(close_reason))
         self.close_reason = close_reason
 
+    def __str__(self) -> str:
+        # Twisted's own would speak of "a non-clean fashion" before it
+        return close_reason_text(self.close_reason)
+
 
 class StreamTimeout(StreamLost, DmsgTimeout):
     """A deadline passed: :meth:`StreamTransport.setDeadline` and the like."""

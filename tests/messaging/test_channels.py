@@ -89,7 +89,6 @@ class C_ManagementTests(ChannelCase):
     def test_C2_256_channels_on_one_link(self) -> None:
         recorded = vectors("limits")
         c = self.network.client(KEYS["X"], Accepting())
-        self.network.factory.limits = type(self.network.factory.limits)(max_per_pair=256)
         for _ in range(recorded["opened_on_one_link"]):
             self.open()
         self.assertEqual(len(self.ids(self.a)), recorded["distinct_ids"])
@@ -109,21 +108,29 @@ class C_ManagementTests(ChannelCase):
         mine.transport.loseConnection()
         self.network.settle()
         self.assertEqual((self.ids(self.a), self.ids(self.b)), ([], []))
+        # more often than there are ids
+        for _ in range(260):
+            again, _ = self.pair()
+            again.transport.loseConnection()
+            self.network.settle()
+        self.assertEqual((self.ids(self.a), self.ids(self.b)), ([], []))
         self.pair()
-        self.assertEqual(self.ids(self.a), [0])
+        there = self.ids(self.a)
         # rejected
         opening = self.a.open(X.public, Accepting())
         self.network.settle()
         self.failureResultOf(opening, TransportRefused)
-        self.assertEqual(self.ids(self.a), [0])
+        self.assertEqual(self.ids(self.a), there)
         # not answered
         raw = self.network.raw(X)
         opening = self.a.open(X.public, Accepting(), timeout=5)
         self.network.settle()
         self.network.advance(5)
         self.failureResultOf(opening, DmsgTimeout)
-        self.assertEqual(self.ids(self.a), [0])
-        self.assertEqual([frame for frame, _ in raw.take()], [OPEN_CHANNEL, CHANNEL_CLOSED])
+        self.assertEqual(self.ids(self.a), there)
+        # Go takes an id back only when it gets CloseChannel
+        more = [CLOSE_CHANNEL] if self.profile is Profile.SKYWIRE else []
+        self.assertEqual([frame for frame, _ in raw.take()], [OPEN_CHANNEL, CHANNEL_CLOSED, *more])
         self.assertEqual(self.network.relay.channel_count, 1)
 
     def test_C4_the_server_s_ids_are_its_own(self) -> None:
@@ -245,7 +252,8 @@ class O_OpeningTests(ChannelCase):
         self.network.settle()
         opening.cancel()
         self.network.settle()
-        self.assertEqual([frame for frame, _ in raw.take()], [OPEN_CHANNEL, CHANNEL_CLOSED])
+        more = [CLOSE_CHANNEL] if self.profile is Profile.SKYWIRE else []
+        self.assertEqual([frame for frame, _ in raw.take()], [OPEN_CHANNEL, CHANNEL_CLOSED, *more])
         self.assertEqual(self.ids(self.a), [])
         # its answer, which was on the way, opens nothing
         raw.send(CHANNEL_OPENED, b"\xff" + bytes(49))
@@ -319,7 +327,7 @@ class K_ClosingTests(ChannelCase):
         self.assertIsNone(mine.lost)
         self.network.advance(0.2)
         # nobody knows whether the other end has it all
-        self.assertEqual(mine.lost.check(StreamLost) and mine.lost.value.close_reason, CloseReason.TIMEOUT)
+        self.assertEqual(mine.lost.check(StreamLost) and mine.lost.value.close_reason, CloseReason.UNCONFIRMED)
         self.assertEqual(raw.take(), [(CLOSE_CHANNEL, b"\xff"), (CHANNEL_CLOSED, b"\xff")])
         self.assertEqual((self.ids(self.a), self.network.relay.channel_count), ([], 0))
 

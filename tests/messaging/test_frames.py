@@ -151,12 +151,13 @@ class F_FrameTests(SynchronousTestCase):
                         client.link.server_side.send(encode_frame(profile, frame_type, body))
             network.settle()
             self.assertTrue(a.up and a.lost is None and client.connected)
-            # each OpenChannel of a wrong length was answered
-            self.assertEqual(a.take(), [(CHANNEL_CLOSED, b"\1")])
+            # each OpenChannel of a wrong length was answered, and so was CloseChannel
+            self.assertEqual(a.take(), [(CHANNEL_CLOSED, b"\1"), (CHANNEL_CLOSED, b"\1")])
             drops = network.relay.drops
             self.assertEqual(drops[DropReason.BAD_REQUEST], 1)
             self.assertEqual(drops[DropReason.UNKNOWN_FRAME], 251 + 6)
-            self.assertEqual(drops[DropReason.NO_SUCH_TRANSPORT], 5)
+            # and one more, the answer of the client
+            self.assertEqual(drops[DropReason.NO_SUCH_TRANSPORT], 6)
 
     def test_F4_a_size_that_cannot_be(self) -> None:
         for header in (b"\0\0", b"\xff\xff", b"\xff\xef"):
@@ -182,7 +183,8 @@ class F_FrameTests(SynchronousTestCase):
             a.send(frame_type, body)
             client.link.server_side.send(encode_frame(Profile.SEED, frame_type, body))
         network.settle()
-        self.assertEqual(a.take(), [])
+        # whoever closes what is not there does not wait; nothing else is answered
+        self.assertEqual(a.take(), [(CHANNEL_CLOSED, b"\7")])
         self.assertTrue(client.connected)
-        self.assertEqual(network.relay.drops[DropReason.NO_SUCH_TRANSPORT], 4)
+        self.assertEqual(network.relay.drops[DropReason.NO_SUCH_TRANSPORT], 5)
         self.assertEqual(client._core.drops[DropReason.NO_SUCH_TRANSPORT], 4)

@@ -11,14 +11,15 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
+from dmsg.messaging import congestion
 from dmsg.messaging.client import ClientConnection
+from dmsg.messaging.congestion import HOLD, HOLD_AT, TAKES_NOTHING
+from dmsg.messaging.peers import RelayPeer
 from dmsg.messaging.policing import Limits
 from dmsg.messaging.relay import (
-    CHANNEL_QUEUE_LIMIT,
     MAX_LINKS_PER_KEY,
     PEER_QUEUE_MAXIMUM,
     Relay,
-    RelayPeer,
 )
 from dmsg.messaging.session import LEFT_LIMIT, STALL_TIMEOUT
 from dmsg.messaging.state import TRANSITIONS, Input, State
@@ -56,6 +57,9 @@ class FakePort:
 
     def queued(self) -> int:
         return self.waiting
+
+    def flush(self) -> None:
+        pass
 
     def pause_reading(self) -> None:
         self.paused = True
@@ -131,66 +135,156 @@ class ForwardingTests(RelayCase):
 
 
 class SlowReaderTests(RelayCase):
-    """Who does not read holds up those who send to nobody else, and no others."""
+    """A receiver that is slower than its sender: nothing is closed for it, and others go on."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.held: list[Any] = []
+        self.relay.congestion._on_held = self.held.append
 
     def stick(self, peer: RelayPeer) -> None:
         port = self.ports[peer]
         port.stuck, port.waiting = True, 300_000
         self.relay.congest(peer)
 
+    def take(self, peer: RelayPeer) -> int:
+        """It takes all that was sent; how many bytes of Send came."""
+        port = self.ports[peer]
+        port.waiting = 0
+        self.relay.relieve(peer)
+        if port.waiting > 256 * 1024:
+            self.relay.congest(peer)
+        self.relay.check()
+        return sum(len(body) - 1 for frame, body in port.take() if frame == SEND)
+
     def send(self, peer: RelayPeer, number: int, size: int) -> None:
         while size > 0:
             self.say(peer, (SEND, bytes((number,)) + bytes(min(size, 60_000))))
             size -= 60_000
 
-    def test_a_source_of_one_is_paused(self) -> None:
-        a, b, c, d = (self.peer(number) for number in range(4))
-        self.channel(a, b)
-        self.channel(c, b)
-        self.channel(c, d, 1)
-        self.stick(b)
-        self.assertEqual([self.ports[one].paused for one in (a, b, c, d)], [True, False, False, False])
-        # one that gets another channel is read again, and held up again when that ends
-        self.say(d, (OPEN_CHANNEL, b"\7" + a.key + bytes(49)))
-        self.assertFalse(self.ports[a].paused)
-        self.say(d, (CHANNEL_CLOSED, b"\7"))
-        self.assertTrue(self.ports[a].paused)
-        self.ports[b].stuck, self.ports[b].waiting = False, 0
-        self.relay.relieve(b)
-        self.assertFalse(self.ports[a].paused)
-
-    def test_a_lost_reader_releases_its_sources(self) -> None:
-        a, b = self.peer(0), self.peer(1)
-        self.channel(a, b)
-        self.stick(b)
-        self.relay.remove(b)
-        self.assertFalse(self.ports[a].paused)
-        self.assertEqual(self.ports[a].take(), [(CHANNEL_CLOSED, b"\0")])
-
-    def test_a_channel_has_its_limit_and_others_go_on(self) -> None:
-        a, b, c = (self.peer(number) for number in range(3))
-        self.channel(a, b, 0)
-        self.channel(a, b, 1)
-        self.channel(a, c, 2)
-        self.stick(b)
-        self.send(a, 0, CHANNEL_QUEUE_LIMIT + 400_000)
-        self.assertEqual(self.ports[a].take(), [(CHANNEL_CLOSED, b"\0")])
-        self.assertEqual(self.relay.drops[DropReason.QUEUE_FULL], 1)
-        self.ports[c].take()
-        self.send(a, 2, 100)
-        self.assertEqual(len(self.ports[c].take()), 1)
-        self.assertEqual(sorted(a.ends), [1, 2])
-        self.assertLess(self.ports[b].waiting, CHANNEL_QUEUE_LIMIT + 500_000)
-
-    def test_a_slow_reader_that_goes_on_reading_keeps_its_channels(self) -> None:
+    def test_a_source_with_one_more_channel_is_held_too(self) -> None:
+        """And let go when its backlog is half of what held it."""
         a, b, c = (self.peer(number) for number in range(3))
         self.channel(a, b, 0)
         self.channel(a, c, 1)
         self.stick(b)
-        for _ in range(100):
-            self.send(a, 0, 60_000)
-            self.ports[b].waiting = min(self.ports[b].waiting, 400_000)
-        self.assertEqual(sorted(a.ends), [0, 1])
+        self.send(a, 0, HOLD_AT - 100_000)
+        self.assertFalse(self.ports[a].paused)
+        self.send(a, 0, 200_000)
+        self.assertTrue(self.ports[a].paused)
+        self.assertEqual(self.held, [a])
+        while self.ports[a].paused:
+            self.take(b)
+        self.assertLessEqual(self.relay.congestion.total, HOLD_AT // 2)
+        self.assertEqual(self.relay.drops, {})
+
+    def test_one_that_has_others_to_send_to_is_free_for_as_long_as_it_was_held(self) -> None:
+        a, b, c = (self.peer(number) for number in range(3))
+        self.channel(a, b, 0)
+        self.channel(a, c, 1)
+        self.stick(b)
+        self.send(a, 1, 100)
+        self.send(a, 0, HOLD_AT + 100_000)
+        self.assertTrue(self.ports[a].paused)
+        self.now += HOLD
+        self.relay.let_read(a)
+        self.assertFalse(self.ports[a].paused)
+        self.send(a, 0, 500_000)
+        self.assertFalse(self.ports[a].paused)
+        self.now += HOLD
+        self.send(a, 0, 60_000)
+        self.assertTrue(self.ports[a].paused)
+
+    def test_one_that_has_not_is_read_once_a_second(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        self.channel(a, b, 0)
+        self.stick(b)
+        self.send(a, 0, HOLD_AT + 100_000)
+        reads = 0
+        for _ in range(50):
+            self.now += HOLD
+            b.progress_at = self.now  # it takes something, and little
+            self.relay.let_read(a)
+            if not self.ports[a].paused:
+                reads += 1
+                self.send(a, 0, 60_000)
+        self.assertTrue(4 <= reads <= 6, reads)
+
+    def test_backlogs_are_served_in_turn(self) -> None:
+        """A short one is not behind a long one, and what is said of a channel is behind its data."""
+        a, b, c = (self.peer(number) for number in range(3))
+        at = self.channel(a, b, 0)
+        other = self.channel(c, b, 5)
+        self.stick(b)
+        self.send(a, 0, 900_000)
+        self.send(c, 5, 10_000)
+        self.say(c, (CLOSE_CHANNEL, b"\5"))
+        self.ports[b].waiting = 0
+        self.relay.relieve(b)
+        self.assertEqual(self.relay.congestion.total, 0)
+        frames = [(frame, body[0]) for frame, body in self.ports[b].take()]
+        self.assertEqual(frames[-1], (SEND, at))
+        self.assertLess(frames.index((SEND, other)), 4)
+        self.assertEqual(frames[frames.index((SEND, other)) + 1], (CLOSE_CHANNEL, other))
+
+    def test_an_end_whose_other_end_is_over_gets_what_waits(self) -> None:
+        """ChannelClosed comes last, and the id is not used again before it."""
+        a, b = self.peer(0), self.peer(1)
+        at = self.channel(a, b, 0)
+        self.stick(b)
+        self.send(a, 0, 300_000)
+        self.say(a, (CHANNEL_CLOSED, b"\0"))
+        self.assertEqual((a.ends, b.ends), ({}, {}))
+        self.assertIn(at, b.draining)
+        for _ in range(200):
+            self.assertNotEqual(self.relay._choose(b), at)
+        self.ports[b].waiting = 0
+        self.relay.relieve(b)
+        frames = [(frame, body[0]) for frame, body in self.ports[b].take()]
+        self.assertEqual((frames.count((SEND, at)), frames[-1]), (5, (CHANNEL_CLOSED, at)))
+        self.assertEqual(b.draining, {})
+
+    def test_a_receiver_that_takes_nothing_loses_its_channels(self) -> None:
+        a, b, c = (self.peer(number) for number in range(3))
+        self.channel(a, b, 0)
+        self.channel(a, c, 1)
+        self.stick(b)
+        self.send(a, 0, HOLD_AT + 100_000)
+        for _ in range(int(TAKES_NOTHING / HOLD) + 2):
+            self.now += HOLD
+            self.relay.let_read(a)
+            self.relay.check()
+            if not self.ports[a].paused:
+                self.send(a, 0, 60_000)
+        self.assertEqual(self.relay.drops[DropReason.QUEUE_FULL], 1)
+        self.assertEqual((sorted(a.ends), self.relay.congestion.total), ([1], 0))
+        self.assertIn((CHANNEL_CLOSED, b"\0"), self.ports[a].take())
+
+    def test_all_backlogs_together_have_a_limit(self) -> None:
+        self.patch(congestion, "BACKLOG_TOTAL", 3_000_000)
+        a, b, c = (self.peer(number) for number in range(3))
+        self.channel(a, b, 0)
+        self.channel(a, c, 1)
+        self.stick(b)
+        self.send(a, 1, 100)
+        for _ in range(40):
+            if not self.ports[a].paused:
+                self.send(a, 0, 100_000)
+            self.now += HOLD
+            self.relay.let_read(a)
+            self.send(a, 1, 100)
+        self.assertLess(self.relay.congestion.total, 4_000_000)
+        self.assertTrue(self.ports[a].paused)
+
+    def test_a_lost_reader_frees_memory(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        self.channel(a, b)
+        self.stick(b)
+        self.send(a, 0, 600_000)
+        self.relay.remove(b)
+        self.relay.check()
+        self.assertEqual(self.relay.congestion.total, 0)
+        self.assertEqual(self.ports[a].take(), [(CHANNEL_CLOSED, b"\0")])
 
     def test_answers_have_a_limit_too(self) -> None:
         a, b = self.peer(0), self.peer(1)
@@ -200,24 +294,77 @@ class SlowReaderTests(RelayCase):
         self.assertEqual(self.ports[a].closed, DropReason.SEND_BUFFER_FULL)
         self.assertIsNone(self.ports[b].closed)
 
-    def test_a_paused_source_is_read_now_and_then(self) -> None:
+
+class AbandonedTests(RelayCase):
+    """A dialler that gives up again and again before it is answered."""
+
+    profile = Profile.SKYWIRE
+
+    def test_an_acceptor_of_go_stays_reachable(self) -> None:
+        """It gives an id back only at CloseChannel; and where it keeps one, others are tried before it."""
         a, b = self.peer(0), self.peer(1)
-        paused: list[Any] = []
-        self.relay._on_paused = paused.append
-        self.channel(a, b)
-        self.stick(b)
-        for count in range(1, 6):
-            self.assertTrue(self.ports[a].paused)
-            self.assertEqual(paused, [a] * count)
-            self.relay.let_read(a)
-            self.assertFalse(self.ports[a].paused)
-            self.send(a, 0, 60_000)
-        for _ in range(40):
-            self.relay.let_read(a)
-            self.send(a, 0, 60_000)
-        # too slow for even that: it loses its channel, and nobody the link
-        self.assertEqual((a.ends, self.relay.drops[DropReason.QUEUE_FULL]), ({}, 1))
-        self.assertIsNone(self.ports[a].closed or self.ports[b].closed)
+        taken: set[int] = set()
+        for _ in range(300):
+            self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
+            self.say(a, (CLOSE_CHANNEL, b"\0"))
+            for frame, body in self.ports[b].take():
+                if frame == OPEN_CHANNEL:
+                    self.assertNotIn(body[0], taken)
+                    taken.add(body[0])
+                elif frame == CLOSE_CHANNEL:
+                    taken.discard(body[0])
+        self.assertEqual(taken, set())
+
+    def test_ids_of_refused_offers_are_passed_over(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        kept = set(range(128, 256))
+        opened = False
+        for _ in range(130):
+            self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
+            number = self.ports[b].take()[-1][1][0]
+            if number not in kept:
+                self.say(b, (CHANNEL_OPENED, bytes((number,)) + bytes(49)))
+                opened = True
+                break
+            self.say(b, (CHANNEL_CLOSED, bytes((number,))))
+        self.assertTrue(opened)
+
+
+class WrongProfileTests(SynchronousTestCase):
+    """A client of the other dialect is refused at once, with a reason that is counted."""
+
+    def test_first_frames(self) -> None:
+        for profile, other in ((Profile.SEED, Profile.SKYWIRE), (Profile.SKYWIRE, Profile.SEED)):
+            for frame_type, body in (
+                (OPEN_CHANNEL, b"\1" + LISTED[1].public + bytes(49)),
+                (CHANNEL_OPENED, b"\1" + bytes(49)),
+                (CLOSE_CHANNEL, b"\1"),
+                (CHANNEL_CLOSED, b"\1"),
+            ):
+                data = bytearray(encode_frame(other, frame_type, body))
+                relay = Relay(profile)
+                peer = relay.add(LISTED[0].public, FakePort(profile))
+                error = self.assertRaises(RemoteProtocolError, relay.receive_frames, peer, data, len(data))
+                self.assertEqual(error.reason, DropReason.WRONG_PROFILE)
+                client = ClientConnection(LISTED[0], profile)
+                client.receive_frames(data, len(data))
+                assert client.broken is not None
+                self.assertEqual(client.broken.reason, DropReason.WRONG_PROFILE)
+                # and the right one is taken
+                right = bytearray(encode_frame(profile, frame_type, body))
+                relay = Relay(profile)
+                peer = relay.add(LISTED[0].public, FakePort(profile))
+                self.assertEqual(relay.receive_frames(peer, right, len(right)), len(right))
+
+    def test_an_open_channel_that_is_too_long(self) -> None:
+        for profile in Profile:
+            relay = Relay(profile)
+            peer = relay.add(LISTED[0].public, FakePort(profile))
+            data = bytearray(
+                encode_frame(profile, CLOSE_CHANNEL, b"\1") + encode_frame(profile, OPEN_CHANNEL, bytes(84))
+            )
+            error = self.assertRaises(RemoteProtocolError, relay.receive_frames, peer, data, len(data))
+            self.assertEqual(error.reason, DropReason.WRONG_PROFILE)
 
 
 class ManyTests(RelayCase):
