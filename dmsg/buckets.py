@@ -40,6 +40,33 @@ class RateLimit:
         self._burst = burst
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
+    def reserve(self, address: str, now: float, longest: float) -> float | None:
+        """Seconds after which ``address`` may ask, which is counted; None when that is more than ``longest``."""
+        if not self._rate:
+            return 0.0
+        tokens, since = self._buckets.pop(address, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - since) * self._rate)
+        wait = max(0.0, (1.0 - tokens) / self._rate)
+        self._keep(address, tokens - 1.0 if wait <= longest else tokens, now)
+        return wait if wait <= longest else None
+
+    def charge(self, address: str, requests: float, now: float) -> None:
+        """``address`` has used up so many requests more; it may owe its burst."""
+        if self._rate:
+            tokens, since = self._buckets.pop(address, (self._burst, now))
+            tokens = min(self._burst, tokens + (now - since) * self._rate) - requests
+            self._keep(address, max(-self._burst, tokens), now)
+
+    def owes(self, address: str, now: float) -> bool:
+        """It has no request left."""
+        tokens, since = self._buckets.get(address, (self._burst, now))
+        return bool(self._rate) and tokens + (now - since) * self._rate < 1.0
+
+    def _keep(self, address: str, tokens: float, now: float) -> None:
+        self._buckets[address] = (tokens, now)
+        if len(self._buckets) > MAX_ADDRESSES:
+            self._buckets.popitem(last=False)
+
     def allow(self, address: str, now: float) -> bool:
         """Whether ``address`` may ask now; counts the request when it may.
 
@@ -50,7 +77,5 @@ class RateLimit:
         tokens, since = self._buckets.pop(address, (self._burst, now))
         tokens = min(self._burst, tokens + (now - since) * self._rate)
         allowed = tokens >= 1.0
-        self._buckets[address] = (tokens - 1.0 if allowed else tokens, now)
-        if len(self._buckets) > MAX_ADDRESSES:
-            self._buckets.popitem(last=False)
+        self._keep(address, tokens - 1.0 if allowed else tokens, now)
         return allowed

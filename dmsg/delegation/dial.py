@@ -22,6 +22,7 @@ from zope.interface import implementer
 
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.addresses import parse_address
 from dmsg.net.stream import StreamTransport
 
 FIRST_DELAY = 0.5
@@ -39,21 +40,6 @@ def retry_delay(failures: int, random: Random) -> float:
     """Seconds to wait after that many failed tries in a row; grows, with jitter."""
     delay = min(MAX_DELAY, FIRST_DELAY * DELAY_FACTOR ** min(failures, 30))
     return delay * (1 - JITTER + 2 * JITTER * random.random())
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of a server entry's address, as in ``host:1``, ``1.2.3.4:1``, ``[::1]:1``.
-
-    :raises DmsgError: it is none.
-    """
-    host, colon, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        colon = ""
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise DmsgError(f"{address[:80]!r} is not HOST:PORT")
-    return host, int(port)
 
 
 def tcp_endpoint(reactor: Any, address: str, timeout: float) -> Any:

@@ -17,12 +17,12 @@ from twisted.python.failure import Failure
 from twisted.web.server import Site
 
 from dmsg.delegation.admission import Admission
-from dmsg.delegation.dial import parse_address
 from dmsg.delegation.registration import Registration, StatusPages, address_of
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DropReason
 from dmsg.keys import SecKey
 from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
+from dmsg.net.addresses import parse_address
 from dmsg.net.link import Link
 from dmsg.net.socketopts import tune_listening
 
@@ -268,6 +268,8 @@ class RelayServer(Service):
         if self._metrics is not None:
             site = Site(StatusPages(self, self.health, self.metrics_prefix))
             site.noisy = False
+            # scrapes are no news
+            site.log = lambda request: None  # type: ignore[method-assign]
             self.metrics_port = await serverFromString(self._reactor, self._metrics).listen(site)
         if self.registration.wanted:
             self.registration.address = self.registration.address or address_of(self.ports[0])

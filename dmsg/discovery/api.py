@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import math
+from collections.abc import Callable
 from typing import Any
 
 from klein import Klein
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -21,9 +23,11 @@ from twisted.web.resource import IResource
 from twisted.web.server import Site
 from werkzeug.exceptions import HTTPException
 
+from dmsg.buckets import RateLimit
 from dmsg.discovery.entry import (
     MAX_ENTRY_SIZE,
     NULL_KEY,
+    REFRESHING,
     Entry,
     EntryDecodeError,
     EntryInvalid,
@@ -31,9 +35,12 @@ from dmsg.discovery.entry import (
     Form,
     decode_deletion,
     decode_verified,
+    features,
     is_key_text,
 )
+from dmsg.discovery.looks import may_look
 from dmsg.discovery.ranking import RankingFile
+from dmsg.discovery.store import KINDS
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.net.site import answer, answer_http_error, gated_site
@@ -48,10 +55,19 @@ SERVER_TTL = 120.0
 """Seconds without a refresh after which a server is not listed, by default."""
 RANKED_POOL = 512
 """Live servers of which a ranking chooses."""
-RATE = 50.0
+RATE = 200.0
 """Requests a second and address, by default."""
-BURST = 200.0
-"""Requests of an address at once, by default."""
+BURST = 1000.0
+"""Requests of an address at once, by default: some hundred clients behind one address that all start now."""
+POST_RATE = 50.0
+"""Entries a second that an address may post, by default; those that cannot be read or verified count as requests."""
+POST_BURST = 1000.0
+"""Entries that an address may post at once, by default."""
+WORTHLESS = 5
+"""Requests that an entry counts for which cannot be read, or is not signed by its key: verifying is what costs."""
+GO_PATIENCE = 5.0
+"""Seconds that a request on the paths of 2019 is delayed rather than refused: those clients know no 429, and a server
+of then gives up after 10."""
 
 NOT_FOUND = "entry of public key is not found"
 BAD_INPUT = "error bad input"
@@ -103,9 +119,12 @@ class DiscoveryAPI:
         server_ttl: float = SERVER_TTL,
         ranking: RankingFile | None = None,
         telemetry: Telemetry | None = None,
+        looks: bool = False,
     ) -> None:
         """:param wall_clock: returns seconds since 1970; kept apart from the
-        reactor's clock because stores outlive the process."""
+            reactor's clock because stores outlive the process.
+        :param looks: servers that post their entry once are looked at.
+        """
         self._reactor = reactor
         self._store = store
         self._now = wall_clock
@@ -114,7 +133,10 @@ class DiscoveryAPI:
         self._server_ttl = server_ttl
         self._ranking = ranking
         self._telemetry = telemetry
+        self._looks = looks
         self._store_away = False
+        self.charge: Callable[[IRequest, float], None] = lambda request, requests: None
+        """Told of requests that were worth nothing."""
         self.requests = 0
         """Requests that came to a route."""
         self._openapi = importlib.resources.files("dmsg.discovery").joinpath("openapi.json").read_bytes()
@@ -126,7 +148,18 @@ class DiscoveryAPI:
 
     # --- the store, with its failures named ---
 
-    def _ask(self, result: Deferred[Any]) -> Deferred[Any]:
+    def _ask(self, operation: str, *arguments: Any) -> Deferred[Any]:
+        """A question to the store, by the name of its method."""
+        seconds = self._metrics.store_seconds.labels(operation)
+        began = self._reactor.seconds()
+        result: Deferred[Any] = maybeDeferred(getattr(self._store, operation), *arguments)
+
+        def measured(value: Any) -> Any:
+            seconds.observe(self._reactor.seconds() - began)
+            return value
+
+        result.addBoth(measured)
+
         def answered(value: Any) -> Any:
             if self._store_away:
                 self._store_away = False
@@ -151,6 +184,10 @@ class DiscoveryAPI:
     def _post(self, request: IRequest, form: Form) -> Deferred[bytes]:
         self.requests += 1
         entry = decode_verified(request.content.read(), form)
+        # a mark that another program left does not make a server of 2019 refresh
+        refreshes = form is Form.SEED and bool(features(entry.version) & REFRESHING)
+        poster = str(getattr(request.getClientAddress(), "host", ""))
+        looked_at = self._looks and entry.server is not None and may_look(entry.server.address, poster)
 
         def posted(first: bool) -> bytes:
             result = "first" if first else "next"
@@ -158,7 +195,7 @@ class DiscoveryAPI:
             self._tell(entry, result)
             return answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
 
-        return self._ask(self._store.post(entry, self._now())).addCallback(posted)
+        return self._ask("post", entry, self._now(), refreshes, looked_at).addCallback(posted)
 
     def _tell(self, entry: Entry, result: str) -> None:
         """For telemetry: servers are public, clients are not."""
@@ -173,14 +210,20 @@ class DiscoveryAPI:
         self._telemetry.record("entry", fields)
 
     def _available(self) -> Deferred[list[bytes]]:
+        """Live servers; behind them those that say nothing and were there at the last look."""
         self.requests += 1
-        since = self._now() - self._server_ttl
-        if self._ranking is None or self._ranking.current(self._now()) is None:
-            return self._ask(self._store.available(self._max_servers, since))
-        ranking = self._ranking
-        return self._ask(self._store.available(RANKED_POOL, since)).addCallback(
-            lambda servers: ranking.choose(servers, self._max_servers, self._now())
-        )
+        return Deferred.fromCoroutine(self._find_available())
+
+    async def _find_available(self) -> list[bytes]:
+        since = self._now() - self._server_ttl if self._server_ttl else -math.inf
+        ranking, most = self._ranking, self._max_servers
+        if ranking is None or ranking.current(self._now()) is None:
+            servers: list[bytes] = await self._ask("available", most, since)
+        else:
+            servers = ranking.choose(await self._ask("available", RANKED_POOL, since), most, self._now())
+        if len(servers) < most:
+            servers += await self._ask("quiet", most - len(servers), since)
+        return servers
 
     # --- paths of the seed documents ---
 
@@ -193,7 +236,7 @@ class DiscoveryAPI:
     def get_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
         """GET Entry."""
         self.requests += 1
-        return self._ask(self._store.get(_path_key(static))).addCallback(lambda body: _json(request, body))
+        return self._ask("get", _path_key(static)).addCallback(lambda body: _json(request, body))
 
     @_app.route("/discovery/entries/<static>", methods=["DELETE"])
     def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
@@ -210,7 +253,7 @@ class DiscoveryAPI:
                 self._telemetry.record("entry", fields)
             return answer(request, 200, "deleted the entry")
 
-        return self._ask(self._store.delete(deletion)).addCallback(deleted)
+        return self._ask("delete", deletion).addCallback(deleted)
 
     @_app.route("/discovery/available_servers", methods=["GET"])
     def get_available_servers(self, request: IRequest) -> Deferred[bytes]:
@@ -226,13 +269,15 @@ class DiscoveryAPI:
     # --- paths of the 2019 client ---
 
     @_app.route("/messaging-discovery/entry", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    @_app.route("/dmsg-discovery/entry", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     def go_redirect(self, request: IRequest) -> bytes:
         """Go's mux sends those without the slash to the one with it."""
         request.setResponseCode(301)
-        request.setHeader(b"location", b"/messaging-discovery/entry/")
+        request.setHeader(b"location", request.path + b"/")
         return b""
 
     @_app.route("/messaging-discovery/entry/", branch=True)
+    @_app.route("/dmsg-discovery/entry/", branch=True)
     def go_entry(self, request: IRequest) -> Any:
         """POST is a POST whatever the rest of the path; all else gets the last segment's entry."""
         if request.method == b"POST":
@@ -242,11 +287,12 @@ class DiscoveryAPI:
         def get() -> Deferred[bytes]:
             # zeros of any length, also none, are the null key, which has no entry
             key = PubKey.from_hex(text).hex() if text.strip("0") else NULL_KEY
-            return self._ask(self._store.get(key)).addCallback(lambda body: _json(request, body))
+            return self._ask("get", key).addCallback(lambda body: _json(request, body))
 
         return self._go(request, get)
 
     @_app.route("/messaging-discovery/available_servers", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
+    @_app.route("/dmsg-discovery/available_servers", methods=["GET", "POST", "PUT", "PATCH", "DELETE"])
     def go_available_servers(self, request: IRequest) -> Any:
         """``[]`` where the seed documents say 404."""
         return self._go(
@@ -260,6 +306,7 @@ class DiscoveryAPI:
             return act()
         except EntryDecodeError as error:
             self._refused(request, "undecodable", error)
+            self.charge(request, WORTHLESS)
             return answer(request, 500, UNEXPECTED)
         except KeyFormatError:
             return answer(request, 400, BAD_INPUT)
@@ -274,7 +321,7 @@ class DiscoveryAPI:
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> Deferred[bytes]:
         """200 when the store answers."""
-        return self._ask(self._store.count()).addCallback(
+        return self._ask("count").addCallback(
             lambda count: _json(request, json.dumps({"status": "ok", "entries": count}).encode())
         )
 
@@ -282,8 +329,10 @@ class DiscoveryAPI:
     def metrics(self, request: IRequest) -> Deferred[bytes]:
         """Prometheus text."""
 
-        def counted(count: int) -> bytes:
-            self._metrics.entries.set(count)
+        def counted(counts: dict[str, int]) -> bytes:
+            self._metrics.entries.set(sum(counts.values()))
+            for kind in KINDS:
+                self._metrics.kinds.labels(kind).set(counts.get(kind, 0))
             request.setHeader(b"content-type", self._metrics.content_type)
             return self._metrics.render()
 
@@ -293,7 +342,7 @@ class DiscoveryAPI:
             request.setHeader(b"content-type", self._metrics.content_type)
             return self._metrics.render()
 
-        return self._ask(self._store.count()).addCallbacks(counted, unknown)
+        return self._ask("counts").addCallbacks(counted, unknown)
 
     # --- errors ---
 
@@ -317,10 +366,12 @@ class DiscoveryAPI:
     @_app.handle_errors(EntryDecodeError)
     def _undecodable(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "undecodable", failure.value)
+        self.charge(request, WORTHLESS)
         return answer(request, 400, f"{BAD_INPUT}: {failure.value}")
 
     @_app.handle_errors(EntrySignatureError)
     def _bad_signature(self, request: IRequest, failure: Failure) -> bytes:
+        self.charge(request, WORTHLESS)
         self._refused(request, "signature", failure.value)
         return answer(request, 401, BAD_SIGNATURE)
 
@@ -346,6 +397,8 @@ def make_site(
     *,
     rate: float = RATE,
     burst: float = BURST,
+    post_rate: float = POST_RATE,
+    post_burst: float = POST_BURST,
     proxied: bool = False,
 ) -> Site:
     """The factory to listen with, see :func:`dmsg.net.site.gated_site`."""
@@ -353,6 +406,49 @@ def make_site(
     def refused(reason: str) -> None:
         metrics.refused.labels(reason).inc()
 
-    return gated_site(
-        api.resource(), reactor, refused, rate=rate, burst=burst, proxied=proxied, max_body=MAX_ENTRY_SIZE
+    def finished(request: Any, status: int, seconds: float) -> None:
+        path = _path_label(request.path)
+        metrics.requests.labels(path, str(status)).inc()
+        metrics.seconds.labels(path).observe(seconds)
+        metrics.delayed.set(gate.delayed)
+
+    site = gated_site(
+        api.resource(),
+        reactor,
+        refused,
+        rate=rate,
+        burst=burst,
+        proxied=proxied,
+        max_body=MAX_ENTRY_SIZE,
+        patience=lambda request: GO_PATIENCE if request.path.startswith(_GO_PATHS) else 0.0,
+        posts=RateLimit(post_rate if rate else 0.0, post_burst),
+        is_post=lambda request: request.method == b"POST" and request.path.startswith(_POST_PATHS),
+        finished=finished,
     )
+    gate: Any = site.resource
+    api.charge = gate.charge
+    return site
+
+
+_GO_PATHS = (b"/messaging-discovery/", b"/dmsg-discovery/")
+_POST_PATHS = (b"/discovery/entries", b"/messaging-discovery/entry/", b"/dmsg-discovery/entry/")
+_LABELS = {
+    b"/discovery/entries": "/discovery/entries",
+    b"/discovery/available_servers": "/discovery/available_servers",
+    b"/messaging-discovery/available_servers": "/messaging-discovery/available_servers",
+    b"/dmsg-discovery/available_servers": "/dmsg-discovery/available_servers",
+    b"/health": "/health",
+    b"/metrics": "/metrics",
+    b"/openapi.json": "/openapi.json",
+}
+
+
+def _path_label(path: bytes) -> str:
+    """A path as metrics name it: strangers make no series of their own."""
+    label = _LABELS.get(path)
+    if label is not None:
+        return label
+    for prefix in ("/discovery/entries/", "/messaging-discovery/entry/", "/dmsg-discovery/entry/"):
+        if path.startswith(prefix.encode()):
+            return prefix + "{key}"
+    return "other"

@@ -61,6 +61,10 @@ WRONG_TIME = "previous entry timestamp is not set before current entry timestamp
 WRONG_DELETE_SEQUENCE = "sequence field of the deletion is not sequence of the entry"
 
 
+REFRESHING = frozenset({"relay1", "messaging-seed", "messaging-skywire"})
+"""What versions say of servers that post their entry again and again; others may be of 2019, which post it once."""
+
+
 def features(version: str) -> frozenset[str]:
     """What the version of an entry says that its owner can do: the words after ``+``.
 

@@ -12,7 +12,17 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
-from dmsg.discovery.api import BURST, MAX_SERVERS, RATE, SERVER_TTL, DiscoveryAPI, make_site
+from dmsg.discovery.api import (
+    BURST,
+    MAX_SERVERS,
+    POST_BURST,
+    POST_RATE,
+    RATE,
+    SERVER_TTL,
+    DiscoveryAPI,
+    make_site,
+)
+from dmsg.discovery.looks import Looks
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import open_store
 from dmsg.telemetry.metrics import Metrics
@@ -26,6 +36,8 @@ class Discovery(Service):
 
     :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
     :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.open_store`.
+    :param server_ttl: seconds after which a server that does not refresh its entry is not listed; 0: never.
+    :param looks: servers of 2019, which do not, are looked at, and listed as long as they are there.
     :param ranking: by which servers are preferred.
     :param telemetry: where to write events for the pipeline.
     :ivar ready: fires with the listening ports; fails with StoreError or
@@ -42,6 +54,9 @@ class Discovery(Service):
         *,
         rate: float = RATE,
         burst: float = BURST,
+        post_rate: float = POST_RATE,
+        post_burst: float = POST_BURST,
+        looks: bool = True,
         proxied: bool = False,
         max_servers: int = MAX_SERVERS,
         server_ttl: float = SERVER_TTL,
@@ -52,7 +67,11 @@ class Discovery(Service):
         self._reactor = reactor
         self._listen = tuple(listen)
         self._store_description = store
-        self._rate, self._burst, self._proxied = rate, burst, proxied
+        self._limits = {"rate": rate, "burst": burst, "post_rate": post_rate, "post_burst": post_burst}
+        self._proxied = proxied
+        self._wants_looks = looks and server_ttl > 0
+        self._looks: Looks | None = None
+        self._gate: Any = None
         self._max_servers, self._server_ttl = max_servers, server_ttl
         self._store: Any = None
         self._api: DiscoveryAPI | None = None
@@ -78,7 +97,11 @@ class Discovery(Service):
             server_ttl=self._server_ttl,
             ranking=self._ranking,
             telemetry=self.telemetry,
+            looks=self._wants_looks,
         )
+        if self._wants_looks:
+            self._looks = Looks(self._reactor, self._store, time.time, self._server_ttl)
+            self._looks.start()
         if self._ranking is not None:
             self._ranking.watch(self._reactor)
         if self.telemetry is not None:
@@ -86,7 +109,8 @@ class Discovery(Service):
             self.telemetry.beats.append(self._count_entries)
             self._count_entries()
             self.telemetry.start()
-        site = make_site(api, self._reactor, self.metrics, rate=self._rate, burst=self._burst, proxied=self._proxied)
+        site = make_site(api, self._reactor, self.metrics, proxied=self._proxied, **self._limits)
+        self._gate = site.resource
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(site)
             self.ports.append(port)
@@ -114,6 +138,10 @@ class Discovery(Service):
         self.ready.cancel()
         await DeferredList([maybeDeferred(port.stopListening) for port in self.ports], consumeErrors=True)
         self.ports.clear()
+        if self._gate is not None:
+            self._gate.stop()
+        if self._looks is not None:
+            await self._looks.stop()
         if self._ranking is not None:
             self._ranking.stop()
         if self.telemetry is not None:

@@ -9,6 +9,7 @@ Entries come in verified; times come in as arguments.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from twisted.internet.interfaces import IReactorTime
 from zope.interface import Interface, implementer
 
 from dmsg.discovery.entry import (
+    REFRESHING,
     WRONG_DELETE_SEQUENCE,
     WRONG_FIRST_SEQUENCE,
     WRONG_SEQUENCE,
@@ -24,17 +26,27 @@ from dmsg.discovery.entry import (
     Deletion,
     Entry,
     EntryInvalid,
+    Form,
     Head,
     check_deletion,
     check_iteration,
+    decode,
+    features,
     next_sequence,
     time_order,
 )
-from dmsg.errors import DmsgError, EntryNotFound
+from dmsg.discovery.looks import may_look
+from dmsg.errors import DmsgError, EntryError, EntryNotFound
 from dmsg.net.redis import RedisUnavailable, open_redis, without_password
 
 REDIS_PATIENCE = 1.5
 """Seconds for an answer of Redis: who asks discovery hears within two that it cannot be had now."""
+
+
+FIRST_LOOK = 30.0
+"""Seconds after its entry was posted when a quiet server is looked at."""
+NEVER = 1e18
+"""Seconds since 1970."""
 
 
 class StoreError(DmsgError):
@@ -44,8 +56,11 @@ class StoreError(DmsgError):
 class IEntryStore(Interface):
     """Entries by key."""
 
-    def post(entry: Entry, now: float) -> Deferred[bool]:
+    def post(entry: Entry, now: float, refreshes: bool = True, looked_at: bool = True) -> Deferred[bool]:
         """Store a verified entry in place of the key's present one.
+
+        :param refreshes: a server's owner posts it again and again; else it is *quiet*: listed behind others for as
+            long as it is seen, and looked at from time to time if ``looked_at``.
 
         Fires with True for the first entry of a key, False for a later one.
         Fails with EntryInvalid when sequence or timestamp do not follow.
@@ -60,8 +75,20 @@ class IEntryStore(Interface):
     def available(most: int, since: float) -> Deferred[list[bytes]]:
         """JSON of at most ``most`` random servers with free connections posted after ``since``."""
 
+    def quiet(most: int, since: float) -> Deferred[list[bytes]]:
+        """JSON of at most ``most`` quiet servers, those first that were seen last, none before ``since``."""
+
+    def due(most: int, now: float, next_look: float) -> Deferred[list[bytes]]:
+        """JSON of at most ``most`` quiet servers that are to be looked at now; it is next time at ``next_look``."""
+
+    def seen(static: str, at: float | None, next_look: float) -> Deferred[None]:
+        """A quiet server was there at that time, or was not (None); look at it again at ``next_look``."""
+
     def count() -> Deferred[int]:
         """Entries that are there."""
+
+    def counts() -> Deferred[dict[str, int]]:
+        """The same by kind: ``client``, ``server``, ``both``."""
 
     def close() -> Deferred[None]:
         """Let go of files and connections."""
@@ -69,6 +96,24 @@ class IEntryStore(Interface):
 
 def _listable(entry: Entry) -> bool:
     return entry.server is not None and entry.server.available_connections > 0
+
+
+KINDS = ("client", "server", "both")
+
+
+def _kind(entry: Entry) -> str:
+    if entry.server is None:
+        return "client"
+    return "server" if entry.client is None else "both"
+
+
+def _first_look(now: float, looked_at: bool) -> float:
+    return now + FIRST_LOOK if looked_at else NEVER
+
+
+def _first_migrated_look(entry: Entry) -> float:
+    """Who posted it is not known any more: only what is public is looked at."""
+    return 0.0 if entry.server is not None and may_look(entry.server.address, "") else NEVER
 
 
 @implementer(IEntryStore)
@@ -80,9 +125,11 @@ class MemoryStore:
         self._json: dict[str, bytes] = {}
         # ordered by the time of posting, oldest first
         self._servers: dict[str, float] = {}
+        self._quiet: dict[str, list[float]] = {}
+        self._kinds: dict[str, str] = {}
         self._random = random or Random()
 
-    def post(self, entry: Entry, now: float) -> Deferred[bool]:
+    def post(self, entry: Entry, now: float, refreshes: bool = True, looked_at: bool = True) -> Deferred[bool]:
         static = entry.static
         try:
             first = check_iteration(self._heads.get(static), entry)
@@ -90,9 +137,13 @@ class MemoryStore:
             return fail()
         self._heads[static] = Head(entry.sequence, time_order(entry.timestamp))
         self._json[static] = entry.to_json()
+        self._kinds[static] = _kind(entry)
         self._servers.pop(static, None)
-        if _listable(entry):
+        self._quiet.pop(static, None)
+        if _listable(entry) and refreshes:
             self._servers[static] = now
+        elif _listable(entry):
+            self._quiet[static] = [now, _first_look(now, looked_at)]
         return succeed(first)
 
     def get(self, static: str) -> Deferred[bytes]:
@@ -108,8 +159,9 @@ class MemoryStore:
         except EntryInvalid:
             return fail()
         self._heads[static] = Head(deletion.sequence, time_order(deletion.timestamp), deleted=True)
-        del self._json[static]
+        del self._json[static], self._kinds[static]
         self._servers.pop(static, None)
+        self._quiet.pop(static, None)
         return succeed(None)
 
     def available(self, most: int, since: float) -> Deferred[list[bytes]]:
@@ -121,8 +173,30 @@ class MemoryStore:
         chosen = self._random.sample(live, min(most, len(live)))
         return succeed([self._json[static] for static in chosen])
 
+    def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
+        seen = sorted((static for static, (at, _) in self._quiet.items() if at >= since), key=self._seen_at)
+        return succeed([self._json[static] for static in seen[:most]])
+
+    def _seen_at(self, static: str) -> float:
+        return -self._quiet[static][0]
+
+    def due(self, most: int, now: float, next_look: float) -> Deferred[list[bytes]]:
+        found = [static for static, (_, look_at) in self._quiet.items() if look_at <= now][:most]
+        for static in found:
+            self._quiet[static][1] = next_look
+        return succeed([self._json[static] for static in found])
+
+    def seen(self, static: str, at: float | None, next_look: float) -> Deferred[None]:
+        known = self._quiet.get(static)
+        if known is not None:
+            known[:] = [known[0] if at is None else at, next_look]
+        return succeed(None)
+
     def count(self) -> Deferred[int]:
         return succeed(len(self._json))
+
+    def counts(self) -> Deferred[dict[str, int]]:
+        return succeed(dict(Counter(self._kinds.values())))
 
     def close(self) -> Deferred[None]:
         return succeed(None)
@@ -149,9 +223,36 @@ class SQLiteStore:
                     static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
                     json BLOB, posted REAL NOT NULL, listable INTEGER NOT NULL) WITHOUT ROWID"""
             )
+            self._add_columns()
             self._db.execute("CREATE INDEX IF NOT EXISTS servers ON entries (posted) WHERE listable")
+            self._db.execute("CREATE INDEX IF NOT EXISTS looks ON entries (look_at) WHERE listable AND quiet")
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from None
+
+    def _add_columns(self) -> None:
+        """To files of earlier versions."""
+        there = {row[1] for row in self._db.execute("PRAGMA table_info(entries)")}
+        for column in (
+            "quiet INTEGER NOT NULL DEFAULT 0",
+            "seen REAL NOT NULL DEFAULT 0",
+            "look_at REAL NOT NULL DEFAULT 0",
+            "kind TEXT NOT NULL DEFAULT 'client'",
+        ):
+            if column.split()[0] not in there:
+                self._db.execute(f"ALTER TABLE entries ADD COLUMN {column}")
+        if "quiet" in there:
+            return
+        for static, body, posted in self._db.execute(
+            "SELECT static, json, posted FROM entries WHERE listable AND json IS NOT NULL"
+        ).fetchall():
+            try:
+                entry, _ = decode(bytes(body), Form.GO2019)
+            except EntryError:
+                continue
+            self._db.execute(
+                "UPDATE entries SET quiet = ?, seen = ?, look_at = ?, kind = ? WHERE static = ?",
+                (not features(entry.version) & REFRESHING, posted, _first_migrated_look(entry), _kind(entry), static),
+            )
 
     def _head(self, static: str) -> Head | None:
         row = self._db.execute(
@@ -159,14 +260,16 @@ class SQLiteStore:
         ).fetchone()
         return None if row is None else Head(int(row[0]), row[1], bool(row[2]))
 
-    def post(self, entry: Entry, now: float) -> Deferred[bool]:
+    def post(self, entry: Entry, now: float, refreshes: bool = True, looked_at: bool = True) -> Deferred[bool]:
         db = self._db
         try:
             db.execute("BEGIN IMMEDIATE")
             try:
                 first = check_iteration(self._head(entry.static), entry)
                 db.execute(
-                    "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO entries "
+                    "(static, sequence, time_order, json, posted, listable, quiet, seen, look_at, kind) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         entry.static,
                         str(entry.sequence),
@@ -174,6 +277,10 @@ class SQLiteStore:
                         entry.to_json(),
                         now,
                         _listable(entry),
+                        not refreshes,
+                        now,
+                        _first_look(now, looked_at),
+                        _kind(entry),
                     ),
                 )
                 db.execute("COMMIT")
@@ -210,13 +317,48 @@ class SQLiteStore:
 
     def available(self, most: int, since: float) -> Deferred[list[bytes]]:
         rows = self._db.execute(
-            "SELECT json FROM entries WHERE listable AND posted >= ? ORDER BY random() LIMIT ?", (since, most)
+            "SELECT json FROM entries WHERE listable AND NOT quiet AND posted >= ? ORDER BY random() LIMIT ?",
+            (since, most),
         ).fetchall()
         return succeed([row[0] for row in rows])
+
+    def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
+        rows = self._db.execute(
+            "SELECT json FROM entries WHERE listable AND quiet AND seen >= ? ORDER BY seen DESC LIMIT ?", (since, most)
+        ).fetchall()
+        return succeed([row[0] for row in rows])
+
+    def due(self, most: int, now: float, next_look: float) -> Deferred[list[bytes]]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                rows = self._db.execute(
+                    "SELECT static, json FROM entries WHERE listable AND quiet AND look_at <= ? LIMIT ?", (now, most)
+                ).fetchall()
+                for static, _ in rows:
+                    self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_look, static))
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error:
+            return fail()
+        return succeed([row[1] for row in rows])
+
+    def seen(self, static: str, at: float | None, next_look: float) -> Deferred[None]:
+        self._db.execute(
+            "UPDATE entries SET seen = coalesce(?, seen), look_at = ? WHERE static = ? AND quiet",
+            (at, next_look, static),
+        )
+        return succeed(None)
 
     def count(self) -> Deferred[int]:
         row = self._db.execute("SELECT count(*) FROM entries WHERE json IS NOT NULL").fetchone()
         return succeed(int(row[0]))
+
+    def counts(self) -> Deferred[dict[str, int]]:
+        rows = self._db.execute("SELECT kind, count(*) FROM entries WHERE json IS NOT NULL GROUP BY kind").fetchall()
+        return succeed({str(kind): int(number) for kind, number in rows})
 
     def close(self) -> Deferred[None]:
         self._db.close()
@@ -225,7 +367,7 @@ class SQLiteStore:
 
 # Numbers are compared as text: Lua's are doubles, ours have 64 bits.
 _POST = """
-local head = redis.call('HMGET', KEYS[1], 'next', 'order', 'json')
+local head = redis.call('HMGET', KEYS[1], 'next', 'order', 'json', 'kind')
 local kind = 'next'
 if not head[3] then
   kind = 'first'
@@ -234,23 +376,32 @@ elseif head[1] ~= ARGV[1] then
   return 'sequence'
 end
 if head[2] and ARGV[3] <= head[2] then return 'time' end
-redis.call('HSET', KEYS[1], 'sequence', ARGV[1], 'next', ARGV[2], 'order', ARGV[3], 'json', ARGV[4])
-if ARGV[6] == '1' then
+redis.call('HSET', KEYS[1], 'sequence', ARGV[1], 'next', ARGV[2], 'order', ARGV[3], 'json', ARGV[4], 'kind', ARGV[9])
+if head[3] and head[4] then redis.call('HINCRBY', KEYS[6], head[4], -1) end
+redis.call('HINCRBY', KEYS[6], ARGV[9], 1)
+for index = 2, 5 do
+  if index ~= 3 then redis.call('ZREM', KEYS[index], KEYS[1]) end
+end
+if ARGV[6] == '1' and ARGV[7] == '1' then
   redis.call('ZADD', KEYS[2], ARGV[5], KEYS[1])
-else
-  redis.call('ZREM', KEYS[2], KEYS[1])
+elseif ARGV[6] == '1' then
+  redis.call('ZADD', KEYS[4], ARGV[5], KEYS[1])
+  redis.call('ZADD', KEYS[5], ARGV[8], KEYS[1])
 end
 if kind == 'first' then redis.call('INCR', KEYS[3]) end
 return kind
 """
 _DELETE = """
-local head = redis.call('HMGET', KEYS[1], 'sequence', 'order', 'json')
+local head = redis.call('HMGET', KEYS[1], 'sequence', 'order', 'json', 'kind')
 if not head[3] then return 'missing' end
 if head[1] ~= ARGV[1] then return 'sequence' end
 if ARGV[2] <= head[2] then return 'time' end
 redis.call('HSET', KEYS[1], 'order', ARGV[2])
 redis.call('HDEL', KEYS[1], 'json')
-redis.call('ZREM', KEYS[2], KEYS[1])
+for index = 2, 5 do
+  if index ~= 3 then redis.call('ZREM', KEYS[index], KEYS[1]) end
+end
+if head[4] then redis.call('HINCRBY', KEYS[6], head[4], -1) end
 redis.call('DECR', KEYS[3])
 return 'deleted'
 """
@@ -276,12 +427,36 @@ return found
 """
 
 
+_QUIET = """
+local found = {}
+for _, name in ipairs(redis.call('ZREVRANGEBYSCORE', KEYS[1], '+inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
+  found[#found + 1] = redis.call('HGET', name, 'json')
+end
+return found
+"""
+_DUE = """
+local found = {}
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
+  redis.call('ZADD', KEYS[1], ARGV[3], name)
+  found[#found + 1] = redis.call('HGET', name, 'json')
+end
+return found
+"""
+_SEEN = """
+if not redis.call('ZSCORE', KEYS[2], KEYS[1]) then return end
+if ARGV[1] ~= '' then redis.call('ZADD', KEYS[2], ARGV[1], KEYS[1]) end
+redis.call('ZADD', KEYS[3], ARGV[2], KEYS[1])
+"""
+_NAMES = ("servers", "entries", "quiet", "looks", "kinds")
+
+
 @implementer(IEntryStore)
 class RedisStore:
     """Entries in Redis; any number of discovery processes may share one.
 
     Keys: ``dmsg:entry:<static>`` a hash, ``dmsg:servers`` a sorted set of
-    server entries by time of posting, ``dmsg:entries`` their number.
+    server entries by time of posting, ``dmsg:entries`` the number of all, ``dmsg:kinds`` by kind; quiet servers are
+    in ``dmsg:quiet`` by the time when they were seen, in ``dmsg:looks`` by that of the next look.
     """
 
     prefix = "dmsg:"
@@ -295,7 +470,7 @@ class RedisStore:
         result: Deferred[Any] = self._redis.eval(script, [self.prefix + key for key in keys], arguments)
         return result
 
-    def post(self, entry: Entry, now: float) -> Deferred[bool]:
+    def post(self, entry: Entry, now: float, refreshes: bool = True, looked_at: bool = True) -> Deferred[bool]:
         def posted(answer: bytes) -> bool:
             if answer in (b"first", b"next"):
                 return answer == b"first"
@@ -305,7 +480,7 @@ class RedisStore:
 
         return self._run(
             _POST,
-            [f"entry:{entry.static}", "servers", "entries"],
+            [f"entry:{entry.static}", *_NAMES],
             [
                 str(entry.sequence),
                 str(next_sequence(entry.sequence)),
@@ -313,6 +488,9 @@ class RedisStore:
                 entry.to_json(),
                 repr(now),
                 "1" if _listable(entry) else "0",
+                "1" if refreshes else "0",
+                repr(_first_look(now, looked_at)),
+                _kind(entry),
             ],
         ).addCallback(posted)
 
@@ -334,7 +512,7 @@ class RedisStore:
 
         return self._run(
             _DELETE,
-            [f"entry:{deletion.static}", "servers", "entries"],
+            [f"entry:{deletion.static}", *_NAMES],
             [str(deletion.sequence), time_order(deletion.timestamp)],
         ).addCallback(deleted)
 
@@ -344,6 +522,23 @@ class RedisStore:
             lambda found: [body for body in found if body]
         )
 
+    def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
+        return self._run(_QUIET, ["quiet"], [repr(since), str(most)]).addCallback(_whole)
+
+    def due(self, most: int, now: float, next_look: float) -> Deferred[list[bytes]]:
+        return self._run(_DUE, ["looks"], [repr(now), str(most), repr(next_look)]).addCallback(_whole)
+
+    def seen(self, static: str, at: float | None, next_look: float) -> Deferred[None]:
+        arguments = ["" if at is None else repr(at), repr(next_look)]
+        return self._run(_SEEN, [f"entry:{static}", "quiet", "looks"], arguments).addCallback(lambda _: None)
+
+    def counts(self) -> Deferred[dict[str, int]]:
+        def counted(found: dict[Any, Any]) -> dict[str, int]:
+            return {bytes(kind).decode(): int(number) for kind, number in found.items()}
+
+        result: Deferred[dict[str, int]] = self._redis.hgetall(f"{self.prefix}kinds").addCallback(counted)
+        return result
+
     def count(self) -> Deferred[int]:
         result: Deferred[int] = self._redis.get(f"{self.prefix}entries").addCallback(lambda n: int(n or 0))
         return result
@@ -351,6 +546,11 @@ class RedisStore:
     def close(self) -> Deferred[None]:
         result: Deferred[None] = self._redis.disconnect()
         return result
+
+
+def _whole(found: list[bytes | None]) -> list[bytes]:
+    """Without those that went meanwhile."""
+    return [body for body in found if body]
 
 
 async def open_store(description: str, reactor: IReactorTime) -> Any:

@@ -6,16 +6,20 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource, Resource
-from twisted.web.server import Request, Site
+from twisted.web.server import NOT_DONE_YET, Request, Site
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import RequestRedirect
 
 from dmsg.buckets import RateLimit
+from dmsg.net.addresses import block_of
 
+MAX_WAITING = 4096
+"""Requests that are delayed at a time, and ``MAX_WAITING_SIZE`` bytes of them; beyond they are refused."""
+MAX_WAITING_SIZE = 64 * 1024 * 1024
 IDLE_TIMEOUT = 30
 """Seconds that a request, or a kept connection, may take."""
 
@@ -78,12 +82,27 @@ class BoundedRequest(Request):
 
 
 class Gate(Resource):
-    """Body limit and rate limit, for all paths."""
+    """Body limit and rate limits, for all paths.
+
+    :param patience: seconds that a request may be delayed instead of refused.
+    :param posts: a limit of its own for those requests that ``is_post`` names, as long as their address does not owe
+        requests of the other.
+    """
 
     isLeaf = True
 
     def __init__(
-        self, root: IResource, reactor: IReactorTime, limit: RateLimit, proxied: bool, refused: Callable[[str], None]
+        self,
+        root: IResource,
+        reactor: IReactorTime,
+        limit: RateLimit,
+        proxied: bool,
+        refused: Callable[[str], None],
+        *,
+        patience: Callable[[Request], float] = lambda request: 0.0,
+        posts: RateLimit | None = None,
+        is_post: Callable[[Request], bool] = lambda request: False,
+        finished: Callable[[Request, int, float], None] = lambda request, status, seconds: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._root = root
@@ -91,18 +110,81 @@ class Gate(Resource):
         self._limit = limit
         self._proxied = proxied
         self._refused = refused
+        self._patience = patience
+        self._posts = posts
+        self._is_post = is_post
+        self._finished = finished
+        self._waiting: dict[Request, IDelayedCall] = {}
+        self._waiting_size = 0
+        self.delayed = 0
+        """Requests that were answered later."""
 
-    def _address(self, request: Request) -> str:
+    def address_of(self, request: Any) -> str:
+        """Whose the request is, as limits count."""
         if self._proxied and (forwarded := request.getHeader(b"x-forwarded-for")):
             # the last is what our own proxy saw; those before it anybody can write
-            return forwarded.decode("latin-1").rpartition(",")[2].strip()
-        return str(getattr(request.getClientAddress(), "host", ""))
+            return block_of(forwarded.decode("latin-1").rpartition(",")[2].strip())
+        return block_of(str(getattr(request.getClientAddress(), "host", "")))
+
+    def charge(self, request: Any, requests: float) -> None:
+        """What came with it was worth nothing: its address has fewer requests left."""
+        self._limit.charge(self.address_of(request), requests, self._reactor.seconds())
+
+    def log(self, request: Any) -> None:
+        """In place of a line for each request: it is answered."""
+        self._finished(request, request.code, self._reactor.seconds() - getattr(request, "began", 0.0))
+
+    def stop(self) -> None:
+        """Nobody who waits is answered any more."""
+        for call in self._waiting.values():
+            call.cancel()
+        self._waiting.clear()
 
     def render(self, request: Request) -> int | bytes:
-        if not self._limit.allow(self._address(request), self._reactor.seconds()):
+        now = self._reactor.seconds()
+        request.began = now  # type: ignore[attr-defined]
+        request.notifyFinish().addErrback(self._left, request)
+        address = self.address_of(request)
+        own = self._posts is not None and self._is_post(request) and not self._limit.owes(address, now)
+        limit = self._posts if own and self._posts is not None else self._limit
+        wait = limit.reserve(address, now, self._patience(request))
+        if wait is None or (wait and (len(self._waiting) >= MAX_WAITING or self._waiting_size >= MAX_WAITING_SIZE)):
             self._refused("rate_limit")
             request.setHeader(b"retry-after", b"1")
             return answer(request, 429, "too many requests")
+        if not wait:
+            return self._let_in(request)
+        self.delayed += 1
+        self._waiting_size += self._size_of(request)
+        self._waiting[request] = self._reactor.callLater(wait, self._go_on, request)
+        return NOT_DONE_YET
+
+    @staticmethod
+    def _size_of(request: Request) -> int:
+        return int(getattr(request, "received", 0)) + 1024
+
+    def _left(self, _: Any, request: Request) -> None:
+        """The client has gone."""
+        self._forget(request)
+        self._finished(request, 499, self._reactor.seconds() - request.began)  # type: ignore[attr-defined]
+
+    def _forget(self, request: Request) -> None:
+        call = self._waiting.pop(request, None)
+        if call is not None:
+            self._waiting_size -= self._size_of(request)
+            if call.active():
+                call.cancel()
+
+    def _go_on(self, request: Request) -> None:
+        self._forget(request)
+        body = self._let_in(request)
+        if isinstance(body, bytes):
+            request.setHeader(b"content-length", b"%d" % len(body))
+            if request.method != b"HEAD":
+                request.write(body)
+            request.finish()
+
+    def _let_in(self, request: Request) -> int | bytes:
         segments: list[bytes] = request.postpath or []
         try:
             b"/".join(segments).decode()
@@ -123,6 +205,7 @@ def gated_site(
     burst: float,
     proxied: bool,
     max_body: int,
+    **of_gate: Any,
 ) -> Site:
     """The factory to listen with.
 
@@ -130,9 +213,12 @@ def gated_site(
     :param rate: requests a second and address, ``burst`` of them at once; 0 means no limit.
     :param proxied: the address is the last of X-Forwarded-For.
     :param max_body: bytes of a request's body.
+    :param of_gate: see :class:`Gate`, which is the site's ``resource``.
     """
-    gate = Gate(root, reactor, RateLimit(rate, burst), proxied, refused)
+    gate = Gate(root, reactor, RateLimit(rate, burst), proxied, refused, **of_gate)
     bounded = type("Bounded", (BoundedRequest,), {"max_body": max_body, "count_refusal": staticmethod(refused)})
     site = Site(gate, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=reactor, parsePOSTFormSubmission=False)
     site.noisy = False
+    # a line for each request is no news
+    site.log = gate.log  # type: ignore[method-assign]
     return site

@@ -9,7 +9,7 @@ from twisted.application.service import IService
 from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
-from dmsg.discovery.api import BURST, MAX_SERVERS, RATE, SERVER_TTL
+from dmsg.discovery.api import BURST, MAX_SERVERS, POST_BURST, POST_RATE, RATE, SERVER_TTL
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.service import Discovery
 from dmsg.errors import KeyFormatError
@@ -39,14 +39,25 @@ class Options(UsageOptions):
         ],
         ["rate-limit", None, str(int(RATE)), "requests a second of one address; 0 means no limit", str],
         ["burst", None, str(int(BURST)), "requests of one address at once", str],
-        ["server-ttl", None, str(int(SERVER_TTL)), "seconds without a refresh after which a server is not listed", str],
+        ["post-rate", None, str(int(POST_RATE)), "signed entries a second of one address", str],
+        ["post-burst", None, str(int(POST_BURST)), "signed entries of one address at once", str],
+        [
+            "server-ttl",
+            None,
+            str(int(SERVER_TTL)),
+            "seconds without a refresh after which a server is not listed; 0: never",
+            str,
+        ],
         ["max-servers", None, str(MAX_SERVERS), "servers in one answer", str],
         ["ranking", None, None, "file with a signed ranking of servers, which is watched (dmsg analytics rank)", str],
         ["ranking-key", None, None, "public key whose rankings are believed", str],
         *TELEMETRY_OPTIONS,
         ["log-format", None, "text", "text or json", str],
     ]
-    optFlags = [["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"]]
+    optFlags = [
+        ["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"],
+        ["no-looks", None, "do not connect to servers that post their entry once to see whether they are there"],
+    ]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -62,7 +73,9 @@ class Options(UsageOptions):
         for name, low, high in (
             ("rate-limit", 0, 10**6),
             ("burst", 1, 10**6),
-            ("server-ttl", 1, 10**6),
+            ("server-ttl", 0, 10**6),
+            ("post-rate", 1, 10**6),
+            ("post-burst", 1, 10**6),
             ("max-servers", 1, 1000),
         ):
             self[name] = number(self[name], low, high)
@@ -92,6 +105,9 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         options["store"],
         rate=options["rate-limit"],
         burst=options["burst"],
+        post_rate=options["post-rate"],
+        post_burst=options["post-burst"],
+        looks=not options["no-looks"],
         proxied=bool(options["proxied"]),
         max_servers=options["max-servers"],
         server_ttl=options["server-ttl"],

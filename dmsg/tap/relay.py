@@ -10,10 +10,10 @@ from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from dmsg.delegation.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
-from dmsg.delegation.dial import parse_address
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold
 from dmsg.keys import default_key, load_or_create_key
+from dmsg.net.addresses import parse_address
 from dmsg.tap import config
 from dmsg.tap.options import default_key_file, endpoint, own_pid_file, seconds, url
 

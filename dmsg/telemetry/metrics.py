@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from dmsg.errors import DropReason
 
+LATENCIES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Seconds: the borders of buckets."""
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -32,6 +34,33 @@ class Metrics:
             "dmsg_discovery_refused", "Requests refused, by reason", ["reason"], registry=self._registry
         )
         self.entries = Gauge("dmsg_discovery_entries", "Entries that are there", registry=self._registry)
+        self.kinds = Gauge(
+            "dmsg_discovery_entries_by_kind",
+            "Entries that are there, of clients, of servers, of both",
+            ["kind"],
+            registry=self._registry,
+        )
+        self.requests = Counter(
+            "dmsg_discovery_requests", "Requests answered", ["path", "status"], registry=self._registry
+        )
+        self.seconds = Histogram(
+            "dmsg_discovery_request_seconds",
+            "From a request to its answer",
+            ["path"],
+            buckets=LATENCIES,
+            registry=self._registry,
+        )
+        self.store_seconds = Histogram(
+            "dmsg_discovery_store_seconds",
+            "Answers of the store",
+            ["operation"],
+            buckets=LATENCIES,
+            registry=self._registry,
+        )
+        self.delayed = Gauge(
+            "dmsg_discovery_delayed", "Requests that were answered later than they could be", registry=self._registry
+        )
+        ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -7,9 +7,11 @@ from typing import Any
 
 from treq.testing import StubTreq
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import EventLoggingObserver
 from twisted.logger import globalLogPublisher
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.buckets import MAX_ADDRESSES, RateLimit
@@ -19,6 +21,8 @@ from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.discovery.store import MemoryStore
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
+from dmsg.net import site as site_module
+from dmsg.net.addresses import block_of
 from dmsg.telemetry.metrics import Metrics
 from tests.discovery.test_entry import MALFORMED
 from tests.support import vectors
@@ -52,9 +56,14 @@ class APICase(SynchronousTestCase):
     def client_entry(self, sequence: int = 0, timestamp: int = 1) -> Entry:
         return Entry("0.0.1", sequence, timestamp, KEY.public.hex(), client=ClientMeta(())).sign(KEY)
 
-    def server_entry(self, name: bytes, free: int = 1) -> Entry:
+    def server_entry(self, name: bytes, free: int = 1, version: str = "0.0.1") -> Entry:
         key = SecKey.from_seed(name)
-        return Entry("0.0.1", 0, 1, key.public.hex(), server=ServerMeta("h:1", free, None)).sign(key)
+        return Entry(version, 0, 1, key.public.hex(), server=ServerMeta("h:1", free, None)).sign(key)
+
+    def old_server_entry(self, name: bytes) -> Entry:
+        """As a program of 2019 signs it: its port is in the JSON."""
+        key = SecKey.from_seed(name)
+        return Entry("0.0.1", 0, 1, key.public.hex(), server=ServerMeta("h:1", 1)).sign(key)
 
 
 class GoVectorTests(APICase):
@@ -136,6 +145,42 @@ class SeedPathTests(APICase):
         self.assertEqual(self.message("GET", "/discovery/available_servers")[0], 404)
         self.assertEqual(self.request("GET", f"/discovery/entries/{entry.static}")[0], 200)
 
+    def test_a_server_of_2019_stays_on_the_list_as_long_as_it_is_there(self) -> None:
+        """It posts once.  An old mark in its entry, left by another program, does not count."""
+        for name, version in ((b"old", "0.0.1"), (b"marked", "0.0.1+relay1")):
+            key = SecKey.from_seed(name)
+            entry = Entry(version, 0, 1, key.public.hex(), server=ServerMeta("8.8.8.8:1", 1)).sign(key)
+            self.assertEqual(self.request("POST", "/messaging-discovery/entry/", entry.to_json())[0], 200)
+        self.now = 100.0
+        live = self.server_entry(b"live", version="0.0.1+relay1")
+        self.request("POST", "/discovery/entries", live.to_json())
+        servers = json.loads(self.request("GET", "/discovery/available_servers")[1])
+        self.assertEqual(servers[0]["static"], live.static)
+        self.assertEqual(len(servers), 3)
+        old = SecKey.from_seed(b"old").public.hex()
+        self.successResultOf(self.store.seen(old, 110.0, 1000.0))
+        self.now = 140.0
+        servers = json.loads(self.request("GET", "/messaging-discovery/available_servers")[1])
+        self.assertEqual([server["static"] for server in servers], [live.static, old])
+        self.now = 240.0
+        self.assertEqual(self.message("GET", "/discovery/available_servers")[0], 404)
+
+    def test_servers_that_are_never_taken_off_the_list(self) -> None:
+        api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics, server_ttl=0.0)  # type: ignore[arg-type]
+        self.http = StubTreq(api.resource())
+        self.request("POST", "/messaging-discovery/entry/", self.old_server_entry(b"old").to_json())
+        self.request("POST", "/discovery/entries", self.server_entry(b"new", version="0.0.1+relay1").to_json())
+        self.now = 1e9
+        self.assertEqual(len(json.loads(self.request("GET", "/discovery/available_servers")[1])), 2)
+
+    def test_the_paths_of_later_documents(self) -> None:
+        """The same service under its later name."""
+        entry = self.old_server_entry(b"s")
+        self.assertEqual(self.request("POST", "/dmsg-discovery/entry/", entry.to_json())[0], 200)
+        self.assertEqual(self.request("GET", f"/dmsg-discovery/entry/{entry.static}"), (200, entry.to_json()))
+        status, body = self.request("GET", "/dmsg-discovery/available_servers")
+        self.assertEqual((status, body), (200, b"[" + entry.to_json() + b"]"))
+
     def test_bad_input_is_4xx_and_stores_nothing(self) -> None:
         observer = EventLoggingObserver.createWithCleanup(self, globalLogPublisher)
         for body in MALFORMED:
@@ -201,6 +246,82 @@ class GateTests(APICase):
         request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
         answers = self.serve(request * 5, rate=1, burst=3)
         self.assertEqual((answers.count(b"200 OK"), answers.count(b"HTTP/1.1 429")), (3, 2))
+
+    def connections(self, number: int, data: bytes, **options: Any) -> list[Any]:
+        """So many clients at one address, each with a request of its own."""
+        from twisted.internet.testing import StringTransport
+
+        site = make_site(self.api, self.clock, self.metrics, **options)
+        transports = []
+        for _ in range(number):
+            channel: Any = site.buildProtocol(None)
+            transport: Any = StringTransport()
+            transport.protocol = channel
+            channel.makeConnection(transport)
+            channel.dataReceived(data)
+            self.addCleanup(channel.connectionLost, Failure(ConnectionDone()))
+            transports.append(transport)
+        self.gate: Any = site.resource
+        return transports
+
+    def test_clients_of_2019_behind_one_address_are_delayed_not_refused(self) -> None:
+        """They know no 429 and do not ask again."""
+        request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
+        transports = self.connections(300, request, rate=50.0, burst=100.0)
+        self.assertEqual(sum(b"200 OK" in transport.value() for transport in transports), 100)
+        self.clock.pump([0.1] * 45)
+        self.assertEqual(sum(b"200 OK" in transport.value() for transport in transports), 300)
+        self.assertEqual(self.gate.delayed, 200)
+        self.assertEqual(self.gate._waiting_size, 0)
+
+    def test_who_waits_longer_than_clients_wait_is_refused(self) -> None:
+        request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
+        transports = self.connections(30, request, rate=1.0, burst=1.0)
+        self.assertEqual(sum(b" 429 " in transport.value() for transport in transports), 24)
+
+    def test_a_client_that_left_while_it_waited(self) -> None:
+        request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
+        transports = self.connections(3, request, rate=1.0, burst=1.0)
+        transports[1].protocol.connectionLost(Failure(ConnectionDone()))
+        self.assertEqual(len(self.gate._waiting), 1)
+        self.clock.advance(3.0)
+        self.assertIn(b"200 OK", transports[2].value())
+        self.assertEqual((transports[1].value(), len(self.gate._waiting), self.gate._waiting_size), (b"", 0, 0))
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_requests_that_wait_are_bounded(self) -> None:
+        self.patch(site_module, "MAX_WAITING", 2)
+        request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
+        transports = self.connections(5, request, rate=1.0, burst=1.0)
+        self.assertEqual(sum(b" 429 " in transport.value() for transport in transports), 2)
+        self.gate.stop()
+
+    def test_forged_entries_use_up_what_the_address_may_ask(self) -> None:
+        """Verifying is what costs; entries that are signed have a limit of their own."""
+        forged = self.client_entry().to_json().replace(b'"timestamp":1', b'"timestamp":2')
+
+        def post(body: bytes) -> bytes:
+            return b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+        answer = self.serve(post(forged) * 10, rate=1, burst=10, post_rate=1, post_burst=20)
+        self.assertEqual((answer.count(b" 401 "), answer.count(b" 429 ")), (2, 8))
+        good = b"".join(post(self.client_entry(number, number + 1).to_json()) for number in range(15))
+        answer = self.serve(good, rate=1, burst=3, post_rate=1, post_burst=10)
+        self.assertEqual((answer.count(b" 200 "), answer.count(b" 429 ")), (10, 5))
+
+    def test_an_ipv6_customer_is_one_address(self) -> None:
+        self.assertEqual(block_of("2001:db8::1"), block_of("2001:db8:0:0:ffff::2"))
+        self.assertNotEqual(block_of("2001:db8::1"), block_of("2001:db8:0:1::1"))
+        self.assertEqual(block_of("::ffff:1.2.3.4"), "1.2.3.4")
+
+    def test_what_is_reserved_is_counted(self) -> None:
+        limit = RateLimit(2.0, 2.0)
+        self.assertEqual([limit.reserve("a", 0.0, 1.0) for _ in range(5)], [0.0, 0.0, 0.5, 1.0, None])
+        self.assertEqual(limit.reserve("b", 0.0, 0.0), 0.0)
+        self.assertEqual(limit.reserve("a", 1.0, 1.0), 0.5)
+        limit.charge("b", 100.0, 0.0)
+        self.assertTrue(limit.owes("b", 1.0))
+        self.assertFalse(limit.owes("b", 2.0))
 
     def test_paths_that_are_not_utf_8(self) -> None:
         answer = self.serve(b"GET /discovery/entries/%ff%fe HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
 
-from dmsg.discovery.entry import ClientMeta, Deletion, Entry, EntryInvalid, ServerMeta
-from dmsg.discovery.store import IEntryStore, MemoryStore, SQLiteStore, StoreError, open_store
+from dmsg.discovery.entry import ClientMeta, Deletion, Entry, EntryInvalid, ServerMeta, time_order
+from dmsg.discovery.store import FIRST_LOOK, IEntryStore, MemoryStore, SQLiteStore, StoreError, open_store
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
 from tests.redis import RedisServer, redis_server, shared_redis
@@ -24,9 +25,9 @@ def client_entry(sequence: int = 0, timestamp: int = 1, key: SecKey = KEY) -> En
     return Entry("0.0.1", sequence, timestamp, key.public.hex(), client=ClientMeta(())).sign(key)
 
 
-def server_entry(number: int, sequence: int = 0, free: int = 5) -> Entry:
+def server_entry(number: int, sequence: int = 0, free: int = 5, version: str = "0.0.1") -> Entry:
     key = SecKey.from_seed(b"server %d" % number)
-    return Entry("0.0.1", sequence, sequence + 1, key.public.hex(), server=ServerMeta("h:1", free)).sign(key)
+    return Entry(version, sequence, sequence + 1, key.public.hex(), server=ServerMeta("h:1", free)).sign(key)
 
 
 class StoreMixin:
@@ -141,6 +142,53 @@ class StoreMixin:
         self.assertEqual(await self.store.available(10, 0.0), [])
 
     @asynchronous
+    async def test_quiet_servers(self) -> None:
+        """They are not among those that refresh; who was seen last comes first."""
+        await self.store.post(server_entry(0), 0.0)
+        for number in range(1, 4):
+            await self.store.post(server_entry(number), float(number), False)
+        await self.store.post(server_entry(8, free=0), 5.0, False)
+        self.assertEqual(await self.store.available(10, 0.0), [server_entry(0).to_json()])
+        quiet = [server_entry(number).to_json() for number in (3, 2, 1)]
+        self.assertEqual(await self.store.quiet(10, 0.0), quiet)
+        self.assertEqual(await self.store.quiet(2, 0.0), quiet[:2])
+        self.assertEqual(await self.store.quiet(10, 3.5), [])
+        await self.store.seen(server_entry(1).static, 100.0, 200.0)
+        await self.store.seen(server_entry(2).static, None, 200.0)
+        await self.store.seen(server_entry(0).static, 100.0, 200.0)
+        self.assertEqual(await self.store.quiet(10, 3.5), [server_entry(1).to_json()])
+        # it refreshes now
+        await self.store.post(server_entry(1, 1), 101.0, True)
+        self.assertEqual(await self.store.quiet(10, 3.5), [])
+        await self.store.delete(Deletion(server_entry(3).static, 0, 100))
+        self.assertEqual(await self.store.quiet(10, 0.0), quiet[1:2])
+
+    @asynchronous
+    async def test_those_that_are_due(self) -> None:
+        """Each is taken once, also by two processes over one store."""
+        for number in range(3):
+            await self.store.post(server_entry(number), 0.0, False)
+        await self.store.post(server_entry(3), 0.0, False, False)
+        await self.store.post(server_entry(4), 0.0, True)
+        self.assertEqual(await self.store.due(10, FIRST_LOOK - 1, 1000.0), [])
+        first = await self.store.due(2, FIRST_LOOK, 1000.0)
+        second = await self.store.due(2, FIRST_LOOK, 1000.0)
+        self.assertEqual((len(first), len(second)), (2, 1))
+        self.assertEqual(set(first + second), {server_entry(number).to_json() for number in range(3)})
+        self.assertEqual(await self.store.due(10, FIRST_LOOK, 1000.0), [])
+        self.assertEqual(len(await self.store.due(10, 1000.0, 2000.0)), 3)
+
+    @asynchronous
+    async def test_counts_by_kind(self) -> None:
+        await self.store.post(client_entry(), 0.0)
+        await self.store.post(server_entry(1), 0.0)
+        await self.store.post(server_entry(2), 0.0)
+        await self.store.post(server_entry(2, 1), 1.0)
+        await self.store.delete(Deletion(server_entry(1).static, 0, 100))
+        counts = {kind: number for kind, number in (await self.store.counts()).items() if number}
+        self.assertEqual(counts, {"client": 1, "server": 1})
+
+    @asynchronous
     async def test_the_whole_range_of_numbers(self) -> None:
         """Lua and SQLite have smaller ones."""
         for low, high in ((-(2**63), 0), (2**63 - 2, 2**63 - 1), (2**62, 2**62 + 1)):
@@ -179,6 +227,29 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         self.assertEqual(await other.post(client_entry(1, 2), 0.0), False)
         await self.refused(self.store.post(client_entry(1, 3), 0.0), EntryInvalid)
         await other.close()
+
+    @asynchronous
+    async def test_a_file_of_an_earlier_version(self) -> None:
+        """It had no columns for those that say nothing."""
+        path = self.mktemp()
+        db = sqlite3.connect(path)
+        db.execute(
+            """CREATE TABLE entries (
+                static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
+                json BLOB, posted REAL NOT NULL, listable INTEGER NOT NULL) WITHOUT ROWID"""
+        )
+        old, new = server_entry(1), server_entry(2, version="0.0.1+relay1")
+        for entry in (old, new):
+            row = (entry.static, "0", time_order(entry.timestamp), entry.to_json(), 7.0, True)
+            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
+        db.commit()
+        db.close()
+        store = SQLiteStore(path)
+        self.addCleanup(store.close)
+        self.assertEqual(await store.available(10, 7.0), [new.to_json()])
+        self.assertEqual(await store.quiet(10, 7.0), [old.to_json()])
+        self.assertEqual(await store.due(10, 8.0, 9.0), [old.to_json()])
+        self.assertEqual(await store.counts(), {"server": 2})
 
     def test_what_is_no_database(self) -> None:
         path = Path(self.mktemp())

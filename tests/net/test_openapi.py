@@ -62,7 +62,7 @@ class OpenAPITests(EntityCase):
             (re.sub(r"<static>", "{public_key}", rule.rule), method.lower())
             for rule in self.discovery_routes()
             for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
-            if not rule.rule.startswith("/messaging-discovery") and rule.rule != "/openapi.json"
+            if not rule.rule.startswith(("/messaging-discovery", "/dmsg-discovery")) and rule.rule != "/openapi.json"
         }
         self.assertEqual(described, routes)
 

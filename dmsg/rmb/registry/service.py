@@ -109,8 +109,6 @@ class RegistryService(Service):
             proxied=self._proxied,
             max_body=MAX_BODY,
         )
-        # a line for each look-up of each relay is no news; /metrics counts them
-        site.log = lambda request: None  # type: ignore[method-assign]
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(site)
             self.ports.append(port)

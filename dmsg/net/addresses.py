@@ -1,0 +1,55 @@
+"""Addresses of servers, and of those who ask: what they are, and whom they are counted as."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from dmsg.errors import DmsgError
+
+IPV6_BLOCK = 64
+"""Bits of an IPv6 address that are one customer's: he has all addresses below."""
+
+Address = IPv4Address | IPv6Address
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of a server entry's address, as in ``host:1``, ``1.2.3.4:1``, ``[::1]:1``.
+
+    :raises DmsgError: it is none.
+    """
+    host, colon, port = address.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise DmsgError(f"{address[:80]!r} is not HOST:PORT")
+    return host, int(port)
+
+
+def literal(host: str) -> Address | None:
+    """The address that a text is, one of IPv4 inside one of IPv6 taken out; None for a name."""
+    try:
+        found = ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        return found.ipv4_mapped
+    return found
+
+
+def block_of(host: str) -> str:
+    """Whom an address is counted as: itself, or the block of 2**64 that an IPv6 address is in."""
+    found = literal(host)
+    if isinstance(found, IPv6Address):
+        return str(IPv6Address(int(found) >> IPV6_BLOCK << IPV6_BLOCK)) + f"/{IPV6_BLOCK}"
+    return host if found is None else str(found)
+
+
+def kind_of(address: Address) -> str:
+    """``public``, ``private``, ``loopback``, or ``none``: nobody's server is there."""
+    if address.is_loopback:
+        return "loopback"
+    if address.is_multicast or address.is_unspecified or address.is_link_local or address.is_reserved:
+        return "none"
+    return "public" if address.is_global else "private"
