@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -212,11 +212,15 @@ class StatusPages(Resource):
     isLeaf = True
 
     def __init__(
-        self, server: ServerStatistics, health: Callable[[], dict[str, Any]], prefix: str = "dmsg_server"
+        self,
+        server: ServerStatistics,
+        health: Callable[[], dict[str, Any]],
+        prefix: str = "dmsg_server",
+        collectors: Iterable[Any] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._health = health
-        self._metrics = ServerMetrics(server, prefix)
+        self._metrics = ServerMetrics(server, prefix, collectors)
 
     def render_GET(self, request: Request) -> bytes:
         if request.path == b"/metrics":
@@ -224,6 +228,9 @@ class StatusPages(Resource):
             return self._metrics.render()
         if request.path == b"/health":
             request.setHeader(b"content-type", b"application/json")
-            return json.dumps(self._health()).encode()
+            health = self._health()
+            if health["status"] != "ok":
+                request.setResponseCode(503)
+            return json.dumps(health).encode()
         request.setResponseCode(404)
         return b"there are /metrics and /health\n"

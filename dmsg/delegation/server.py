@@ -18,9 +18,10 @@ from twisted.web.server import Site
 
 from dmsg.delegation.admission import Admission
 from dmsg.delegation.registration import Registration, StatusPages, address_of
+from dmsg.delegation.selflook import look_at_self
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DropReason
-from dmsg.keys import SecKey
+from dmsg.keys import PubKey, SecKey
 from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.addresses import parse_address
 from dmsg.net.link import Link
@@ -57,10 +58,10 @@ class ServedSession:
         """It is admitted: what the relay calls it."""
         return self._factory.relay.add(link.remote, link)
 
-    def refuse(self) -> None:
-        """This key is not, or no longer, admitted."""
+    def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
+        """There is no room, or this key is not, or no longer, admitted."""
         assert self.link is not None
-        self.link.close(DropReason.NOT_ADMITTED)
+        self.link.close(reason)
 
     # --- the link's side ---
 
@@ -69,6 +70,8 @@ class ServedSession:
         assert link.remote is not None
         self._connected(link)
         self._factory.session_up(self)
+        if link.ended_for is not None:
+            return
         admitted = self._factory.admission.check(link.remote)
         if isinstance(admitted, bool):
             self._decided(admitted)
@@ -219,7 +222,10 @@ class RelayServer(Service):
             mark=mark,
             available=lambda: self.factory.available_connections,
         )
-        self.registration.address = public_address
+        self.registration.address = self._public_address = public_address
+        self._looking: Deferred[None] | None = None
+        self.reachable: bool | None = None
+        """Whether it reached itself at its public address; None: it has not looked."""
         self.factory.on_change = self.registration.changed
         self.ports: list[IListeningPort] = []
         self.metrics_port: IListeningPort | None = None
@@ -237,8 +243,10 @@ class RelayServer(Service):
     def health(self) -> dict[str, Any]:
         """What ``/health`` says."""
         return {
-            "status": "ok" if self.running else "draining",
+            "status": "draining" if not self.running else "full" if self.factory.full else "ok",
             "registered": self.registration.current or not self.registration.wanted,
+            "reachable": self.reachable,
+            "shared_with": self.registration.shared_with,
             "connections": len(self.factory.sessions),
         }
 
@@ -266,7 +274,7 @@ class RelayServer(Service):
             self.factory.tuned = tune_listening(port) and (self.factory.tuned or len(self.ports) == 1)
             _log.info("server {key} listens on {address}", key=self._key.public.hex(), address=str(port.getHost()))
         if self._metrics is not None:
-            site = Site(StatusPages(self, self.health, self.metrics_prefix))
+            site = Site(StatusPages(self, self.health, self.metrics_prefix, [self.factory.relay_seconds]))
             site.noisy = False
             # scrapes are no news
             site.log = lambda request: None  # type: ignore[method-assign]
@@ -274,7 +282,30 @@ class RelayServer(Service):
         if self.registration.wanted:
             self.registration.address = self.registration.address or address_of(self.ports[0])
             self.registration.start()
+        if self._public_address is not None and self.registration.wanted:
+            self._looking = self._look(self._public_address)
         return self.ports
+
+    def _look(self, address: str) -> Deferred[None]:
+        """Whether clients reach this server where its entry says, as far as it can see that itself."""
+
+        def looked(result: Any) -> None:
+            self._looking = None
+            self.reachable = not isinstance(result, Failure)
+            if not self.running or not isinstance(result, Failure):
+                return
+            _log.warn(
+                "this server does not reach itself at its public address {address}: {error}.  Clients are sent there: "
+                "is it right, and let through?  (Some networks do not lead back in.)",
+                address=address,
+                error=str(result.value).rstrip(".") or type(result.value).__name__,
+            )
+
+        return look_at_self(self._reactor, address, self._make_visit).addBoth(looked)
+
+    def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
+        """A link of the family to this server itself."""
+        raise NotImplementedError
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
@@ -283,6 +314,8 @@ class RelayServer(Service):
     async def _stop(self) -> None:
         self.ready.addErrback(lambda _: None)
         self.ready.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         self.registration.stop()
         stopping = [maybeDeferred(port.stopListening) for port in self.ports]
         if self.metrics_port is not None:
@@ -299,6 +332,11 @@ class RelayServer(Service):
 
     # --- what it says of itself (ServerStatistics) ---
 
+    def by_connections(self) -> dict[str, int]:
+        """How many addresses have so many connections."""
+        found: dict[str, int] = self.factory.by_connections()
+        return found
+
     def gauges(self) -> dict[str, tuple[str, float]]:
         """What goes up and down."""
         factory = self.factory
@@ -311,6 +349,14 @@ class RelayServer(Service):
                 sum(peer.congested for peer in factory.relay.peers),
             ),
             "start_time_seconds": ("When the server started", self._started),
+            "queue_bytes": (
+                "Bytes that wait for clients to take them",
+                sum(peer.port.queued() for peer in factory.relay.peers),
+            ),
+            "reachable": (
+                "1 when the server reached itself at its public address, 0 when not, -1 when it has not looked",
+                -1.0 if self.reachable is None else float(self.reachable),
+            ),
             "registered": ("1 when the last POST to discovery was taken", float(self.registration.current)),
         }
 
@@ -335,6 +381,12 @@ class RelayServer(Service):
 
 
 _COUNTED_BY_RELAY = frozenset(
-    {DropReason.REPLACED, DropReason.SEND_BUFFER_FULL, DropReason.TOO_MANY_CONNECTIONS, DropReason.DRAINING}
+    {
+        DropReason.REPLACED,
+        DropReason.SEND_BUFFER_FULL,
+        DropReason.TOO_MANY_CONNECTIONS,
+        DropReason.TOO_MANY_FROM_ADDRESS,
+        DropReason.DRAINING,
+    }
 )
 """Ends of links that are counted where they are decided."""

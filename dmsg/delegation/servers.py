@@ -299,13 +299,14 @@ class ServerSet:
         preferred = {*self._only, *self._prefer}
         order = sorted(here, key=lambda link: (link.server not in preferred, not link.carries, link.short))
         kept = order[: self._min_servers]
+        carried = any(link.carries for link in kept)
         for link in list(self.links.values()):
             if link in kept or (link.server in preferred and link.failures < AWAY_AFTER and not link.leaving):
                 continue
             if link.session is None:
                 if link.failures >= AWAY_AFTER:
                     self._remove(link, "stays away")
-                else:
+                elif carried or not link.carries:  # else it is on its way, and none of those that are here can do it
                     del self.links[link.server]
                     link.stop()
             elif not link.session.transports:

@@ -23,6 +23,7 @@ from dmsg.net.acceptor import MAX_HANDSHAKES
 from dmsg.net.link import Link
 from dmsg.net.plain import PlainLink
 from dmsg.net.turn import TurnFlush
+from dmsg.telemetry.metrics import relay_seconds
 
 HANDSHAKE_TIMEOUT = 3.0
 """Seconds for TCP accept to the last handshake frame, at both ends (Go, 2019: 3 s)."""
@@ -53,7 +54,8 @@ class ServerFactory(ServingFactory):
         self.relay = Relay(profile, limits=limits, now=reactor.seconds, choose=choose, on_paused=self._paused)
         super().__init__(reactor, self.relay.drops, admission=admission, max_handshakes=max_handshakes)
         self.profile = profile
-        self._turn = TurnFlush(reactor)
+        self.relay_seconds = relay_seconds("dmsg_messaging_server")
+        self._turn = TurnFlush(reactor, self.relay_seconds.observe)
         self._handshake = handshake or (lambda: LinkHandshake(key, profile=profile))
         self._handshake_timeout = handshake_timeout
 

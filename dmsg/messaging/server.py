@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.delegation.admission import Admission
 from dmsg.delegation.server import DRAIN_LOOK, DRAIN_TIMEOUT, RelayServer
 from dmsg.discovery.entry import with_feature
 from dmsg.discovery.lookup import Lookups
-from dmsg.keys import SecKey
+from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.handshake import LinkHandshake
 from dmsg.messaging.policing import Limits
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.wire import Profile
+from dmsg.net.link import Link
+from dmsg.net.plain import PlainLink
+from dmsg.net.turn import TurnFlush
 
 _log = Logger()
 
@@ -68,6 +73,10 @@ class Server(RelayServer):
             metrics=metrics,
             random=random,
         )
+
+    def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
+        handshake = LinkHandshake(self._key, self._key.public, profile=self.factory.profile)
+        return PlainLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, failed=failed)
 
     async def _leave(self) -> None:
         # first out of discovery, so that nobody new is sent here meanwhile

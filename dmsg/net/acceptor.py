@@ -13,13 +13,26 @@ from typing import Any, Protocol
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.net.addresses import block_of
 from dmsg.net.link import Link
+from dmsg.net.strangers import Strangers
 
 MAX_HANDSHAKES = 512
 """Handshakes under way; one more evicts the oldest."""
+MAX_TOLD = 32
+"""Handshakes under way of those for whom there is no room, so that they can be told; others are cut."""
+TOLD_PER_ADDRESS = 4
+"""Of one address."""
+ROOM_AGAIN = 0.9
+"""Part of the clients that a server takes, below which it says that it is full no more."""
+_SILENT = frozenset({DropReason.HANDSHAKE_ABANDONED, DropReason.DRAINING, DropReason.TOO_MANY_CONNECTIONS})
+"""What the log does not say of each: who only looks whether the port is open is no news."""
+
+_log = Logger()
 
 
 class AcceptLimits(Protocol):
@@ -38,6 +51,9 @@ class AcceptedSession(Protocol):
     """What lies above an accepted link."""
 
     link: Link | None
+
+    def refuse(self, reason: DropReason) -> None:
+        """Tell the peer, if the protocol can, and end the link."""
 
 
 class Acceptor(Factory):
@@ -66,6 +82,9 @@ class Acceptor(Factory):
         self._handshakes: dict[Link, None] = {}
         self._of_address: Counter[str] = Counter()
         self._addresses: dict[Link, str] = {}
+        self._told: dict[Link, DropReason] = {}
+        self._said_full = False
+        self.strangers = Strangers(reactor)
         self.sessions: set[Any] = set()
         self.connections_opened = 0
         self.tuned = False
@@ -100,35 +119,71 @@ class Acceptor(Factory):
         return max(0, self.limits.max_connections - len(self.sessions))
 
     @property
+    def full(self) -> bool:
+        """No more clients may connect."""
+        return len(self.sessions) >= self.limits.max_connections
+
+    def by_connections(self) -> dict[str, int]:
+        """How many addresses have 1, 2 to 9, 10 to 99, 100 and more connections."""
+        found = {"1": 0, "2-9": 0, "10-99": 0, "100-": 0}
+        for count in self._of_address.values():
+            found["1" if count < 2 else "2-9" if count < 10 else "10-99" if count < 100 else "100-"] += 1
+        return found
+
+    @property
     def handshakes(self) -> int:
         """Handshakes under way."""
         return len(self._handshakes)
 
     # --- connections ---
 
-    def _refusal(self, host: str | None) -> DropReason | None:
+    def _refusal(self, block: str | None) -> DropReason | None:
         if self.draining:
             return DropReason.DRAINING
-        if len(self.sessions) >= self.limits.max_connections:
+        if self.full:
             return DropReason.TOO_MANY_CONNECTIONS
-        if host is not None and 0 < self.limits.max_per_address <= self._of_address[host]:
+        if block is not None and 0 < self.limits.max_per_address <= self._of_address[block]:
             return DropReason.TOO_MANY_FROM_ADDRESS
         return None
 
+    def _may_be_told(self, refusal: DropReason, block: str | None) -> bool:
+        """After the handshake; before it nothing can be said that the peer could believe."""
+        if refusal is DropReason.DRAINING or len(self._told) >= MAX_TOLD:
+            return False
+        if len(self._handshakes) >= self._max_handshakes:
+            return False  # the places are for those who may come in
+        most = self.limits.max_per_address
+        return block is None or not most or self._of_address[block] < most + TOLD_PER_ADDRESS
+
+    def _refused(self, refusal: DropReason, host: str | None) -> None:
+        self._drops[refusal] += 1
+        if host is not None and refusal not in _SILENT:
+            self.strangers.tell(host, refusal.value)
+        if refusal is DropReason.TOO_MANY_CONNECTIONS and not self._said_full:
+            self._said_full = True
+            _log.warn(
+                "full: {count} clients are connected, more are refused (max-connections)", count=len(self.sessions)
+            )
+
     def buildProtocol(self, addr: IAddress | None) -> Link | None:
         host = getattr(addr, "host", None)
-        refusal = self._refusal(host)
+        block = None if host is None else block_of(host)
+        refusal = self._refusal(block)
         if refusal is not None:
-            self._drops[refusal] += 1
-            return None
+            self._refused(refusal, host)
+            if not self._may_be_told(refusal, block):
+                return None
         if len(self._handshakes) >= self._max_handshakes:
             # silent connections must not keep honest ones out: the oldest goes
             next(iter(self._handshakes)).evict()
         link = self._make_link()
+        link.accepted = True
         self._handshakes[link] = None
-        if host is not None:
-            self._of_address[host] += 1
-            self._addresses[link] = host
+        if refusal is not None:
+            self._told[link] = refusal
+        if block is not None:
+            self._of_address[block] += 1
+            self._addresses[link] = block
         return link
 
     def _gone(self, link: Link) -> str | None:
@@ -141,23 +196,30 @@ class Acceptor(Factory):
 
     def _handshake_failed(self, link: Link, failure: Failure) -> None:
         self._handshakes.pop(link, None)
-        host = self._gone(link)
+        self._told.pop(link, None)
+        self._gone(link)
+        host = link.address
         error = failure.value
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
         self._drops[reason] += 1
-        self._failed(reason, host)
+        if reason not in _SILENT:
+            self.strangers.tell(host, reason.value, link.erred)
+        self._failed(reason, host or None)
 
     def session_up(self, session: AcceptedSession) -> None:
         """A handshake is done."""
         assert session.link is not None
         self._handshakes.pop(session.link, None)
+        refusal = self._told.pop(session.link, None)
         self.sessions.add(session)
         self.connections_opened += 1
-        if len(self.sessions) > self.limits.max_connections:
-            # handshakes that were under way when the last place was taken
-            self._drops[DropReason.TOO_MANY_CONNECTIONS] += 1
-            session.link.close(DropReason.TOO_MANY_CONNECTIONS)
+        if refusal is None and len(self.sessions) > self.limits.max_connections:
+            # a handshake that was under way when the last place was taken
+            refusal = DropReason.TOO_MANY_CONNECTIONS
+            self._refused(refusal, session.link.address)
+        if refusal is not None:
+            session.refuse(refusal)
         self.on_change()
 
     def session_down(self, session: AcceptedSession) -> None:
@@ -167,6 +229,13 @@ class Acceptor(Factory):
         self._gone(session.link)
         if (reason := session.link.ended_for) is not None and reason not in self._counted:
             self._drops[reason] += 1
+            remote = session.link.remote
+            who = "" if remote is None else f"key {remote.short}"
+            detail = ": ".join(one for one in (who, session.link.erred) if one)
+            self.strangers.tell(session.link.address, reason.value, detail)
+        if self._said_full and len(self.sessions) < ROOM_AGAIN * self.limits.max_connections:
+            self._said_full = False
+            _log.info("no longer full: {count} clients are connected", count=len(self.sessions))
         if self._drained is not None and not self.sessions:
             drained, self._drained = self._drained, None
             drained.callback(None)
@@ -174,6 +243,7 @@ class Acceptor(Factory):
 
     def close_all(self) -> Deferred[None]:
         """End every connection and every handshake; fires when all are gone."""
+        self.strangers.stop()
         for link in list(self._handshakes):
             link.close(DropReason.DRAINING)
         drained: Deferred[None] = Deferred()

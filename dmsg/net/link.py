@@ -104,6 +104,10 @@ class Link(TwistedProtocol):
     """When TCP was there: seconds of the reactor's clock."""
     address = ""
     """Where the peer is, without its port."""
+    accepted = False
+    """A server's side: the server says in its log what the peer did wrong."""
+    erred = ""
+    """What the peer did wrong, in words."""
 
     def __init__(
         self,
@@ -238,8 +242,10 @@ class Link(TwistedProtocol):
     def _peer_erred(self, error: RemoteProtocolError) -> None:
         if self.ended_for is not None or self._gone:
             return
-        peer = self.remote.short if self.remote is not None else "unknown key"
-        _log.info("link with {peer} ended: {error}", peer=peer, error=str(error), reason=error.reason.value)
+        self.erred = str(error)
+        if not self.accepted:
+            peer = self.remote.short if self.remote is not None else "unknown key"
+            _log.info("link with {peer} ended: {error}", peer=peer, error=self.erred, reason=error.reason.value)
         self.ended_for = error.reason
         if self._failed is not None:
             failed, self._failed = self._failed, None

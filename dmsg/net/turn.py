@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
@@ -32,10 +33,13 @@ class TurnFlush:
     Streams first: what they pass on leaves with the links in the same turn.
     """
 
-    __slots__ = ("_links", "_reactor", "_scheduled", "_streams")
+    __slots__ = ("_began", "_links", "_measured", "_reactor", "_scheduled", "_streams")
 
-    def __init__(self, reactor: IReactorTime) -> None:
+    def __init__(self, reactor: IReactorTime, measured: Callable[[float], None] | None = None) -> None:
+        """:param measured: told the seconds from the first that was added in a turn to the end of writing."""
         self._reactor = reactor
+        self._measured = measured
+        self._began = 0.0
         self._links: list[Flushable] = []
         self._streams: list[Flushable] = []
         self._scheduled = False
@@ -44,21 +48,28 @@ class TurnFlush:
         """Call ``link.flush()`` when everything readable has been read."""
         self._links.append(link)
         if not self._scheduled:
-            self._scheduled = True
-            self._reactor.callLater(0, self._run)
+            self._schedule()
 
     def add_stream(self, stream: Flushable) -> None:
         """The same, before the links."""
         self._streams.append(stream)
         if not self._scheduled:
-            self._scheduled = True
-            self._reactor.callLater(0, self._run)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        if self._measured is not None:
+            self._began = self._reactor.seconds()
+        self._reactor.callLater(0, self._run)
 
     def _run(self) -> None:
         streams, self._streams = self._streams, []
         _flush_all(streams)
         links, self._links = self._links, []
         _flush_all(links)
+        if self._measured is not None:
+            self._measured(self._reactor.seconds() - self._began)
+            self._began = self._reactor.seconds()
         if self._streams or self._links:
             self._reactor.callLater(0, self._run)
         else:

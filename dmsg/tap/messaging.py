@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.application.service import IService
-from twisted.python.usage import UsageError
 
 from dmsg.delegation.server import DRAIN_TIMEOUT
 from dmsg.messaging.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, OPEN_RATE, Limits
 from dmsg.messaging.server import Server
 from dmsg.messaging.wire import ID_COUNT, Profile
-from dmsg.tap.options import descriptors, number, seconds, set_log_format
+from dmsg.tap.options import descriptors, seconds, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure
 
@@ -38,15 +37,14 @@ class Options(RelayOptions):
     def limits(self) -> Limits:
         """What one client may have."""
         return Limits(
-            max_connections=min(number(self["max-connections"], 1, 10**6), descriptors()),
-            max_per_pair=number(self["max-per-pair"], 1, ID_COUNT),
-            max_per_address=number(self["max-per-address"], 0, 10**6),
-            open_rate=number(self["open-rate"], 0, 10**6),
+            max_connections=min(self.number("max-connections", 1, 10**6), descriptors()),
+            max_per_pair=self.number("max-per-pair", 1, ID_COUNT),
+            max_per_address=self.number("max-per-address", 0, 10**6),
+            open_rate=self.number("open-rate", 0, 10**6),
         )
 
     def check_own(self) -> None:
-        if self["profile"] not in [one.value for one in Profile]:
-            raise UsageError("profile is seed or skywire")
+        self.checked("profile", Profile)
 
 
 def makeService(options: Options, reactor: Any = None) -> IService:

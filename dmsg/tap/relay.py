@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from twisted.logger import Logger
 from twisted.python.usage import Options as UsageOptions
@@ -15,9 +15,14 @@ from dmsg.keylock import KeyLock, hold
 from dmsg.keys import default_key, load_or_create_key
 from dmsg.net.addresses import parse_address
 from dmsg.tap import config
-from dmsg.tap.options import default_key_file, endpoint, own_pid_file, seconds, url
+from dmsg.tap.options import default_key_file, endpoint, number, own_pid_file, seconds, url
 
 DEFAULT_LISTEN = "tcp:8080"
+RELOADED = frozenset(
+    ["max-connections", "max-transports", "max-per-pair", "max-per-address", "request-rate", "open-rate", "byte-rate"]
+)
+"""Settings that SIGHUP changes."""
+_T = TypeVar("_T")
 
 _log = Logger()
 
@@ -39,6 +44,12 @@ def relay_parameters(key_name: str, drain_timeout: float) -> list[list[Any]]:
     ]
 
 
+def _one_of(value: str, *possible: str) -> str:
+    if value not in possible:
+        raise UsageError(f"{value!r} is not {' or '.join(possible)}")
+    return value
+
+
 class RelayOptions(UsageOptions):
     """What a server of any family is told."""
 
@@ -54,6 +65,9 @@ class RelayOptions(UsageOptions):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._file: dict[str, Any] = {}
+        self._given: frozenset[str] = frozenset()
+        self.needs_restart: list[str] = []
         self["listen"] = []
         self["discovery"] = []
 
@@ -75,12 +89,14 @@ class RelayOptions(UsageOptions):
         if self["config"] is None:
             return
         known = [*(str(row[0]) for row in self.optParameters), "listen", "discovery"]
-        for name, value in config.read(self["config"], known, ("listen", "discovery")).items():
+        self._file = config.read(self["config"], known, ("listen", "discovery"))
+        for name, value in self._file.items():
             if name in self._given:
                 continue
             if name in ("listen", "discovery"):
+                self[name] = value
                 check = endpoint if name == "listen" else url
-                self[name] = [check(one) for one in value]
+                self[name] = self.checked(name, lambda values, check=check: [check(one) for one in values])
             else:
                 self[name] = value
 
@@ -88,10 +104,30 @@ class RelayOptions(UsageOptions):
         """What one client may have."""
         raise NotImplementedError
 
+    def checked(self, name: str, check: Callable[..., _T], *arguments: Any) -> _T:
+        """What ``check`` makes of a setting.
+
+        :raises UsageError: it cannot be; says which setting, and where it stands.
+        """
+        try:
+            return check(self[name], *arguments)
+        except (UsageError, DmsgError, ValueError) as error:
+            line = config.line_of(self["config"], name) if name in self._file and name not in self._given else 0
+            where = f"{self['config']}, line {line}: " if line else ""
+            raise UsageError(f"{where}{name}: {error}") from None
+
+    def number(self, name: str, low: int, high: int) -> int:
+        """A setting that is a whole number.
+
+        :raises UsageError: it is none, or not within these.
+        """
+        return self.checked(name, number, low, high)
+
     def changed_limits(self) -> Any:
         """The limits as the file has them now.
 
         :raises UsageError: it cannot be used; nothing changes then.
+        After it :attr:`needs_restart` has the names of settings that are others now, and wait for a restart.
         """
         fresh = type(self)()
         for name, value in self.items():
@@ -99,7 +135,12 @@ class RelayOptions(UsageOptions):
                 fresh[name] = value
         fresh._given = self._given
         fresh.read_config()
-        return fresh.limits()
+        limits = fresh.limits()
+        fresh.check_values()
+        names = set(fresh._file) | set(self._file)
+        changed = {name for name in names if fresh._file.get(name) != self._file.get(name)}
+        self.needs_restart = sorted(changed - RELOADED - self._given)
+        return limits
 
     def reload_on_hangup(self, reactor: Any, server: Any) -> None:
         """SIGHUP: read the settings and lists again."""
@@ -110,6 +151,9 @@ class RelayOptions(UsageOptions):
             except UsageError as error:
                 _log.error("settings stay as they were: {error}", error=str(error))
                 limits = None
+            else:
+                if self.needs_restart:
+                    _log.warn("changed, but only with a restart: {names}", names=", ".join(self.needs_restart))
             server.reload(limits)
 
         config.on_hangup(reactor, hung_up)
@@ -127,18 +171,32 @@ class RelayOptions(UsageOptions):
         :raises UsageError: a list or the hook cannot be used.
         """
         try:
-            allow, deny = (KeyList(self[name]) if self[name] else None for name in ("allow", "deny"))
+            allow, deny = (self.checked(name, KeyList) if self[name] else None for name in ("allow", "deny"))
             hook = None
             if self["admission-hook"]:
                 hook = Hook(
                     reactor,
                     self["admission-hook"],
-                    timeout=seconds(self["admission-timeout"]),
+                    timeout=self.checked("admission-timeout", seconds),
                     when_down=self["admission-down"] == "admit",
                 )
         except (DmsgError, ValueError) as error:
             raise UsageError(str(error)) from None
         return Admission(allow, deny, hook)
+
+    def check_values(self) -> None:
+        """Check what the servers of all families have.
+
+        :raises UsageError: one of them cannot be.
+        """
+        self.admission(None)
+        self.checked("drain-timeout", seconds)
+        self.checked("admission-down", _one_of, "refuse", "admit")
+        self.checked("log-format", _one_of, "text", "json")
+        if self["metrics"] is not None:
+            self.checked("metrics", endpoint)
+        if self["public-address"] is not None:
+            self.checked("public-address", parse_address)
 
     def check_own(self) -> None:
         """Check what only this family has.
@@ -151,19 +209,14 @@ class RelayOptions(UsageOptions):
         self.read_config()
         self["listen"] = self["listen"] or [DEFAULT_LISTEN]
         self.limits()
-        self.admission(None)
-        seconds(self["drain-timeout"])
-        if self["admission-down"] not in ("admit", "refuse"):
-            raise UsageError("admission-down is refuse or admit")
-        if self["metrics"] is not None:
-            endpoint(self["metrics"])
-        if self["log-format"] not in ("text", "json"):
-            raise UsageError("log-format is text or json")
+        self.check_values()
         self.check_own()
         try:
-            if self["public-address"] is not None:
-                parse_address(self["public-address"])
-            elif self["discovery"] and not any("interface=" in one for one in self["listen"]):
+            if (
+                self["public-address"] is None
+                and self["discovery"]
+                and not any("interface=" in one for one in self["listen"])
+            ):
                 raise DmsgError("--public-address is needed: where do clients reach this server?")
             if self["key-file"]:
                 self["key"] = load_or_create_key(self["key-file"], create=bool(self["create"]))

@@ -7,7 +7,7 @@ from typing import Any
 from twisted.application.service import IService
 
 from dmsg.delegation.server import DRAIN_TIMEOUT
-from dmsg.tap.options import TELEMETRY_OPTIONS, descriptors, number, seconds, set_log_format, telemetry
+from dmsg.tap.options import TELEMETRY_OPTIONS, descriptors, seconds, set_log_format, telemetry
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure
 from dmsg.transport.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, MAX_TRANSPORTS, REQUEST_RATE, Limits
@@ -39,12 +39,12 @@ class Options(RelayOptions):
     def limits(self) -> Limits:
         """What one client may have."""
         return Limits(
-            max_connections=min(number(self["max-connections"], 1, 10**6), descriptors()),
-            max_transports=number(self["max-transports"], 1, IDS_PER_SIDE),
-            max_per_pair=number(self["max-per-pair"], 1, IDS_PER_SIDE),
-            max_per_address=number(self["max-per-address"], 0, 10**6),
-            request_rate=number(self["request-rate"], 0, 10**6),
-            byte_rate=number(self["byte-rate"], 0, 10**12),
+            max_connections=min(self.number("max-connections", 1, 10**6), descriptors()),
+            max_transports=self.number("max-transports", 1, IDS_PER_SIDE),
+            max_per_pair=self.number("max-per-pair", 1, IDS_PER_SIDE),
+            max_per_address=self.number("max-per-address", 0, 10**6),
+            request_rate=self.number("request-rate", 0, 10**6),
+            byte_rate=self.number("byte-rate", 0, 10**12),
         )
 
     def check_own(self) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from dmsg.errors import DropReason
 
@@ -67,6 +68,16 @@ class Metrics:
         return generate_latest(self._registry)
 
 
+def relay_seconds(prefix: str) -> Histogram:
+    """From reading what a client sent to writing what is passed on, one turn of the reactor at a time."""
+    return Histogram(
+        f"{prefix}_relay_seconds",
+        "From reading to writing, of one turn with its reads",
+        buckets=LATENCIES,
+        registry=None,
+    )
+
+
 class ServerStatistics(Protocol):
     """What a server can say of itself at any time."""
 
@@ -79,18 +90,26 @@ class ServerStatistics(Protocol):
     def drops(self) -> dict[DropReason, int]:
         """How often each reason occurred."""
 
+    def by_connections(self) -> dict[str, int]:
+        """How many addresses have so many connections."""
+
 
 class ServerMetrics:
     """Reads a server's own counters when Prometheus asks."""
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, server: ServerStatistics, prefix: str = "dmsg_server") -> None:
-        """:param prefix: of all names."""
+    def __init__(
+        self, server: ServerStatistics, prefix: str = "dmsg_server", collectors: Iterable[Collector] = ()
+    ) -> None:
+        """:param prefix: of all names.  :param collectors: more of what the server measures."""
         self._prefix = prefix
         self._server = server
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        for collector in collectors:
+            self._registry.register(collector)
+        ProcessCollector(registry=self._registry)
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus_client."""
@@ -105,6 +124,12 @@ class ServerMetrics:
         for reason in DropReason:
             drops.add_metric([reason.value], counted.get(reason, 0))
         yield drops
+        addresses = GaugeMetricFamily(
+            f"{self._prefix}_addresses", "Addresses, by how many connections each has", labels=["connections"]
+        )
+        for connections, number in self._server.by_connections().items():
+            addresses.add_metric([connections], number)
+        yield addresses
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -27,6 +27,7 @@ from dmsg.net.acceptor import MAX_HANDSHAKES
 from dmsg.net.link import HANDSHAKE_TIMEOUT, Link
 from dmsg.net.noise import NoiseLink
 from dmsg.net.turn import TurnFlush
+from dmsg.telemetry.metrics import relay_seconds
 from dmsg.telemetry.service import Telemetry
 from dmsg.transport.policing import BURST_SECONDS, Limits
 from dmsg.transport.relay import Relay, RelayPeer
@@ -38,6 +39,11 @@ THROTTLED = 4
 STALL_GRACE = 0.5
 """Seconds that sources are paused for a receiver that takes nothing."""
 
+_TOLD = {
+    DropReason.NOT_ADMITTED: CloseReason.NOT_ADMITTED,
+    DropReason.TOO_MANY_CONNECTIONS: CloseReason.FULL,
+    DropReason.TOO_MANY_FROM_ADDRESS: CloseReason.TOO_MANY_FROM_ADDRESS,
+}
 _log = Logger()
 
 
@@ -65,11 +71,11 @@ class ServerSession(ServedSession):
         peer: RelayPeer = super()._serve(link)
         return peer
 
-    def refuse(self) -> None:
-        """This key is not, or no longer, admitted."""
+    def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
+        """There is no room, or this key is not, or no longer, admitted: the client is told which."""
         assert self.link is not None
-        self.link.send(encode_close(0, CloseReason.NOT_ADMITTED))
-        super().refuse()
+        self.link.send(encode_close(0, _TOLD.get(reason, CloseReason.UNSPECIFIED)))
+        super().refuse(reason)
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
         taken = super().frames_received(buffer, end)
@@ -129,7 +135,8 @@ class ServerFactory(ServingFactory):
     ) -> None:
         self._key = key
         self.telemetry = RelayTelemetry(telemetry, reactor.seconds) if telemetry is not None else None
-        self._turn = TurnFlush(reactor)
+        self.relay_seconds = relay_seconds("dmsg_server")
+        self._turn = TurnFlush(reactor, self.relay_seconds.observe)
         self._ephemeral = ephemeral
         self._handshake_timeout = handshake_timeout
         self.throttled = 0

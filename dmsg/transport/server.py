@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.delegation.admission import Admission
 from dmsg.delegation.server import DRAIN_LOOK, DRAIN_TIMEOUT, RelayServer
 from dmsg.discovery.entry import with_feature
 from dmsg.discovery.lookup import Lookups
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.link import Link
+from dmsg.net.noise import NoiseLink
+from dmsg.net.turn import TurnFlush
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
 from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory
@@ -78,6 +82,11 @@ class Server(RelayServer):
         if self.telemetry is not None:
             self.telemetry.start()
         super().startService()
+
+    def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
+        return NoiseLink(
+            self._reactor, TurnFlush(self._reactor), self._key, make_user, remote=self._key.public, failed=failed
+        )
 
     async def _closed(self) -> None:
         if self.telemetry is not None:

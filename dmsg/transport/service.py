@@ -12,12 +12,14 @@ from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFact
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.delegation.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import (
     CloseReason,
+    ConnectFailed,
     DmsgError,
     EncryptionUnavailable,
     EntryNotFound,
@@ -28,7 +30,7 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.transport.agreement import FEATURE, PING_FEATURE
 from dmsg.transport.dial import SessionEndpoint
-from dmsg.transport.session import REQUEST_TIMEOUT, ClientSession
+from dmsg.transport.session import PLAIN_ONLY, REQUEST_TIMEOUT, ClientSession
 from dmsg.transport.streams import RESUME_TIMEOUT, Encryption, Streams
 from dmsg.transport.wire import RECEIPT_FEATURE, RELAY_FEATURE
 
@@ -146,7 +148,19 @@ class Client(DelegatedClient):
 
             return opening
 
-        return self._reach(address.public_key, prepare, timeout, via)
+        return self._reach(address.public_key, prepare, timeout, via).addErrback(self._what_to_do, address)
+
+    @staticmethod
+    def _what_to_do(failure: Failure, address: DmsgAddress) -> Failure:
+        """Where all servers between the two are of 2019, the reasons of each say nothing of a way out."""
+        error = failure.value
+        if isinstance(error, ConnectFailed) and error.attempts and all(PLAIN_ONLY in why for _, why in error.attempts):
+            raise ConnectFailed(
+                f"{address.public_key.short}: none of its servers carries secure transports; let it use a server of "
+                "dmsg too, or use --encryption off at both ends",
+                error.attempts,
+            ) from None
+        return failure
 
     def probe(
         self, remote: PubKey, port: int | None = None, timeout: float = CONNECT_TIMEOUT, *, via: PubKey | None = None

@@ -58,6 +58,8 @@ REQUEST_TIMEOUT = 10.0
 """Seconds for the answer to a REQUEST, by default."""
 CONFIRM_TIMEOUT = 10.0
 """Seconds for the first frame after this side's ACCEPT."""
+PLAIN_ONLY = "carry no secure transports"
+"""Said of servers of 2019."""
 EXTENSION_TIME = 5.0
 """Seconds after the first PING in which an end of the connection says that the server does not know PING."""
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
@@ -180,7 +182,7 @@ class ClientSession:
                         "that key, or see --encryption"
                     ) from None
                 raise EncryptionUnavailable(
-                    f"server {self.server.short} gives no reason, as those of 2019 do, which carry no secure transports"
+                    f"server {self.server.short} gives no reason, as those of 2019 do, which {PLAIN_ONLY}"
                 ) from None
             return failure
 

@@ -21,6 +21,10 @@ PATIENCE = 20.0
 """Seconds that a machine under load may take for anything; nothing waits for them to pass."""
 
 
+HEALTH = {"status": "ok", "registered": True, "reachable": None, "shared_with": None}
+"""Of a server that is registered, and was not told by which address."""
+
+
 class EntityCase(TestCase):
     """Starts entities and stops them in reverse."""
 

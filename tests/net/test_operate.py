@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
 from typing import Any
 
+import treq
 from twisted.internet import reactor
-from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from dmsg.cli.processes import start_twistd
 from dmsg.errors import DmsgTimeout
-from dmsg.keys import SecKey
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.noise import NoiseClientEndpoint
+from dmsg.net.turn import TurnFlush
+from dmsg.tap import messaging as messaging_tap
+from dmsg.tap import server as server_tap
 from dmsg.transport.service import Client
+from dmsg.transport.session import ClientSession
 from tests.net.support import LOOPBACK, EntityCase
 from tests.support import Accepting, asynchronous
+
+
+def failregex() -> list[re.Pattern[str]]:
+    """The expressions of the filter for fail2ban in the documentation, as fail2ban reads them."""
+    page = (Path(__file__).parents[2] / "docs/howto/operate.md").read_text()
+    block = page.partition("# /etc/fail2ban/filter.d/dmsg.conf")[2].partition("```")[0]
+    lines = block.partition("failregex =")[2].partition("ignoreregex")[0].split("\n")
+    return [re.compile(line.strip().replace("<HOST>", r"(?P<host>[0-9a-fA-F:.]+)")) for line in lines if line.strip()]
+
+
+def lines(child: Any) -> list[str]:
+    """What a process has said."""
+    output: bytes = child._output
+    return output.decode().splitlines()
 
 
 class OperateTests(EntityCase):
@@ -98,9 +120,124 @@ class OperateTests(EntityCase):
         with self.assertRaises(Exception) as caught:
             await alice.connect(bob.public_key, Accepting())
         self.assertIn("too many transports", str(caught.exception))
+        good = self.file.read_text()
         self.file.write_text("max-transports = nonsense\n")
         child.signal("HUP")
         await child.line("settings stay as they were: server.toml")
+        for line, what in (
+            ('max-transports = "many"', "max-transports: 'many' is not a number"),
+            ("max_per_pair = 0", "max-per-pair: 0 is not between"),
+            ('admission-down = "perhaps"', "admission-down: 'perhaps' is not"),
+            ("no-such = 1", "there is no setting 'no-such'"),
+        ):
+            self.file.write_text(good + line.replace("max-transports", "\n# not this one = 1\nmax-transports"))
+            if "max-transports" in line:
+                self.file.write_text(good.replace("max-transports = 1", line))
+            number = next(
+                index for index, one in enumerate(self.file.read_text().splitlines(), 1) if one.startswith(line[:7])
+            )
+            child.signal("HUP")
+            await child.line(f"settings stay as they were: server.toml, line {number}: {what}")
+        self.file.write_text(good + 'metrics = "tcp:0"\ndrain-timeout = 3\n')
+        child.signal("HUP")
+        await child.line("changed, but only with a restart: drain-timeout, metrics")
+
+    async def dial(self, child: Any) -> Any:
+        """Connect as a client does that has its entry from before."""
+        found = await child.line(r"server (\w{66}) listens on .*port=(\d+)")
+        endpoint = NoiseClientEndpoint(
+            reactor,
+            TCP4ClientEndpoint(reactor, "127.0.0.1", int(found[2])),
+            turn := TurnFlush(reactor),  # type: ignore[arg-type]
+            key := SecKey.generate(),
+            PubKey.from_hex(found[1].decode()),
+        )
+        session = await endpoint.connect(lambda remote: ClientSession(reactor, turn, key.public, remote))  # type: ignore[arg-type]
+        return await session.established
+
+    @asynchronous
+    async def test_a_full_server_says_so(self) -> None:
+        """To the client, once in its log, and at /health."""
+        child = await self.start_child('max-connections = 1\nmetrics = "tcp:0:interface=127.0.0.1"\n')
+        metrics = await child.line(r"Site starting on (\d+)")
+        base = f"http://127.0.0.1:{metrics[1].decode()}"
+        response = await treq.get(f"{base}/health", persistent=False)
+        self.assertEqual((response.code, (await response.json())["status"]), (200, "ok"))
+        first = await self.start_client(self.url)
+        for _ in range(3):
+            with self.assertRaises(Exception) as caught:
+                await self.dial(child)
+            self.assertIn("the server is full", str(caught.exception))
+        response = await treq.get(f"{base}/health", persistent=False)
+        self.assertEqual((response.code, (await response.json())["status"]), (503, "full"))
+        text = await (await treq.get(f"{base}/metrics", persistent=False)).text()
+        for wanted in (
+            'dmsg_server_addresses{connections="1"} 1.0',
+            "dmsg_server_queue_bytes 0.0",
+            "dmsg_server_relay_seconds_count",
+            "process_resident_memory_bytes",
+            "process_cpu_seconds_total",
+            "process_open_fds",
+        ):
+            self.assertIn(wanted, text)
+        await first.stopService()
+        await child.line("no longer full")
+        said = [line for line in lines(child) if "] full:" in line]
+        self.assertEqual(len(said), 1, said)
+
+    @asynchronous
+    async def test_strangers_are_named_summed_up_and_banned(self) -> None:
+        """What the filter in the documentation reads is what the log says."""
+        child = await self.start_child("max-per-address = 3\n")
+        port = int((await child.line(r"listens on .*port=(\d+)"))[1])
+        garbage = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+        for connection in garbage:
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        await child.line("stranger 127.0.0.1: handshake_failed")
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
+        await child.line("stranger 127.0.0.1: too_many_from_address")
+        for connection in garbage + silent:
+            connection.close()
+        await child.line(r"stranger 127.0.0.1: too_many_from_address, \d+ more in 10 s")
+        said = [line for line in lines(child) if "stranger" in line]
+        self.assertLess(len(said), 8, said)
+        expressions = failregex()
+        for line in said:
+            if "too_many" in line or "handshake_failed" in line:
+                self.assertTrue(any(one.search(line) for one in expressions), line)
+        for line in lines(child):
+            if line not in said:
+                self.assertFalse(any(one.search(line) for one in expressions), line)
+
+    @asynchronous
+    async def test_a_wrong_public_address_is_noticed(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            port = nobody.getsockname()[1]
+        child = await self.start_child(f'public-address = "127.0.0.1:{port}"\n')
+        await child.line(f"does not reach itself at its public address 127.0.0.1:{port}")
+
+    @asynchronous
+    async def test_the_address_of_another_server_is_noticed(self) -> None:
+        other = await self.start_server()
+        port = other.ports[0].getHost().port
+        child = await self.start_child(f'public-address = "127.0.0.1:{port}"\n')
+        await child.line(f"does not reach itself at its public address 127.0.0.1:{port}")
+
+    @asynchronous
+    async def test_the_right_public_address(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        for tap in (server_tap, messaging_tap):
+            url = await self.start_discovery()
+            server = await self.start_server(
+                f"--listen=tcp:{port}:interface=127.0.0.1",
+                f"--discovery={url}",
+                f"--public-address=127.0.0.1:{port}",
+                tap=tap,
+            )
+            await self.until(lambda server=server: server.reachable is not None)
+            self.assertTrue(server.reachable)
+            await server.stop_for_test()
 
     @asynchronous
     async def test_a_hook_over_http(self) -> None:

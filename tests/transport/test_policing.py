@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.buckets import Bucket
 from dmsg.delegation.admission import HOOK_CACHE_TIME, LOOK_INTERVAL, Admission, Hook, KeyList, ListError
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
+from dmsg.net.acceptor import TOLD_PER_ADDRESS
 from dmsg.transport.policing import BURST_SECONDS, FLOOD_FACTOR, Kind, Limits, Police
 from dmsg.transport.wire import ACCEPT, ACK, CLOSE, DRAIN, FWD, PING, PONG, REQUEST, Frame, parse_drain
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient
@@ -129,10 +130,14 @@ class RelayLimitTests(ServerCase):
     def test_connections_of_one_address(self) -> None:
         factory = self.network.factory
         one, other = IPv4Address("TCP", "192.0.2.1", 1), IPv4Address("TCP", "192.0.2.2", 1)
-        links = [factory.buildProtocol(one) for _ in range(4)]
-        self.assertEqual([link is None for link in links], [False] * 3 + [True])
+        # some more than three do the handshake, so that they can be told
+        links: list[Any] = [factory.buildProtocol(one) for _ in range(4 + TOLD_PER_ADDRESS)]
+        self.assertEqual([link is None for link in links], [False] * (3 + TOLD_PER_ADDRESS) + [True])
+        for told in links[3:-1]:
+            told.makeConnection(_Nothing())
+            told.connectionLost()
         self.assertIsNotNone(factory.buildProtocol(other))
-        self.assertEqual(self.relay.drops[DropReason.TOO_MANY_FROM_ADDRESS], 1)
+        self.assertEqual(self.relay.drops[DropReason.TOO_MANY_FROM_ADDRESS], 1 + TOLD_PER_ADDRESS)
         link: Any = links[0]
         link.makeConnection(_Nothing())
         link.connectionLost()

@@ -7,7 +7,8 @@ from typing import Any
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock
-from twisted.internet.testing import StringTransport
+from twisted.internet.testing import EventLoggingObserver, StringTransport
+from twisted.logger import globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import (
@@ -20,6 +21,7 @@ from dmsg.errors import (
 )
 from dmsg.keys import SecKey
 from dmsg.net import noise as noise_module
+from dmsg.net.acceptor import MAX_TOLD
 from dmsg.net.noise import NoiseLink
 from dmsg.net.stream import SEND_HIGH_WATER, DmsgAddress, StreamLost, StreamTimeout
 from dmsg.net.turn import TurnFlush
@@ -447,9 +449,16 @@ class HandshakeTests(SynchronousTestCase):
 
     def test_connections_are_bounded(self) -> None:
         self.network.factory.limits = Limits(max_connections=1)
+        observer = EventLoggingObserver.createWithCleanup(self, globalLogPublisher)
         first = self.network.client(KEYS["A"])
+        told = min(MAX_TOLD, self.network.factory._max_handshakes)
+        for number in range(told):
+            self.assertIsNotNone(self.network.factory.buildProtocol(None), number)
         self.assertIsNone(self.network.factory.buildProtocol(None))
-        self.assertEqual(self.drops[DropReason.TOO_MANY_CONNECTIONS], 1)
+        self.assertEqual(self.drops[DropReason.TOO_MANY_CONNECTIONS], told + 1)
+        self.assertEqual(self.drops[DropReason.HANDSHAKE_EVICTED], 0)
+        said = [event for event in observer if "full: " in event.get("log_format", "")]
+        self.assertEqual(len(said), 1)
         self.assertEqual(self.network.factory.available_connections, 0)
         first.close()
         self.network.settle()
