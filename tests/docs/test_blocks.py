@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import importlib
 import re
 import shlex
 import tomllib
@@ -168,6 +169,17 @@ class ExtraTests(SynchronousTestCase):
         for section in tox.sections():
             asked = {name.strip() for name in tox[section].get("extras", "").split(",")} - {""}
             self.assertEqual(asked - extras, set(), section)
+
+
+class LimitTests(SynchronousTestCase):
+    """docs/limits.md names what is in the code."""
+
+    def test_every_name_is_there(self) -> None:
+        names = re.findall(r"`((?:[a-z_]+\.)+[A-Z_]+)`", (ROOT / "docs/limits.md").read_text())
+        self.assertGreater(len(names), 80)
+        for name in names:
+            module, _, constant = name.rpartition(".")
+            self.assertTrue(hasattr(importlib.import_module(f"dmsg.{module}"), constant), name)
 
 
 class ReadingTests(SynchronousTestCase):
