@@ -541,6 +541,67 @@ class Lines(Protocol):
         self.data += data
 
 
+class SocketTests(PairCase):
+    """What is rare on a socket, and left to autobahn."""
+
+    @asynchronous
+    async def test_a_message_in_pieces(self) -> None:
+        """And a whole one behind it."""
+        a, b = await self.pair()
+        for _ in range(2):
+            envelope = a.envelope(b.session, payload=b"in pieces" * 1000)
+            envelope.timestamp = int(self.now())
+            envelope.signature = a.identity.sign(wire.challenge(envelope))
+            data = envelope.SerializeToString()
+            third = len(data) // 3
+            a.socket.sendFrame(opcode=2, payload=data[:third], fin=False)
+            a.socket.sendFrame(opcode=0, payload=data[third : 2 * third], fin=False)
+            a.socket.sendFrame(opcode=0, payload=data[2 * third :], fin=True)
+            await b.messages.get()
+            self.assertEqual(data, b.raw[-1])
+            a.send(a.envelope(b.session), self.now())
+            await b.messages.get()
+
+    @asynchronous
+    async def test_text_is_refused(self) -> None:
+        a, _ = await self.pair()
+        a.socket.sendFrame(opcode=1, payload=b"hello", fin=True)
+        self.assertIn("only binary messages", await a.closed)
+
+    @asynchronous
+    async def test_a_good_bye_is_answered(self) -> None:
+        a, _ = await self.pair()
+        await a.close()
+        await self.until(lambda: len(self.one.switch.sessions) == 1)
+
+    @asynchronous
+    async def test_a_handshake_that_asks_for_something_else(self) -> None:
+        """A wrong version, a key that is none, two keys; with an origin, as browsers say it."""
+        a, _ = await self.pair()
+        port = self.one.port
+        for headers, status in (
+            ("Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n", b"101"),
+            (
+                "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+                "Origin: http://127.0.0.1\r\nSec-WebSocket-Protocol: x\r\n",
+                b"101",
+            ),
+            ("Sec-WebSocket-Version: 99\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n", b"400"),
+            ("Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: short\r\n", b"400"),
+            ("Sec-WebSocket-Version: 13\r\n", b"400"),
+            ("Sec-WebSocket-Version: 13\r\n" + "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" * 2, b"400"),
+        ):
+            query = token.make(a.identity, Session(a.session.twin, "other"), int(self.now()))
+            raw = await clientFromString(reactor, f"tcp:127.0.0.1:{port}").connect(Factory.forProtocol(Lines))
+            request = f"GET /?{query} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{headers}\r\n"
+            raw.transport.write(request.encode())
+            await self.until(lambda raw=raw: b"\r\n\r\n" in raw.data)
+            self.assertTrue(raw.data.startswith(b"HTTP/1.1 " + status), (headers, raw.data[:200]))
+            if status == b"101":
+                self.assertIn(b"s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", raw.data)  # RFC 6455, section 1.3
+            raw.transport.abortConnection()
+
+
 class HTTPTests(PairCase):
     @asynchronous
     async def test_tokens(self) -> None:
