@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
 from dmsg.cli.options import group
@@ -167,8 +166,9 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
     """Measure how long a channel to PUBLIC_KEY takes to open.
 
     The protocol has no acknowledgements, so that is what there is to measure: one
-    round trip through the server, and both ends' key agreement. The remote has to accept
-    channels; its program sees them come and go.
+    round trip through the server, and both ends' key agreement. The remote's client
+    answers below its program, which need not listen; the program of a Go client sees
+    channels come and go.
 
     \b
     Example:
@@ -181,7 +181,7 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
             for number in range(1, count + 1):
                 started = reactor.seconds()
                 try:
-                    protocol: Any = await client.connect(public_key, Factory.forProtocol(Protocol), timeout)
+                    protocol: Any = await client.probe(public_key, timeout)
                 except (ConnectFailed, DmsgTimeout) as error:
                     tell(f"{number}: {error}", number=number, error=str(error))
                 else:

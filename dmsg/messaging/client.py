@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from dmsg.errors import CloseReason, DropReason, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
-from dmsg.keys import PubKey, SecKey
+from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.messaging.agreement import Offer, Proposal
 from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
 from dmsg.messaging.state import ClientChannel, Input, State
@@ -40,6 +40,8 @@ from dmsg.messaging.wire import (
     unpack_send_head,
 )
 
+MAX_PINGS = 8
+"""Channels that others opened only to see how long that takes; the oldest ends for another one."""
 JOIN_LIMIT = 64 * 1024
 """Bytes of messages of one channel that are given to the application at once."""
 
@@ -61,6 +63,7 @@ class ClientConnection:
         self.channels: dict[int, ClientChannel] = {}
         self._doubtful: dict[int, None] = {}
         self.accepting = False
+        self._pings: list[ClientChannel] = []
         self._begun = False
         self.drops: Counter[DropReason] = Counter()
         self.broken: RemoteProtocolError | None = None
@@ -87,13 +90,15 @@ class ClientConnection:
         certain = next((number for number in free if number not in self._doubtful), None)
         return certain if certain is not None else next(number for number in self._doubtful if number in free)
 
-    def open(self, remote: PubKey) -> ClientChannel:
+    def open(self, remote: PubKey, *, ping: bool = False) -> ClientChannel:
         """Ask for a channel to ``remote``.
 
+        :param ping: its client is to answer itself, below its program.
         :raises LocalProtocolError: all 256 ids are used; nothing is sent.
         """
         channel = ClientChannel(self._free_id(), remote)
-        channel.proposal = Proposal(self._key, remote, self._profile, ephemeral=self._ephemeral())
+        ephemeral = self._key if ping else self._ephemeral()
+        channel.proposal = Proposal(self._key, remote, self._profile, ephemeral=ephemeral)
         channel.moves(Input.SEND_OPEN)
         self._doubtful.pop(channel.id, None)
         self.channels[channel.id] = channel
@@ -278,9 +283,12 @@ class ClientConnection:
                 raise HandshakeError("channel id is in use")
             if channel is not None:
                 self._forget(channel)
-            if len(body) != OPEN_BODY_SIZE or not self.accepting:
-                raise HandshakeError("nobody listens, or a wrong length")
+            if len(body) != OPEN_BODY_SIZE:
+                raise HandshakeError("OpenChannel has a wrong length")
             remote, message = decode_open(body)
+            ping = message[:PUBKEY_SIZE] == bytes(remote)
+            if not (ping or self.accepting):
+                raise HandshakeError("nobody listens")
             offered = ClientChannel(body[0], remote)
             offered.offer = Offer(self._key, remote, message, self._profile, ephemeral=self._ephemeral())
         except (HandshakeError, KeyFormatError):
@@ -290,7 +298,18 @@ class ClientConnection:
         offered.moves(Input.RECV_OPEN)
         self._doubtful.pop(offered.id, None)
         self.channels[offered.id] = offered
-        events.append(Requested(offered))
+        if ping:
+            self._answer_ping(offered)
+        else:
+            events.append(Requested(offered))
+
+    def _answer_ping(self, channel: ClientChannel) -> None:
+        """Open it, without a program; its opener closes it.  Those that are not closed make room for others."""
+        pings = [one for one in self._pings if one.state is State.OPEN and self.channels.get(one.id) is one]
+        if len(pings) >= MAX_PINGS:
+            self._end(pings.pop(0))
+        self._pings = [*pings, channel]
+        self.accept(channel)
 
     def _opened(self, body: bytes, channel: ClientChannel, events: list[Event]) -> None:
         if channel.state is not State.OPENING:

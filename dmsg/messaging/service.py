@@ -8,6 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
+from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.delegation.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
 from dmsg.discovery.entry import Entry, features
@@ -87,18 +88,31 @@ class Client(DelegatedClient):
         address = remote if isinstance(remote, DmsgAddress) else DmsgAddress(remote, port)
         if address.port:
             raise ValueError("the Messaging System has no ports")
+        return self._open(address.public_key, factory, timeout, via)
 
+    def probe(
+        self, remote: PubKey, timeout: float = CONNECT_TIMEOUT, *, via: PubKey | None = None
+    ) -> Deferred[IProtocol]:
+        """Open a channel that only measures: the remote's client answers it, below its program, which need not listen.
+
+        Fails as :meth:`connect`.  A client of 2019, or of an earlier version, gives its program the channel.
+        """
+        return self._open(remote, Factory.forProtocol(Protocol), timeout, via, ping=True)
+
+    def _open(
+        self, remote: PubKey, factory: IProtocolFactory, timeout: float, via: PubKey | None, *, ping: bool = False
+    ) -> Deferred[IProtocol]:
         def prepare(remote: PubKey, entry: Entry) -> Opening:
             offered = features(entry.version)
             if offered and self.profile.feature not in offered:
                 raise ConnectFailed(f"{remote.short} does not speak {self.profile.feature}, as its entry says")
 
             def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
-                return session.open(remote, factory, seconds)
+                return session.open(remote, factory, seconds, ping=ping)
 
             return opening
 
-        return self._reach(address.public_key, prepare, timeout, via)
+        return self._reach(remote, prepare, timeout, via)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
         """Accept channels with ``factory``.

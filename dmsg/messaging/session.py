@@ -136,8 +136,13 @@ class ClientSession:
 
     # --- what the application does ---
 
-    def open(self, remote: PubKey, factory: IProtocolFactory, timeout: float = OPEN_TIMEOUT) -> Deferred[IProtocol]:
+    def open(
+        self, remote: PubKey, factory: IProtocolFactory, timeout: float = OPEN_TIMEOUT, *, ping: bool = False
+    ) -> Deferred[IProtocol]:
         """Open a channel to ``remote`` through this server.
+
+        :param ping: the remote's client answers itself, below its program; one of 2019 does not know that, and its
+            program sees a channel come and go.
 
         Fires with the factory's protocol, connected.  Fails with
         :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
@@ -147,7 +152,7 @@ class ClientSession:
         if not self.connected:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
         try:
-            channel = self._core.open(remote)
+            channel = self._core.open(remote, ping=ping)
         except LocalProtocolError:
             return fail()
 

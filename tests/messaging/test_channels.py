@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DmsgTimeout, DropReason, LocalProtocolError, TransportClosed, TransportRefused
 from dmsg.messaging.agreement import Offer
+from dmsg.messaging.client import MAX_PINGS
 from dmsg.messaging.session import CLOSE_TIMEOUT, ClientSession
 from dmsg.messaging.wire import (
     CHANNEL_CLOSED,
@@ -24,6 +25,40 @@ from tests.messaging.support import KEYS, Network, RawClient, vectors
 from tests.support import Accepting, Recorder
 
 A, B, X = KEYS["A"], KEYS["B"], KEYS["X"]
+
+
+class PingTests(SynchronousTestCase):
+    """Opened and closed below the remote's program."""
+
+    def setUp(self) -> None:
+        self.network = Network(Profile.SEED)
+        self.a = self.network.client(A, Accepting())
+
+    def ping(self) -> Any:
+        opening = self.a.open(B.public, Accepting(), ping=True)
+        self.network.settle()
+        return self.successResultOf(opening)
+
+    def test_the_program_sees_nothing(self) -> None:
+        factory = Accepting()
+        b = self.network.client(B, factory)
+        protocol = self.ping()
+        protocol.transport.write(b"what nobody waits for")
+        protocol.transport.loseConnection()
+        self.network.settle()
+        self.assertEqual((factory.built, b._core.channels, self.a._core.channels), ([], {}, {}))
+
+    def test_nobody_has_to_listen(self) -> None:
+        self.network.client(B, None)
+        self.ping()
+
+    def test_those_that_are_not_closed_make_room(self) -> None:
+        """Ids are few, and pings take some of them only."""
+        b = self.network.client(B, None)
+        pings = [self.ping() for _ in range(MAX_PINGS + 3)]
+        self.assertEqual(len(b._core.channels), MAX_PINGS)
+        self.assertTrue(all(one.transport.over for one in pings[:3]))
+        self.assertFalse(pings[-1].transport.over)
 
 
 class ChannelCase(SynchronousTestCase):

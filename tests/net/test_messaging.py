@@ -302,7 +302,11 @@ class MessagingCommandTests(CommandCase, MessagingCase):
                 "messaging", "listen", "--key-file", f"{profile.value}.key", "--create", "-w", "30", *common
             )
             found = await self.until(lambda one=listening: re.search(rb"listening: ([0-9a-f]{66})", one.err))
-            connecting = self.start("messaging", "connect", found[1].decode(), *common)
+            # which does not see it
+            key = found[1].decode()
+            status, out, _ = await self.run_command("messaging", "ping", key, "-c", "2", "-i", "0", *common)
+            self.assertEqual((status, listening.status), (0, None), out)
+            connecting = self.start("messaging", "connect", key, *common)
             await self.until(lambda one=connecting: b"connected: " in one.err)
             assert connecting.transport is not None
             connecting.transport.write(b"over a channel\n")  # type: ignore[attr-defined]
