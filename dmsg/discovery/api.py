@@ -53,6 +53,8 @@ MAX_SERVERS = 10
 """Servers in one answer of available_servers, by default."""
 SERVER_TTL = 120.0
 """Seconds without a refresh after which a server is not listed, by default."""
+MAX_SERVER_SIZE = 16 * 1024
+"""Bytes of an entry with a server: a list of them is to be no longer than clients take."""
 RANKED_POOL = 512
 """Live servers of which a ranking chooses."""
 RATE = 200.0
@@ -100,6 +102,16 @@ def _path_key(text: str) -> str:
         raise
 
 
+def _check_size(entry: Entry) -> None:
+    """As it is served: characters that JSON escapes are six times as long there.
+
+    :raises EntryInvalid: it is too long.
+    """
+    size = len(entry.to_json())
+    if size > MAX_ENTRY_SIZE or (entry.server is not None and size > MAX_SERVER_SIZE):
+        raise EntryInvalid("entry is too long")
+
+
 class DiscoveryAPI:
     """Maps HTTP onto an entry store.
 
@@ -137,6 +149,8 @@ class DiscoveryAPI:
         self._store_away = False
         self.charge: Callable[[IRequest, float], None] = lambda request, requests: None
         """Told of requests that were worth nothing."""
+        self.client_of: Callable[[IRequest], str] = lambda request: str(getattr(request.getClientAddress(), "host", ""))
+        """Where the client of a request is."""
         self.requests = 0
         """Requests that came to a route."""
         self._openapi = importlib.resources.files("dmsg.discovery").joinpath("openapi.json").read_bytes()
@@ -186,7 +200,8 @@ class DiscoveryAPI:
         entry = decode_verified(request.content.read(), form)
         # a mark that another program left does not make a server of 2019 refresh
         refreshes = form is Form.SEED and bool(features(entry.version) & REFRESHING)
-        poster = str(getattr(request.getClientAddress(), "host", ""))
+        _check_size(entry)
+        poster = self.client_of(request)
         looked_at = self._looks and entry.server is not None and may_look(entry.server.address, poster)
 
         def posted(first: bool) -> bytes:
@@ -223,7 +238,8 @@ class DiscoveryAPI:
             servers = ranking.choose(await self._ask("available", RANKED_POOL, since), most, self._now())
         if len(servers) < most:
             servers += await self._ask("quiet", most - len(servers), since)
-        return servers
+        # an earlier version took longer ones
+        return [body for body in servers if len(body) <= MAX_SERVER_SIZE]
 
     # --- paths of the seed documents ---
 
@@ -427,6 +443,7 @@ def make_site(
     )
     gate: Any = site.resource
     api.charge = gate.charge
+    api.client_of = gate.client_of
     return site
 
 

@@ -10,12 +10,13 @@ not public is looked at only for who posted from the same kind of network
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.address import IPv4Address, IPv6Address
-from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredSemaphore
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IDelayedCall, IResolutionReceiver
 from twisted.internet.protocol import Factory, Protocol
@@ -29,10 +30,19 @@ from dmsg.net.addresses import kind_of, literal, parse_address
 
 LOOK_EVERY = 5.0
 """Seconds between rounds."""
-AT_ONCE = 8
+AT_ONCE = 16
+"""Connections at a time."""
+IN_ROUND = 64
 """Servers that are looked at in one round."""
-LOOK_TIMEOUT = 5.0
+PORTS = 4
+"""Ports of one address that are looked at in the time between two looks: nobody has discovery look for open ones."""
+TRIES = 6
+"""Looks in a row after which a server that was not there is not looked at before its entry is posted again."""
+LOOK_TIMEOUT = 3.0
 """Seconds for a connection."""
+NEVER = 1e18
+"""Seconds since 1970."""
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 LOOKS_IN_TTL = 3
 """How often a server is looked at in the time after which it is no longer listed."""
 LONGEST = 3600.0
@@ -51,7 +61,9 @@ def may_look(address: str, poster: str) -> bool:
         return False
     target = literal(host)
     if target is None:
-        return True
+        return _NAME.fullmatch(host) is not None
+    if "%" in host:
+        return False
     kind = kind_of(target)
     source = literal(poster)
     return kind == "public" or (kind != "none" and source is not None and kind_of(source) == kind)
@@ -85,6 +97,9 @@ class Looks:
         self._stopped = True
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._results: OrderedDict[tuple[str, int], tuple[float, bool]] = OrderedDict()
+        self._pending: dict[tuple[str, int], list[Deferred[bool]]] = {}
+        self._ports: OrderedDict[str, tuple[float, set[int]]] = OrderedDict()
+        self._semaphore = DeferredSemaphore(AT_ONCE)
         self.looked = 0
         """Connections that were tried."""
 
@@ -118,7 +133,7 @@ class Looks:
     async def look(self) -> None:
         """One round."""
         now = self._now()
-        due = await self._store.due(AT_ONCE, now, now + LOOK_TIMEOUT + LOOK_EVERY)
+        due = await self._store.due(IN_ROUND, now, now + LOOK_TIMEOUT + LOOK_EVERY)
         await DeferredList([Deferred.fromCoroutine(self._look_at(body)) for body in due], consumeErrors=True)
 
     async def _look_at(self, body: bytes) -> None:
@@ -138,6 +153,10 @@ class Looks:
         self._failures[entry.static] = failures
         if len(self._failures) > MAX_REMEMBERED:
             self._failures.popitem(last=False)
+        if failures >= TRIES:
+            self._failures.pop(entry.static, None)
+            await self._store.seen(entry.static, None, NEVER)
+            return
         delay = min(LONGEST, self._ttl / LOOKS_IN_TTL * 2 ** min(failures - 1, 20))
         await self._store.seen(entry.static, None, now + delay)
 
@@ -146,26 +165,67 @@ class Looks:
             host, port = parse_address(address)
         except DmsgError:
             return False
-        numbers = [host] if literal(host) is not None else await self._resolve(host)
-        for number in numbers[:2]:
-            at, was = self._results.get((number, port), (-self._ttl, False))
-            now = self._reactor.seconds()
-            if now - at < self._ttl / LOOKS_IN_TTL:
-                there = was
-            else:
-                self.looked += 1
-                there = await self._try(number, port)
-                self._results.pop((number, port), None)
-                self._results[number, port] = now, there
-                if len(self._results) > MAX_REMEMBERED:
-                    self._results.popitem(last=False)
-            if there:
+        number = literal(host)
+        if "%" in host or (number is None and not _NAME.fullmatch(host)):
+            return False
+        # what is connected to is the number, never a text that somebody wrote
+        numbers = [str(number)] if number is not None else await self._resolve(host)
+        for one in numbers[:2]:
+            if await self._answers(one, port):
                 return True
         return False
+
+    async def _answers(self, number: str, port: int) -> bool:
+        """As an earlier look, or one under way, found it, or by a connection."""
+        target = number, port
+        now = self._reactor.seconds()
+        at, there = self._results.get(target, (-self._ttl, False))
+        if now - at < self._ttl / LOOKS_IN_TTL:
+            return there
+        waiting = self._pending.get(target)
+        if waiting is not None:
+            shared: Deferred[bool] = Deferred()
+            waiting.append(shared)
+            return await shared
+        if not self._allows(number, port, now):
+            return False
+        self._pending[target] = []
+        there = False
+        try:
+            await self._semaphore.acquire()
+            try:
+                self.looked += 1
+                there = await self._try(number, port)
+            finally:
+                self._semaphore.release()
+        finally:
+            for shared in self._pending.pop(target):
+                shared.callback(there)
+        self._results.pop(target, None)
+        self._results[target] = now, there
+        if len(self._results) > MAX_REMEMBERED:
+            self._results.popitem(last=False)
+        return there
+
+    def _allows(self, number: str, port: int, now: float) -> bool:
+        since, ports = self._ports.pop(number, (now, set()))
+        if now - since >= self._ttl / LOOKS_IN_TTL:
+            since, ports = now, set()
+        allowed = port in ports or len(ports) < PORTS
+        if allowed:
+            ports.add(port)
+        self._ports[number] = since, ports
+        if len(self._ports) > MAX_REMEMBERED:
+            self._ports.popitem(last=False)
+        return allowed
 
     async def _try(self, host: str, port: int) -> bool:
         try:
             await self._reach(host, port)
+        except CancelledError:
+            if self._stopped:
+                raise
+            return False
         except Exception as error:  # whatever a connection can die of: it is not there
             _log.debug("{host}:{port} is not there: {error!r}", host=host, port=port, error=error)
             return False
@@ -195,13 +255,13 @@ class Looks:
                 if not done.called:
                     done.callback(None)
 
-        self._reactor.nameResolver.resolveHostName(Receiver(), host)
         try:
+            self._reactor.nameResolver.resolveHostName(Receiver(), host)
             await done.addTimeout(LOOK_TIMEOUT, self._reactor)
         except Exception:
             return []
         addresses = [(one, literal(one)) for one in found]
-        return [one for one, number in addresses if number is not None and kind_of(number) == "public"]
+        return [str(number) for _, number in addresses if number is not None and kind_of(number) == "public"]
 
 
 _QUIET = Factory.forProtocol(Protocol)

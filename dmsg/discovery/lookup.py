@@ -37,6 +37,7 @@ from dmsg.discovery.entry import (
 )
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.body import drop
 
 T = TypeVar("T")
 
@@ -195,7 +196,7 @@ class Lookup:
                     parts.append(part)
                 else:
                     parts.clear()
-                    response.original._transport.loseConnection()
+                    drop(getattr(response.original, "_transport", None) or response.original)
 
             await treq.collect(response, collect).addTimeout(self._timeout, self._reactor)
         except DmsgError:

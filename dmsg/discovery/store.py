@@ -76,10 +76,13 @@ class IEntryStore(Interface):
         """JSON of at most ``most`` random servers with free connections posted after ``since``."""
 
     def quiet(most: int, since: float) -> Deferred[list[bytes]]:
-        """JSON of at most ``most`` quiet servers, those first that were seen last, none before ``since``."""
+        """JSON of at most ``most`` random quiet servers that were seen after ``since``."""
 
     def due(most: int, now: float, next_look: float) -> Deferred[list[bytes]]:
-        """JSON of at most ``most`` quiet servers that are to be looked at now; it is next time at ``next_look``."""
+        """JSON of at most ``most`` quiet servers that are to be looked at now, those first that wait longest.
+
+        It is time for them again at ``next_look``.
+        """
 
     def seen(static: str, at: float | None, next_look: float) -> Deferred[None]:
         """A quiet server was there at that time, or was not (None); look at it again at ``next_look``."""
@@ -174,14 +177,13 @@ class MemoryStore:
         return succeed([self._json[static] for static in chosen])
 
     def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
-        seen = sorted((static for static, (at, _) in self._quiet.items() if at >= since), key=self._seen_at)
-        return succeed([self._json[static] for static in seen[:most]])
-
-    def _seen_at(self, static: str) -> float:
-        return -self._quiet[static][0]
+        seen = [static for static, (at, _) in self._quiet.items() if at >= since]
+        chosen = self._random.sample(seen, min(most, len(seen)))
+        return succeed([self._json[static] for static in chosen])
 
     def due(self, most: int, now: float, next_look: float) -> Deferred[list[bytes]]:
-        found = [static for static, (_, look_at) in self._quiet.items() if look_at <= now][:most]
+        waiting = sorted((look_at, static) for static, (_, look_at) in self._quiet.items() if look_at <= now)
+        found = [static for _, static in waiting[:most]]
         for static in found:
             self._quiet[static][1] = next_look
         return succeed([self._json[static] for static in found])
@@ -324,7 +326,7 @@ class SQLiteStore:
 
     def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
         rows = self._db.execute(
-            "SELECT json FROM entries WHERE listable AND quiet AND seen >= ? ORDER BY seen DESC LIMIT ?", (since, most)
+            "SELECT json FROM entries WHERE listable AND quiet AND seen >= ? ORDER BY random() LIMIT ?", (since, most)
         ).fetchall()
         return succeed([row[0] for row in rows])
 
@@ -333,7 +335,9 @@ class SQLiteStore:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 rows = self._db.execute(
-                    "SELECT static, json FROM entries WHERE listable AND quiet AND look_at <= ? LIMIT ?", (now, most)
+                    "SELECT static, json FROM entries WHERE listable AND quiet AND look_at <= ? "
+                    "ORDER BY look_at LIMIT ?",
+                    (now, most),
                 ).fetchall()
                 for static, _ in rows:
                     self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_look, static))
@@ -427,13 +431,6 @@ return found
 """
 
 
-_QUIET = """
-local found = {}
-for _, name in ipairs(redis.call('ZREVRANGEBYSCORE', KEYS[1], '+inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
-  found[#found + 1] = redis.call('HGET', name, 'json')
-end
-return found
-"""
 _DUE = """
 local found = {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
@@ -523,7 +520,8 @@ class RedisStore:
         )
 
     def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
-        return self._run(_QUIET, ["quiet"], [repr(since), str(most)]).addCallback(_whole)
+        seed = str(self._random.getrandbits(31))
+        return self._run(_AVAILABLE, ["quiet"], [repr(since), str(most), seed]).addCallback(_whole)
 
     def due(self, most: int, now: float, next_look: float) -> Deferred[list[bytes]]:
         return self._run(_DUE, ["looks"], [repr(now), str(most), repr(next_look)]).addCallback(_whole)

@@ -24,6 +24,8 @@ SCARCE_BACKLOG = 2 * 1024 * 1024
 """The same, while all backlogs together have more than ``BACKLOG_TOTAL``."""
 BACKLOG_TOTAL = 256 * 1024 * 1024
 """Bytes of all backlogs of a server; a source may add what one read brings, and is held then."""
+OVER_TOTAL = 64 * 1024 * 1024
+"""Bytes beyond that, at which a held source that would be read loses its longest channel instead."""
 HOLD = 0.1
 """Seconds between looks at a source that is held; one that has others to send to is let go at the first."""
 HOLD_LIMIT = 1.0
@@ -33,8 +35,14 @@ TAKES_NOTHING = 15.0
 """Seconds without a byte taken after which a receiver loses the channels that wait for it."""
 PIECE = 64 * 1024
 """Bytes of one backlog that are sent before the next one's turn."""
+SMALL = 4096
+"""Bytes below which pieces of a backlog are kept as one."""
 FEED = 256 * 1024
 """Bytes after which what is sent is handed to TCP, to see whether it takes more."""
+
+
+def _waiting_behind(end: End) -> int:
+    return end.other.queued
 
 
 class Congestion:
@@ -88,7 +96,11 @@ class Congestion:
                 peer.progress_at = self._now()
             peer.waiting.append(end)
             peer.slow = True
-        end.backlog.append(data)
+        last = end.backlog[-1] if end.backlog else None
+        if isinstance(last, bytearray) and len(last) < SMALL:
+            last += data  # whole frames behind each other: what is counted is what memory they take
+        else:
+            end.backlog.append(bytearray(data) if len(data) < SMALL else data)
         end.queued += len(data)
         self.total += len(data)
 
@@ -150,8 +162,14 @@ class Congestion:
                 self._give_up(end, DropReason.QUEUE_FULL)
         if not source.held:
             return
+        late = now - source.held_at >= HOLD_LIMIT
+        if late and self.total >= BACKLOG_TOTAL + OVER_TOTAL:
+            # it would be read all the same: then the longest of its channels goes
+            self._give_up(max(source.ends.values(), key=_waiting_behind), DropReason.QUEUE_FULL)
+            if not source.held:
+                return
         full = any(self._is_full(end.other) for end in source.ends.values())
-        if (source.served and not full) or now - source.held_at >= HOLD_LIMIT:
+        if (source.served and not full) or late:
             self._let_go(source)
         else:
             self._on_held(source)

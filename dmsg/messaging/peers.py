@@ -50,7 +50,7 @@ class End:
         self.opener = opener
         self.open = False
         self.closed = False
-        self.backlog: deque[bytes] = deque()
+        self.backlog: deque[bytes | bytearray] = deque()
         self.queued = 0
         self.other: End
 

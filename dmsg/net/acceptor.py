@@ -152,8 +152,8 @@ class Acceptor(Factory):
             return False
         if len(self._handshakes) >= self._max_handshakes:
             return False  # the places are for those who may come in
-        most = self.limits.max_per_address
-        return block is None or not most or self._of_address[block] < most + TOLD_PER_ADDRESS
+        same = sum(self._addresses.get(link) == block for link in self._told)
+        return block is None or same < TOLD_PER_ADDRESS
 
     def _refused(self, refusal: DropReason, host: str | None) -> None:
         self._drops[refusal] += 1

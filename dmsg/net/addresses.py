@@ -50,6 +50,10 @@ def kind_of(address: Address) -> str:
     """``public``, ``private``, ``loopback``, or ``none``: nobody's server is there."""
     if address.is_loopback:
         return "loopback"
+    if isinstance(address, IPv6Address) and (
+        address.sixtofour is not None or address.teredo is not None or address.is_site_local
+    ):
+        return "none"  # leads to an address of IPv4 that it hides, or to none
     if address.is_multicast or address.is_unspecified or address.is_link_local or address.is_reserved:
         return "none"
     return "public" if address.is_global else "private"

@@ -116,15 +116,21 @@ class Gate(Resource):
         self._finished = finished
         self._waiting: dict[Request, IDelayedCall] = {}
         self._waiting_size = 0
+        self._stopped = False
         self.delayed = 0
         """Requests that were answered later."""
 
+    def client_of(self, request: Any) -> str:
+        """Where the client of a request is; empty when a proxy of ours does not say."""
+        if self._proxied:
+            # the last is what our own proxy saw; those before it anybody can write
+            forwarded: bytes = request.getHeader(b"x-forwarded-for") or b""
+            return forwarded.decode("latin-1").rpartition(",")[2].strip()
+        return str(getattr(request.getClientAddress(), "host", ""))
+
     def address_of(self, request: Any) -> str:
         """Whose the request is, as limits count."""
-        if self._proxied and (forwarded := request.getHeader(b"x-forwarded-for")):
-            # the last is what our own proxy saw; those before it anybody can write
-            return block_of(forwarded.decode("latin-1").rpartition(",")[2].strip())
-        return block_of(str(getattr(request.getClientAddress(), "host", "")))
+        return block_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))
 
     def charge(self, request: Any, requests: float) -> None:
         """What came with it was worth nothing: its address has fewer requests left."""
@@ -136,9 +142,9 @@ class Gate(Resource):
 
     def stop(self) -> None:
         """Nobody who waits is answered any more."""
-        for call in self._waiting.values():
-            call.cancel()
-        self._waiting.clear()
+        self._stopped = True
+        for request in list(self._waiting):
+            self._forget(request)
 
     def render(self, request: Request) -> int | bytes:
         now = self._reactor.seconds()
@@ -147,8 +153,9 @@ class Gate(Resource):
         address = self.address_of(request)
         own = self._posts is not None and self._is_post(request) and not self._limit.owes(address, now)
         limit = self._posts if own and self._posts is not None else self._limit
-        wait = limit.reserve(address, now, self._patience(request))
-        if wait is None or (wait and (len(self._waiting) >= MAX_WAITING or self._waiting_size >= MAX_WAITING_SIZE)):
+        room = not self._stopped and len(self._waiting) < MAX_WAITING and self._waiting_size < MAX_WAITING_SIZE
+        wait = limit.reserve(address, now, self._patience(request) if room else 0.0)
+        if wait is None:
             self._refused("rate_limit")
             request.setHeader(b"retry-after", b"1")
             return answer(request, 429, "too many requests")
@@ -177,7 +184,11 @@ class Gate(Resource):
 
     def _go_on(self, request: Request) -> None:
         self._forget(request)
-        body = self._let_in(request)
+        try:
+            body = self._let_in(request)
+        except Exception:  # as Twisted does it for those that it renders itself
+            request.processingFailed(Failure())
+            return
         if isinstance(body, bytes):
             request.setHeader(b"content-length", b"%d" % len(body))
             if request.method != b"HEAD":
@@ -192,7 +203,11 @@ class Gate(Resource):
         except UnicodeDecodeError:  # Klein would log a traceback
             self._refused("bad_path")
             return answer(request, 400, "path or host is no text")
-        rendered: int | bytes = self._root.render(request)
+        try:
+            rendered: int | bytes = self._root.render(request)
+        except HTTPException as error:  # of a host that cannot be one
+            self._refused("bad_path")
+            return answer(request, error.code or 400, "host cannot be one")
         return rendered
 
 

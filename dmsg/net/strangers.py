@@ -31,6 +31,7 @@ class Strangers:
         self._again: dict[tuple[str, str], int] = {}
         self._others: dict[str, int] = {}
         self._call: IDelayedCall | None = None
+        self._stopped = False
 
     def tell(self, address: str, reason: str, detail: str = "") -> None:
         """Somebody at ``address`` was refused, or its connection ended, for ``reason``.
@@ -46,7 +47,7 @@ class Strangers:
             _log.info("stranger {address}: {reason}{detail}", address=address, reason=reason, detail=detail)
         else:
             self._others[reason] = self._others.get(reason, 0) + 1
-        if self._call is None:
+        if self._call is None and not self._stopped:
             self._call = self._reactor.callLater(SUM_UP, self._sum_up)
 
     def _sum_up(self) -> None:
@@ -71,7 +72,8 @@ class Strangers:
         self._others.clear()
 
     def stop(self) -> None:
-        """Sum up now."""
+        """Sum up now, and for the last time."""
+        self._stopped = True
         if self._call is not None:
             self._call.cancel()
             self._sum_up()

@@ -13,6 +13,7 @@ from twisted.internet.testing import EventLoggingObserver
 from twisted.logger import globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.buckets import MAX_ADDRESSES, RateLimit
 from dmsg.discovery.api import DiscoveryAPI, make_site
@@ -28,6 +29,9 @@ from tests.discovery.test_entry import MALFORMED
 from tests.support import vectors
 
 KEY = SecKey.from_seed(b"api")
+
+
+TOO_LONG = "entry validation error: entry is too long"
 
 
 class APICase(SynchronousTestCase):
@@ -295,6 +299,32 @@ class GateTests(APICase):
         transports = self.connections(5, request, rate=1.0, burst=1.0)
         self.assertEqual(sum(b" 429 " in transport.value() for transport in transports), 2)
         self.gate.stop()
+
+    def test_a_host_that_cannot_be_one(self) -> None:
+        """At once and delayed."""
+        for path in ("/health", "/messaging-discovery/available_servers"):
+            request = f"GET {path} HTTP/1.1\r\nHost: a..b\r\n\r\n".encode()
+            transports = self.connections(3, request, rate=1.0, burst=1.0)
+            self.clock.advance(3.0)
+            for transport in transports:
+                self.assertTrue(transport.value().startswith((b"HTTP/1.1 400", b"HTTP/1.1 429")), transport.value())
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_behind_a_proxy_the_poster_is_who_it_names(self) -> None:
+        """Else strangers could have this machine look at itself."""
+        site = make_site(self.api, self.clock, self.metrics, proxied=True)
+        gate: Any = site.resource
+        for header, client in ((b"203.0.113.9, 198.51.100.7", "198.51.100.7"), (None, "")):
+            request = DummyRequest([])
+            if header is not None:
+                request.requestHeaders.setRawHeaders(b"x-forwarded-for", [header])
+            self.assertEqual(gate.client_of(request), client)
+
+    def test_entries_that_escaping_makes_long(self) -> None:
+        """Ten of them would be more than clients take as one answer."""
+        key = SecKey.from_seed(b"fat")
+        fat = Entry("0.0.1" + "<" * 5000, 0, 1, key.public.hex(), server=ServerMeta("h:1", 1)).sign(key)
+        self.assertEqual(self.message("POST", "/discovery/entries", fat.to_json()), (422, TOO_LONG))
 
     def test_forged_entries_use_up_what_the_address_may_ask(self) -> None:
         """Verifying is what costs; entries that are signed have a limit of their own."""
