@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
@@ -27,6 +26,7 @@ from dmsg.cli.running import (
     timeout_option,
     with_client,
 )
+from dmsg.cli.screen import screen
 from dmsg.keys import PubKey
 from dmsg.transport.service import Client
 
@@ -108,7 +108,7 @@ async def run_bench(
             tell("", size=size, acknowledged_a_second=count / took, bytes_a_second=count * size / took)
         table.add_row(f"{size} B", f"{count / took:,.0f}", f"{human_size(count * size / took)}/s")
     if not state.json:
-        Console().print(table)
+        screen().print(table)
     protocol.transport.loseConnection()
 
 

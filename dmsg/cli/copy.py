@@ -119,7 +119,8 @@ def cp(
     """Copy files to and from a peer where ``dmsg cp --listen`` runs.
 
     A copy that was cut goes on where it was when the same command is given
-    again: both ends compare the SHA-256 of what is there.
+    again: both ends compare the SHA-256 of what is there.  What is fetched
+    replaces a local file of that name, as with cp(1).
 
     \b
     Examples:

@@ -13,6 +13,7 @@ from rich.table import Table
 from dmsg.cli.options import group
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.running import PUBLIC_KEY, discovery_option, run
+from dmsg.cli.screen import screen
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.keys import PubKey, read_key_file
 
@@ -86,5 +87,4 @@ def delete(key_file: str, discovery: tuple[str, ...]) -> None:
 
 def _wide_console() -> Console:
     """Keys are 66 characters wide: a pipe gets them whole."""
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
+    return screen(160)

@@ -398,7 +398,7 @@ async def with_client(
 
 def _tell_of_waiting(reactor: Any, client: DelegatedClient) -> None:
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + ONLINE_TIMEOUT - NOTICE_AFTER))
-    output.notice(f"waiting for {client.waiting_for}, until {until}")
+    output.notice(f"waiting for {client.waiting_for.rstrip('.')}; at the latest until {until}")
 
 
 def _named(error: BaseException) -> str:

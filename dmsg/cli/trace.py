@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from twisted.internet.defer import CancelledError
 
@@ -13,6 +12,7 @@ from dmsg.cli.options import command
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.ping import open_probe, port_option, who_and_port
 from dmsg.cli.running import WHO, ClientSettings, client_options, milliseconds, run, timeout_option, with_client
+from dmsg.cli.screen import screen
 from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey
 from dmsg.names import Names
@@ -71,8 +71,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
                     tell("", server=text, taken=bool(mark), **dict(zip(names, row, strict=True)))
                 table.add_row(mark, server.short + "...", *row)
             if not state.json:
-                console = Console()
-                (console if console.is_terminal else Console(width=160)).print(table)
+                screen(160).print(table)
             if used is None:
                 raise SystemExit(1)
             if not state.json:
