@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import configparser
-import importlib
 import re
 import shlex
 import tomllib
@@ -179,7 +178,9 @@ class LimitTests(SynchronousTestCase):
         self.assertGreater(len(names), 80)
         for name in names:
             module, _, constant = name.rpartition(".")
-            self.assertTrue(hasattr(importlib.import_module(f"dmsg.{module}"), constant), name)
+            # read and not imported: some need Spark
+            source = (ROOT / "dmsg" / module.replace(".", "/")).with_suffix(".py")
+            self.assertRegex(source.read_text(), rf"(?m)^([A-Z_]+, )*{constant}\b.* =", name)
 
 
 class ReadingTests(SynchronousTestCase):
