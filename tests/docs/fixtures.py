@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.docs.blocks import Command
+from tests.docs.needs import CLONE
 from tests.docs.person import Person
 
 NETWORK = (
@@ -39,7 +40,8 @@ def set_up(person: Person, fixtures: tuple[str, ...]) -> None:
         if fixture == "network":
             commands = NETWORK
         elif fixture == "bus":
-            commands = BUS
+            # the page's reader has followed the overview, which begins with this
+            commands = ("pip install -e '.[rmb]'", *BUS) if CLONE else BUS
         else:
             key_file = f"{fixture}.key"
             commands = (f"dmsg key new {key_file}", f"dmsg name add {fixture} $(dmsg key show {key_file})")
