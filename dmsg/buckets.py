@@ -44,8 +44,7 @@ class RateLimit:
         """Seconds after which ``address`` may ask, which is counted; None when that is more than ``longest``."""
         if not self._rate:
             return 0.0
-        tokens, since = self._buckets.pop(address, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - since) * self._rate)
+        tokens = self._left(address, now)
         wait = max(0.0, (1.0 - tokens) / self._rate)
         self._keep(address, tokens - 1.0 if wait <= longest else tokens, now)
         return wait if wait <= longest else None
@@ -53,17 +52,19 @@ class RateLimit:
     def charge(self, address: str, requests: float, now: float) -> None:
         """``address`` has used up so many requests more; it may owe its burst."""
         if self._rate:
-            tokens, since = self._buckets.pop(address, (self._burst, now))
-            tokens = min(self._burst, tokens + (now - since) * self._rate) - requests
-            self._keep(address, max(-self._burst, tokens), now)
+            self._keep(address, max(-self._burst, self._left(address, now) - requests), now)
 
     def owes(self, address: str, now: float) -> bool:
         """It has no request left."""
+        return bool(self._rate) and self._left(address, now) < 1.0
+
+    def _left(self, address: str, now: float) -> float:
         tokens, since = self._buckets.get(address, (self._burst, now))
-        return bool(self._rate) and tokens + (now - since) * self._rate < 1.0
+        return min(self._burst, tokens + (now - since) * self._rate)
 
     def _keep(self, address: str, tokens: float, now: float) -> None:
         self._buckets[address] = (tokens, now)
+        self._buckets.move_to_end(address)
         if len(self._buckets) > MAX_ADDRESSES:
             self._buckets.popitem(last=False)
 
@@ -72,10 +73,4 @@ class RateLimit:
 
         :param now: seconds of a clock that does not go back.
         """
-        if not self._rate:
-            return True
-        tokens, since = self._buckets.pop(address, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - since) * self._rate)
-        allowed = tokens >= 1.0
-        self._keep(address, tokens - 1.0 if allowed else tokens, now)
-        return allowed
+        return self.reserve(address, now, 0.0) is not None

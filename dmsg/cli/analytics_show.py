@@ -9,13 +9,13 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dmsg.cli.analytics_common import errors_in_one_line, needs_spark, out_option, session, spark_options
 from dmsg.cli.options import command
 from dmsg.cli.running import Seconds, create_option
+from dmsg.cli.screen import screen
 from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, load_or_create_key
@@ -88,9 +88,8 @@ def top(
         grid.add_column(field.name, justify="left" if text else "right", overflow="ellipsis", no_wrap=text)
     for row in found:
         grid.add_row(*(Text(_shown(row[name])) for name in names))
-    console = Console()
+    console = screen(10_000)  # for other programs, and for less -S
     if not console.is_terminal:
-        console = Console(width=10_000)  # for other programs, and for less -S
         grid.expand = False
     elif console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
         grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left", show_header=False)

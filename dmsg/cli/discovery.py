@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from dmsg.cli.options import group
@@ -53,7 +52,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
             assert entry.server is not None
             age = max(0.0, time.time() - entry.timestamp / 1e9)
             table.add_row(entry.static, entry.server.address, str(entry.server.available_connections), f"{age:.0f} s")
-        _wide_console().print(table)
+        screen(160).print(table)  # keys are 66 characters wide: a pipe gets them whole
 
     run(main)
 
@@ -83,8 +82,3 @@ def delete(key_file: str, discovery: tuple[str, ...]) -> None:
         tell(f"deleted the entry of {key.public}", deleted=str(key.public))
 
     run(main)
-
-
-def _wide_console() -> Console:
-    """Keys are 66 characters wide: a pipe gets them whole."""
-    return screen(160)

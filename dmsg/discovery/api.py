@@ -449,23 +449,25 @@ def make_site(
 
 _GO_PATHS = (b"/messaging-discovery/", b"/dmsg-discovery/")
 _POST_PATHS = (b"/discovery/entries", b"/messaging-discovery/entry/", b"/dmsg-discovery/entry/")
-_LABELS = {
-    b"/discovery/entries": "/discovery/entries",
-    b"/discovery/available_servers": "/discovery/available_servers",
-    b"/messaging-discovery/available_servers": "/messaging-discovery/available_servers",
-    b"/dmsg-discovery/available_servers": "/dmsg-discovery/available_servers",
-    b"/health": "/health",
-    b"/metrics": "/metrics",
-    b"/openapi.json": "/openapi.json",
-}
+_PATHS = frozenset(
+    {
+        "/discovery/entries",
+        "/discovery/available_servers",
+        "/messaging-discovery/available_servers",
+        "/dmsg-discovery/available_servers",
+        "/health",
+        "/metrics",
+        "/openapi.json",
+    }
+)
 
 
 def _path_label(path: bytes) -> str:
     """A path as metrics name it: strangers make no series of their own."""
-    label = _LABELS.get(path)
-    if label is not None:
-        return label
+    text = path.decode("latin-1")
+    if text in _PATHS:
+        return text
     for prefix in ("/discovery/entries/", "/messaging-discovery/entry/", "/dmsg-discovery/entry/"):
-        if path.startswith(prefix.encode()):
+        if text.startswith(prefix):
             return prefix + "{key}"
     return "other"

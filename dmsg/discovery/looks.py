@@ -26,7 +26,7 @@ from zope.interface import implementer
 
 from dmsg.discovery.entry import Form, decode
 from dmsg.errors import DmsgError, EntryError
-from dmsg.net.addresses import kind_of, literal, parse_address
+from dmsg.net.addresses import Address, kind_of, literal, parse_address
 
 LOOK_EVERY = 5.0
 """Seconds between rounds."""
@@ -55,18 +55,27 @@ _log = Logger()
 
 def may_look(address: str, poster: str) -> bool:
     """Whether a server at ``address`` is looked at whose entry was posted from ``poster``; a name is decided later."""
-    try:
-        host, _ = parse_address(address)
-    except DmsgError:
+    found = _read(address)
+    if found is None:
         return False
-    target = literal(host)
+    target, _, _ = found
     if target is None:
-        return _NAME.fullmatch(host) is not None
-    if "%" in host:
-        return False
+        return True
     kind = kind_of(target)
     source = literal(poster)
     return kind == "public" or (kind != "none" and source is not None and kind_of(source) == kind)
+
+
+def _read(address: str) -> tuple[Address | None, str, int] | None:
+    """The number that an entry's address is (None for a name), its host and port; None: nothing to look at."""
+    try:
+        host, port = parse_address(address)
+    except DmsgError:
+        return None
+    number = literal(host)
+    if "%" in host or (number is None and not _NAME.fullmatch(host)):
+        return None
+    return number, host, port
 
 
 class Looks:
@@ -161,13 +170,10 @@ class Looks:
         await self._store.seen(entry.static, None, now + delay)
 
     async def _is_there(self, address: str) -> bool:
-        try:
-            host, port = parse_address(address)
-        except DmsgError:
+        found = _read(address)
+        if found is None:
             return False
-        number = literal(host)
-        if "%" in host or (number is None and not _NAME.fullmatch(host)):
-            return False
+        number, host, port = found
         # what is connected to is the number, never a text that somebody wrote
         numbers = [str(number)] if number is not None else await self._resolve(host)
         for one in numbers[:2]:

@@ -35,7 +35,7 @@ from dmsg.discovery.entry import (
     next_sequence,
     time_order,
 )
-from dmsg.discovery.looks import may_look
+from dmsg.discovery.looks import NEVER, may_look
 from dmsg.errors import DmsgError, EntryError, EntryNotFound
 from dmsg.net.redis import RedisUnavailable, open_redis, without_password
 
@@ -45,8 +45,6 @@ REDIS_PATIENCE = 1.5
 
 FIRST_LOOK = 30.0
 """Seconds after its entry was posted when a quiet server is looked at."""
-NEVER = 1e18
-"""Seconds since 1970."""
 
 
 class StoreError(DmsgError):
@@ -383,16 +381,14 @@ if head[2] and ARGV[3] <= head[2] then return 'time' end
 redis.call('HSET', KEYS[1], 'sequence', ARGV[1], 'next', ARGV[2], 'order', ARGV[3], 'json', ARGV[4], 'kind', ARGV[9])
 if head[3] and head[4] then redis.call('HINCRBY', KEYS[6], head[4], -1) end
 redis.call('HINCRBY', KEYS[6], ARGV[9], 1)
-for index = 2, 5 do
-  if index ~= 3 then redis.call('ZREM', KEYS[index], KEYS[1]) end
-end
+for index = 2, 4 do redis.call('ZREM', KEYS[index], KEYS[1]) end
 if ARGV[6] == '1' and ARGV[7] == '1' then
   redis.call('ZADD', KEYS[2], ARGV[5], KEYS[1])
 elseif ARGV[6] == '1' then
-  redis.call('ZADD', KEYS[4], ARGV[5], KEYS[1])
-  redis.call('ZADD', KEYS[5], ARGV[8], KEYS[1])
+  redis.call('ZADD', KEYS[3], ARGV[5], KEYS[1])
+  redis.call('ZADD', KEYS[4], ARGV[8], KEYS[1])
 end
-if kind == 'first' then redis.call('INCR', KEYS[3]) end
+if kind == 'first' then redis.call('INCR', KEYS[5]) end
 return kind
 """
 _DELETE = """
@@ -402,11 +398,9 @@ if head[1] ~= ARGV[1] then return 'sequence' end
 if ARGV[2] <= head[2] then return 'time' end
 redis.call('HSET', KEYS[1], 'order', ARGV[2])
 redis.call('HDEL', KEYS[1], 'json')
-for index = 2, 5 do
-  if index ~= 3 then redis.call('ZREM', KEYS[index], KEYS[1]) end
-end
+for index = 2, 4 do redis.call('ZREM', KEYS[index], KEYS[1]) end
 if head[4] then redis.call('HINCRBY', KEYS[6], head[4], -1) end
-redis.call('DECR', KEYS[3])
+redis.call('DECR', KEYS[5])
 return 'deleted'
 """
 # the drawing is by rank, so that stale servers, which are at the front, cost nothing
@@ -444,7 +438,7 @@ if not redis.call('ZSCORE', KEYS[2], KEYS[1]) then return end
 if ARGV[1] ~= '' then redis.call('ZADD', KEYS[2], ARGV[1], KEYS[1]) end
 redis.call('ZADD', KEYS[3], ARGV[2], KEYS[1])
 """
-_NAMES = ("servers", "entries", "quiet", "looks", "kinds")
+_NAMES = ("servers", "quiet", "looks", "entries", "kinds")
 
 
 @implementer(IEntryStore)

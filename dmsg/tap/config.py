@@ -23,11 +23,6 @@ def given(arguments: Sequence[str]) -> frozenset[str]:
     return frozenset(word[2:].partition("=")[0] for word in arguments if word.startswith("--"))
 
 
-def _where(path: str, name: str) -> str:
-    line = line_of(path, name)
-    return f"{path}, line {line}" if line else path
-
-
 def read(path: str, known: Sequence[str], lists: Sequence[str], flags: Sequence[str] = ()) -> dict[str, Any]:
     """The settings in the file, as the command line would have them.
 
@@ -44,31 +39,32 @@ def read(path: str, known: Sequence[str], lists: Sequence[str], flags: Sequence[
     for given_name, value in content.items():
         name = given_name.replace("_", "-")
         if name not in known or name == "config":
-            raise UsageError(f"{_where(path, given_name)}: there is no setting {given_name!r}")
+            raise UsageError(f"{where(path, given_name)}: there is no setting {given_name!r}")
         if name in lists:
             values = value if isinstance(value, list) else [value]
             if not all(isinstance(one, str) for one in values):
-                raise UsageError(f"{_where(path, given_name)}: {given_name} is a text or a list of texts")
+                raise UsageError(f"{where(path, given_name)}: {given_name} is a text or a list of texts")
             settings[name] = values
         elif name in flags:
             if not isinstance(value, bool):
-                raise UsageError(f"{_where(path, given_name)}: {given_name} is true or false")
+                raise UsageError(f"{where(path, given_name)}: {given_name} is true or false")
             settings[name] = int(value)
         elif isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise UsageError(f"{_where(path, given_name)}: {given_name} is a text or a number")
+            raise UsageError(f"{where(path, given_name)}: {given_name} is a text or a number")
         else:
             settings[name] = str(value)
     return settings
 
 
-def line_of(path: str, name: str) -> int:
-    """The line on which the file sets ``name``; 0 when that is not seen."""
+def where(path: str, name: str) -> str:
+    """The file, and the line on which it sets ``name``, if that is seen."""
     pattern = re.compile(rf"^\s*[\"']?{name.replace('-', '[-_]')}[\"']?\s*=")
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeDecodeError):
-        return 0
-    return next((number for number, line in enumerate(lines, 1) if pattern.match(line)), 0)
+        return path
+    line = next((number for number, line in enumerate(lines, 1) if pattern.match(line)), 0)
+    return f"{path}, line {line}" if line else path
 
 
 def on_hangup(reactor: Any, reload: Callable[[], None]) -> None:

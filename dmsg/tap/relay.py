@@ -112,8 +112,8 @@ class RelayOptions(UsageOptions):
         try:
             return check(self[name], *arguments)
         except (UsageError, DmsgError, ValueError) as error:
-            line = config.line_of(self["config"], name) if name in self._file and name not in self._given else 0
-            where = f"{self['config']}, line {line}: " if line else ""
+            in_file = name in self._file and name not in self._given
+            where = f"{config.where(self['config'], name)}: " if in_file else ""
             raise UsageError(f"{where}{name}: {error}") from None
 
     def number(self, name: str, low: int, high: int) -> int:

@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from tests.docs.blocks import ROOT, Block, Command, Page
 from tests.docs.needs import CLONE
+from tests.ports import free_port
 from tests.redis import redis_server
 
 PATIENCE = 60.0
@@ -48,17 +48,6 @@ _PUBLIC = re.compile(r"\b0[23][0-9a-f]{2}\.\.\.")
 
 class Unexpected(Exception):
     """A command did something else than the page says."""
-
-
-def free_port() -> int:
-    """Below those that the kernel gives to outgoing connections."""
-    while True:
-        port = random.randrange(15_000, 30_000)
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return port
 
 
 def pattern(line: str) -> str:
@@ -282,4 +271,4 @@ class Person:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-__all__ = ["ROOT", "Person", "Unexpected", "free_port"]
+__all__ = ["ROOT", "Person", "Unexpected"]

@@ -28,6 +28,7 @@ import redis
 from dmsg.rmb.identity import Identity
 from dmsg.rmb.secrets import TwinSecret, write_secret
 from dmsg.rmb.twin import Twin
+from tests.ports import free_port
 from tests.redis import redis_server
 
 RET = "answers"
@@ -40,22 +41,6 @@ if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then
   redis.call('HINCRBY', 'handled', ARGV[3], 1)
 end
 """
-
-
-def free_port() -> int:
-    """Below those that the kernel gives to outgoing connections.
-
-    Who connects again and again to a port among these, while nobody listens
-    there, is one day connected with itself, and the port is taken.
-    """
-    for _ in range(1000):
-        port = random.randrange(15_000, 30_000)
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return port
-    raise AssertionError("no port is free")
 
 
 class Process:
