@@ -46,6 +46,8 @@ class CloseReason(IntEnum):
     FULL = 24
     TOO_MANY_FROM_ADDRESS = 25
     # never on the wire: what one end alone knows
+    ACKS_UNKNOWN = 253
+    ACKS_DIFFER = 254
     UNCONFIRMED = 255
 
 
@@ -76,6 +78,9 @@ _CLOSE_TEXTS = {
     CloseReason.STALLED: "nothing was taken for too long",
     CloseReason.FULL: "the server is full",
     CloseReason.TOO_MANY_FROM_ADDRESS: "the server takes no more connections from this address",
+    CloseReason.ACKS_UNKNOWN: "nothing says whether the remote, a program of March or April 2019, acknowledges: "
+    "say --acks yes (until 2019-04-15) or no",
+    CloseReason.ACKS_DIFFER: "the remote does not acknowledge as it should: say --acks no",
     CloseReason.UNCONFIRMED: "all of it was sent, and the other end has not confirmed that it is closed",
 }
 

@@ -32,7 +32,7 @@ from dmsg.cli.running import (
 )
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey
-from dmsg.messaging.service import Client
+from dmsg.messaging.service import ACKS, IDS, Client
 from dmsg.messaging.wire import Profile
 
 
@@ -48,6 +48,8 @@ class MessagingSettings:
     only: tuple[PubKey, ...]
     create: bool = False
     share: bool = False
+    acks: str = "auto"
+    ids: str = "one"
 
     def make(self, reactor: Any) -> Client:
         """A client, not started."""
@@ -56,6 +58,8 @@ class MessagingSettings:
             client_key(self.key_file, create=self.create, share=self.share),
             self.discovery,
             profile=self.profile,
+            acks=ACKS[self.acks],
+            two_ids=IDS[self.ids],
             min_servers=self.min_servers,
             prefer=self.prefer,
             only=self.only,
@@ -71,6 +75,23 @@ profile_option = click.option(
 )
 
 
+acks_option = click.option(
+    "--acks",
+    default="auto",
+    show_default=True,
+    type=click.Choice(list(ACKS)),
+    help="With skywire: whether the remote acknowledges, as Go did until 2019-04-15; auto knows programs of this "
+    "package, Go of before 2019-03-13, and who speaks first.",
+)
+ids_option = click.option(
+    "--ids",
+    default="one",
+    show_default=True,
+    type=click.Choice(list(IDS)),
+    help="With skywire: ids in the answer to a channel that is opened; Go reads two from 2019-03-13 on.",
+)
+
+
 def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that runs a client; it gets them as ``settings``."""
 
@@ -80,14 +101,18 @@ def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
         key_file: str | None,
         min_servers: int,
         profile: str,
+        acks: str,
+        ids: str,
         prefer: tuple[PubKey, ...],
         only: tuple[PubKey, ...],
         create: bool,
         share: bool,
         **others: Any,
     ) -> Any:
+        if profile == Profile.SEED.value and (ACKS[acks] or IDS[ids]):
+            raise click.UsageError("--acks and --ids are of --profile skywire")
         settings = MessagingSettings(
-            split_urls(discovery), key_file, min_servers, Profile(profile), prefer, only, create, share
+            split_urls(discovery), key_file, min_servers, Profile(profile), prefer, only, create, share, acks, ids
         )
         return command(settings=settings, **others)
 
@@ -95,6 +120,8 @@ def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         only_option,
         prefer_option,
+        ids_option,
+        acks_option,
         profile_option,
         servers_option,
         share_option,

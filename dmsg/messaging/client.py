@@ -25,12 +25,12 @@ from dmsg.messaging.wire import (
     MIN_SEND_BODY,
     OPEN_BODY_SIZE,
     OPEN_CHANNEL,
-    OPENED_BODY_SIZE,
     SEND,
     SEND_OVERHEAD,
     Profile,
     check_first,
     decode_open,
+    decode_opened,
     encode_close,
     encode_closed,
     encode_open,
@@ -49,14 +49,24 @@ JOIN_LIMIT = 64 * 1024
 class ClientConnection:
     """The channels of one link.
 
+    :param two_ids: answer an OpenChannel with two ids (Go from 2019-03-13 on); what this side opened may be answered
+        in either way.
     :param ephemeral: only for tests with recorded randomness.
     :ivar channels: id -> channel.
     :ivar accepting: whether others may open channels to this client now.
     :ivar drops: what was ignored, by reason.
     """
 
-    def __init__(self, key: SecKey, profile: Profile, *, ephemeral: Callable[[], SecKey | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        key: SecKey,
+        profile: Profile,
+        *,
+        two_ids: bool = False,
+        ephemeral: Callable[[], SecKey | None] = lambda: None,
+    ) -> None:
         self._key = key
+        self._two_ids = two_ids
         self._profile = profile
         self._ephemeral = ephemeral
         self._out: list[bytes] = []
@@ -90,15 +100,17 @@ class ClientConnection:
         certain = next((number for number in free if number not in self._doubtful), None)
         return certain if certain is not None else next(number for number in self._doubtful if number in free)
 
-    def open(self, remote: PubKey, *, ping: bool = False) -> ClientChannel:
+    def open(self, remote: PubKey, *, ping: bool = False, whole: bool = False) -> ClientChannel:
         """Ask for a channel to ``remote``.
 
         :param ping: its client is to answer itself, below its program.
+        :param whole: tell its messages one by one.
         :raises LocalProtocolError: all 256 ids are used; nothing is sent.
         """
         channel = ClientChannel(self._free_id(), remote)
         ephemeral = self._key if ping else self._ephemeral()
         channel.proposal = Proposal(self._key, remote, self._profile, ephemeral=ephemeral)
+        channel.whole = whole
         channel.moves(Input.SEND_OPEN)
         self._doubtful.pop(channel.id, None)
         self.channels[channel.id] = channel
@@ -115,7 +127,8 @@ class ClientConnection:
         assert channel.offer is not None
         channel.ciphers, message = channel.offer.accept()
         channel.offer = None
-        self._out.append(encode_opened(self._profile, channel.id, message))
+        own = channel.id if self._two_ids else None
+        self._out.append(encode_opened(self._profile, channel.name, message, own))
 
     def send(self, channel: ClientChannel, data: bytes | memoryview) -> None:
         """One message.
@@ -124,7 +137,7 @@ class ClientConnection:
         """
         if channel.state is not State.OPEN:
             raise LocalProtocolError("channel is closed")
-        head = send_head(self._profile, channel.id, len(data))
+        head = send_head(self._profile, channel.name, len(data))
         assert channel.ciphers is not None
         self._out += (head, channel.ciphers.seal(data))
 
@@ -134,8 +147,10 @@ class ClientConnection:
         :returns: whether ChannelClosed is to be waited for, and :meth:`give_up` to be called
             when it does not come.
         """
+        opening = channel.state is State.OPENING
         if channel.moves(Input.SEND_CLOSE):
-            self._out.append(encode_close(self._profile, channel.id))
+            if not (opening and self._is_ambiguous(channel)):
+                self._out.append(encode_close(self._profile, channel.name))
             return True
         if channel.state is State.OFFERED:
             self._end(channel)
@@ -153,14 +168,22 @@ class ClientConnection:
 
     def _end(self, channel: ClientChannel) -> bool:
         """ChannelClosed goes out: it is over at this end."""
+        abandoned = channel.state is State.ABANDONED
         if not channel.moves(Input.SEND_CLOSED):
             return False
-        self._say_closed(channel)
+        if abandoned and self._is_ambiguous(channel):
+            self._doubtful[channel.id] = None
+        else:
+            self._say_closed(channel)
         self._forget(channel)
         return True
 
+    def _is_ambiguous(self, channel: ClientChannel) -> bool:
+        """By the only id that the server could be told it would take another channel: it is told when it answers."""
+        return any(one.name == channel.name and one is not channel for one in self.channels.values())
+
     def _say_closed(self, channel: ClientChannel) -> None:
-        self._out.append(encode_closed(self._profile, channel.id))
+        self._out.append(encode_closed(self._profile, channel.name))
         self._doubtful.pop(channel.id, None)
         self._doubtful[channel.id] = None
 
@@ -232,6 +255,9 @@ class ClientConnection:
                     events.append(Closed(to, CloseReason.NOT_AUTHENTIC))
                     channel = None
                     continue
+                if to.whole:
+                    events.append(DataReceived(to, data))
+                    continue
                 joined.append(data)
                 size_joined += length
                 continue
@@ -262,9 +288,17 @@ class ClientConnection:
                 events.append(Closed(channel, CloseReason.NOT_AUTHENTIC))
         elif channel is None:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            if frame_type == CHANNEL_CLOSED:
+            opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
+            if opened is not None and opened[0] is not None:
+                # nobody waits for it any more, and only now the server's name of it is known
+                self._out.append(encode_close(self._profile, opened[0]))
+            elif frame_type == CHANNEL_CLOSED:
                 self._doubtful.pop(body[0], None)
-            elif frame_type == CLOSE_CHANNEL and len(body) == 1:
+            elif (
+                frame_type == CLOSE_CHANNEL
+                and len(body) == 1
+                and not any(one.name == body[0] for one in self.channels.values())
+            ):
                 # its sender waits for this
                 self._out.append(encode_closed(self._profile, body[0]))
         elif frame_type == CHANNEL_OPENED:
@@ -279,17 +313,24 @@ class ClientConnection:
 
     def _requested(self, body: bytes, channel: ClientChannel | None, events: list[Event]) -> None:
         try:
-            if channel is not None and not channel.moves(Input.RECV_OPEN):
+            number = body[0]
+            if channel is None or channel.moves(Input.RECV_OPEN):
+                if channel is not None:
+                    self._forget(channel)
+            elif not self._two_ids:
                 raise HandshakeError("channel id is in use")
-            if channel is not None:
-                self._forget(channel)
+            elif not self.has_free_id:
+                raise HandshakeError("no free channel id")
+            else:
+                number = self._free_id()
             if len(body) != OPEN_BODY_SIZE:
                 raise HandshakeError("OpenChannel has a wrong length")
             remote, message = decode_open(body)
             ping = message[:PUBKEY_SIZE] == bytes(remote)
             if not (ping or self.accepting):
                 raise HandshakeError("nobody listens")
-            offered = ClientChannel(body[0], remote)
+            offered = ClientChannel(number, remote)
+            offered.name = body[0]
             offered.offer = Offer(self._key, remote, message, self._profile, ephemeral=self._ephemeral())
         except (HandshakeError, KeyFormatError):
             self.drops[DropReason.REFUSED] += 1
@@ -314,12 +355,22 @@ class ClientConnection:
     def _opened(self, body: bytes, channel: ClientChannel, events: list[Event]) -> None:
         if channel.state is not State.OPENING:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            late = decode_opened(self._profile, body)
+            if channel.state is State.ABANDONED and late is not None and late[0] is not None:
+                if self._is_ambiguous(channel):
+                    self._out.append(encode_close(self._profile, late[0]))
+                channel.name = late[0]
             return
         assert channel.proposal is not None
         try:
-            if len(body) != OPENED_BODY_SIZE:
+            opened = decode_opened(self._profile, body)
+            if opened is None:
                 raise HandshakeError("ChannelOpened has a wrong length")
-            channel.ciphers = channel.proposal.accepted(body[1:])
+            name, message = opened
+            if name is not None:
+                channel.name = name
+                channel.two_ids = True
+            channel.ciphers = channel.proposal.accepted(message)
         except HandshakeError as error:
             # what the other end believes to be open has to end
             self.drops[DropReason.BAD_FRAME] += 1

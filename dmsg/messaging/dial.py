@@ -13,7 +13,7 @@ from dmsg.delegation.dial import tcp_endpoint
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.handshake import LinkHandshake
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
-from dmsg.messaging.session import ClientSession
+from dmsg.messaging.session import Acks, ClientSession
 from dmsg.messaging.wire import Profile
 from dmsg.net.link import LinkClientEndpoint
 from dmsg.net.plain import PlainLink
@@ -39,10 +39,13 @@ class SessionEndpoint:
         profile: Profile,
         accept: Callable[[], IProtocolFactory | None],
         *,
+        acks: Callable[[PubKey], Acks | Deferred[Acks]],
+        two_ids: bool,
         timeout: float = HANDSHAKE_TIMEOUT,
     ) -> None:
         """:param address: ``host:port``.
 
+        :param acks: and ``two_ids``: see :class:`~dmsg.messaging.session.ClientSession`.
         :raises DmsgError: the address is malformed.
         """
         self._reactor = reactor
@@ -51,6 +54,8 @@ class SessionEndpoint:
         self._server = server
         self._profile = profile
         self._accept = accept
+        self._acks = acks
+        self._two_ids = two_ids
         self._timeout = timeout
         self._endpoint = tcp_endpoint(reactor, address, timeout)
 
@@ -69,7 +74,16 @@ class SessionEndpoint:
             )
 
         def make_session(remote: PubKey) -> ClientSession:
-            session = ClientSession(self._reactor, self._turn, self._key, remote, self._profile, accept=self._accept)
+            session = ClientSession(
+                self._reactor,
+                self._turn,
+                self._key,
+                remote,
+                self._profile,
+                accept=self._accept,
+                acks=self._acks,
+                two_ids=self._two_ids,
+            )
             session.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
             return session
 

@@ -36,17 +36,19 @@ class Port(Protocol):
 class End:
     """One end of a channel.
 
+    :ivar id: by which this link's client names the channel; ``name``: by which it is named to that client: the same
+        unless the client speaks of two ids.
     :ivar open: the remote has accepted.
     :ivar opener: this end asked for it.
     :ivar closed: it sent CloseChannel: what it sends after that is dropped.
     :ivar backlog: frames that wait to be sent to it; ``queued``: their bytes.
     """
 
-    __slots__ = ("backlog", "closed", "id", "open", "opener", "other", "peer", "queued")
+    __slots__ = ("backlog", "closed", "id", "name", "open", "opener", "other", "peer", "queued")
 
     def __init__(self, peer: RelayPeer, number: int, opener: bool) -> None:
         self.peer = peer
-        self.id = number
+        self.id = self.name = number
         self.opener = opener
         self.open = False
         self.closed = False
@@ -54,10 +56,16 @@ class End:
         self.queued = 0
         self.other: End
 
+    @property
+    def nameless(self) -> bool:
+        """It is offered to a client that is yet to say by which id it wants to hear of it."""
+        return self.peer.two_ids is True and not (self.open or self.opener)
+
 
 class RelayPeer:
     """One link, as the relay sees it.
 
+    :ivar two_ids: whether its ChannelOpened have two ids; None: not known yet.
     :ivar slow: what is for it has to wait: it is congested, or something waits already.
     :ivar waiting: ends with a backlog, in the order of their turns.
     :ivar draining: ends of channels that are over, which something is still to be sent to: their ids are in use.
@@ -84,6 +92,7 @@ class RelayPeer:
         "progress_at",
         "served",
         "slow",
+        "two_ids",
         "waiting",
     )
 
@@ -104,6 +113,7 @@ class RelayPeer:
         self.frames_in = 0
         self.bytes_in = 0
         self.police = Police()
+        self.two_ids: bool | None = None
 
 
 def descending(peer: RelayPeer) -> int | None:

@@ -49,9 +49,14 @@ class ServerFactory(ServingFactory):
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
         handshake: Callable[[], LinkHandshake] | None = None,
         choose: Callable[[RelayPeer], int | None] = descending,
+        two_ids: bool | None = None,
     ) -> None:
-        """:param handshake: and ``choose``: for tests with recorded randomness."""
-        self.relay = Relay(profile, limits=limits, now=reactor.seconds, choose=choose, on_paused=self._paused)
+        """:param two_ids: see :class:`~dmsg.messaging.relay.Relay`.
+
+        :param handshake: and ``choose``: for tests with recorded randomness."""
+        self.relay = Relay(
+            profile, limits=limits, now=reactor.seconds, choose=choose, on_paused=self._paused, two_ids=two_ids
+        )
         super().__init__(reactor, self.relay.drops, admission=admission, max_handshakes=max_handshakes)
         self.profile = profile
         self.relay_seconds = relay_seconds("dmsg_messaging_server")

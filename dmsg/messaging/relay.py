@@ -31,11 +31,11 @@ from dmsg.messaging.wire import (
     ID_OFFSET,
     MIN_SEND_BODY,
     OPEN_CHANNEL,
-    OPENED_BODY_SIZE,
     SEND,
     Profile,
     check_first,
     decode_open,
+    decode_opened,
     encode_close,
     encode_closed,
     encode_open,
@@ -49,6 +49,8 @@ PEER_QUEUE_MAXIMUM = 4 * 1024 * 1024
 """Bytes of answers that a link's queue never exceeds: beyond, the link is ended."""
 MAX_DOUBTFUL = ID_COUNT // 2
 """Ids of a link that its client refused and may never give back."""
+MAX_KNOWN = 4096
+"""Keys of which a relay keeps whether they speak of two ids; the one that said so longest ago is forgotten."""
 SAME_HEADERS = ID_OFFSET + 1
 """Bytes in which frames of one size and one channel are equal."""
 FIRST_BURST = 16
@@ -71,14 +73,20 @@ class Relay:
         now: Callable[[], float] = lambda: 0.0,
         choose: Callable[[RelayPeer], int | None] = descending,
         on_paused: Callable[[RelayPeer], None] = lambda peer: None,
+        two_ids: bool | None = None,
     ) -> None:
         """:param now: seconds of a monotonic clock.
 
+        :param two_ids: whether a client that has never answered an OpenChannel is told two ids in a ChannelOpened
+            (Go from 2019-03-13 on); None: what the other end of its channel does.  Those that have answered are
+            spoken to as they speak.
         :param on_paused: told that a link is read no more, so that :meth:`let_read` can follow after
             :data:`~dmsg.messaging.congestion.HOLD` seconds.
         """
         self._profile = profile
         self._now = now
+        self._two_ids = two_ids
+        self._known: dict[bytes, bool] = {}
         self._choose = choose
         self.congestion = Congestion(now, on_paused, self._give_up)
         self.limits = limits or Limits()
@@ -97,6 +105,7 @@ class Relay:
     def add(self, key: PubKey, port: Port) -> RelayPeer:
         """A link of ``key`` is there; it is the newest of that key from now on."""
         peer = RelayPeer(key, port)
+        peer.two_ids = self._known.get(key)
         self.peers[peer] = None
         self.newest[key] = peer
         same = self._of_key.setdefault(key, [])
@@ -199,11 +208,11 @@ class Relay:
                                 burst = burst * 2 if count == most else FIRST_BURST
                                 following = position + count * step
                                 frames += count - 1
-                                buffer[position + ID_OFFSET : following : step] = bytes((other.id,)) * count
+                                buffer[position + ID_OFFSET : following : step] = bytes((other.name,)) * count
                                 position = following
                                 continue
                         last = step
-                        buffer[position + ID_OFFSET] = other.id
+                        buffer[position + ID_OFFSET] = other.name
                         position = following
                         continue
                 # everything else leaves the fast path: first what came before it
@@ -285,9 +294,16 @@ class Relay:
             stray_allowed = True
         if end is None:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            if frame_type == CLOSE_CHANNEL and len(body) == 1 and stray_allowed:
+            opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
+            if not stray_allowed or any(one.name == body[0] for one in peer.ends.values()):
+                pass
+            elif frame_type == CLOSE_CHANNEL and len(body) == 1:
                 # its sender waits for this; ChannelClosed itself is never answered
                 self._answer(peer, encode_closed(self._profile, body[0]))
+            elif opened is not None and opened[0] is not None:
+                # whoever asked has gone; only now is it known by which id the client can be told
+                self._learn(peer, True)
+                self._answer(peer, encode_close(self._profile, opened[0]))
         elif frame_type == CHANNEL_OPENED:
             self._opened(end, body)
         elif frame_type == CHANNEL_CLOSED:
@@ -307,10 +323,16 @@ class Relay:
         reason: DropReason | None = None
         remote: RelayPeer | None = None
         number: int | None = None
+        here_id: int | None = body[0]
         there = peer.ends.get(body[0])
+        if peer.two_ids:
+            # its ids and the server's are apart: only one of its own can be in use
+            there = next((one for one in peer.ends.values() if one.name == body[0] and not one.nameless), None)
+            if body[0] in peer.ends:
+                here_id = self._choose(peer)
         if not peer.police.allows(Kind.OPEN, self.limits, now):
             reason = DropReason.RATE_LIMITED
-        elif there is not None:
+        elif there is not None or here_id is None:
             reason = DropReason.ID_IN_USE
         elif self.draining:
             reason = DropReason.DRAINING
@@ -336,16 +358,17 @@ class Relay:
                     elif not remote.police.allows(Kind.OFFER, self.limits, now):
                         # many together must not ask one for more than it can answer
                         reason, number = DropReason.RATE_LIMITED, None
-        if reason is not None or remote is None or number is None:
+        if reason is not None or remote is None or number is None or here_id is None:
             assert reason is not None
             self.drops[reason] += 1
-            if there is not None:
+            if there is not None and not peer.two_ids:
                 # a ChannelClosed with this id ends what its receiver has there: so does it here
                 self._close(there)
             else:
                 self._answer(peer, encode_closed(self._profile, body[0]))
             return
-        here, far = End(peer, body[0], True), End(remote, number, False)
+        here, far = End(peer, here_id, True), End(remote, number, False)
+        here.name = body[0]
         here.other, far.other = far, here
         peer.ends[here.id] = here
         remote.ends[far.id] = far
@@ -356,27 +379,46 @@ class Relay:
     def _opened(self, end: End, body: bytes) -> None:
         if end.open or end.opener:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-        elif len(body) != OPENED_BODY_SIZE:
+            return
+        opened = decode_opened(self._profile, body)
+        if opened is None:
             self.drops[DropReason.BAD_FRAME] += 1
             self._close(end)
-        else:
-            end.open = end.other.open = True
-            end.peer.doubtful.pop(end.id, None)
-            self._answer(end.other.peer, encode_opened(self._profile, end.other.id, body[1:]))
+            return
+        name, message = opened
+        self._learn(end.peer, name is not None)
+        if name is not None:
+            end.name = name
+        other = end.other
+        end.open = other.open = True
+        end.peer.doubtful.pop(end.id, None)
+        two = other.peer.two_ids
+        if two is None:
+            two = self._two_ids if self._two_ids is not None else name is not None
+        self._answer(other.peer, encode_opened(self._profile, other.name, message, other.id if two else None))
+
+    def _learn(self, peer: RelayPeer, two_ids: bool) -> None:
+        """What a client's answers look like says what it expects in those to it."""
+        if peer.two_ids is not two_ids:
+            peer.two_ids = two_ids
+            self._known.pop(peer.key, None)
+            self._known[peer.key] = two_ids
+            if len(self._known) > MAX_KNOWN:
+                del self._known[next(iter(self._known))]
 
     def _closing(self, end: End) -> None:
         if not end.open:
             # the opener gives up, or the remote misuses it for a refusal
             other = end.other
             self._close(end)
-            if end.opener and self._profile is Profile.SKYWIRE and other.peer in self.peers:
+            if end.opener and self._profile is Profile.SKYWIRE and other.peer in self.peers and not other.nameless:
                 # Go takes no notice of a ChannelClosed for what it believes to be open, and keeps the id for ever
-                self._answer(other.peer, encode_close(self._profile, other.id))
+                self._answer(other.peer, encode_close(self._profile, other.name))
         elif end.closed:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
         else:
             end.closed = True
-            self._say(end.other, encode_close(self._profile, end.other.id))
+            self._say(end.other, encode_close(self._profile, end.other.name))
 
     def _close(self, end: End, *, tell: bool = True) -> None:
         """A channel is over: ChannelClosed for its other end, and for this one if it is to be told."""
@@ -386,10 +428,10 @@ class Relay:
         del end.peer.ends[end.id]
         del other.peer.ends[other.id]
         self.channel_count -= 1
-        if tell:
-            self._answer(end.peer, encode_closed(self._profile, end.id))
-        if other.peer in self.peers:
-            self._say(other, encode_closed(self._profile, other.id))
+        if tell and not end.nameless:
+            self._answer(end.peer, encode_closed(self._profile, end.name))
+        if other.peer in self.peers and not other.nameless:
+            self._say(other, encode_closed(self._profile, other.name))
 
     # --- for tests ---
 

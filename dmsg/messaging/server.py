@@ -31,6 +31,8 @@ class Server(RelayServer):
 
     :param listen: Twisted endpoint strings.
     :param profile: of its clients.
+    :param two_ids: with ``skywire``: whether a client that has answered no OpenChannel yet knows two ids (Go from
+        2019-03-13 on); None: what who answers it does.
     :param public_address: ``host:port`` at which clients reach it; None takes
         the first listening port, which must then be on one interface.
     :param discovery: URLs, or a Lookups; empty means it is not registered.
@@ -52,6 +54,7 @@ class Server(RelayServer):
         listen: Sequence[str],
         *,
         profile: Profile = Profile.SEED,
+        two_ids: bool | None = None,
         public_address: str | None = None,
         discovery: Sequence[str] | Lookups = (),
         limits: Limits | None = None,
@@ -65,7 +68,7 @@ class Server(RelayServer):
             reactor,
             key,
             listen,
-            ServerFactory(reactor, key, profile, limits=limits, admission=admission),
+            ServerFactory(reactor, key, profile, limits=limits, admission=admission, two_ids=two_ids),
             mark=lambda version: with_feature(version, profile.feature),
             public_address=public_address,
             discovery=discovery,

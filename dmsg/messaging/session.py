@@ -2,8 +2,8 @@
 
 Rules are in :mod:`dmsg.messaging.client`; here are Deferreds, timers and producers.
 
-There are no acknowledgements: a message counts as sent when it is handed to TCP,
-and it is not known whether it arrived.  There are no windows either: while an
+There are no acknowledgements, but with some programs of 2019 (:mod:`dmsg.messaging.acks`): a message
+counts as sent when it is handed to TCP, and it is not known whether it arrived.  There are no windows either: while an
 application leaves much unread its whole link is read no more, and the other
 channels of the link wait with it.  One that hardly takes anything for
 ``STALL_TIMEOUT`` loses its channel.
@@ -12,6 +12,7 @@ channels of the link wait with it.  One that hardly takes anything for
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail
@@ -19,11 +20,19 @@ from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.errors import CloseReason, DmsgTimeout, LocalProtocolError, TransportClosed, TransportRefused
+from dmsg.errors import (
+    CloseReason,
+    DmsgTimeout,
+    HandshakeError,
+    LocalProtocolError,
+    TransportClosed,
+    TransportRefused,
+)
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.client import ClientConnection
 from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
 from dmsg.messaging.state import ClientChannel, State
+from dmsg.messaging.streams import ChannelStream
 from dmsg.messaging.wire import Profile
 from dmsg.net.link import Link
 from dmsg.net.stream import DmsgAddress, StreamTransport
@@ -50,51 +59,22 @@ LEFT_LIMIT = 16 * 1024 * 1024
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes of answers that a client holds for a server that does not read."""
 
+Acks = bool | None
+"""Whether a remote acknowledges what it gets; None: its first word says."""
+
 _log = Logger()
 
 
-class ChannelStream(StreamTransport):
-    """A channel, as an application's transport.
-
-    ``loseConnection`` sends CloseChannel when all is written; what the remote
-    has sent until it sees that is still received, for a second at most.
-    """
-
-    unread = 0
-    """Bytes that the application has not taken."""
-    _half_closed = False
-    sent = 0
-    """Bytes that went to the server."""
-
-    @property
-    def waiting(self) -> int:
-        """Bytes that the application has not taken, whether the channel is open or not."""
-        return sum(map(len, self._unread))
-
-    def _end(self, why: Failure, reason: int) -> None:
-        if self._half_closed:
-            self._unread.clear()  # who closes and does not read wants no more
-        super()._end(why, reason)
-
-    def _close_now(self) -> None:
-        if self._lost is None and not self._half_closed:
-            self._half_closed = True
-            if self._linger is not None:
-                self._linger.cancel()
-                self._linger = None
-            self._carrier.stream_close(self, CloseReason.UNSPECIFIED)
-
-    def flush(self) -> None:
-        if self._half_closed:
-            self._scheduled = False
-        else:
-            super().flush()
+def _unacknowledged(remote: PubKey) -> Acks:
+    return False
 
 
 class ClientSession:
     """A client's link to one server.
 
     :param accept: the factory for channels that others open, asked for each time; None refuses them.
+    :param acks: whether somebody who opens a channel acknowledges; may be a Deferred, for which the answer waits.
+    :param two_ids: answer OpenChannel with two ids.
     :ivar lost: fires with None when the link is gone.
     """
 
@@ -113,13 +93,16 @@ class ClientSession:
         profile: Profile = Profile.SEED,
         *,
         accept: Callable[[], IProtocolFactory | None] = lambda: None,
+        acks: Callable[[PubKey], Acks | Deferred[Acks]] = _unacknowledged,
+        two_ids: bool = False,
         ephemeral: Callable[[], SecKey | None] = lambda: None,
     ) -> None:
         self._reactor = reactor
         self._turn = turn
         self._local = key.public
         self._profile = profile
-        self._core = ClientConnection(key, profile, ephemeral=ephemeral)
+        self._core = ClientConnection(key, profile, two_ids=two_ids, ephemeral=ephemeral)
+        self._acks = acks
         self._accept = accept
         self._link: Link | None = None
         self._opening: Pending[ClientChannel, ClientChannel] = Pending()
@@ -137,12 +120,19 @@ class ClientSession:
     # --- what the application does ---
 
     def open(
-        self, remote: PubKey, factory: IProtocolFactory, timeout: float = OPEN_TIMEOUT, *, ping: bool = False
+        self,
+        remote: PubKey,
+        factory: IProtocolFactory,
+        timeout: float = OPEN_TIMEOUT,
+        *,
+        ping: bool = False,
+        acks: Callable[[bool], Acks] = lambda two_ids: False,
     ) -> Deferred[IProtocol]:
         """Open a channel to ``remote`` through this server.
 
         :param ping: the remote's client answers itself, below its program; one of 2019 does not know that, and its
             program sees a channel come and go.
+        :param acks: whether the remote acknowledges, from whether its answer has two ids.
 
         Fires with the factory's protocol, connected.  Fails with
         :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
@@ -152,12 +142,12 @@ class ClientSession:
         if not self.connected:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
         try:
-            channel = self._core.open(remote, ping=ping)
+            channel = self._core.open(remote, ping=ping, whole=True)
         except LocalProtocolError:
             return fail()
 
         def opened(channel: ClientChannel) -> IProtocol:
-            stream = self._make_stream(channel)
+            stream = self._make_stream(channel, acks(channel.two_ids))
             try:
                 protocol = factory.buildProtocol(stream.getPeer())
                 if protocol is None:
@@ -275,9 +265,21 @@ class ClientSession:
         channel = event.channel
         if channel.state is not State.OFFERED:
             return  # a ChannelClosed came with it
+        acks = self._acks(channel.remote)
+        if isinstance(acks, Deferred):
+            acks.addCallback(self._accept_later, channel)
+        else:
+            self._accept_channel(channel, acks)
+
+    def _accept_later(self, acks: Acks, channel: ClientChannel) -> None:
+        if channel.state is State.OFFERED and self.connected:
+            self._accept_channel(channel, acks)
+            self._flush()
+
+    def _accept_channel(self, channel: ClientChannel, acks: Acks) -> None:
         factory = self._accept()
         protocol = None
-        stream = self._make_stream(channel)
+        stream = self._make_stream(channel, acks)
         if factory is not None:
             try:
                 protocol = factory.buildProtocol(stream.getPeer())
@@ -303,11 +305,20 @@ class ClientSession:
 
     def _on_data(self, event: DataReceived) -> None:
         stream: ChannelStream | None = event.channel.user
-        if stream is None or stream.over or not event.data:
+        if stream is None or stream.over:
             return
-        size = len(event.data)
+        try:
+            data = stream.understand(event.data)
+        except (HandshakeError, TransportClosed) as error:
+            _log.info("{peer}: {error}", peer=str(stream.getPeer())[:13], error=error)
+            self._end_now(event.channel)
+            self._over(stream, error.reason if isinstance(error, TransportClosed) else CloseReason.ACKS_DIFFER)
+            return
+        if data is None:
+            return
+        size = len(data)
         stream.unread += size
-        stream.data_received(event.data)
+        stream.data_received(data)
         if stream.unread > UNREAD_PAUSE and not stream.over and event.channel not in self._holding:
             self._hold(event.channel)
 
@@ -406,7 +417,7 @@ class ClientSession:
 
     # --- what streams need: StreamCarrier ---
 
-    def _make_stream(self, channel: ClientChannel) -> ChannelStream:
+    def _make_stream(self, channel: ClientChannel, acks: Acks) -> ChannelStream:
         stream = ChannelStream(
             self._reactor,
             self,
@@ -418,33 +429,58 @@ class ClientSession:
         stream.server = self.server
         stream.secure = True
         channel.user = stream
+        channel.whole = acks is not False
+        if acks is not False:
+            stream.expect_acks(acks is True, partial(self._send_message, channel), partial(self._undecided, stream))
         return stream
+
+    def _send_message(self, channel: ClientChannel, message: bytes) -> None:
+        """Of the layer of acknowledgements."""
+        if channel.state is State.OPEN:
+            self._core.send(channel, message)
+            self._flush()
+
+    def _undecided(self, stream: ChannelStream) -> None:
+        """It does not say, and something is to be sent."""
+        self._end_now(stream.token)
+        self._over(stream, CloseReason.ACKS_UNKNOWN)
 
     def stream_may_send(self, stream: StreamTransport) -> bool:
         channel: ClientChannel = stream.token
-        return self._writable and channel.state is State.OPEN
+        if not self._writable or channel.state is not State.OPEN:
+            return False
+        assert isinstance(stream, ChannelStream)
+        return stream.acks is None or stream.acks.may_send()
 
     def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
         assert isinstance(stream, ChannelStream)
-        self._core.send(stream.token, data)
         stream.sent += len(data)
+        if stream.acks is not None:
+            stream.acks.send(data, token)
+            return
+        self._core.send(stream.token, data)
         stream.acknowledged(token)
 
     def stream_flush(self) -> None:
         self._flush()
 
     def stream_in_flight(self, stream: StreamTransport) -> int:
-        return 0
+        assert isinstance(stream, ChannelStream)
+        return stream.acks.in_flight if stream.acks is not None else 0
 
     def stream_consumed(self, stream: StreamTransport, size: int) -> None:
         assert isinstance(stream, ChannelStream)
         stream.unread -= size
+        stream.acks_consumed()
         if stream.unread <= UNREAD_RESUME and stream.token in self._holding:
             self._let_go(stream.token)
 
     def stream_close(self, stream: StreamTransport, reason: int) -> None:
         channel: ClientChannel = stream.token
         if reason == CloseReason.UNSPECIFIED:
+            assert isinstance(stream, ChannelStream)
+            if stream.acks is not None and stream.acks.decided:
+                stream.acks.flush()  # a writer of 2019 waits for it
             self._close(channel)
         else:
             self._end_now(channel)  # aborted: nothing more is taken

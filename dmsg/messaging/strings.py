@@ -8,14 +8,22 @@ from typing import Any
 from dmsg.delegation.client import CONNECT_TIMEOUT
 from dmsg.delegation.shared import LazyClient, SharedClients
 from dmsg.keys import SecKey
-from dmsg.messaging.service import Client
+from dmsg.messaging.service import ACKS, IDS, Client
+from dmsg.messaging.session import Acks
 from dmsg.messaging.wire import Profile
 from dmsg.names import Names
 from dmsg.net.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 
 
-def _make(reactor: Any, key: SecKey, urls: tuple[str, ...], profile: Profile) -> Client:
-    return Client(reactor, key, urls, profile=profile)
+def _make(reactor: Any, key: SecKey, urls: tuple[str, ...], profile: Profile, acks: Acks, two_ids: bool) -> Client:
+    return Client(reactor, key, urls, profile=profile, acks=acks, two_ids=two_ids)
+
+
+def _dialect(profile: str, acks: str, ids: str) -> tuple[Profile, Acks, bool]:
+    """:raises ValueError: one of them cannot be."""
+    if acks not in ACKS or ids not in IDS:
+        raise ValueError(f"acks={acks} or ids={ids}: acks is auto, yes or no, ids is one or two")
+    return Profile(profile), ACKS[acks], IDS[ids]
 
 
 _clients = SharedClients("dmsg-messaging", _make)
@@ -29,23 +37,34 @@ def client_endpoint(
     key: str | None = None,
     timeout: str = str(CONNECT_TIMEOUT),
     profile: str = Profile.SEED.value,
+    acks: str = "auto",
+    ids: str = "one",
 ) -> DmsgClientEndpoint:
-    """``dmsg-messaging:<key or name>[:discovery=URL][:key=FILE][:timeout=SECONDS][:profile=PROFILE]``.
+    """``dmsg-messaging:<key or name>``, then ``[:discovery=URL][:key=FILE][:timeout=SECONDS][:profile=PROFILE]``.
+
+    With ``skywire`` also ``[:acks=yes][:ids=two]``.
 
     Colons in URLs are written ``\\:``.
 
     :raises UnknownName: not a public key, nor a name in the address book.
-    :raises ValueError: not a profile.
+    :raises ValueError: not a profile, or not what ``acks`` or ``ids`` may be.
     """
-    lazy = LazyClient(partial(shared_client, reactor, discovery, key, Profile(profile)))
+    lazy = LazyClient(partial(shared_client, reactor, discovery, key, *_dialect(profile, acks, ids)))
     return DmsgClientEndpoint(lazy, Names().find(public_key), float(timeout))
 
 
 def server_endpoint(
-    reactor: Any, discovery: str | None = None, key: str | None = None, profile: str = Profile.SEED.value
+    reactor: Any,
+    discovery: str | None = None,
+    key: str | None = None,
+    profile: str = Profile.SEED.value,
+    acks: str = "auto",
+    ids: str = "one",
 ) -> DmsgServerEndpoint:
-    """``dmsg-messaging:[discovery=URL][:key=FILE][:profile=PROFILE]``.
+    """``dmsg-messaging:[discovery=URL][:key=FILE][:profile=PROFILE][:acks=yes][:ids=two]``.
 
-    :raises ValueError: not a profile.
+    :raises ValueError: as :func:`client_endpoint`.
     """
-    return DmsgServerEndpoint(LazyClient(partial(shared_client, reactor, discovery, key, Profile(profile))))
+    return DmsgServerEndpoint(
+        LazyClient(partial(shared_client, reactor, discovery, key, *_dialect(profile, acks, ids)))
+    )

@@ -7,12 +7,17 @@ Big endian.  The body of each frame begins with the channel's id, one byte::
 
     0 OpenChannel    id(1) remote(33) noise message 1(49)
     1 ChannelOpened  id(1) noise message 2(49)
+                     skywire, with two ids: id(1) own id(1) noise message 2(49)
     2 CloseChannel   id(1)
     3 ChannelClosed  id(1)
     4 Send           id(1) size(2) ciphertext(size), size with the 16 bytes of the tag
 
 Sources: the seed document, section Messaging Frames; the Go code of March 2019
 for the other layout, endianness, and what a Send holds.
+
+With *two ids* (Go from 2019-03-13 on) each side of a link names a channel by the
+id that the other side chose: the answer to OpenChannel tells, behind the id
+that was offered, the one under which its sender wants to hear of the channel.
 """
 
 from __future__ import annotations
@@ -35,6 +40,8 @@ NOISE_MESSAGE_SIZE = 49
 """A key of 33 bytes and a tag of 16."""
 OPEN_BODY_SIZE = 1 + PUBKEY_SIZE + NOISE_MESSAGE_SIZE
 OPENED_BODY_SIZE = 1 + NOISE_MESSAGE_SIZE
+OPENED_TWO_SIZE = OPENED_BODY_SIZE + 1
+"""With two ids."""
 SEND_OVERHEAD = 3
 """Bytes of a Send's body around its ciphertext."""
 TAG_SIZE = 16
@@ -72,6 +79,11 @@ class Profile(Enum):
         """What the version of an entry says of a client or server that speaks this."""
         return f"messaging-{self.value}"
 
+    @property
+    def acks_feature(self) -> str:
+        """The same of a client that acknowledges what it gets, as Go did until 2019-04-15."""
+        return f"messaging-{self.value}-acks"
+
 
 class Frame(NamedTuple):
     """One frame.  :ivar body: with the channel's id in front, as on the wire."""
@@ -106,9 +118,23 @@ def encode_open(profile: Profile, channel: int, remote: PubKey, message: bytes) 
     return encode_frame(profile, OPEN_CHANNEL, bytes((channel,)) + remote + message)
 
 
-def encode_opened(profile: Profile, channel: int, message: bytes) -> bytes:
-    """ChannelOpened.  :param message: noise message 2, 49 bytes."""
-    return encode_frame(profile, CHANNEL_OPENED, bytes((channel,)) + message)
+def encode_opened(profile: Profile, channel: int, message: bytes, own: int | None = None) -> bytes:
+    """ChannelOpened.
+
+    :param message: noise message 2, 49 bytes.
+    :param own: with two ids, the one by which the receiver is to name the channel from now on.
+    """
+    ids = bytes((channel,)) if own is None else bytes((channel, own))
+    return encode_frame(profile, CHANNEL_OPENED, ids + message)
+
+
+def decode_opened(profile: Profile, body: bytes) -> tuple[int | None, bytes] | None:
+    """The second id of a ChannelOpened, None if it has one only, and noise message 2; None: a wrong length."""
+    if len(body) == OPENED_BODY_SIZE:
+        return None, body[1:]
+    if len(body) == OPENED_TWO_SIZE and profile is Profile.SKYWIRE:
+        return body[1], body[2:]
+    return None
 
 
 def encode_close(profile: Profile, channel: int) -> bytes:
@@ -162,14 +188,17 @@ def wrong_profile(what: str) -> RemoteProtocolError:
     return RemoteProtocolError(DropReason.WRONG_PROFILE, f"{what}: the peer seems to speak the other profile")
 
 
+_LIKELY = {
+    OPEN_CHANNEL: (OPEN_BODY_SIZE,),
+    CHANNEL_OPENED: (OPENED_BODY_SIZE, OPENED_TWO_SIZE),
+    CLOSE_CHANNEL: (1,),
+    CHANNEL_CLOSED: (1,),
+}
+
+
 def _is_likely(frame_type: int, size: int) -> bool:
     """A frame with which a link may begin."""
-    return size == {
-        OPEN_CHANNEL: OPEN_BODY_SIZE,
-        CHANNEL_OPENED: OPENED_BODY_SIZE,
-        CLOSE_CHANNEL: 1,
-        CHANNEL_CLOSED: 1,
-    }.get(frame_type)
+    return size in _LIKELY.get(frame_type, ())
 
 
 def check_first(profile: Profile, buffer: bytes | bytearray | memoryview) -> None:

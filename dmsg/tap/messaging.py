@@ -14,6 +14,16 @@ from dmsg.tap.options import descriptors, seconds, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure
 
+IDS = {"auto": None, "one": False, "two": True}
+
+
+def _two_ids(text: str, profile: str) -> bool | None:
+    if text not in IDS:
+        raise ValueError(f"{text!r} is neither auto, one nor two")
+    if text != "auto" and profile != Profile.SKYWIRE.value:
+        raise ValueError("is a setting of --profile skywire")
+    return IDS[text]
+
 
 class Options(RelayOptions):
     """Options of ``twistd dmsg-messaging-server``."""
@@ -28,6 +38,7 @@ class Options(RelayOptions):
     optParameters = [
         *relay_parameters("messaging-server", DRAIN_TIMEOUT),
         ["profile", None, Profile.SEED.value, "seed, or skywire for clients of the Go code of March 2019", str],
+        ["ids", None, "auto", "with skywire: one or two ids in the answer to a client that has given none yet", str],
         ["max-connections", None, str(MAX_CONNECTIONS), "clients at a time", str],
         ["max-per-pair", None, str(MAX_PER_PAIR), "channels between one client and another", str],
         ["max-per-address", None, str(MAX_PER_ADDRESS), "connections from one address; 0 means no limit", str],
@@ -45,6 +56,11 @@ class Options(RelayOptions):
 
     def check_own(self) -> None:
         self.checked("profile", Profile)
+        self.two_ids()
+
+    def two_ids(self) -> bool | None:
+        """What ``--ids`` says."""
+        return self.checked("ids", _two_ids, self["profile"])
 
 
 def makeService(options: Options, reactor: Any = None) -> IService:
@@ -57,6 +73,7 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         options["key"],
         options["listen"],
         profile=Profile(options["profile"]),
+        two_ids=options.two_ids(),
         public_address=options["public-address"],
         discovery=options["discovery"],
         limits=options.limits(),

@@ -83,13 +83,14 @@ class Network(JoinedNetwork):
         """The server's table."""
         return self.factory.relay
 
-    def client(self, key: SecKey, accept: Factory | None = None) -> ClientSession:
+    def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> ClientSession:
         """A connected client."""
         turn = TurnFlush(self.clock)
         sessions: list[ClientSession] = []
 
         def make(remote: PubKey) -> ClientSession:
-            sessions.append(ClientSession(self.clock, turn, key, remote, self.profile, accept=lambda: accept))
+            session = ClientSession(self.clock, turn, key, remote, self.profile, accept=lambda: accept, **options)
+            sessions.append(session)
             return sessions[0]
 
         handshake = LinkHandshake(key, KEYS["S"].public, profile=self.profile)

@@ -16,13 +16,15 @@ from twisted.python.usage import UsageError
 
 from dmsg.discovery.entry import ClientMeta, Entry, features
 from dmsg.errors import ConnectFailed, DmsgTimeout, DropReason, EntryNotFound, TransportClosed
-from dmsg.keys import SecKey, write_key_file
+from dmsg.keys import PubKey, SecKey, write_key_file
 from dmsg.messaging import strings
 from dmsg.messaging.service import Client
 from dmsg.messaging.wire import OPEN_CHANNEL, Profile, encode_frame
 from dmsg.tap import messaging as messaging_tap
 from tests.cli.test_commands import CommandCase
+from tests.messaging.stock import StockChannel, StockClient
 from tests.messaging.support import RawClient
+from tests.messaging.test_old_clients import ERAS
 from tests.net.support import HEALTH, LOOPBACK, PATIENCE, EntityCase
 from tests.support import Accepting, Recorder, asynchronous
 
@@ -245,7 +247,7 @@ class NetworkTests(MessagingCase):
         port = await serverFromString(reactor, f"dmsg-messaging:discovery={escaped}:key={key_file}").listen(
             Accepting(Echo)
         )
-        bob = strings.shared_client(reactor, url, key_file, Profile.SEED)
+        bob = strings.shared_client(reactor, url, key_file, Profile.SEED, None, False)
         self.addCleanup(self._forget)
         await bob.when_published(PATIENCE)
         client = clientFromString(reactor, f"dmsg-messaging:{bob.public_key}:discovery={escaped}:timeout=10")
@@ -253,7 +255,12 @@ class NetworkTests(MessagingCase):
         protocol.transport.write(b"by string")
         await self.until(lambda: protocol.data == b"by string")
         await port.stopListening()
-        for text in ("dmsg-messaging:", "dmsg-messaging:02ab", f"dmsg-messaging:{bob.public_key}:profile=x"):
+        for text in (
+            "dmsg-messaging:",
+            "dmsg-messaging:02ab",
+            f"dmsg-messaging:{bob.public_key}:profile=x",
+            f"dmsg-messaging:{bob.public_key}:acks=perhaps",
+        ):
             self.assertRaises((ValueError, TypeError), clientFromString, reactor, text)
 
     def _forget(self) -> Any:
@@ -328,3 +335,93 @@ class MessagingCommandTests(CommandCase, MessagingCase):
             self.assertEqual(status, 2, errors)
         status, _, errors = await self.run_command("messaging", "listen", "--discovery", "")
         self.assertEqual(status, 2, errors)
+
+
+class OldClientTests(CommandCase, MessagingCase):
+    """The commands beside programs as they were in March and April 2019, with the entries that these post."""
+
+    async def stock(self, url: str, server: Any, era: str, **options: Any) -> StockClient:
+        two_ids, acks = ERAS[era]
+        key = SecKey.generate()
+        later = reactor.callLater  # type: ignore[attr-defined]
+        client = StockClient(key, server._key.public, later, two_ids=two_ids, acks=acks, **options)
+        port = server.ports[0].getHost().port
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port), client)
+        self.addCleanup(lambda: client.transport.abortConnection())  # type: ignore[union-attr]
+        await self.until(lambda: client.up)
+        entry = Entry("0.0.1", 0, 1, key.public.hex(), client=ClientMeta((server._key.public.hex(),))).sign(key)
+        await treq.post(f"{url}/messaging-discovery/entry/", entry.to_json(), persistent=False)
+        return client
+
+    @asynchronous
+    async def test_hell(self) -> None:
+        """One word at its standard input, to one who waits for it."""
+        for era, options in (
+            ("2019-03-06", []),
+            ("2019-03-13", ["--acks", "yes"]),
+            ("2019-04-15", ["--acks", "no"]),
+        ):
+            url = await self.start_discovery()
+            server = await self.start_messaging_server(f"--discovery={url}", "--profile=skywire")
+            said: list[bytes] = []
+
+            def answer(channel: StockChannel, data: bytes, said: list[bytes] = said) -> None:
+                said.append(data)
+                channel.write(b"heard " + data)
+
+            stock = await self.stock(url, server, era, got=answer)
+            common = ("--discovery", url, "--min-servers", "1", "--profile", "skywire", *options)
+            connecting = self.start("messaging", "connect", str(stock.key.public), *common)
+            assert connecting.transport is not None
+            connecting.transport.write(b"hell\n")  # type: ignore[attr-defined]
+            await self.until(lambda one=connecting: one.out == b"heard hell\n")
+            connecting.transport.closeStdin()  # type: ignore[attr-defined]
+            self.assertEqual(await connecting.ended, 0, connecting.err)
+            self.assertEqual((said, stock.panics), ([b"hell\n"], []), era)
+
+    @asynchronous
+    async def test_nobody_knows(self) -> None:
+        """Without the option a program of between is not spoken to, and the error says what to do."""
+        url = await self.start_discovery()
+        server = await self.start_messaging_server(f"--discovery={url}", "--profile=skywire")
+        stock = await self.stock(url, server, "2019-03-13")
+        common = ("--discovery", url, "--min-servers", "1", "--profile", "skywire")
+        connecting = self.start("messaging", "connect", str(stock.key.public), *common)
+        assert connecting.transport is not None
+        connecting.transport.write(b"hell\n")  # type: ignore[attr-defined]
+        self.assertEqual(await connecting.ended, 1)
+        self.assertIn(b"say --acks yes (until 2019-04-15) or no", connecting.err)
+        self.assertEqual((stock.panics, [one.received for one in stock.accepted]), ([], [[]]))
+
+    @asynchronous
+    async def test_who_opens_a_channel(self) -> None:
+        for era, options in (
+            ("2019-03-06", []),
+            ("2019-03-13", ["--ids", "two"]),
+            ("2019-04-15", ["--ids", "two"]),
+        ):
+            url = await self.start_discovery()
+            server = await self.start_messaging_server(f"--discovery={url}", "--profile=skywire")
+            stock = await self.stock(url, server, era)
+            common = ("--discovery", url, "--min-servers", "1", "--profile", "skywire", *options)
+            listening = self.start("messaging", "listen", "--key-file", f"{era}.key", "--create", "-w", "30", *common)
+            found = await self.until(lambda one=listening: re.search(rb"listening: ([0-9a-f]{66})", one.err))
+            channel = stock.dial(PubKey.from_hex(found[1].decode()))
+            await self.until(lambda one=channel: one.ciphers is not None)
+            channel.write(b"hello")
+            await self.until(lambda one=listening: one.out == b"hello")
+            assert listening.transport is not None
+            listening.transport.write(b"and you")  # type: ignore[attr-defined]
+            await self.until(lambda one=channel: one.data == b"and you")
+            channel.close()
+            self.assertEqual(await listening.ended, 0, listening.err)
+            self.assertEqual(stock.panics, [], era)
+
+    @asynchronous
+    async def test_options_of_the_other_profile(self) -> None:
+        status, _, errors = await self.run_command("messaging", "listen", "-d", "http://127.0.0.1:9", "--acks", "yes")
+        self.assertEqual(status, 2, errors)
+        self.assertIn("--profile skywire", errors)
+        for option in ("--ids=two", "--ids=three"):
+            parsed = messaging_tap.Options()
+            self.assertRaises(UsageError, parsed.parseOptions, [f"--key-file={self.mktemp()}", option])

@@ -1,0 +1,84 @@
+"""A channel as an application's transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.python.failure import Failure
+
+from dmsg.errors import CloseReason
+from dmsg.messaging.acked import AckedEnd
+from dmsg.messaging.acks import OVERHEAD
+from dmsg.net.stream import StreamTransport
+
+
+class ChannelStream(StreamTransport):
+    """A channel, as an application's transport.
+
+    ``loseConnection`` sends CloseChannel when all is written; what the remote
+    has sent until it sees that is still received, for a second at most.
+    """
+
+    unread = 0
+    """Bytes that the application has not taken."""
+    _half_closed = False
+    sent = 0
+    """Bytes that went to the server."""
+    acks: AckedEnd | None = None
+    """The layer of acknowledgements, where there is one or may be."""
+
+    def expect_acks(self, known: bool, send: Callable[[bytes], None], undecided: Callable[[], None]) -> None:
+        """The remote acknowledges, or, if that is not ``known``, may; its first word then says."""
+        self.max_frame -= OVERHEAD
+        self.acks = AckedEnd(self._reactor, known, send, self.acknowledged, self.window_opened, undecided)
+
+    def understand(self, message: bytes) -> bytes | None:
+        """The data in a message, None if it has none.
+
+        :raises HandshakeError: the remote does not acknowledge as it should.
+        :raises TransportClosed: it has other data than was sent.
+        """
+        if self.acks is None:
+            return message or None
+        if self.acks.is_raw(message):
+            self.acks.stop()
+            self.acks = None
+            self.max_frame += OVERHEAD
+            self.token.whole = False
+            self.window_opened()
+            return message or None
+        data = self.acks.receive(message)
+        if data == b"":
+            self.acks_consumed()
+        return data or None
+
+    def acks_consumed(self) -> None:
+        """The application has taken what came: if it is all, that is acknowledged."""
+        if self.acks is not None and not self.unread and self._lost is None:
+            self.acks.consumed()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that the application has not taken, whether the channel is open or not."""
+        return sum(map(len, self._unread))
+
+    def _end(self, why: Failure, reason: int) -> None:
+        if self.acks is not None:
+            self.acks.stop()
+        if self._half_closed:
+            self._unread.clear()  # who closes and does not read wants no more
+        super()._end(why, reason)
+
+    def _close_now(self) -> None:
+        if self._lost is None and not self._half_closed:
+            self._half_closed = True
+            if self._linger is not None:
+                self._linger.cancel()
+                self._linger = None
+            self._carrier.stream_close(self, CloseReason.UNSPECIFIED)
+
+    def flush(self) -> None:
+        if self._half_closed:
+            self._scheduled = False
+        else:
+            super().flush()

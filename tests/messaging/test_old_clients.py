@@ -1,0 +1,415 @@
+"""Clients of the Go code of March and April 2019: ids in ChannelOpened, and acknowledgements inside channels."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred, succeed
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import CloseReason, HandshakeError, TransportClosed
+from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.acked import UNDECIDED_LIMIT
+from dmsg.messaging.acks import ACK_INTERVAL, MAX_DUE, AckLayer, looks_acknowledged
+from dmsg.messaging.session import ClientSession
+from dmsg.messaging.wire import CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, Profile
+from dmsg.net.stream import StreamLost
+from tests.messaging.stock import StockChannel, StockClient
+from tests.messaging.support import KEYS, Network, vectors
+from tests.messaging.test_relay import RelayCase
+from tests.support import Accepting, Recorder
+
+ERAS = {"2019-03-06": (False, True), "2019-03-13": (True, True), "2019-04-15": (True, False)}
+"""From when on -> two ids, acknowledgements."""
+
+
+class LayerTests(SynchronousTestCase):
+    """The layer by itself, against what the Go code wrote."""
+
+    def test_recorded_bytes(self) -> None:
+        recorded = vectors("ack_layer")
+        layer = AckLayer()
+        self.assertEqual(layer.payload(b"foo").hex(), recorded["write_foo_plaintext_hex"])
+        other = AckLayer()
+        self.assertEqual(other.receive(b"\0\0bar"), (b"bar", False))
+        self.assertEqual(other.acknowledgements(), b"")
+        other.consumed()
+        self.assertEqual(other.acknowledgements().hex(), recorded["ack_for_bar_plaintext_hex"])
+        three = bytes.fromhex(recorded["three_pending_acks_flush_hex"])
+        self.assertEqual(layer.receive(three), (None, False))
+        self.assertEqual(layer.in_flight, 1)
+
+    @given(st.lists(st.binary(max_size=300), max_size=30))
+    def test_two_ends(self, messages: list[bytes]) -> None:
+        one, two = AckLayer(), AckLayer()
+        for data in messages:
+            got, acknowledged = two.receive(one.payload(data))
+            self.assertEqual((got, acknowledged), (data, False))
+            two.consumed()
+            self.assertEqual(one.receive(two.acknowledgements()), (None, True))
+        self.assertEqual((one.in_flight, two.due), (0, False))
+
+    @given(st.binary(max_size=120))
+    def test_any_bytes(self, message: bytes) -> None:
+        layer = AckLayer()
+        layer.payload(b"under way")
+        try:
+            layer.receive(message)
+        except (HandshakeError, TransportClosed):
+            pass
+
+    def test_what_is_no_message_of_it(self) -> None:
+        layer = AckLayer()
+        for wrong in (b"hell", b"\1", b"\1\0" + bytes(31), b"\0", b"\1\0" + bytes(32) + b"\7"):
+            self.assertRaises(HandshakeError, layer.receive, wrong)
+        layer.payload(b"x")
+        with self.assertRaises(TransportClosed) as caught:
+            layer.receive(b"\1\0" + sha256(b"y").digest())
+        self.assertEqual(caught.exception.reason, CloseReason.HASH_MISMATCH)
+
+    def test_what_waits_has_a_limit(self) -> None:
+        layer = AckLayer()
+        for number in range(MAX_DUE):
+            layer.receive(bytes((0, number)))
+        self.assertRaises(HandshakeError, layer.receive, b"\0\0")
+
+    def test_a_first_word(self) -> None:
+        self.assertTrue(looks_acknowledged(b"\0\0hello"))
+        self.assertFalse(looks_acknowledged(b"hello"))
+        self.assertFalse(looks_acknowledged(b""))
+
+
+class OldNetwork(Network):
+    """A server, clients of this package, and clients as the Go code has them."""
+
+    def __init__(self, **server_options: Any) -> None:
+        super().__init__(Profile.SKYWIRE, **server_options)
+
+    def stock(self, key: SecKey, era: str, **options: Any) -> StockClient:
+        """One that is connected."""
+        two_ids, acks = ERAS[era]
+        client = StockClient(key, KEYS["S"].public, self.clock.callLater, two_ids=two_ids, acks=acks, **options)
+        client.server_side = self.join(client)
+        self.settle()
+        return client
+
+
+def echo(channel: StockChannel, data: bytes) -> None:
+    """A program that answers with what it reads."""
+    channel.write(data)
+
+
+class Leaving(Recorder):
+    """Goes when it has heard a word."""
+
+    def dataReceived(self, data: bytes) -> None:
+        super().dataReceived(data)
+        assert self.transport is not None
+        self.transport.loseConnection()
+
+
+class DialTests(SynchronousTestCase):
+    """This package opens a channel to a program of 2019."""
+
+    def reach(self, era: str, **options: Any) -> tuple[OldNetwork, Any, StockClient]:
+        network = OldNetwork()
+        stock = network.stock(KEYS["B"], era, **options)
+        session = network.client(KEYS["A"])
+        two_ids, acks = ERAS[era]
+        mine = Accepting()
+        opening = session.open(stock.key.public, mine, acks=lambda two: acks)
+        network.settle()
+        self.successResultOf(opening)
+        return network, mine.built[0], stock
+
+    def test_hell(self) -> None:
+        """One word, and the end: what ended the process of a stock acceptor."""
+        for era in ERAS:
+            network, mine, stock = self.reach(era)
+            mine.transport.write(b"hell")
+            mine.transport.loseConnection()
+            network.settle()
+            for _ in range(30):
+                network.advance(ACK_INTERVAL)
+            (channel,) = stock.accepted
+            self.assertEqual((channel.data, stock.panics), (b"hell", []), era)
+            self.assertTrue(mine.lost and channel.over, era)
+            self.assertFalse(mine.lost.check(StreamLost), era)
+            self.assertEqual(network.relay.channel_count, 0)
+
+    def test_echo_of_much(self) -> None:
+        for era in ERAS:
+            network, mine, stock = self.reach(era, got=echo)
+            data = SecKey.generate().to_bytes() * 8192
+            mine.transport.write(data)
+            for _ in range(400):
+                network.advance(0.02)
+                if len(mine.data) == len(data):
+                    break
+            self.assertEqual((mine.data == data, stock.panics), (True, []), era)
+
+    def test_sends_are_acknowledged(self) -> None:
+        network, mine, stock = self.reach("2019-03-13")
+        sent = mine.transport.send(b"x" * 200_000)
+        self.assertNoResult(sent)
+        for _ in range(6):
+            network.advance(ACK_INTERVAL)
+        self.successResultOf(sent)
+        self.assertEqual(len(stock.accepted[0].data), 200_000)
+
+    def test_a_writer_is_answered_when_its_word_is_taken(self) -> None:
+        network, mine, stock = self.reach("2019-03-06")
+        (channel,) = stock.accepted
+        mine.transport.pauseProducing()
+        channel.write(b"one")
+        for _ in range(5):
+            network.advance(1)
+        self.assertEqual((channel.writes, mine.data), (0, b""))
+        mine.transport.resumeProducing()
+        network.settle()
+        self.assertEqual((channel.writes, mine.data), (1, b"one"))
+
+    def test_who_goes_at_once_acknowledges_first(self) -> None:
+        network = OldNetwork()
+        stock = network.stock(KEYS["B"], "2019-03-06")
+        mine = Accepting(Leaving)
+        network.client(KEYS["A"]).open(stock.key.public, mine, acks=lambda two: True)
+        network.settle()
+        (channel,) = stock.accepted
+        channel.write(b"that is all")
+        network.settle()
+        self.assertEqual((channel.writes, channel.over, mine.built[0].data), (1, True, b"that is all"))
+
+    def test_many_at_a_time(self) -> None:
+        """Each of its writers has a word under way: all of them are acknowledged."""
+        network, mine, stock = self.reach("2019-03-13")
+        (channel,) = stock.accepted
+        for number in range(40):
+            channel.write(b"%d," % number)
+        for _ in range(20):
+            network.advance(0.02)
+        self.assertEqual(channel.writes, 40)
+        self.assertEqual(mine.data, b"".join(b"%d," % number for number in range(40)))
+
+    def test_one_that_does_not_acknowledge_after_all(self) -> None:
+        network = OldNetwork()
+        stock = network.stock(KEYS["B"], "2019-04-15")
+        session = network.client(KEYS["A"])
+        mine = Accepting()
+        session.open(stock.key.public, mine, acks=lambda two: True)
+        network.settle()
+        stock.accepted[0].write(b"hello there")
+        network.settle()
+        (protocol,) = mine.built
+        assert protocol.lost is not None
+        self.assertEqual(protocol.lost.value.close_reason, CloseReason.ACKS_DIFFER)
+        self.assertTrue(stock.accepted[0].over)
+
+    def test_one_whose_first_word_tells(self) -> None:
+        for era in ("2019-03-13", "2019-04-15"):
+            network = OldNetwork()
+            stock = network.stock(KEYS["B"], era)
+            session = network.client(KEYS["A"])
+            mine = Accepting()
+            session.open(stock.key.public, mine, acks=lambda two: None if two else True)
+            network.settle()
+            (protocol,) = mine.built
+            protocol.transport.write(b"waits")
+            network.settle()
+            self.assertEqual(stock.accepted[0].received, [])
+            stock.accepted[0].write(b"first")
+            for _ in range(10):
+                network.advance(0.05)
+            self.assertEqual((protocol.data, stock.accepted[0].data, stock.panics), (b"first", b"waits", []))
+            network.advance(UNDECIDED_LIMIT)
+            self.assertIsNone(protocol.lost)
+
+    def test_one_that_says_nothing(self) -> None:
+        network = OldNetwork()
+        stock = network.stock(KEYS["B"], "2019-03-13")
+        mine = Accepting()
+        network.client(KEYS["A"]).open(stock.key.public, mine, acks=lambda two: None)
+        network.settle()
+        (protocol,) = mine.built
+        protocol.transport.write(b"x")
+        network.settle()
+        network.advance(UNDECIDED_LIMIT)
+        self.assertEqual(protocol.lost.value.close_reason, CloseReason.ACKS_UNKNOWN)
+        self.assertIn("--acks", str(protocol.lost.value))
+        self.assertEqual((stock.accepted[0].received, stock.panics), ([], []))
+
+
+class AcceptTests(SynchronousTestCase):
+    """A program of 2019 opens a channel to this package."""
+
+    def session(self, network: OldNetwork, era: str, accept: Any, acks: Any = None) -> ClientSession:
+        two_ids, acknowledges = ERAS[era]
+        return network.client(KEYS["B"], accept, acks=acks or (lambda remote: acknowledges), two_ids=two_ids)
+
+    def test_hello_and_the_end(self) -> None:
+        for era in ERAS:
+            network = OldNetwork()
+            theirs = Accepting()
+            self.session(network, era, theirs)
+            stock = network.stock(KEYS["A"], era)
+            channel = stock.dial(KEYS["B"].public)
+            network.settle()
+            channel.write(b"hello")
+            network.settle()
+            (protocol,) = theirs.built
+            self.assertEqual((protocol.data, stock.panics), (b"hello", []), era)
+            protocol.transport.write(b"and you")
+            for _ in range(3):
+                network.advance(ACK_INTERVAL)
+            self.assertEqual(channel.data, b"and you", era)
+            channel.close()
+            network.settle()
+            self.assertTrue(channel.over and protocol.lost, era)
+            self.assertEqual(network.relay.channel_count, 0)
+
+    def test_who_it_is_is_asked_first(self) -> None:
+        """Until discovery has said it nothing is answered; one that gives up meanwhile is no program's concern."""
+        network = OldNetwork()
+        theirs = Accepting()
+        asked: list[PubKey] = []
+        answer: Deferred[bool | None] = Deferred()
+
+        def acks(remote: PubKey) -> Deferred[bool | None]:
+            asked.append(remote)
+            return answer
+
+        self.session(network, "2019-03-06", theirs, acks)
+        stock = network.stock(KEYS["A"], "2019-03-06")
+        channel, other = stock.dial(KEYS["B"].public), stock.dial(KEYS["B"].public)
+        network.settle()
+        self.assertEqual((asked, theirs.built), ([stock.key.public] * 2, []))
+        stock.send(CLOSE_CHANNEL, bytes((other.name,)))
+        network.settle()
+        answer.callback(None)
+        network.settle()
+        channel.write(b"it is one of them")
+        network.settle()
+        network.advance(ACK_INTERVAL)
+        (protocol,) = theirs.built
+        self.assertEqual((protocol.data, channel.writes), (b"it is one of them", 1))
+
+    def test_two_of_this_package(self) -> None:
+        """Their bytes are theirs, whatever they begin with."""
+        network = OldNetwork()
+        theirs, mine = Accepting(), Accepting()
+        self.session(network, "2019-04-15", theirs, lambda remote: succeed(False))
+        network.client(KEYS["A"]).open(KEYS["B"].public, mine, acks=lambda two: False)
+        network.settle()
+        mine.built[0].transport.write(b"\0\0\0\5hello")
+        network.settle()
+        self.assertEqual(theirs.built[0].data, b"\0\0\0\5hello")
+
+
+class TwoIdsTests(SynchronousTestCase):
+    """Each side of a link names a channel as the other side likes."""
+
+    def test_stock_clients_among_themselves(self) -> None:
+        for one in ERAS:
+            for two in ERAS:
+                if ERAS[one][1] != ERAS[two][1]:
+                    continue
+                # who has accepted before is known; for others there is the option
+                network = OldNetwork(two_ids=ERAS[one][0])
+                dialler, acceptor = network.stock(KEYS["A"], one), network.stock(KEYS["B"], two, got=echo)
+                acceptor_of_many = [acceptor]
+                channels = [dialler.dial(KEYS["B"].public) for _ in range(5)]
+                network.settle()
+                for number, channel in enumerate(channels):
+                    channel.write(b"%d" % number)
+                for _ in range(5):
+                    network.advance(ACK_INTERVAL)
+                self.assertEqual([channel.data for channel in channels], [b"0", b"1", b"2", b"3", b"4"], (one, two))
+                self.assertEqual((dialler.panics, acceptor_of_many[0].panics), ([], []))
+                for channel in channels:
+                    channel.close()
+                network.settle()
+                self.assertEqual((network.relay.channel_count, dialler.channels, acceptor.channels), (0, {}, {}))
+
+    def test_what_a_client_is_is_remembered(self) -> None:
+        """One that has accepted a channel is known when it opens one, also over its next link."""
+        for era in ERAS:
+            for other in (False, True):
+                network = OldNetwork(two_ids=other)
+                first = network.stock(KEYS["A"], era)
+                network.client(KEYS["B"], Accepting()).open(first.key.public, Accepting())
+                network.settle()
+                self.assertEqual(len(first.accepted), 1)
+                assert first.transport is not None
+                first.transport.loseConnection()
+                network.settle()
+                again = network.stock(KEYS["A"], era)
+                channel = again.dial(KEYS["B"].public)
+                network.settle()
+                self.assertTrue(channel.ciphers is not None and not again.panics, (era, other))
+
+    def test_ids_of_both_sides_may_be_equal(self) -> None:
+        """A stock client that has 200 channels of either kind: its own ids meet those of the server."""
+        network = OldNetwork(two_ids=True)
+        stock = network.stock(KEYS["A"], "2019-04-15", got=echo)
+        peers = [
+            network.client(KEYS[name], Accepting(), two_ids=True, acks=lambda remote: False) for name in ("B", "X")
+        ]
+        mine = Accepting()
+        theirs = []
+        for number in range(200):
+            if number % 2:
+                theirs.append(stock.dial(KEYS["B"].public))
+            else:
+                peers[number % 4 // 2].open(stock.key.public, mine)
+            network.settle()
+        self.assertEqual((len(mine.built), stock.panics), (100, []))
+        live = [one for one in theirs if one.ciphers is not None]
+        for number, protocol in enumerate(mine.built):
+            protocol.transport.write(b"%d" % number)
+        network.settle()
+        self.assertEqual([one.data for one in mine.built], [b"%d" % number for number in range(100)])
+        self.assertEqual(len(live), 100)
+        for number, channel in enumerate(live):
+            channel.write(b"%d" % number)
+        network.settle()
+
+    def test_a_client_of_this_package_that_accepts(self) -> None:
+        """With two ids its own table and the server's are apart."""
+        network = OldNetwork(two_ids=True)
+        accepting, mine = Accepting(), Accepting()
+        bob = network.client(KEYS["B"], accepting, two_ids=True)
+        alice = network.client(KEYS["A"], Accepting(Recorder), two_ids=True)
+        for number in range(150):
+            (alice if number % 2 else bob).open((bob if number % 2 else alice)._local, mine)
+            network.settle()
+        self.assertEqual(len(mine.built), 150)
+        for number, protocol in enumerate(mine.built):
+            protocol.transport.write(b"%d" % number)
+        network.settle()
+        self.assertEqual(sum(len(one.data) for one in accepting.built), sum(len(b"%d" % n) for n in range(1, 150, 2)))
+        for protocol in mine.built:
+            protocol.transport.loseConnection()
+        network.settle()
+        self.assertEqual((network.relay.channel_count, bob.transports, alice.transports), (0, 0, 0))
+
+
+class OfferTests(RelayCase):
+    """Offers whose opener has gone, at a client that speaks of two ids."""
+
+    profile = Profile.SKYWIRE
+
+    def test_it_is_told_when_it_has_named_the_channel(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        for known in (False, True):
+            self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
+            offered = self.ports[b].take()[-1][1][0]
+            self.say(a, (CLOSE_CHANNEL, b"\0"))
+            told = self.ports[b].take()
+            # by the server's id it would be told of another channel, so nothing is said once that is known
+            self.assertEqual(bool(told), not known)
+            self.say(b, (CHANNEL_OPENED, bytes((offered, 7)) + bytes(49)))
+            self.assertEqual(self.ports[b].take(), [(CLOSE_CHANNEL, b"\7")])
+        self.assertEqual(self.relay.channel_count, 0)
