@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from dmsg.errors import DmsgError
@@ -38,6 +39,7 @@ def literal(host: str) -> Address | None:
     return found
 
 
+@lru_cache(maxsize=4096)
 def block_of(host: str) -> str:
     """Whom an address is counted as: itself, or the block of 2**64 that an IPv6 address is in."""
     found = literal(host)
@@ -57,3 +59,8 @@ def kind_of(address: Address) -> str:
     if address.is_multicast or address.is_unspecified or address.is_link_local or address.is_reserved:
         return "none"
     return "public" if address.is_global else "private"
+
+
+def forwarded_client(header: bytes | None) -> str:
+    """Whom our own proxy saw, by X-Forwarded-For: the last; what stands before it anybody can write.  Or empty."""
+    return (header or b"").decode("latin-1").rpartition(",")[2].strip()

@@ -15,7 +15,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import RequestRedirect
 
 from dmsg.buckets import RateLimit
-from dmsg.net.addresses import block_of
+from dmsg.net.addresses import block_of, forwarded_client
 
 MAX_WAITING = 4096
 """Requests that are delayed at a time, and ``MAX_WAITING_SIZE`` bytes of them; beyond they are refused."""
@@ -123,9 +123,7 @@ class Gate(Resource):
     def client_of(self, request: Any) -> str:
         """Where the client of a request is; empty when a proxy of ours does not say."""
         if self._proxied:
-            # the last is what our own proxy saw; those before it anybody can write
-            forwarded: bytes = request.getHeader(b"x-forwarded-for") or b""
-            return forwarded.decode("latin-1").rpartition(",")[2].strip()
+            return forwarded_client(request.getHeader(b"x-forwarded-for"))
         return str(getattr(request.getClientAddress(), "host", ""))
 
     def address_of(self, request: Any) -> str:

@@ -16,8 +16,10 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 
 from dmsg.buckets import RateLimit
 from dmsg.errors import DmsgError
+from dmsg.net.addresses import block_of, forwarded_client
 from dmsg.net.site import BoundedRequest
 from dmsg.rmb import token
+from dmsg.rmb.door import DoorFactory, Upgrade
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TokenError, TwinNotFound
 from dmsg.rmb.federation import ONLY_CONNECTED
@@ -87,7 +89,7 @@ class RelaySite(Resource):
         self._taking = 0
         self._used: OrderedDict[bytes, int] | None = None if token_reuse else OrderedDict()
 
-    def make_site(self) -> Site:
+    def make_site(self) -> DoorFactory:
         """The factory to listen with."""
 
         def refused(reason: str) -> None:
@@ -101,7 +103,7 @@ class RelaySite(Resource):
         site.displayTracebacks = False
         # the token is in the URL: no line of any log has it
         site.log = lambda request: None  # type: ignore[method-assign]
-        return site
+        return DoorFactory(site, self._reactor, self._take, IDLE_TIMEOUT)
 
     # --- routes ---
 
@@ -134,10 +136,13 @@ class RelaySite(Resource):
         request.setHeader(b"retry-after", b"%d" % seconds)
         return self._refuse(request, drop, 503, text)
 
-    def _address(self, request: Request) -> str:
-        if self._proxied and (forwarded := request.getHeader(b"x-forwarded-for")):
-            return forwarded.decode("latin-1").rpartition(",")[2].strip()
-        return str(getattr(request.getClientAddress(), "host", ""))
+    def _address(self, forwarded: bytes | None, peer: Any) -> str:
+        """Whose a connection is, as limits count."""
+        client = forwarded_client(forwarded) if self._proxied else ""
+        return block_of(client or str(getattr(peer, "host", "")))
+
+    def _address_of(self, request: Request) -> str:
+        return self._address(request.getHeader(b"x-forwarded-for"), request.getClientAddress())
 
     def _finish(self, answer: Deferred[Any], request: Request) -> int:
         """Answer when it is known, if the other side is still there."""
@@ -170,7 +175,7 @@ class RelaySite(Resource):
         _, question, query = request.uri.partition(b"?")
         if not question or not query:
             return self._refuse(request, Drop.NO_TOKEN, 400, "missing jwt")
-        if not self._connects.allow(self._address(request), self._reactor.seconds()):
+        if not self._connects.allow(self._address_of(request), self._reactor.seconds()):
             request.setHeader(b"retry-after", b"1")
             return self._refuse(request, Drop.RATE_LIMITED, 429, "too many connections from this address")
         refusal = self._admits()
@@ -183,6 +188,26 @@ class RelaySite(Resource):
         except TokenError as error:
             return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
         return self._finish(Deferred.fromCoroutine(self._upgrade_session(request, parsed)), request)
+
+    def _take(self, upgrade: Upgrade, transport: Any) -> bool:
+        """Let in who need not wait for anything; who has to, or is refused, comes again by :meth:`_authenticate`."""
+        address = self._address(upgrade.headers.get(b"x-forwarded-for"), transport.getPeer())
+        now = self._reactor.seconds()
+        if self._admits() is not None or not self._connects.allow(address, now):
+            return False
+        try:
+            parsed = token.parse(upgrade.target.partition(b"?")[2])
+            parsed.check_times(int(self._switch.now()), self._max_token_ttl)
+            twin = self._switch.registry.fresh(parsed.session.twin)
+            if twin is not None:
+                parsed.check_signature(twin.account)
+        except TokenError:
+            twin = None
+        if twin is None or not self._first_use(parsed):
+            self._connects.charge(address, -1.0, now)  # it is counted there
+            return False
+        self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, asks=parsed.asks))
+        return True
 
     async def _upgrade_session(self, request: Request, parsed: token.Token) -> Any:
         session = parsed.session
@@ -228,7 +253,7 @@ class RelaySite(Resource):
             request.setHeader(b"connection", b"close")
             request.channel.persistent = False
             return self._refuse(request, Drop.DRAINING, 503, "shutting down")
-        address = self._address(request)
+        address = self._address_of(request)
         if self._taking >= MAX_INTAKE or not self._intakes.allow(address, self._reactor.seconds()):
             return self._later(request, Drop.INTAKE_RATE, "too many messages")
         self._taking += 1

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from autobahn.twisted.resource import WebSocketResource
 from autobahn.twisted.util import peer2str
@@ -33,6 +33,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from dmsg.net.socketopts import tune
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb import frames
+from dmsg.rmb.door import is_key
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.wire import MAX_MESSAGE
 
@@ -339,14 +340,6 @@ class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
         return why
 
 
-def _is_key(key: bytes) -> bool:
-    """What Sec-WebSocket-Key has to be: 16 bytes in base 64."""
-    try:
-        return len(key) == 24 and len(b64decode(key, validate=True)) == 16
-    except ValueError:
-        return False
-
-
 _OPTIONS = {
     "maxFramePayloadSize": MAX_MESSAGE,
     "maxMessagePayloadSize": MAX_MESSAGE,
@@ -356,6 +349,9 @@ _OPTIONS = {
     "tcpNoDelay": True,
     "autoPingInterval": 0,
 }
+
+
+_S = TypeVar("_S", bound=_ServerSocket)
 
 
 class UpgradeResource:
@@ -378,23 +374,30 @@ class UpgradeResource:
     def upgrade(self, request: Request, receiver: Receiver) -> Any:
         """Answer ``request`` with 101; ``receiver`` gets what comes.  :returns: as ``render`` does."""
 
-        def build(addr: IAddress | None, kind: type[_ServerSocket] = _ServerSocket) -> _ServerSocket:
-            socket = kind()
-            socket.factory = self._factory
-            socket.receiver, socket.turn, socket.reactor = receiver, self._turn, self._reactor
-            return socket
-
         if self._is_plain(request):
             transport: Any = request.channel.transport
             request.channel.transport = None
-            quick = build(None, self._quick)
-            assert isinstance(quick, _QuickSocket)
-            transport.protocol = quick
-            quick.take_over(transport, request.getHeader(b"sec-websocket-key") or b"")
+            self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
             transport.resumeProducing()  # the channel had paused it while the request was looked at
             return NOT_DONE_YET
+
+        def build(addr: IAddress | None) -> _ServerSocket:
+            return self._build(_ServerSocket, receiver)
+
         self._factory.buildProtocol = build  # type: ignore[method-assign]
         return self._resource.render(request)
+
+    def _build(self, kind: type[_S], receiver: Receiver) -> _S:
+        socket = kind()
+        socket.factory = self._factory
+        socket.receiver, socket.turn, socket.reactor = receiver, self._turn, self._reactor
+        return socket
+
+    def take(self, transport: Any, key: bytes, receiver: Receiver) -> None:
+        """Answer an upgrade on a TCP transport with 101.  :param key: the header Sec-WebSocket-Key, as it has to be."""
+        socket = self._build(self._quick, receiver)
+        transport.protocol = socket
+        socket.take_over(transport, key)
 
     @staticmethod
     def _is_plain(request: Request) -> bool:
@@ -409,7 +412,7 @@ class UpgradeResource:
             and request.clientproto == b"HTTP/1.1"
             and all(len(headers.getRawHeaders(name, ())) == 1 for name in once)
             and request.getHeader(b"sec-websocket-version") == b"13"
-            and _is_key(request.getHeader(b"sec-websocket-key") or b"")
+            and is_key(request.getHeader(b"sec-websocket-key") or b"")
             and not headers.hasHeader(b"origin")
         )
 

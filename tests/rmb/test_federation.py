@@ -378,7 +378,7 @@ class IntakeTests(FederationCase):
     async def test_rates(self) -> None:
         """Of an address, and of a twin; only what is signed counts against the twin."""
         await self.make()
-        page = self.one.ports[0].factory.resource
+        page = self.one.ports[0].factory.site.resource
         page._of_twins.count = 2
         statuses = [(await self.post(self.message()))[0] for _ in range(2)]
         spoilt = self.message("B")

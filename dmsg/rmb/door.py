@@ -1,0 +1,156 @@
+"""The first bytes of a connection to a relay: a plain upgrade needs no HTTP channel.
+
+What a connection of a twin costs is mostly Twisted's parsing of a request
+that is always the same.  So its first read is looked at here: a whole ``GET``
+with nothing unusual about it is given on as it is; everything else, and
+everything about which there is a doubt, goes to the site, from its first byte.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IReactorTime
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.protocols.policies import ProtocolWrapper
+from twisted.python.failure import Failure
+from twisted.web.server import Site
+
+MAX_HEAD = 8192
+"""Bytes of a request that is looked at here."""
+_TARGET = re.compile(rb"/[!-~]*")
+_ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
+_ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"expect", b"te", b"trailer"))
+
+
+class Upgrade(NamedTuple):
+    """A request to become a websocket.
+
+    :ivar headers: names are lower case.
+    :ivar key: the header Sec-WebSocket-Key.
+    :ivar rest: what came behind it.
+    """
+
+    target: bytes
+    key: bytes
+    headers: dict[bytes, bytes]
+    rest: bytes
+
+
+def is_key(key: bytes) -> bool:
+    """What Sec-WebSocket-Key has to be: 16 bytes in base 64."""
+    try:
+        return len(key) == 24 and len(b64decode(key, validate=True)) == 16
+    except ValueError:
+        return False
+
+
+def plain_upgrade(data: bytes) -> Upgrade | None:
+    """The upgrade with which these bytes begin, if it is one, all of it, and about which there is nothing to ask."""
+    head, blank, rest = data.partition(b"\r\n\r\n")
+    if not head.startswith(b"GET ") or not blank or len(head) > MAX_HEAD:
+        return None
+    lines = head.split(b"\r\n")
+    words = lines[0].split(b" ")
+    if len(words) != 3 or words[2] != b"HTTP/1.1" or not _TARGET.fullmatch(words[1]):
+        return None
+    headers: dict[bytes, bytes] = {}
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        name = name.lower()
+        # no empty line, no folded one, none that is there twice
+        if not colon or not name.replace(b"-", b"").isalnum() or b"\n" in value or b"\r" in value or name in headers:
+            return None
+        headers[name] = value.strip(b" \t")
+    if not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
+        return None
+    key = headers[b"sec-websocket-key"]
+    if (
+        headers[b"upgrade"].lower() != b"websocket"
+        or b"upgrade" not in headers[b"connection"].lower()
+        or headers[b"sec-websocket-version"] != b"13"
+        or not is_key(key)
+    ):
+        return None
+    return Upgrade(words[1], key, headers, rest)
+
+
+class Door(Protocol):
+    """Stands before one connection until its first read says what it is."""
+
+    _behind: IProtocol | None = None
+    _silence: IDelayedCall | None = None
+
+    def __init__(self, factory: DoorFactory, address: IAddress | None) -> None:
+        self._door = factory
+        self._address = address
+
+    def connectionMade(self) -> None:
+        if isinstance(self.transport, ProtocolWrapper):  # TLS: it stays in between
+            self._open()
+        else:
+            self._silence = self._door.reactor.callLater(self._door.patience, self._silent)
+
+    def _silent(self) -> None:
+        self._silence = None
+        self.transport.abortConnection()  # type: ignore[union-attr]
+
+    def _cancel(self) -> None:
+        silence, self._silence = self._silence, None
+        if silence is not None:
+            silence.cancel()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._behind is None:
+            self._cancel()
+            upgrade = plain_upgrade(data)
+            if upgrade is not None and self._door.take(upgrade, self.transport):
+                if upgrade.rest:
+                    self.transport.protocol.dataReceived(upgrade.rest)  # type: ignore[union-attr]
+                return
+            self._open()
+        assert self._behind is not None
+        self._behind.dataReceived(data)
+
+    def _open(self) -> None:
+        behind = self._door.site.buildProtocol(self._address)
+        assert behind is not None and self.transport is not None
+        self._behind = behind
+        behind.makeConnection(self.transport)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._cancel()
+        if self._behind is not None:
+            self._behind.connectionLost(reason)
+
+
+class DoorFactory(Factory):
+    """Listens in place of a site.
+
+    :param take: makes a websocket of an upgrade on this transport; False leaves it to the site, as if nothing had been.
+    :param patience: seconds for a first byte.
+    """
+
+    noisy = False
+
+    def __init__(
+        self, site: Site, reactor: IReactorTime, take: Callable[[Upgrade, Any], bool], patience: float
+    ) -> None:
+        self.site = site
+        self.reactor = reactor
+        self.take = take
+        self.patience = patience
+
+    def doStart(self) -> None:
+        super().doStart()  # type: ignore[no-untyped-call]
+        self.site.doStart()
+
+    def doStop(self) -> None:
+        super().doStop()  # type: ignore[no-untyped-call]
+        self.site.doStop()
+
+    def buildProtocol(self, addr: IAddress | None) -> Door:
+        return Door(self, addr)
