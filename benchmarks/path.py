@@ -20,7 +20,7 @@ SETTINGS = ("net.ipv4.tcp_rmem=4096 131072 67108864", "net.ipv4.tcp_wmem=4096 13
 """TCP buffers that such a path needs; the kernel's own allow a quarter of it."""
 
 _TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=")
-_DMSG = (sys.executable, "-c", "from dmsg.cli.main import entry; entry()")
+_DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()")
 _SINK = """
 import socket, sys
 s = socket.create_server((sys.argv[1], 5000)); print('listens', flush=True)

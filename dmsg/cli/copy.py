@@ -236,7 +236,7 @@ async def _copy(
                     break
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
                     if not reached or away.given_up():
-                        raise TransferError(f"{error}{away.where()}") from None
+                        raise TransferError(f"{copier.what}{error}{away.where()}") from None
                 away.transport = None
                 await deferLater(reactor, RETRY_DELAY)
         finally:

@@ -33,7 +33,7 @@ from twisted.internet.task import cooperate
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
-from dmsg.cli.transfer import DIGEST_SIZE, TransferError, Transferred, _message, _take_message
+from dmsg.cli.transfer import DIGEST_SIZE, TransferError, Transferred, _message, _take_message, lost_text
 from dmsg.errors import DmsgError
 
 CHUNK = 256 * 1024
@@ -107,6 +107,12 @@ class Copier(Protocol):
         self._at = time.monotonic()
         self._next: Callable[[dict[str, Any]], None] = self._unexpected
         self.done: Deferred[Transferred] = Deferred()
+
+    @property
+    def what(self) -> str:
+        """The file, as an error begins with it; empty when it has no name yet."""
+        name = self._path.name.removesuffix(PART_SUFFIX)
+        return f"{name}: " if name else ""
 
     # --- messages ---
 
@@ -304,7 +310,7 @@ class Copier(Protocol):
         self._close_file()
         if not self.done.called:
             if reason.check(ConnectionDone, ConnectionLost, ConnectionAborted, DmsgError):
-                self.done.errback(Failure(CopyCut(f"connection lost: {reason.value}")))
+                self.done.errback(Failure(CopyCut(lost_text(reason))))
             else:  # our own: the same would happen again
                 self.done.errback(Failure(TransferError(f"{type(reason.value).__name__}: {reason.value}")))
 

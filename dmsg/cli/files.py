@@ -86,7 +86,10 @@ def send(
                 factory = Factory.forProtocol(lambda: protocol)
                 factory.noisy = False
                 await client.connect(public_key, factory, timeout)
-                done = await protocol.done
+                try:
+                    done = await protocol.done
+                except TransferError as error:
+                    raise TransferError(f"{file} is not sent to {public_key.short}: {error}") from None
             _report("sent", done, f"to {public_key}")
 
         await with_client(reactor, settings, use)

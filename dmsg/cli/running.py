@@ -30,7 +30,7 @@ from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
-from dmsg.names import Names
+from dmsg.names import Names, UnknownName
 from dmsg.net.stream import DmsgAddress
 from dmsg.transport.service import Client
 from dmsg.transport.streams import RESUME_TIMEOUT
@@ -41,6 +41,7 @@ C = TypeVar("C", bound=DelegatedClient)
 C_co = TypeVar("C_co", bound=DelegatedClient, covariant=True)
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 ONLINE_TIMEOUT = 15.0
 """Seconds to find a server."""
@@ -329,6 +330,9 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
         except BrokenPipeError as error:
             output.failed(error, err=False)
             raise SystemExit(output.EXIT_PIPE) from None
+        except UnknownName as error:
+            output.say(f"dmsg: {error}", err=True)
+            raise SystemExit(EXIT_USAGE) from None
         except (DmsgError, OSError, ConnectionLost, CannotListenError) as error:
             output.say(f"dmsg: {_named(error)}{output.describe(error)}", err=True)
             raise SystemExit(EXIT_FAILED) from None

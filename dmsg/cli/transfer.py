@@ -37,6 +37,13 @@ class TransferError(DmsgError):
     """The file did not arrive."""
 
 
+def lost_text(reason: Failure) -> str:
+    """A connection that ended too soon, in words."""
+    if reason.check(ConnectionDone):
+        return "the other side ended the connection"
+    return f"the connection was lost: {reason.value}"
+
+
 @dataclass(frozen=True)
 class Transferred:
     """:ivar seconds: from the first byte to the answer."""
@@ -170,7 +177,7 @@ class SendFile(Protocol):
         if self._file is not None:
             self._file.close()
         if not self.done.called:
-            self.done.errback(Failure(TransferError(f"connection lost: {reason.value}")))
+            self.done.errback(Failure(TransferError(lost_text(reason))))
 
 
 def safe_name(name: Any) -> str:
@@ -300,4 +307,4 @@ class ReceiveFile(Protocol):
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._discard()
         if not self.done.called:
-            self.done.errback(Failure(TransferError(f"connection lost: {reason.value}")))
+            self.done.errback(Failure(TransferError(lost_text(reason))))

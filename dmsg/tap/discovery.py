@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from twisted.application.service import IService
-from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from dmsg.discovery.api import BURST, MAX_SERVERS, POST_BURST, POST_RATE, RATE, SERVER_TTL
@@ -14,14 +13,14 @@ from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.service import Discovery
 from dmsg.errors import KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.tap.options import TELEMETRY_OPTIONS, endpoint, number, own_pid_file, set_log_format, telemetry
+from dmsg.tap.options import TELEMETRY_OPTIONS, EntityOptions, endpoint, number, own_pid_file, set_log_format, telemetry
 from dmsg.tap.running import StopOnFailure
 
 DEFAULT_LISTEN = "tcp:9090"
 DEFAULT_STORE = "sqlite:dmsg-discovery.sqlite"
 
 
-class Options(UsageOptions):
+class Options(EntityOptions):
     """Options of ``twistd dmsg-discovery``."""
 
     synopsis = "[options]"

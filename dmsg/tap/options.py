@@ -6,7 +6,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,6 +30,21 @@ from dmsg.telemetry.service import TelemetrySettings
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""
+
+
+class EntityOptions(UsageOptions):
+    """Options of an entity: what is wrong with them is one line, behind which twistd prints no page of usage."""
+
+    def parseOptions(self, options: Sequence[str] | None = None) -> None:
+        """:raises UsageError: one of them cannot be; twistd's caller gets a line instead, and its status 1."""
+        try:
+            super().parseOptions(options)  # type: ignore[no-untyped-call]
+        except UsageError as error:
+            twistd: Any = getattr(self, "parent", None)
+            if twistd is None:
+                raise
+            sys.stderr.write(f"twistd {twistd.subCommand}: {error}\n")
+            raise SystemExit(1) from None
 
 
 def endpoint(value: str) -> str:

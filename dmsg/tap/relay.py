@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from twisted.logger import Logger
-from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from dmsg.delegation.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
@@ -15,7 +14,7 @@ from dmsg.keylock import KeyLock, hold
 from dmsg.keys import default_key, load_or_create_key
 from dmsg.net.addresses import parse_address
 from dmsg.tap import config
-from dmsg.tap.options import default_key_file, endpoint, number, own_pid_file, seconds, url
+from dmsg.tap.options import EntityOptions, default_key_file, endpoint, number, own_pid_file, seconds, url
 
 DEFAULT_LISTEN = "tcp:8080"
 RELOADED = frozenset(
@@ -50,7 +49,7 @@ def _one_of(value: str, *possible: str) -> str:
     return value
 
 
-class RelayOptions(UsageOptions):
+class RelayOptions(EntityOptions):
     """What a server of any family is told."""
 
     optParameters: list[list[Any]]
@@ -82,7 +81,7 @@ class RelayOptions(UsageOptions):
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
         """As usual; remembers what stands on the command line."""
         self._given = config.given(options or ())
-        super().parseOptions(options)  # type: ignore[no-untyped-call]
+        super().parseOptions(options)
 
     def read_config(self) -> None:
         """Take what the file says and the command line does not."""

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from twisted.application.service import IService
-from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from dmsg.errors import DmsgError, needs_extra
 from dmsg.net.redis import redis_address
-from dmsg.tap.options import own_pid_file, set_log_format
+from dmsg.tap.options import EntityOptions, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -24,7 +23,7 @@ except ModuleNotFoundError as error:
     raise SystemExit(f"rmb-peer: {error}; {needs_extra('rmb')}") from None
 
 
-class Options(UsageOptions):
+class Options(EntityOptions):
     """Options of ``twistd rmb-peer``."""
 
     synopsis = "[options]"

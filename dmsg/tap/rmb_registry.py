@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.application.service import IService
-from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from dmsg.errors import needs_extra
-from dmsg.tap.options import endpoint, number, own_pid_file, set_log_format
+from dmsg.tap.options import EntityOptions, endpoint, number, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -21,7 +20,7 @@ DEFAULT_LISTEN = "tcp:9091"
 DEFAULT_STORE = "sqlite:rmb-registry.sqlite"
 
 
-class Options(UsageOptions):
+class Options(EntityOptions):
     """Options of ``twistd rmb-registry``."""
 
     synopsis = "[options]"

@@ -6,11 +6,10 @@ import re
 from typing import Any
 
 from twisted.application.service import IService
-from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from dmsg.errors import DmsgError, needs_extra
-from dmsg.tap.options import descriptors, endpoint, number, own_pid_file, set_log_format
+from dmsg.tap.options import EntityOptions, descriptors, endpoint, number, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -37,7 +36,7 @@ def listen_endpoint(value: str) -> str:
     return endpoint(value)
 
 
-class Options(UsageOptions):
+class Options(EntityOptions):
     """Options of ``twistd rmb-relay``; names and short forms are those of the reference where it has them."""
 
     synopsis = "[options]"
@@ -127,7 +126,7 @@ class Options(UsageOptions):
             ):
                 words[at : last + 1] = [f"--limit={count.strip(' ,')},{words[last].strip(' ,')}"]
             break
-        super().parseOptions(words)  # type: ignore[no-untyped-call]
+        super().parseOptions(words)
 
     def postOptions(self) -> None:
         own_pid_file(self, "rmb-relay")

@@ -48,7 +48,7 @@ class CommandCase(EntityCase):
     def start(self, *arguments: str, **environment: str) -> Command:
         """Run it; standard input stays open."""
         command = Command()
-        argv = [sys.executable, "-c", "from dmsg.cli.main import entry; entry()", *arguments]
+        argv = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", *arguments]
         env = {**os.environ, "COLUMNS": "200", **environment}
         process = reactor.spawnProcess(command, sys.executable, argv, env=env, path=str(self.directory))  # type: ignore[attr-defined]
 

@@ -21,7 +21,7 @@ from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_commands import CommandCase
 from tests.support import asynchronous
 
-DMSG = [sys.executable, "-c", "from dmsg.cli.main import entry; entry()"]
+DMSG = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()"]
 
 
 class ToolCase(CommandCase):
@@ -302,7 +302,7 @@ class UnhandledTests(ToolCase):
             for arguments in commands:
                 done = await deferToThread(
                     subprocess.run,
-                    [sys.executable, "-c", f"{debugging}from dmsg.cli.main import entry; entry()", *arguments],
+                    [sys.executable, "-c", f"{debugging}from dmsg.cli.entry import entry; entry()", *arguments],
                     cwd=self.directory,
                     env={**os.environ, **self.environment},
                     capture_output=True,

@@ -31,7 +31,7 @@ TRANSPORTS = int(os.environ.get("TRANSPORTS", "1000000"))
 """Each is two events."""
 LAST_DAY = date.today() - timedelta(1)
 PATIENCE = 1800.0
-DMSG = (sys.executable, "-c", "from dmsg.cli.main import entry; entry()", "analytics")
+DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics")
 
 
 def analytics(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:

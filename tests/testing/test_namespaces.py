@@ -11,7 +11,7 @@ from dmsg.keys import SecKey, write_key_file
 from dmsg.testing.namespaces import NamespaceLab, Running, available
 
 TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "-n", "--pidfile=")
-DMSG = (sys.executable, "-c", "from dmsg.cli.main import entry; entry()")
+DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()")
 PING = """
 import socket, sys, time
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)
