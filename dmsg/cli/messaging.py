@@ -80,8 +80,7 @@ acks_option = click.option(
     default="auto",
     show_default=True,
     type=click.Choice(list(ACKS)),
-    help="With skywire: whether the remote acknowledges, as Go did until 2019-04-15; auto knows programs of this "
-    "package, Go of before 2019-03-13, and who speaks first.",
+    help="With skywire: whether a Go program acknowledges, as it did until 2019-04-15; auto waits for its first word.",
 )
 ids_option = click.option(
     "--ids",

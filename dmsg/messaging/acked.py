@@ -40,6 +40,9 @@ class AckedEnd:
         self._undecided = undecided
         self._token: Any = None
         self._free_at = 0.0
+        self._payload_last = False
+        self._first = True
+        self._stopped = False
         self._timers: dict[str, IDelayedCall] = {}
         self.decided = decided
 
@@ -65,12 +68,19 @@ class AckedEnd:
         """A payload."""
         self._token = token
         self._send(self._layer.payload(data))
+        self._payload_last = True
         self._free_at = self._reactor.seconds() + GAP
         self._cancel("acks")
         self._plan_acks()
 
     def is_raw(self, message: bytes) -> bool:
-        """Decide by the first message of the channel: whether the remote does not acknowledge."""
+        """Whether the remote does not acknowledge: the first message of the channel says so.
+
+        A client of this package begins with an empty one, whatever this side was told of it.
+        """
+        first, self._first = self._first, False
+        if first and not message:
+            return True
         if not self.decided and looks_acknowledged(message):
             self.decided = True
             self._cancel("undecided")
@@ -86,7 +96,8 @@ class AckedEnd:
         data, acknowledged = self._layer.receive(message)
         if acknowledged:
             token, self._token = self._token, None
-            self._free_at = 0.0
+            if self._payload_last:
+                self._free_at = 0.0
             self._acknowledged(token)
             if self._layer.due:
                 self._cancel("acks")
@@ -103,21 +114,27 @@ class AckedEnd:
         if self._layer.due:
             # in the same turn the program may have an answer that they go with
             wait = ACK_INTERVAL if self._layer.in_flight else max(0.0, self._free_at - self._reactor.seconds())
-            self._after("acks", wait, self.flush)
+            self._after("acks", wait, self._send_acks)
+
+    def _send_acks(self) -> None:
+        if self._layer.due:
+            self._send(self._layer.acknowledgements())
+            self._payload_last = False
+            self._free_at = self._reactor.seconds() + GAP
+            self._after("acks", GAP, self._send_acks)
 
     def flush(self) -> None:
-        """Send the acknowledgements that are due."""
+        """Send the acknowledgements that are due at once: the channel is about to be closed."""
         self._cancel("acks")
         while self._layer.due:
             self._send(self._layer.acknowledgements())
-            self._free_at = self._reactor.seconds() + GAP
 
     def _after(self, name: str, seconds: float, call: Callable[[], None]) -> None:
         def fire() -> None:
             del self._timers[name]
             call()
 
-        if name not in self._timers:
+        if name not in self._timers and not self._stopped:
             self._timers[name] = self._reactor.callLater(seconds, fire)
 
     def _cancel(self, name: str) -> None:
@@ -127,5 +144,6 @@ class AckedEnd:
 
     def stop(self) -> None:
         """The channel is over."""
+        self._stopped = True
         for name in list(self._timers):
             self._cancel(name)

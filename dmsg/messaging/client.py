@@ -111,6 +111,7 @@ class ClientConnection:
         ephemeral = self._key if ping else self._ephemeral()
         channel.proposal = Proposal(self._key, remote, self._profile, ephemeral=ephemeral)
         channel.whole = whole
+        channel.named = not self._two_ids
         channel.moves(Input.SEND_OPEN)
         self._doubtful.pop(channel.id, None)
         self.channels[channel.id] = channel
@@ -168,13 +169,11 @@ class ClientConnection:
 
     def _end(self, channel: ClientChannel) -> bool:
         """ChannelClosed goes out: it is over at this end."""
-        abandoned = channel.state is State.ABANDONED
+        if channel.state is State.ABANDONED and self._is_ambiguous(channel):
+            return True  # its id stays in use until the server has answered
         if not channel.moves(Input.SEND_CLOSED):
             return False
-        if abandoned and self._is_ambiguous(channel):
-            self._doubtful[channel.id] = None
-        else:
-            self._say_closed(channel)
+        self._say_closed(channel)
         self._forget(channel)
         return True
 
@@ -288,16 +287,14 @@ class ClientConnection:
                 events.append(Closed(channel, CloseReason.NOT_AUTHENTIC))
         elif channel is None:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
-            if opened is not None and opened[0] is not None:
-                # nobody waits for it any more, and only now the server's name of it is known
-                self._out.append(encode_close(self._profile, opened[0]))
+            if frame_type == CHANNEL_OPENED:
+                self._too_late(body, None)
             elif frame_type == CHANNEL_CLOSED:
                 self._doubtful.pop(body[0], None)
             elif (
                 frame_type == CLOSE_CHANNEL
                 and len(body) == 1
-                and not any(one.name == body[0] for one in self.channels.values())
+                and not any(one.named and one.name == body[0] for one in self.channels.values())
             ):
                 # its sender waits for this
                 self._out.append(encode_closed(self._profile, body[0]))
@@ -313,16 +310,7 @@ class ClientConnection:
 
     def _requested(self, body: bytes, channel: ClientChannel | None, events: list[Event]) -> None:
         try:
-            number = body[0]
-            if channel is None or channel.moves(Input.RECV_OPEN):
-                if channel is not None:
-                    self._forget(channel)
-            elif not self._two_ids:
-                raise HandshakeError("channel id is in use")
-            elif not self.has_free_id:
-                raise HandshakeError("no free channel id")
-            else:
-                number = self._free_id()
+            number = self._place(body[0], channel)
             if len(body) != OPEN_BODY_SIZE:
                 raise HandshakeError("OpenChannel has a wrong length")
             remote, message = decode_open(body)
@@ -344,6 +332,24 @@ class ClientConnection:
         else:
             events.append(Requested(offered))
 
+    def _place(self, name: int, channel: ClientChannel | None) -> int:
+        """The id for a channel that the server names so.
+
+        :raises HandshakeError: it is in use, or all are.
+        """
+        if self._two_ids:
+            # the server's names are no ids of this side; one that it uses again is of a channel that is over
+            channel = next((one for one in self.channels.values() if one.named and one.name == name), None)
+        if channel is not None:
+            if not channel.moves(Input.RECV_OPEN):
+                raise HandshakeError("channel id is in use")
+            self._forget(channel)
+        if name not in self.channels:
+            return name
+        if not self.has_free_id:
+            raise HandshakeError("no free channel id")
+        return self._free_id()
+
     def _answer_ping(self, channel: ClientChannel) -> None:
         """Open it, without a program; its opener closes it.  Those that are not closed make room for others."""
         pings = [one for one in self._pings if one.state is State.OPEN and self.channels.get(one.id) is one]
@@ -355,11 +361,7 @@ class ClientConnection:
     def _opened(self, body: bytes, channel: ClientChannel, events: list[Event]) -> None:
         if channel.state is not State.OPENING:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            late = decode_opened(self._profile, body)
-            if channel.state is State.ABANDONED and late is not None and late[0] is not None:
-                if self._is_ambiguous(channel):
-                    self._out.append(encode_close(self._profile, late[0]))
-                channel.name = late[0]
+            self._too_late(body, channel)
             return
         assert channel.proposal is not None
         try:
@@ -369,7 +371,7 @@ class ClientConnection:
             name, message = opened
             if name is not None:
                 channel.name = name
-                channel.two_ids = True
+            channel.named = True
             channel.ciphers = channel.proposal.accepted(message)
         except HandshakeError as error:
             # what the other end believes to be open has to end
@@ -381,6 +383,21 @@ class ClientConnection:
         channel.proposal = None
         channel.moves(Input.RECV_OPENED)
         events.append(Opened(channel))
+
+    def _too_late(self, body: bytes, channel: ClientChannel | None) -> None:
+        """An answer with two ids for which nobody waits any more: only now it is known by which id to say so."""
+        opened = decode_opened(self._profile, body)
+        if opened is None or opened[0] is None:
+            return
+        name = opened[0]
+        if any(one.named and one.name == name for one in self.channels.values()):
+            return
+        if channel is not None and channel.state is State.ABANDONED and not channel.named:
+            told = not self._is_ambiguous(channel)
+            channel.name, channel.named = name, True
+            if told:
+                return  # by an id that the server took for this one
+        self._out.append(encode_close(self._profile, name))
 
     def _remote_closes(self, channel: ClientChannel, events: list[Event]) -> None:
         before = channel.state

@@ -39,7 +39,7 @@ class SessionEndpoint:
         profile: Profile,
         accept: Callable[[], IProtocolFactory | None],
         *,
-        acks: Callable[[PubKey], Acks | Deferred[Acks]],
+        acks: Acks,
         two_ids: bool,
         timeout: float = HANDSHAKE_TIMEOUT,
     ) -> None:

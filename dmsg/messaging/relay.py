@@ -80,9 +80,12 @@ class Relay:
         :param two_ids: whether a client that has never answered an OpenChannel is told two ids in a ChannelOpened
             (Go from 2019-03-13 on); None: what the other end of its channel does.  Those that have answered are
             spoken to as they speak.
+        :raises ValueError: two ids in the seed profile.
         :param on_paused: told that a link is read no more, so that :meth:`let_read` can follow after
             :data:`~dmsg.messaging.congestion.HOLD` seconds.
         """
+        if two_ids and profile is Profile.SEED:
+            raise ValueError("two ids are of the skywire profile")
         self._profile = profile
         self._now = now
         self._two_ids = two_ids
@@ -294,16 +297,8 @@ class Relay:
             stray_allowed = True
         if end is None:
             self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-            opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
-            if not stray_allowed or any(one.name == body[0] for one in peer.ends.values()):
-                pass
-            elif frame_type == CLOSE_CHANNEL and len(body) == 1:
-                # its sender waits for this; ChannelClosed itself is never answered
-                self._answer(peer, encode_closed(self._profile, body[0]))
-            elif opened is not None and opened[0] is not None:
-                # whoever asked has gone; only now is it known by which id the client can be told
-                self._learn(peer, True)
-                self._answer(peer, encode_close(self._profile, opened[0]))
+            if stray_allowed:
+                self._stray(peer, frame_type, body)
         elif frame_type == CHANNEL_OPENED:
             self._opened(end, body)
         elif frame_type == CHANNEL_CLOSED:
@@ -319,6 +314,23 @@ class Relay:
             assert frame_type == CLOSE_CHANNEL
             self._closing(end)
 
+    def _stray(self, peer: RelayPeer, frame_type: int, body: bytes) -> None:
+        """Of a channel that is not there; ChannelClosed is never answered."""
+        opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
+        if opened is not None and self._profile is Profile.SKYWIRE:
+            # whoever asked has gone; with two ids it is only now known by which one the client can be told
+            peer.two_ids = opened[0] is not None
+            name = body[0] if opened[0] is None else opened[0]
+            answer = encode_close(self._profile, name)
+        elif frame_type == CLOSE_CHANNEL and len(body) == 1:
+            # its sender waits for this
+            name = body[0]
+            answer = encode_closed(self._profile, name)
+        else:
+            return
+        if not any(one.name == name and not one.nameless for one in peer.ends.values()):
+            self._answer(peer, answer)
+
     def _open(self, peer: RelayPeer, body: bytes, now: float) -> None:
         reason: DropReason | None = None
         remote: RelayPeer | None = None
@@ -328,8 +340,10 @@ class Relay:
         if peer.two_ids:
             # its ids and the server's are apart: only one of its own can be in use
             there = next((one for one in peer.ends.values() if one.name == body[0] and not one.nameless), None)
-            if body[0] in peer.ends:
+            if body[0] in peer.ends or body[0] in peer.draining:
                 here_id = self._choose(peer)
+        elif body[0] in peer.draining:
+            here_id = None  # something of a channel of that id is still on its way there
         if not peer.police.allows(Kind.OPEN, self.limits, now):
             reason = DropReason.RATE_LIMITED
         elif there is not None or here_id is None:
@@ -399,12 +413,11 @@ class Relay:
 
     def _learn(self, peer: RelayPeer, two_ids: bool) -> None:
         """What a client's answers look like says what it expects in those to it."""
-        if peer.two_ids is not two_ids:
-            peer.two_ids = two_ids
-            self._known.pop(peer.key, None)
-            self._known[peer.key] = two_ids
-            if len(self._known) > MAX_KNOWN:
-                del self._known[next(iter(self._known))]
+        peer.two_ids = two_ids
+        self._known.pop(peer.key, None)
+        self._known[peer.key] = two_ids
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
 
     def _closing(self, end: End) -> None:
         if not end.open:

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 from twisted.internet.protocol import Factory, Protocol
-from twisted.python.failure import Failure
 
 from dmsg.delegation.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
 from dmsg.discovery.entry import Entry, features
 from dmsg.discovery.lookup import Lookups
-from dmsg.errors import ConnectFailed, DmsgError
+from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.dial import SessionEndpoint
 from dmsg.messaging.session import Acks, ClientSession
@@ -25,8 +24,6 @@ ACKS: dict[str, Acks] = {"auto": None, "yes": True, "no": False}
 """How options name what a client assumes of programs that it does not know."""
 IDS = {"one": False, "two": True}
 """How they name the ids in the answer to an OpenChannel."""
-ACKS_PATIENCE = 2.0
-"""Seconds that who opens a channel waits at most while discovery is asked who it is."""
 
 
 class Client(DelegatedClient):
@@ -41,9 +38,9 @@ class Client(DelegatedClient):
     :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.Lookups`.
     :param profile: of its servers, and of whom it talks to.
     :param acks: with ``skywire``: whether programs that others have written acknowledge what they get inside channels,
-        as Go did until 2019-04-15, and this one with them.  None: entries tell it of who uses this package; the Go
-        of before 2019-03-13 is known by its answer, later ones by their first word; where one waits for ours, the
-        stream ends with ``ACKS_UNKNOWN``.
+        as Go did until 2019-04-15, and this one with them.  None: the first word of a remote says it, and what is to
+        be sent waits for that; where a remote waits for ours, the stream ends with ``ACKS_UNKNOWN``.  Clients of this
+        package know each other: by their entries, and by an empty message at the start.
     :param two_ids: with ``skywire``: answer OpenChannel with two ids, as Go from 2019-03-13 on.
     :param min_servers: stay connected to so many, when there are so many.
     :param prefer: servers to take before others.
@@ -76,7 +73,7 @@ class Client(DelegatedClient):
             reactor,
             key,
             discovery,
-            features={profile.feature: True, profile.acks_feature: self._acks is True},
+            features={profile.feature: True},
             server_feature=profile.feature,
             advertise_visits=True,
             min_servers=min_servers,
@@ -126,36 +123,18 @@ class Client(DelegatedClient):
             if offered and self.profile.feature not in offered:
                 raise ConnectFailed(f"{remote.short} does not speak {self.profile.feature}, as its entry says")
 
-            def acks(two_ids: bool) -> Acks:
-                known = self._acknowledges(entry)
-                return known if known is not None or two_ids else True
+            ours = self.profile.feature in offered
+            acks = False if ours and self._acks is None else self._acks
+            greet = ours and acks is False and self.profile is Profile.SKYWIRE
 
             def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
-                return session.open(remote, factory, seconds, ping=ping, acks=acks)
+                return session.open(
+                    remote, factory, seconds, ping=ping, acks=acks and not ping, greet=greet and not ping
+                )
 
             return opening
 
         return self._reach(remote, prepare, timeout, via)
-
-    def _acknowledges(self, entry: Entry | None) -> Acks:
-        """What is known of a remote before it has said anything."""
-        if self._acks is not None:
-            return self._acks
-        offered = features(entry.version) if entry is not None else frozenset()
-        if self.profile.acks_feature in offered:
-            return True
-        return False if self.profile.feature in offered else None
-
-    def _acks_of(self, remote: PubKey) -> Acks | Deferred[Acks]:
-        """The same of who opens a channel: nothing but its entry tells."""
-        if self._acks is not None:
-            return self._acks
-
-        def unknown(failure: Failure) -> None:
-            failure.trap(DmsgError, CancelledError, TimeoutError)
-
-        asking = self.entry(remote).addTimeout(ACKS_PATIENCE, self._reactor)
-        return asking.addErrback(unknown).addCallback(self._acknowledges)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
         """Accept channels with ``factory``.
@@ -178,6 +157,6 @@ class Client(DelegatedClient):
             entry.server.address,
             self.profile,
             lambda: self._factories.get(0),
-            acks=self._acks_of,
+            acks=self._acks,
             two_ids=self._two_ids,
         )

@@ -65,15 +65,11 @@ Acks = bool | None
 _log = Logger()
 
 
-def _unacknowledged(remote: PubKey) -> Acks:
-    return False
-
-
 class ClientSession:
     """A client's link to one server.
 
     :param accept: the factory for channels that others open, asked for each time; None refuses them.
-    :param acks: whether somebody who opens a channel acknowledges; may be a Deferred, for which the answer waits.
+    :param acks: whether somebody who opens a channel acknowledges.
     :param two_ids: answer OpenChannel with two ids.
     :ivar lost: fires with None when the link is gone.
     """
@@ -93,7 +89,7 @@ class ClientSession:
         profile: Profile = Profile.SEED,
         *,
         accept: Callable[[], IProtocolFactory | None] = lambda: None,
-        acks: Callable[[PubKey], Acks | Deferred[Acks]] = _unacknowledged,
+        acks: Acks = False,
         two_ids: bool = False,
         ephemeral: Callable[[], SecKey | None] = lambda: None,
     ) -> None:
@@ -126,13 +122,16 @@ class ClientSession:
         timeout: float = OPEN_TIMEOUT,
         *,
         ping: bool = False,
-        acks: Callable[[bool], Acks] = lambda two_ids: False,
+        acks: Acks = False,
+        greet: bool = False,
     ) -> Deferred[IProtocol]:
         """Open a channel to ``remote`` through this server.
 
         :param ping: the remote's client answers itself, below its program; one of 2019 does not know that, and its
             program sees a channel come and go.
-        :param acks: whether the remote acknowledges, from whether its answer has two ids.
+        :param acks: whether the remote acknowledges.
+        :param greet: begin with an empty message, by which a client of this package knows that this side is one, and
+            does not acknowledge.
 
         Fires with the factory's protocol, connected.  Fails with
         :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
@@ -147,7 +146,9 @@ class ClientSession:
             return fail()
 
         def opened(channel: ClientChannel) -> IProtocol:
-            stream = self._make_stream(channel, acks(channel.two_ids))
+            if greet and not ping:
+                self._send_message(channel, b"")
+            stream = self._make_stream(channel, False if ping else acks)
             try:
                 protocol = factory.buildProtocol(stream.getPeer())
                 if protocol is None:
@@ -183,8 +184,10 @@ class ClientSession:
                     # what was not sent yet never will be: that is no clean end
                     stream: ChannelStream = channel.user
                     reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
+                    if stream.acks is not None:
+                        stream.acks.flush()
                     self._core.close(channel)
-                    stream.carrier_closed(reason)
+                    stream.carrier_closed(stream.reason_of_end(reason))
             self._send_all()
             self._link.close()
 
@@ -265,21 +268,9 @@ class ClientSession:
         channel = event.channel
         if channel.state is not State.OFFERED:
             return  # a ChannelClosed came with it
-        acks = self._acks(channel.remote)
-        if isinstance(acks, Deferred):
-            acks.addCallback(self._accept_later, channel)
-        else:
-            self._accept_channel(channel, acks)
-
-    def _accept_later(self, acks: Acks, channel: ClientChannel) -> None:
-        if channel.state is State.OFFERED and self.connected:
-            self._accept_channel(channel, acks)
-            self._flush()
-
-    def _accept_channel(self, channel: ClientChannel, acks: Acks) -> None:
         factory = self._accept()
         protocol = None
-        stream = self._make_stream(channel, acks)
+        stream = self._make_stream(channel, self._acks)
         if factory is not None:
             try:
                 protocol = factory.buildProtocol(stream.getPeer())
@@ -331,7 +322,7 @@ class ClientSession:
             timer.cancel()
         stream: ChannelStream | None = channel.user
         if stream is not None:
-            self._over(stream, event.reason)
+            self._over(stream, stream.reason_of_end(event.reason))
         if channel in self._holding:
             self._let_go(channel)
 
@@ -479,7 +470,7 @@ class ClientSession:
         channel: ClientChannel = stream.token
         if reason == CloseReason.UNSPECIFIED:
             assert isinstance(stream, ChannelStream)
-            if stream.acks is not None and stream.acks.decided:
+            if stream.acks is not None:
                 stream.acks.flush()  # a writer of 2019 waits for it
             self._close(channel)
         else:

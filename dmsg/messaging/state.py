@@ -82,18 +82,19 @@ class ClientChannel:
     :ivar id: by which the server names it on this link: from 0 up when this side opened it, else what the server
         chose, or with two ids what this side answered.
     :ivar name: by which this side names it: the same, but with two ids what the server chose.
-    :ivar two_ids: the answer to the OpenChannel had two.
+    :ivar named: the server has said by which id it wants to hear of it, or that is the same id anyway.
     :ivar whole: its messages are told one by one.
     :ivar remote: the other client's key.
     :ivar user: whatever the shell wants to find again.
     :ivar ciphers: when it is open.
     """
 
-    __slots__ = ("ciphers", "id", "name", "offer", "proposal", "remote", "state", "two_ids", "user", "whole")
+    __slots__ = ("ciphers", "id", "name", "named", "offer", "proposal", "remote", "state", "user", "whole")
 
     def __init__(self, channel_id: int, remote: PubKey) -> None:
         self.id = self.name = channel_id
-        self.two_ids = self.whole = False
+        self.named = True
+        self.whole = False
         self.remote = remote
         self.state: State | None = None
         self.user: Any = None

@@ -57,6 +57,21 @@ class ChannelStream(StreamTransport):
         if self.acks is not None and not self.unread and self._lost is None:
             self.acks.consumed()
 
+    def _lingered(self) -> None:
+        if self._lost is None and self.acks is not None and self.acks.in_flight:
+            self._linger = None
+            self._give_up_lingering()
+        else:
+            super()._lingered()
+
+    def reason_of_end(self, reason: int) -> int:
+        """What the application hears when a channel that was closed cleanly had something left."""
+        if reason != CloseReason.UNSPECIFIED or self.acks is None or self._half_closed:
+            return reason
+        if self._queue:
+            return CloseReason.ABORTED
+        return CloseReason.UNCONFIRMED if self.acks.in_flight else reason
+
     @property
     def waiting(self) -> int:
         """Bytes that the application has not taken, whether the channel is open or not."""

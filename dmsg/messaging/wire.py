@@ -79,11 +79,6 @@ class Profile(Enum):
         """What the version of an entry says of a client or server that speaks this."""
         return f"messaging-{self.value}"
 
-    @property
-    def acks_feature(self) -> str:
-        """The same of a client that acknowledges what it gets, as Go did until 2019-04-15."""
-        return f"messaging-{self.value}-acks"
-
 
 class Frame(NamedTuple):
     """One frame.  :ivar body: with the channel's id in front, as on the wire."""

@@ -485,12 +485,15 @@ class StreamTransport:
             # all was sent, and a reader that has stopped holds the ACKs back: it may have everything
             self._close_now()
         elif self._lost is None:
-            self._carrier.stream_close(self, CloseReason.TIMEOUT)
-            self._unread.clear()
-            self._end(
-                Failure(StreamTimeout(f"closed with data that was not acknowledged for {LINGER:g} s")),
-                CloseReason.TIMEOUT,
-            )
+            self._give_up_lingering()
+
+    def _give_up_lingering(self) -> None:
+        self._carrier.stream_close(self, CloseReason.TIMEOUT)
+        self._unread.clear()
+        self._end(
+            Failure(StreamTimeout(f"closed with data that was not acknowledged for {LINGER:g} s")),
+            CloseReason.TIMEOUT,
+        )
 
     def _close_now(self) -> None:
         if self._lost is not None:

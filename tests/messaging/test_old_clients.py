@@ -7,16 +7,16 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, HandshakeError, TransportClosed
-from dmsg.keys import PubKey, SecKey
+from dmsg.keys import SecKey
 from dmsg.messaging.acked import UNDECIDED_LIMIT
 from dmsg.messaging.acks import ACK_INTERVAL, MAX_DUE, AckLayer, looks_acknowledged
+from dmsg.messaging.relay import Relay
 from dmsg.messaging.session import ClientSession
-from dmsg.messaging.wire import CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, Profile
-from dmsg.net.stream import StreamLost
+from dmsg.messaging.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
+from dmsg.net.stream import LINGER, StreamLost
 from tests.messaging.stock import StockChannel, StockClient
 from tests.messaging.support import KEYS, Network, vectors
 from tests.messaging.test_relay import RelayCase
@@ -120,7 +120,7 @@ class DialTests(SynchronousTestCase):
         session = network.client(KEYS["A"])
         two_ids, acks = ERAS[era]
         mine = Accepting()
-        opening = session.open(stock.key.public, mine, acks=lambda two: acks)
+        opening = session.open(stock.key.public, mine, acks=acks)
         network.settle()
         self.successResultOf(opening)
         return network, mine.built[0], stock
@@ -176,7 +176,7 @@ class DialTests(SynchronousTestCase):
         network = OldNetwork()
         stock = network.stock(KEYS["B"], "2019-03-06")
         mine = Accepting(Leaving)
-        network.client(KEYS["A"]).open(stock.key.public, mine, acks=lambda two: True)
+        network.client(KEYS["A"]).open(stock.key.public, mine, acks=True)
         network.settle()
         (channel,) = stock.accepted
         channel.write(b"that is all")
@@ -199,7 +199,7 @@ class DialTests(SynchronousTestCase):
         stock = network.stock(KEYS["B"], "2019-04-15")
         session = network.client(KEYS["A"])
         mine = Accepting()
-        session.open(stock.key.public, mine, acks=lambda two: True)
+        session.open(stock.key.public, mine, acks=True)
         network.settle()
         stock.accepted[0].write(b"hello there")
         network.settle()
@@ -214,7 +214,7 @@ class DialTests(SynchronousTestCase):
             stock = network.stock(KEYS["B"], era)
             session = network.client(KEYS["A"])
             mine = Accepting()
-            session.open(stock.key.public, mine, acks=lambda two: None if two else True)
+            session.open(stock.key.public, mine, acks=None)
             network.settle()
             (protocol,) = mine.built
             protocol.transport.write(b"waits")
@@ -231,7 +231,7 @@ class DialTests(SynchronousTestCase):
         network = OldNetwork()
         stock = network.stock(KEYS["B"], "2019-03-13")
         mine = Accepting()
-        network.client(KEYS["A"]).open(stock.key.public, mine, acks=lambda two: None)
+        network.client(KEYS["A"]).open(stock.key.public, mine, acks=None)
         network.settle()
         (protocol,) = mine.built
         protocol.transport.write(b"x")
@@ -242,12 +242,82 @@ class DialTests(SynchronousTestCase):
         self.assertEqual((stock.accepted[0].received, stock.panics), ([], []))
 
 
+class EndTests(SynchronousTestCase):
+    """What the program hears at the end says whether the other one has everything."""
+
+    def reach(self, acks: bool | None) -> tuple[OldNetwork, Any, Any]:
+        network = OldNetwork()
+        stock = network.stock(KEYS["B"], "2019-03-13")
+        session = network.client(KEYS["A"])
+        mine = Accepting()
+        session.open(stock.key.public, mine, acks=acks)
+        network.settle()
+        return network, mine.built[0], stock.accepted[0]
+
+    def reason(self, protocol: Any) -> int:
+        failure = protocol.lost
+        assert failure is not None
+        return int(failure.value.close_reason) if failure.check(StreamLost) else 0
+
+    def test_nothing_was_sent(self) -> None:
+        network, mine, channel = self.reach(None)
+        mine.transport.write(b"request")
+        network.settle()
+        channel.close()
+        network.settle()
+        self.assertEqual(self.reason(mine), CloseReason.ABORTED)
+
+    def test_not_acknowledged(self) -> None:
+        network, mine, channel = self.reach(True)
+        sent = mine.transport.send(b"request")
+        network.settle()
+        channel.client.send(CLOSE_CHANNEL, bytes((channel.name,)))
+        network.settle()
+        self.assertEqual(self.reason(mine), CloseReason.UNCONFIRMED)
+        self.failureResultOf(sent, TransportClosed)
+
+    def test_nobody_acknowledges(self) -> None:
+        network, mine, channel = self.reach(True)
+        channel.flush = lambda: None
+        mine.transport.write(b"x" * 200)
+        mine.transport.loseConnection()
+        network.settle()
+        network.advance(LINGER)
+        self.assertEqual(self.reason(mine), CloseReason.TIMEOUT)
+        self.assertEqual(network.clock.getDelayedCalls(), [])
+
+    def test_a_session_that_ends_acknowledges_first(self) -> None:
+        network, mine, channel = self.reach(True)
+        mine.transport.write(b"under way")
+        network.settle()
+        channel.pending.clear()  # its own acknowledgement comes later
+        channel.write(b"taken")
+        network.settle()
+        self.assertEqual((mine.data, channel.writes), (b"taken", 0))
+        mine.transport._carrier.close()
+        network.settle()
+        self.assertEqual((channel.writes, self.reason(mine)), (1, CloseReason.UNCONFIRMED))
+
+    def test_sends_are_apart(self) -> None:
+        """No two within 10 ms, unless the first is acknowledged."""
+        network, mine, channel = self.reach(True)
+        times: list[float] = []
+        take = channel.message
+        channel.message = lambda plain: (times.append(network.clock.seconds()), take(plain))
+        for number in range(40):
+            channel.write(b"%d," % number)
+        for _ in range(100):
+            network.advance(0.001)
+        self.assertEqual(len(times), 5)
+        self.assertTrue(all(later - sooner >= 0.0099 for sooner, later in zip(times, times[1:], strict=False)), times)
+
+
 class AcceptTests(SynchronousTestCase):
     """A program of 2019 opens a channel to this package."""
 
-    def session(self, network: OldNetwork, era: str, accept: Any, acks: Any = None) -> ClientSession:
+    def session(self, network: OldNetwork, era: str, accept: Any, **options: Any) -> ClientSession:
         two_ids, acknowledges = ERAS[era]
-        return network.client(KEYS["B"], accept, acks=acks or (lambda remote: acknowledges), two_ids=two_ids)
+        return network.client(KEYS["B"], accept, **{"acks": acknowledges, "two_ids": two_ids, **options})
 
     def test_hello_and_the_end(self) -> None:
         for era in ERAS:
@@ -270,42 +340,37 @@ class AcceptTests(SynchronousTestCase):
             self.assertTrue(channel.over and protocol.lost, era)
             self.assertEqual(network.relay.channel_count, 0)
 
-    def test_who_it_is_is_asked_first(self) -> None:
-        """Until discovery has said it nothing is answered; one that gives up meanwhile is no program's concern."""
-        network = OldNetwork()
-        theirs = Accepting()
-        asked: list[PubKey] = []
-        answer: Deferred[bool | None] = Deferred()
-
-        def acks(remote: PubKey) -> Deferred[bool | None]:
-            asked.append(remote)
-            return answer
-
-        self.session(network, "2019-03-06", theirs, acks)
-        stock = network.stock(KEYS["A"], "2019-03-06")
-        channel, other = stock.dial(KEYS["B"].public), stock.dial(KEYS["B"].public)
-        network.settle()
-        self.assertEqual((asked, theirs.built), ([stock.key.public] * 2, []))
-        stock.send(CLOSE_CHANNEL, bytes((other.name,)))
-        network.settle()
-        answer.callback(None)
-        network.settle()
-        channel.write(b"it is one of them")
-        network.settle()
-        network.advance(ACK_INTERVAL)
-        (protocol,) = theirs.built
-        self.assertEqual((protocol.data, channel.writes), (b"it is one of them", 1))
+    def test_whose_first_word_tells(self) -> None:
+        for era in ERAS:
+            network = OldNetwork()
+            theirs = Accepting()
+            self.session(network, era, theirs, acks=None)
+            stock = network.stock(KEYS["A"], era)
+            channel = stock.dial(KEYS["B"].public)
+            network.settle()
+            (protocol,) = theirs.built
+            protocol.transport.write(b"waits")
+            network.settle()
+            self.assertEqual(channel.received, [])
+            channel.write(b"first")
+            for _ in range(10):
+                network.advance(0.05)
+            self.assertEqual((protocol.data, channel.data, stock.panics), (b"first", b"waits", []), era)
 
     def test_two_of_this_package(self) -> None:
-        """Their bytes are theirs, whatever they begin with."""
-        network = OldNetwork()
-        theirs, mine = Accepting(), Accepting()
-        self.session(network, "2019-04-15", theirs, lambda remote: succeed(False))
-        network.client(KEYS["A"]).open(KEYS["B"].public, mine, acks=lambda two: False)
-        network.settle()
-        mine.built[0].transport.write(b"\0\0\0\5hello")
-        network.settle()
-        self.assertEqual(theirs.built[0].data, b"\0\0\0\5hello")
+        """Their bytes are theirs, whatever they begin with, and whatever the acceptor was told of others."""
+        for told in (None, True, False):
+            network = OldNetwork()
+            theirs, mine = Accepting(), Accepting()
+            self.session(network, "2019-04-15", theirs, acks=told)
+            network.client(KEYS["A"]).open(KEYS["B"].public, mine, acks=False, greet=True)
+            network.settle()
+            theirs.built[0].transport.write(b"\0\0\0\3you")
+            mine.built[0].transport.write(b"\0\0\0\5hello")
+            network.settle()
+            network.advance(10)
+            self.assertEqual((theirs.built[0].data, mine.built[0].data), (b"\0\0\0\5hello", b"\0\0\0\3you"))
+            self.assertEqual((theirs.built[0].lost, mine.built[0].lost), (None, None))
 
 
 class TwoIdsTests(SynchronousTestCase):
@@ -354,9 +419,7 @@ class TwoIdsTests(SynchronousTestCase):
         """A stock client that has 200 channels of either kind: its own ids meet those of the server."""
         network = OldNetwork(two_ids=True)
         stock = network.stock(KEYS["A"], "2019-04-15", got=echo)
-        peers = [
-            network.client(KEYS[name], Accepting(), two_ids=True, acks=lambda remote: False) for name in ("B", "X")
-        ]
+        peers = [network.client(KEYS[name], Accepting(), two_ids=True, acks=False) for name in ("B", "X")]
         mine = Accepting()
         theirs = []
         for number in range(200):
@@ -413,3 +476,59 @@ class OfferTests(RelayCase):
             self.say(b, (CHANNEL_OPENED, bytes((offered, 7)) + bytes(49)))
             self.assertEqual(self.ports[b].take(), [(CLOSE_CHANNEL, b"\7")])
         self.assertEqual(self.relay.channel_count, 0)
+
+    def test_names_of_others(self) -> None:
+        """The id that was offered may be the name of another channel, and is told of all the same."""
+        a, b = self.peer(0), self.peer(1)
+        self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
+        first = self.ports[b].take()[-1][1][0]
+        self.say(b, (CHANNEL_OPENED, bytes((first, first - 1)) + bytes(49)))
+        self.say(a, (OPEN_CHANNEL, b"\1" + b.key + bytes(49)))
+        offered = self.ports[b].take()[-1][1][0]
+        self.assertEqual(offered, first - 1)
+        self.say(a, (CLOSE_CHANNEL, b"\1"))
+        self.say(b, (CHANNEL_OPENED, bytes((offered, 77)) + bytes(49)))
+        self.assertEqual(self.ports[b].take(), [(CLOSE_CHANNEL, bytes((77,)))])
+        self.assertEqual(self.relay.channel_count, 1)
+
+    def test_one_that_knows_one_id_from_now_on(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
+        self.say(b, (CHANNEL_OPENED, bytes((self.ports[b].take()[-1][1][0], 3)) + bytes(49)))
+        self.say(a, (OPEN_CHANNEL, b"\1" + b.key + bytes(49)))
+        offered = self.ports[b].take()[-1][1][0]
+        self.say(a, (CLOSE_CHANNEL, b"\1"))
+        self.assertEqual(self.ports[b].take(), [])
+        self.say(b, (CHANNEL_OPENED, bytes((offered,)) + bytes(49)))
+        self.assertEqual(self.ports[b].take(), [(CLOSE_CHANNEL, bytes((offered,)))])
+
+    def test_an_id_of_which_something_is_still_on_its_way(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        self.say(a, (OPEN_CHANNEL, b"\0" + b.key + bytes(49)))
+        offered = self.ports[b].take()[-1][1][0]
+        self.say(b, (CHANNEL_OPENED, bytes((offered, 0)) + bytes(49)))
+        self.ports[b].stuck = True
+        self.relay.congest(b)
+        self.say(a, (SEND, b"\0" + (40).to_bytes(2, "big") + bytes(40)), (CHANNEL_CLOSED, b"\0"))
+        self.assertIn(offered, b.draining)
+        self.say(b, (OPEN_CHANNEL, bytes((offered,)) + a.key + bytes(49)))
+        there = self.ports[a].take()[-1][1][0]
+        self.say(a, (CHANNEL_OPENED, bytes((there, 9)) + bytes(49)))
+        self.say(a, (SEND, bytes((there,)) + (40).to_bytes(2, "big") + bytes(40)), (CLOSE_CHANNEL, bytes((there,))))
+        self.relay.relieve(b)
+        self.relay.check()
+        named = [body[0] for kind, body in self.ports[b].take() if kind == CHANNEL_OPENED]
+        self.assertEqual(named, [offered])
+
+    def test_strangers_flush_no_memory(self) -> None:
+        known = self.peer(1)
+        a = self.peer(0)
+        self.say(a, (OPEN_CHANNEL, b"\0" + known.key + bytes(49)))
+        self.say(known, (CHANNEL_OPENED, bytes((self.ports[known].take()[-1][1][0], 3)) + bytes(49)))
+        before = dict(self.relay._known)
+        for number in range(2, 6):
+            self.say(self.peer(number), (CHANNEL_OPENED, b"\5\6" + bytes(49)))
+        self.assertEqual(self.relay._known, before)
+
+    def test_the_seed_knows_one(self) -> None:
+        self.assertRaises(ValueError, Relay, Profile.SEED, two_ids=True)

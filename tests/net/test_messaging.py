@@ -357,7 +357,7 @@ class OldClientTests(CommandCase, MessagingCase):
     async def test_hell(self) -> None:
         """One word at its standard input, to one who waits for it."""
         for era, options in (
-            ("2019-03-06", []),
+            ("2019-03-06", ["--acks", "yes"]),
             ("2019-03-13", ["--acks", "yes"]),
             ("2019-04-15", ["--acks", "no"]),
         ):
