@@ -14,9 +14,10 @@ from typing import Protocol
 
 import base58
 import sr25519
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from mnemonic import Mnemonic
+from nacl.exceptions import BadSignatureError
+from nacl.signing import VerifyKey
 
 from dmsg.rmb.errors import IdentityError, SignatureInvalid
 
@@ -155,8 +156,8 @@ def verify(signature: bytes | None, message: bytes, account: bytes) -> None:
         raise SignatureInvalid(f"invalid signature length, expected: {SIGNATURE_SIZE}, found: {len(signature)}")
     if signature[0] == ED25519:
         try:
-            Ed25519PublicKey.from_public_bytes(account).verify(signature[1:], message)
-        except (InvalidSignature, ValueError):
+            VerifyKey(account).verify(message, signature[1:])
+        except (BadSignatureError, ValueError):
             raise SignatureInvalid("ed25519 signature verification failed") from None
     elif signature[0] == SR25519:
         try:
