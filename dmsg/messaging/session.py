@@ -28,6 +28,7 @@ from dmsg.errors import (
     TransportClosed,
     TransportRefused,
 )
+from dmsg.isolate import isolated
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.client import ClientConnection
 from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
@@ -211,12 +212,11 @@ class ClientSession:
         self._core.accepting = self._accept() is not None
         taken, events = self._core.receive_frames(buffer, end)
         self._receiving = True
-        try:
-            for event in events:
-                self._handle[type(event)](self, event)
-        finally:
-            self._receiving = False
-            self._flush()
+        for event in events:
+            if not isolated(self._handle[type(event)], self, event):
+                isolated(self._event_lost, event)
+        self._receiving = False
+        self._flush()
         if self._core.broken is not None:
             self.why_lost = str(self._core.broken)
             raise self._core.broken
@@ -226,13 +226,20 @@ class ClientSession:
             self.close()
         return taken
 
+    def _event_lost(self, event: Event) -> None:
+        """What it was about cannot go on as if it had been told."""
+        self._end_now(event.channel)
+        stream: ChannelStream | None = event.channel.user
+        if stream is not None:
+            self._over(stream, CloseReason.ABORTED)
+
     def link_congested(self) -> None:
         self._writable = False
 
     def link_relieved(self) -> None:
         self._writable = True
         for stream in self.streams:
-            stream.window_opened()
+            isolated(stream.window_opened)
 
     def link_lost(self, reason: Failure) -> None:
         self._link = None
@@ -250,7 +257,7 @@ class ClientSession:
         for channel in channels:
             stream: ChannelStream | None = channel.user
             if stream is not None:
-                stream.carrier_closed(CloseReason.PEER_DISCONNECTED)
+                isolated(stream.carrier_closed, CloseReason.PEER_DISCONNECTED)
 
     def _flush(self) -> None:
         if not self._receiving:

@@ -72,6 +72,8 @@ class NoiseLink(Link):
             if end > start and self._user is not None:
                 taken = self._user.frames_received(buffer, end)
                 self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
+            if opener.broken is not None:
+                raise opener.broken
         finally:
             _scratch.append(buffer)
 

@@ -76,9 +76,12 @@ class RecordOpener:
     """Decrypts one direction from a byte stream in pieces of any size.
 
     Keeps at most one unfinished record, and joins its pieces once.
+
+    :ivar broken: why nothing more can be opened, None while it can: a record is too short, not authentic, or its
+        sequence does not grow.  What came before that record is opened like any other.
     """
 
-    __slots__ = ("_decrypt", "_decrypt_into", "_held", "_held_size", "_wanted", "sequence")
+    __slots__ = ("_decrypt", "_decrypt_into", "_held", "_held_size", "_wanted", "broken", "sequence")
 
     def __init__(self, key: bytes, sequence: int = 0) -> None:
         """:param key: 32 bytes.  :param sequence: of the last record received."""
@@ -89,6 +92,7 @@ class RecordOpener:
         self._held: list[bytes] | None = None
         self._held_size = 0
         self._wanted = 0
+        self.broken: RemoteProtocolError | None = None
 
     def open_into(self, data: bytes, buffer: bytearray, at: int) -> int:
         """Append the plaintext of every record that ``data`` completes to ``buffer``.
@@ -96,11 +100,9 @@ class RecordOpener:
         :param data: the next bytes of the stream.
         :param buffer: receives plaintext from ``at`` on; must have room for
             ``len(data) + MAX_RECORD`` bytes from there.
-        :returns: the end of the plaintext in ``buffer``.
-        :raises RemoteProtocolError: a record is too short, not authentic,
-            or its sequence does not grow.
+        :returns: the end of the plaintext in ``buffer``; see :attr:`broken` too.
         """
-        if not data:
+        if not data or self.broken is not None:
             return at
         if self._held is not None:
             self._held.append(data)
@@ -126,9 +128,14 @@ class RecordOpener:
                 if following > end:
                     break
                 if number <= sequence or length < OVERHEAD:
-                    if length < OVERHEAD:
-                        raise RemoteProtocolError(DropReason.BAD_RECORD, f"record of {length} bytes is too short")
-                    raise RemoteProtocolError(DropReason.REPLAYED_RECORD, f"record sequence {number} after {sequence}")
+                    self.broken = (
+                        _too_short(length)
+                        if length < OVERHEAD
+                        else RemoteProtocolError(
+                            DropReason.REPLAYED_RECORD, f"record sequence {number} after {sequence}"
+                        )
+                    )
+                    break
                 if length <= COPY_LIMIT:
                     small.append(decrypt(nonce(number), data[position + HEADER_SIZE : following], None))
                 else:
@@ -145,16 +152,17 @@ class RecordOpener:
                 sequence = number
                 position = following
         except InvalidTag:
-            raise RemoteProtocolError(DropReason.BAD_RECORD, "record is not authentic") from None
+            self.broken = RemoteProtocolError(DropReason.BAD_RECORD, "record is not authentic")
         if small:
             at = _append(buffer, at, small)
         self.sequence = sequence
-        if position < end:
+        if position < end and self.broken is None:
             if end - position >= LENGTH_SIZE:
                 # a record too short to be one is refused without waiting for more
                 length = int.from_bytes(data[position : position + LENGTH_SIZE], "big")
                 if length < OVERHEAD:
-                    raise RemoteProtocolError(DropReason.BAD_RECORD, f"record of {length} bytes is too short")
+                    self.broken = _too_short(length)
+                    return at
                 wanted = LENGTH_SIZE + length
             else:
                 wanted = LENGTH_SIZE
@@ -162,6 +170,10 @@ class RecordOpener:
             self._held_size = end - position
             self._wanted = wanted
         return at
+
+
+def _too_short(length: int) -> RemoteProtocolError:
+    return RemoteProtocolError(DropReason.BAD_RECORD, f"record of {length} bytes is too short")
 
 
 def _append(buffer: bytearray, at: int, pieces: list[bytes]) -> int:

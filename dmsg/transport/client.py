@@ -119,6 +119,8 @@ class ClientConnection:
         self._random = random or Random()
         self._next_id = self._random.randrange(IDS_PER_SIDE) * 2
         self._outgoing: list[bytes] = []
+        self.broken: RemoteProtocolError | None = None
+        """Why the connection has to end: nothing more is read from it, and what came before is told first."""
 
     # --- what the application does ---
 
@@ -267,15 +269,14 @@ class ClientConnection:
         """Take the whole frames at the start of ``buffer``.
 
         :param end: where the plaintext in ``buffer`` ends.
-        :returns: bytes taken (the rest is an unfinished frame) and the events.
-        :raises RemoteProtocolError: the connection to the server has to end.
+        :returns: bytes taken (the rest is an unfinished frame) and the events; see :attr:`broken` too.
         """
         events: list[Event] = []
         transports = self.transports
         outgoing = self._outgoing
         view = memoryview(buffer)
         position = 0
-        while end - position >= HEADER_SIZE:
+        while end - position >= HEADER_SIZE and self.broken is None:
             frame_type, transport_id, size = unpack_header(buffer, position)
             start = position + HEADER_SIZE
             following = start + size
@@ -311,7 +312,11 @@ class ClientConnection:
                         transport.in_flight_bytes -= waiting[0]
                         events.append(Acknowledged(transport, waiting[1]))
                     continue
-            self._receive_control(frame_type, transport_id, bytes(view[start:following]), transport, events)
+            try:
+                self._receive_control(frame_type, transport_id, bytes(view[start:following]), transport, events)
+            except RemoteProtocolError as error:
+                self.broken = error  # told behind what came before it
+                break
         return position, events
 
     def _receive_secure(

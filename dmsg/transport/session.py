@@ -27,6 +27,7 @@ from dmsg.errors import (
     TransportClosed,
     TransportRefused,
 )
+from dmsg.isolate import isolated
 from dmsg.keys import PubKey
 from dmsg.net.link import Link
 from dmsg.net.stream import DmsgAddress, StreamTransport
@@ -317,21 +318,28 @@ class ClientSession:
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
         self._core.accepting = self._streams is not None or self._accept() is not None
-        try:
-            taken, events = self._core.receive_frames(buffer, end)
-        except RemoteProtocolError as error:
-            self.why_lost = str(error)
-            raise
+        taken, events = self._core.receive_frames(buffer, end)
         self._receiving = True
-        try:
-            for event in events:
-                self._handle[type(event)](self, event)
-        finally:
-            self._receiving = False
-            self._flush()
+        for event in events:
+            if not isolated(self._handle[type(event)], self, event):
+                isolated(self._event_lost, event)
+        self._receiving = False
+        self._flush()
+        if self._core.broken is not None:
+            self.why_lost = str(self._core.broken)
+            raise self._core.broken
         if self._link is not None and self._link.congested and self._link.queued() > CLIENT_QUEUE_LIMIT:
             raise RemoteProtocolError(DropReason.SEND_BUFFER_FULL, "server provokes answers and reads none")
         return taken
+
+    def _event_lost(self, event: Event) -> None:
+        """What it was about cannot go on as if it had been told."""
+        transport: ClientTransport | None = getattr(event, "transport", None)
+        if transport is not None and transport.state is not State.CLOSED:
+            was_open = transport.state is State.OPEN
+            self._core.close(transport, CloseReason.ABORTED)
+            if was_open:
+                self._transport_lost(transport, transport.secure, CloseReason.ABORTED, final=True)
 
     def link_congested(self) -> None:
         self._writable = False
@@ -339,7 +347,7 @@ class ClientSession:
     def link_relieved(self) -> None:
         self._writable = True
         for stream in self.streams:
-            stream.window_opened()
+            isolated(stream.window_opened)
 
     def link_lost(self, reason: Failure) -> None:
         self._look_at_loss()
@@ -351,7 +359,7 @@ class ClientSession:
         for transport, (timer, _, _) in self._unconfirmed.items():
             timer.cancel()
             if transport.secure is not None:
-                transport.secure.detach()
+                isolated(transport.secure.detach)
         self._unconfirmed.clear()
         self._core.transports.clear()
         if not self.established.called:
@@ -362,7 +370,10 @@ class ClientSession:
         self.lost.callback(None)
         self._opening.fail_all(Failure(gone))
         for transport in open_ones:
-            self._transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
+            isolated(self._link_gone, transport)
+
+    def _link_gone(self, transport: ClientTransport) -> None:
+        self._transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
 
     def _look_at_loss(self) -> None:
         """A server that ends the connection at the first PING does not know it, whatever its entry says."""

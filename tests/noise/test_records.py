@@ -20,6 +20,8 @@ def opened(stream: bytes, sizes: list[int]) -> bytes:
     for size in [*sizes, len(stream)]:
         end = opener.open_into(stream[:size], buffer, end)
         stream = stream[size:]
+    if opener.broken is not None:
+        raise opener.broken
     return bytes(buffer[:end])
 
 

@@ -34,6 +34,8 @@ def feed(core: ClientConnection, *frames: Frame) -> list[Event]:
     """Give frames in one piece."""
     data = bytearray(b"".join(frame.encode() for frame in frames))
     taken, events = core.receive_frames(data, len(data))
+    if core.broken is not None:
+        raise core.broken
     assert taken == len(data)
     return events
 
@@ -119,9 +121,8 @@ class StateTests(ClientCase):
         for size in [*cuts, len(data)]:
             piece, data = data[:size], data[size:]
             buffer = bytearray(tail + piece)
-            try:
-                taken, _ = core.receive_frames(buffer, len(buffer))
-            except RemoteProtocolError:
+            taken, _ = core.receive_frames(buffer, len(buffer))
+            if core.broken is not None:
                 return
             tail = bytes(buffer[taken:])
 

@@ -40,6 +40,8 @@ class _Client:
         """Give it frames in one piece; what it answers."""
         data = bytearray(b"".join(frame.encode() for frame in frames))
         taken, events = self.core.receive_frames(data, len(data))
+        if self.core.broken is not None:
+            raise self.core.broken
         assert taken == len(data)
         for event in events:
             if isinstance(event, Requested):
