@@ -22,6 +22,7 @@ from dmsg.delegation.dial import ServerLink, Session, SessionOpener, retry_delay
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
+from dmsg.isolate import isolated
 from dmsg.keys import PubKey
 from dmsg.net.stream import StreamTransport
 
@@ -161,7 +162,7 @@ class ServerSet:
         ends = [link.stop() for link in self.links.values()]
         self.links.clear()
         for session in list(self._visited.values()):
-            session.close()
+            isolated(session.close)
             ends.append(_done_with(session.lost))
         for visiting in list(self._visiting.values()):
             visiting.cancel()

@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.isolate import isolated
 from dmsg.net.addresses import block_of
 from dmsg.net.link import Link
 from dmsg.net.strangers import Strangers
@@ -245,7 +246,7 @@ class Acceptor(Factory):
         """End every connection and every handshake; fires when all are gone."""
         self.strangers.stop()
         for link in list(self._handshakes):
-            link.close(DropReason.DRAINING)
+            isolated(link.close, DropReason.DRAINING)
         drained: Deferred[None] = Deferred()
         if not self.sessions:
             drained.callback(None)
@@ -253,5 +254,5 @@ class Acceptor(Factory):
         self._drained = drained
         for session in list(self.sessions):
             if session.link is not None:
-                session.link.close(DropReason.DRAINING)
+                isolated(session.link.close, DropReason.DRAINING)
         return drained

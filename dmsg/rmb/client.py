@@ -37,7 +37,7 @@ from dmsg.rmb.relay import OFFLINE
 from dmsg.rmb.seal import Received, Rejected, Seal, Seen
 from dmsg.rmb.setup import find_twin, patiently, publish
 from dmsg.rmb.twin import Twin
-from dmsg.rmb.uplink import MessageTooLarge, Uplink
+from dmsg.rmb.uplink import MessageTooLarge, Uplink, dealt_with
 from dmsg.rmb.wire import FAIL_FAST, SENT_EXPIRATION
 
 HANDLER_ERROR = 255
@@ -351,13 +351,14 @@ class RmbClient(Service):
 
     # --- inbound ---
 
-    def _received(self, data: bytes, done: Callable[[], None]) -> None:
-        handling = Deferred.fromCoroutine(self._take(data))
+    def _received(self, data: bytes, done: Callable[[bool], None]) -> None:
         # taken over when it is with its handler: what that does with it is another matter
-        handling.addErrback(self._failed).addBoth(lambda _: done())
+        handling = Deferred.fromCoroutine(dealt_with(self._take(data), done, self.drops))
+        handling.addErrback(self._failed)
 
     def _failed(self, failure: Failure) -> None:
-        _log.failure("a message could not be taken", failure)
+        if not failure.check(CancelledError):
+            _log.failure("a message could not be dealt with", failure)
 
     async def _take(self, data: bytes) -> None:
         now = int(self._now())

@@ -46,6 +46,7 @@ class Drop(Enum):
     BAD_TIMES = "bad_times"
     NOT_FOR_US = "not_for_us"
     REPLAYED = "replayed"
+    NOT_HANDLED = "not_handled"
     BAD_PAYLOAD = "bad_payload"
     UNKNOWN_REPLY = "unknown_reply"
     BAD_REQUEST = "bad_request"

@@ -15,6 +15,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import Interface, implementer
 
+from dmsg.isolate import isolated
 from dmsg.rmb.address import Session
 from dmsg.rmb.errors import QueueUnavailable
 
@@ -184,10 +185,11 @@ class SQLiteQueue:
         sizes[0] += 1
         sizes[1] += len(data)
         self.total += len(data)
-        if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
-            self._drop_oldest(session, sizes)
         deferred: Deferred[Any] = Deferred()
         self._waiting.append((deferred, cursor.lastrowid or 0))
+        if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
+            # it is kept, whatever comes of making room
+            isolated(self._drop_oldest, session, sizes)
         return deferred
 
     def _drop_oldest(self, session: str, sizes: list[int]) -> None:
@@ -277,7 +279,7 @@ class SQLiteQueue:
 
     def close(self) -> Deferred[None]:
         self._commit()
-        self._db.close()
+        isolated(self._db.close)
         return succeed(None)
 
 

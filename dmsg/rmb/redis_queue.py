@@ -21,6 +21,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.isolate import isolated
 from dmsg.net.redis import open_redis, patience, subscribe, without_password
 from dmsg.rmb.address import STREAM_PREFIX
 from dmsg.rmb.errors import QueueUnavailable
@@ -196,7 +197,7 @@ class RedisQueue:
                 await deferLater(self._reactor, RETRY_EVERY)
         for (session, _, _, appended), (number, dropped) in zip(batch, results, strict=True):
             if int(dropped) > 0:
-                self.dropped(session, int(dropped))
+                isolated(self.dropped, session, int(dropped))
             appended.callback(bytes(number))
 
     def read(self, session: str, after: Any) -> Deferred[list[Queued]]:

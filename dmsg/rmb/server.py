@@ -15,6 +15,7 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
+from dmsg.isolate import isolated
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb import token
 from dmsg.rmb.errors import Drop, QueueUnavailable
@@ -194,7 +195,7 @@ class RmbRelay(Service):
         if self.switch is not None:
             self.switch.stop()
             for session in list(self.switch.sessions.values()):
-                session.end(Drop.DRAINING, GOING_AWAY, "the relay is shutting down")
+                isolated(session.end, Drop.DRAINING, GOING_AWAY, "the relay is shutting down")
             await deferLater(self._reactor, 0.05)
         if self._federation is not None:
             await self._federation.stop()

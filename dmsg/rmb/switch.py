@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
+from dmsg.isolate import isolated
 from dmsg.rmb import relay as rules
 from dmsg.rmb.address import Session
 from dmsg.rmb.delivery import LINE_MESSAGES, SPILL_AFTER, Delivery, Ledger, Message
@@ -256,7 +257,7 @@ class Switch:
                 waiting.callback(True)
         if before is not None:
             # what it had not confirmed goes into the queue, which the new one reads to its end
-            before.end(Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
+            isolated(before.end, Drop.REPLACED, GOING_AWAY, "another connection of this session took its place")
         session.heard_at = self._clock.seconds()
         self.queue.connected_here(str(session.session))
         session.delivery.start()
@@ -273,7 +274,7 @@ class Switch:
         self._busy.pop(session.delivery, None)
         session.parking.clear()
         for message in session.delivery.close():
-            self._enqueue(session.session, message, None)
+            isolated(self._enqueue, session.session, message, None)
 
     def busy(self, delivery: Delivery) -> None:
         """For :class:`~dmsg.rmb.delivery.Store`: it waits for a confirmation."""
@@ -508,7 +509,7 @@ class Switch:
                 session.socket.release("lookups")
             waiting = self._lookups.pop(destination.twin)
             for one in waiting:
-                one(said)
+                isolated(one, said)
 
         ask()
 

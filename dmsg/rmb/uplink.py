@@ -8,8 +8,8 @@ is answered when everything before it was dealt with.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -21,10 +21,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.delegation.dial import retry_delay
-from dmsg.errors import DmsgTimeout
+from dmsg.errors import DmsgError, DmsgTimeout
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb.delivery import Ledger, Message
-from dmsg.rmb.errors import CallTimeout, RmbError
+from dmsg.rmb.errors import CallTimeout, Drop, RmbError
 from dmsg.rmb.websocket import GOING_AWAY, NORMAL, Socket, connect
 from dmsg.rmb.wire import MAX_MESSAGE
 
@@ -170,7 +170,7 @@ class RelayLink:
         self._sent = self._confirmed = 0
         self._barrier = False
         # its pings are answered on this connection or not at all: the next one counts anew
-        self._ledger = Ledger(partial(self._answer, socket))
+        self._ledger = Ledger(partial(self._answer, socket), partial(self._not_taken, socket))
         self._since = self._heard_at = self._spoke_at = now
         self.error = None
         _log.info("connected to {url}", url=self.url)
@@ -194,7 +194,20 @@ class RelayLink:
         if full and ledger.relaxed is None and socket is not None:
             socket.hold("unhandled")
             ledger.relaxed = lambda: socket.release("unhandled")
-        self._uplink.received(data, message.settle)
+
+        def done(taken: bool) -> None:
+            if taken:
+                message.settle()
+            else:
+                message.lose()
+
+        self._uplink.received(data, done)
+
+    def _not_taken(self, socket: Socket) -> None:
+        """The relay keeps what it has no word of, and brings it again over another connection."""
+        if self._socket is socket:
+            self.error = f"a message of {self.url} could not be taken"
+            socket.abort()
 
     def ping_received(self, payload: bytes) -> None:
         self._ledger.ping(payload)
@@ -255,12 +268,29 @@ class RelayLink:
             socket.ping(b"")
 
 
+async def dealt_with(taking: Coroutine[Any, Any, None], done: Callable[[bool], None], drops: Counter[Drop]) -> None:
+    """Take a message, and say whether it was: what failed only now comes again; a fault of ours would fail again."""
+    taken = False
+    try:
+        await taking
+        taken = True
+    except DmsgError as error:
+        _log.warn("a message was not taken, and comes again: {error}", error=str(error))
+    except Exception:
+        _log.failure("a message was not dealt with")
+        drops[Drop.NOT_HANDLED] += 1
+        taken = True
+    finally:
+        done(taken)
+
+
 class Uplink:
     """All relays of a session.
 
     :param urls: ``ws://`` or ``wss://``; the one that worked last is used first.
     :param make_token: a new token, for each attempt.
-    :param received: called with each message and a function to call when it was dealt with.
+    :param received: called with each message and a function to call, once, when it was dealt with: with True, or with
+        False if the relay is to bring it again.
     :param wall_clock: seconds since 1970.
     :ivar on_change: called when a relay was connected or lost.
     """
@@ -270,7 +300,7 @@ class Uplink:
         reactor: Any,
         urls: Sequence[str],
         make_token: Callable[[], str],
-        received: Callable[[bytes, Callable[[], None]], None],
+        received: Callable[[bytes, Callable[[bool], None]], None],
         wall_clock: Callable[[], float],
         random: Random | None = None,
     ) -> None:

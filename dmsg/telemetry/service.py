@@ -18,6 +18,7 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
 from dmsg.errors import DmsgError
+from dmsg.isolate import isolated
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX
@@ -196,7 +197,7 @@ class Telemetry:
         now = self._reactor.seconds()
         self._lag = max(self._lag, now - self._expected)
         for turn in self.turns:
-            turn()
+            isolated(turn)
         if now - self._beat_at >= HEARTBEAT_INTERVAL:
             self.beat()
         if self._writing is None:
@@ -211,7 +212,7 @@ class Telemetry:
     def beat(self) -> None:
         """Write a heartbeat now."""
         for told in self.beats:
-            told()
+            isolated(told)
         repeated = list(self._repeated.items())
         self._repeated.clear()
         for key, one in repeated:

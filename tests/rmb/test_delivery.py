@@ -339,9 +339,9 @@ class LinkTests(SynchronousTestCase):
         link.opened(second)
         link.received(b"y")
         link.ping_received(b"now.....")
-        done[0]()
+        done[0](True)
         self.assertEqual(([], []), (first.pongs, second.pongs))
-        done[1]()
+        done[1](True)
         self.assertEqual(([], [b"now....."]), (first.pongs, second.pongs))
 
 

@@ -138,7 +138,7 @@ class PeerCase(RmbCase):
     async def inject(self, peer: RmbPeer, data: bytes) -> None:
         """As if a relay had sent it."""
         done: Deferred[None] = Deferred()
-        peer._received(data, lambda: done.callback(None))
+        peer._received(data, lambda taken: done.callback(None))
         await done
 
 

@@ -11,6 +11,7 @@ called with the path, and its answer is the sender's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -248,8 +249,9 @@ class FileUploads:
             else:
                 answer(b"", (ERROR, f"unknown command 'file.{command[:80]}'"))
         except (OSError, ValueError) as error:
-            self._give_up(key)
-            answer(b"", (ERROR, getattr(error, "strerror", None) or str(error)))
+            why = getattr(error, "strerror", None) or str(error)
+            self._give_up(key, why)
+            answer(b"", (ERROR, why))
 
     def _negotiate(self, key: tuple[int, str], body: bytes, answer: Answer) -> None:
         if self._directory is None:
@@ -289,19 +291,22 @@ class FileUploads:
         else:
             incoming.timer = self._reactor.callLater(IDLE, self._give_up, key)
 
-    def _give_up(self, key: tuple[int, str]) -> None:
+    def _give_up(self, key: tuple[int, str], why: str = "bytes of the file are missing") -> None:
         incoming = self._incoming.pop(key, None)
         if incoming is None:
             return
         self._release(incoming)
-        incoming.part.unlink(missing_ok=True)
-        if incoming.close is not None:
-            incoming.close[1](b"", (ERROR, "bytes of the file are missing"))
+        with contextlib.suppress(OSError):
+            incoming.part.unlink(missing_ok=True)
+        close, incoming.close = incoming.close, None
+        if close is not None:
+            close[1](b"", (ERROR, why))
 
     def _release(self, incoming: _Incoming) -> None:
         if incoming.timer is not None and incoming.timer.active():
             incoming.timer.cancel()
-        os.close(incoming.file)
+        with contextlib.suppress(OSError):  # what matters was told by fsync; the descriptor is gone
+            os.close(incoming.file)
 
     def _write(self, key: tuple[int, str], received: Received) -> None:
         incoming = self._incoming.get(key)
@@ -330,10 +335,11 @@ class FileUploads:
 
     def _finish(self, key: tuple[int, str], incoming: _Incoming, close: tuple[Received, Answer]) -> None:
         received, answer = close
-        del self._incoming[key]
+        # if one of these fails it is given up as any other upload
         os.fsync(incoming.file)
-        self._release(incoming)
         os.rename(incoming.part, incoming.path)
+        del self._incoming[key]
+        self._release(incoming)
         outcome = None if incoming.command is not None else json.dumps(str(incoming.path)).encode()
         self._over[key] = outcome
         if len(self._over) > MAX_OUTCOMES:

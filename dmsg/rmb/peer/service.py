@@ -43,7 +43,7 @@ from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, Received, Rejected, Seal
 from dmsg.rmb.setup import find_twin, patiently, publish
 from dmsg.rmb.twin import Twin
-from dmsg.rmb.uplink import MessageTooLarge, Uplink
+from dmsg.rmb.uplink import MessageTooLarge, Uplink, dealt_with
 from dmsg.rmb.wire import SENT_EXPIRATION, stamp, ttl
 
 CACHE_TWINS = 5000
@@ -352,9 +352,9 @@ class RmbPeer(Service):
 
     # --- the network ---
 
-    def _received(self, data: bytes, done: Callable[[], None]) -> None:
+    def _received(self, data: bytes, done: Callable[[bool], None]) -> None:
         # a relay's ping behind it is answered when it is in Redis
-        self._run(self._take(data)).addBoth(lambda _: done())
+        self._run(dealt_with(self._take(data), done, self.drops))
 
     async def _take(self, data: bytes) -> None:
         try:

@@ -19,6 +19,7 @@ from zope.interface import implementer
 
 from dmsg.delegation.dial import retry_delay
 from dmsg.discovery.lookup import QuietFactory, check_url
+from dmsg.isolate import isolated
 from dmsg.net.body import read_body
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry
@@ -153,7 +154,7 @@ class HTTPRegistry:
                 for one in _list(content):
                     twin = self._checked(one)
                     for changed in self._watchers:
-                        changed(twin)
+                        isolated(changed, twin)
                 # a service that lost its database counts from the beginning: then so do we
                 since = following
                 failures = 0

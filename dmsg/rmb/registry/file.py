@@ -16,6 +16,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from dmsg.isolate import isolated
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
 from dmsg.rmb.twin import Twin
@@ -67,7 +68,7 @@ class FileRegistry:
         for twin in twins.values():
             if before.get(twin.id) != twin:
                 for changed in self._watchers:
-                    changed(twin)
+                    isolated(changed, twin)
 
     def _parse(self, content: bytes) -> dict[int, Twin]:
         if len(content) > MAX_FILE:

@@ -10,6 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
+from dmsg.isolate import isolated
 from dmsg.rmb.address import MAX_TWIN
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
@@ -66,7 +67,7 @@ class TableRegistry:
         except sqlite3.Error as error:
             return fail(RegistryUnavailable(str(error)))
         for changed in self._watchers:
-            changed(stored)
+            isolated(changed, stored)
         return succeed(stored)
 
     def _put(self, statement: Twin) -> Twin:
