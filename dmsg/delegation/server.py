@@ -21,6 +21,7 @@ from dmsg.delegation.registration import Registration, StatusPages, address_of
 from dmsg.delegation.selflook import look_at_self
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DropReason
+from dmsg.isolate import isolated
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.addresses import parse_address
@@ -110,7 +111,7 @@ class ServedSession:
 
     def link_lost(self, reason: Failure) -> None:
         if self._peer is not None:
-            self._factory.relay.remove(self._peer)
+            isolated(self._factory.relay.remove, self._peer)
         self._factory.session_down(self)
         self.link = None
 

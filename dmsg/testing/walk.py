@@ -21,6 +21,7 @@ from twisted.logger import ILogObserver, formatEvent, globalLogPublisher
 
 from dmsg.testing.lab import Lab
 from dmsg.testing.promise import Talker, Talkers
+from dmsg.transport.wire import DRAIN, Frame
 
 PORT = 7
 SERVERS = 3
@@ -60,6 +61,7 @@ class Walk:
             "slow reader": self._slow_reader,
             "reader goes on": self._reader_goes_on,
             "clock jump": self._clock_jump,
+            "poison": self._poison,
         }
 
     def run(self) -> None:
@@ -198,9 +200,35 @@ class Walk:
             if talker.transport is not None:
                 talker.transport.resumeProducing()  # type: ignore[attr-defined]
 
+    def _poison(self) -> None:
+        """A server puts something malformed behind what it hands on next: its client has to end the connection."""
+        server = self.random.choice(list(self.lab.servers.values()))
+        peers = list(server.factory.relay.peers)
+        if peers:
+            _Poisoner(self.random.choice(peers))
+
     def _clock_jump(self) -> None:
         """Much time passes at once, as on a machine that slept."""
         self.lab.clock.advance(self.random.choice((5, 60, 600)))
+
+
+class _Poisoner:
+    """In place of a relay's port, until something is sent through it."""
+
+    def __init__(self, peer: Any) -> None:
+        self._peer = peer
+        self._port = peer.port
+        peer.port = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+    def send(self, data: Any) -> None:
+        """Send, and something behind it."""
+        self._port.send(data)
+        self._port.send(Frame(DRAIN, 0, b"malformed").encode())
+        if self._peer.port is self:
+            self._peer.port = self._port
 
 
 class _Fixed(Factory):
