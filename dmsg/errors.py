@@ -130,6 +130,7 @@ class DropReason(Enum):
     NOT_ADMITTED = "not_admitted"
     ADMISSION_UNKNOWN = "admission_unknown"
     WRONG_PROFILE = "wrong_profile"
+    MEMORY = "memory"
 
 
 class DmsgError(Exception):

@@ -17,12 +17,14 @@ from twisted.python.failure import Failure
 from twisted.web.server import Site
 
 from dmsg.delegation.admission import Admission
+from dmsg.delegation.holdings import LinkHoldings
 from dmsg.delegation.registration import Registration, StatusPages, address_of
 from dmsg.delegation.selflook import look_at_self
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DropReason
 from dmsg.isolate import isolated
 from dmsg.keys import PubKey, SecKey
+from dmsg.memory import Memory
 from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.addresses import parse_address
 from dmsg.net.link import Link
@@ -49,6 +51,11 @@ class ServedSession:
         self._factory = factory
         self._peer: Any = None
         self.link: Link | None = None
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait for it before they come to its link."""
+        return int(self._factory.backlog_of(self._peer)) if self._peer is not None else 0
 
     # --- for a family ---
 
@@ -168,6 +175,10 @@ class ServingFactory(Acceptor):
 
         self._timers[peer] = self._reactor.callLater(seconds, due)
 
+    def backlog_of(self, peer: Any) -> int:
+        """What the relay itself keeps for a client."""
+        return 0
+
     def _close_relay(self) -> None:
         """Close what clients have open, and take nobody new."""
         self.relay.close_all()
@@ -204,8 +215,12 @@ class RelayServer(Service):
         drain_timeout: float,
         metrics: str | None,
         random: Random | None,
+        memory: int | None = None,
     ) -> None:
-        """:raises DmsgError: the public address is malformed."""
+        """:param memory: bytes that are held for clients, in all; None: see :func:`~dmsg.memory.default_limit`.
+
+        :raises DmsgError: the public address is malformed.
+        """
         if public_address is not None:
             parse_address(public_address)
         self._reactor = reactor
@@ -215,6 +230,8 @@ class RelayServer(Service):
         self._drain_timeout = drain_timeout
         self._started = 0.0
         self.factory = factory
+        self.memory = Memory(memory)
+        self._holdings = LinkHoldings(reactor, factory, self.memory)
         self.registration = Registration(
             reactor,
             key,
@@ -269,6 +286,7 @@ class RelayServer(Service):
 
     async def _start(self) -> list[IListeningPort]:
         self.factory.admission.watch(self._reactor, self.factory.admission_changed)
+        self._holdings.start()
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(self.factory)
             self.ports.append(port)
@@ -328,6 +346,7 @@ class RelayServer(Service):
             await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
         except TimeoutError:
             _log.info("{count} clients did not leave in time", count=len(self.factory.sessions))
+        self._holdings.stop()
         await self._closed()
         await self.registration.close()
 
@@ -354,6 +373,8 @@ class RelayServer(Service):
                 "Bytes that wait for clients to take them",
                 sum(peer.port.queued() for peer in factory.relay.peers),
             ),
+            "held_bytes": ("Bytes held for clients, at the last look", self.memory.total),
+            "memory_limit_bytes": ("Bytes that may be held for clients", self.memory.limit),
             "reachable": (
                 "1 when the server reached itself at its public address, 0 when not, -1 when it has not looked",
                 -1.0 if self.reachable is None else float(self.reachable),
@@ -369,6 +390,7 @@ class RelayServer(Service):
             "connections_opened": ("Clients that have connected", self.factory.connections_opened),
             "frames": ("Frames received", relay.frames),
             "frame_bytes": ("Bytes of frames received", relay.frame_bytes),
+            "memory_given": ("What was given up because too much was held", sum(self.memory.given.values())),
             "admission_unanswered": (
                 "Questions to the admission hook without an answer",
                 hook.unanswered if hook is not None else 0,

@@ -78,5 +78,8 @@ class ServerFactory(ServingFactory):
     def _make_session(self, remote: PubKey) -> ServedSession:
         return ServedSession(self)
 
+    def backlog_of(self, peer: RelayPeer) -> int:
+        return sum(end.queued for end in peer.waiting)
+
     def _paused(self, peer: RelayPeer) -> None:
         self._once_after(HOLD, peer, self.relay.let_read)

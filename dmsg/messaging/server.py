@@ -39,6 +39,7 @@ class Server(RelayServer):
     :param limits: what one client may have.
     :param admission: whom it admits.
     :param drain_timeout: seconds that stopping leaves to channels to end: the protocol knows no way to move them.
+    :param memory: bytes that are held for clients, in all; None: a quarter of what the machine has.
     :param metrics: endpoint string for ``/metrics`` and ``/health``, or None.
     :ivar ready: fires with the listening ports.
     """
@@ -61,6 +62,7 @@ class Server(RelayServer):
         admission: Admission | None = None,
         drain_timeout: float = DRAIN_TIMEOUT,
         metrics: str | None = None,
+        memory: int | None = None,
         random: Random | None = None,
     ) -> None:
         """:raises DmsgError: the public address is malformed."""
@@ -74,6 +76,7 @@ class Server(RelayServer):
             discovery=discovery,
             drain_timeout=drain_timeout,
             metrics=metrics,
+            memory=memory,
             random=random,
         )
 

@@ -132,6 +132,11 @@ class Acceptor(Factory):
         return found
 
     @property
+    def shaking(self) -> list[Link]:
+        """Links whose handshake is under way."""
+        return list(self._handshakes)
+
+    @property
     def handshakes(self) -> int:
         """Handshakes under way."""
         return len(self._handshakes)

@@ -104,6 +104,8 @@ class Link(TwistedProtocol):
     """When TCP was there: seconds of the reactor's clock."""
     address = ""
     """Where the peer is, without its port."""
+    written = 0
+    """Bytes that were handed to TCP."""
     accepted = False
     """A server's side: the server says in its log what the peer did wrong."""
     erred = ""
@@ -298,6 +300,7 @@ class Link(TwistedProtocol):
         if self._gone or not self._up:
             return
         chunks, size = self._outgoing()
+        self.written += size
         transport = self.transport
         for chunk in chunks:
             write_now(transport, chunk)

@@ -80,6 +80,7 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         admission=options.admission(reactor),
         drain_timeout=seconds(options["drain-timeout"]),
         metrics=options["metrics"],
+        memory=options.memory(),
     )
     options.reload_on_hangup(reactor, server)
     service: IService = StopOnFailure(reactor, server, options.hold_key)

@@ -39,6 +39,13 @@ def relay_parameters(key_name: str, drain_timeout: float) -> list[list[Any]]:
         ["admission-down", None, "refuse", "refuse or admit, when it does not answer", str],
         ["drain-timeout", None, str(drain_timeout), "seconds that leaving waits for streams", str],
         ["metrics", None, None, "endpoint string for /metrics and /health, as in tcp:9100:interface=127.0.0.1", str],
+        [
+            "memory",
+            None,
+            None,
+            "MiB held for clients that read slowly, in all [default: a quarter of the machine's]",
+            str,
+        ],
         ["log-format", None, "text", "text or json", str],
     ]
 
@@ -121,6 +128,13 @@ class RelayOptions(EntityOptions):
         :raises UsageError: it is none, or not within these.
         """
         return self.checked(name, number, low, high)
+
+    def memory(self) -> int | None:
+        """Bytes of ``--memory``; None: nothing is said.
+
+        :raises UsageError: it cannot be.
+        """
+        return None if self["memory"] is None else self.number("memory", 1, 2**20) << 20
 
     def changed_limits(self) -> Any:
         """The limits as the file has them now.
@@ -208,6 +222,7 @@ class RelayOptions(EntityOptions):
         self.read_config()
         self["listen"] = self["listen"] or [DEFAULT_LISTEN]
         self.limits()
+        self.memory()
         self.check_values()
         self.check_own()
         try:

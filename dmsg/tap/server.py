@@ -68,6 +68,7 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         admission=options.admission(reactor),
         drain_timeout=seconds(options["drain-timeout"]),
         metrics=options["metrics"],
+        memory=options.memory(),
         telemetry=options["telemetry-settings"],
     )
     options.reload_on_hangup(reactor, server)

@@ -113,6 +113,7 @@ class SecureEnd:
         "_measured_at",
         "_next_sequence",
         "_open_nonce",
+        "_opening",
         "_received_hash",
         "_received_sequence",
         "_seal_nonce",
@@ -159,7 +160,10 @@ class SecureEnd:
         self.in_flight_bytes = 0
         self.window = window
         self.peer_window = 0
-        self.limit = MAX_WINDOW
+        self.limit = INITIAL_WINDOW
+        """Bytes in flight that this end allows itself, whatever the other end names."""
+        self._opening = True
+        """No server's queue was full yet: the limit grows as the receiver's window may."""
         self.round_trip: float | None = None
         """Seconds, from the handshake."""
         self.measure_at = 1  # the first byte starts the clock
@@ -290,6 +294,7 @@ class SecureEnd:
     def queue_was_full(self) -> None:
         """A server held more for the receiver than it may: send less ahead."""
         self.limit = max(MIN_LIMIT, self.in_flight_bytes // 2)
+        self._opening = False
 
     # --- receiving ---
 
@@ -341,7 +346,7 @@ class SecureEnd:
         self.in_flight_bytes -= size
         self.acknowledged += size
         if self.limit < MAX_WINDOW:
-            self.limit += max(1, size // 8)
+            self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._opening else max(1, size // 8)))
         if sent_hash.digest()[:ACK_HASH_SIZE] != digest:
             raise SecureError(CloseReason.HASH_MISMATCH)
         return count, tokens

@@ -38,6 +38,7 @@ class Server(RelayServer):
     :param limits: what one client may have; :attr:`ServerFactory.limits` changes it later.
     :param admission: whom it admits.
     :param drain_timeout: seconds that stopping leaves to clients to move their streams.
+    :param memory: bytes that are held for clients, in all; None: a quarter of what the machine has.
     :param metrics: endpoint string for ``/metrics`` and ``/health``, or None.
     :param telemetry: where to write events for the pipeline, or None.
     :ivar ready: fires with the listening ports.
@@ -58,6 +59,7 @@ class Server(RelayServer):
         admission: Admission | None = None,
         drain_timeout: float = DRAIN_TIMEOUT,
         metrics: str | None = None,
+        memory: int | None = None,
         telemetry: TelemetrySettings | None = None,
         random: Random | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class Server(RelayServer):
             discovery=discovery,
             drain_timeout=drain_timeout,
             metrics=metrics,
+            memory=memory,
             random=random,
         )
         if self.registration.wanted:

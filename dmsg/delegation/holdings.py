@@ -1,0 +1,103 @@
+"""What a server holds for its clients: a source of :mod:`dmsg.memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from dmsg.errors import DropReason
+from dmsg.memory import LOOK_INTERVAL, Holding, Memory
+from dmsg.net.addresses import block_of
+from dmsg.net.link import Link
+
+SMALL = 4096
+"""Bytes below which what waits for a client is not worth a look."""
+HANDSHAKE_SIZE = 8192
+"""Bytes that a handshake under way is taken to hold."""
+TELL_EVERY = 10.0
+"""Seconds between lines about what was given up."""
+
+_log = Logger()
+
+
+class LinkHoldings:
+    """What waits for the clients of one server, by address block and key.
+
+    :param factory: a :class:`~dmsg.delegation.server.ServingFactory`.
+    """
+
+    def __init__(self, reactor: IReactorTime, factory: Any, memory: Memory) -> None:
+        self._reactor = reactor
+        self._factory = factory
+        self._memory = memory
+        self._moved: dict[Link, tuple[int, float]] = {}
+        self._told_at = -TELL_EVERY
+        self._untold = 0
+        self._call = LoopingCall(self._look)
+        self._call.clock = reactor
+        memory.add(self._holdings)
+        memory.told = self._tell
+
+    def start(self) -> None:
+        """Look from time to time."""
+        self._call.start(LOOK_INTERVAL, now=False).addErrback(lambda failure: _log.failure("no more looks", failure))
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._call.running:
+            self._call.stop()
+
+    def _look(self) -> None:
+        try:
+            self._memory.look()
+        except Exception:
+            _log.failure("what is held could not be seen")
+
+    def _holdings(self) -> Iterator[Holding]:
+        now = self._reactor.seconds()
+        before, self._moved = self._moved, {}
+        for session in list(self._factory.sessions):
+            link: Link | None = session.link
+            if link is None or link.remote is None:
+                continue
+            size = link.queued() + session.backlog
+            if size < SMALL:
+                continue
+            gone = link.written - link.queued()
+            last = before.get(link)
+            since = last[1] if last is not None and last[0] == gone else now
+            self._moved[link] = (gone, since)
+            owner = (block_of(link.address), bytes(link.remote))
+            yield Holding(owner, "queues", size, now - since, _Ending(link))
+        for link in list(self._factory.shaking):
+            yield Holding((block_of(link.address),), "handshakes", HANDSHAKE_SIZE, now - link.made_at, link.evict)
+
+    def _tell(self, holding: Holding) -> None:
+        self._untold += 1
+        now = self._reactor.seconds()
+        if now - self._told_at >= TELL_EVERY:
+            _log.warn(
+                "{held} MiB are held for clients, more than {limit}: {kind} of {owner} ({size} KiB) is given up{more}",
+                held=self._memory.total >> 20,
+                limit=self._memory.limit >> 20,
+                kind=holding.kind,
+                owner=holding.owner[0],
+                size=holding.size >> 10,
+                more=f", and {self._untold - 1} more since the last line" if self._untold > 1 else "",
+            )
+            self._told_at = now
+            self._untold = 0
+
+
+class _Ending:
+    """Ends a link: nothing of what waits for it is sent any more."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def __call__(self) -> None:
+        self._link.abort(DropReason.MEMORY)

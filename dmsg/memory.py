@@ -1,0 +1,141 @@
+"""One account of the memory that a process holds for others, and who gives when it is too much.  No I/O, no clock.
+
+Every queue has a limit of its own; this is the limit of their sum.  Whoever holds
+something for others is a *source*: asked from time to time, it says what it
+holds and for whom.  Nothing is counted on the way of a frame, and the books
+cannot be wrong.
+
+When there is too much, who stands still gives first, the greediest before the
+others: of those for whom nothing has moved lately the owner with most, and of
+what he has the largest.  Only when nobody stands still others give.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+LOOK_INTERVAL = 0.25
+"""Seconds between looks at what is held."""
+STILL = 2.0
+"""Seconds without a byte that went, after which an owner stands still."""
+ENOUGH = 0.8
+"""Part of the limit to which those who stand still bring down what is held; others give only what is above it."""
+SHARE = 4
+"""By default so much of the machine's memory: a quarter."""
+LEAST = 64 * 1024 * 1024
+"""Bytes of the smallest limit."""
+
+
+@frozen
+class Holding:
+    """Something that is held.
+
+    :ivar owner: for whom: first who is reached at one place (a block of addresses), then a key.
+    :ivar kind: what it is, as a metric names it.
+    :ivar size: bytes.
+    :ivar still: seconds since something of it went.
+    :ivar give: lets go of it, or of what it is for.
+    """
+
+    owner: tuple[Hashable, ...]
+    kind: str
+    size: int
+    still: float
+    give: Callable[[], object]
+
+
+Source = Callable[[], Iterable[Holding]]
+
+
+def default_limit() -> int:
+    """A quarter of what this machine, or this container, has."""
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        said = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        have = min(have, int(said))
+    except (OSError, ValueError):
+        pass  # no limit, or no such thing on this machine
+    return max(LEAST, have // SHARE)
+
+
+class Memory:
+    """What a process holds.
+
+    :ivar limit: bytes.
+    :ivar held: bytes by kind, at the last look.
+    :ivar given: how often something was given, by kind.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        """:param limit: bytes; None: see :func:`default_limit`."""
+        self.limit = default_limit() if limit is None else limit
+        self.held: Counter[str] = Counter()
+        self.given: Counter[str] = Counter()
+        self._sources: dict[Source, None] = {}
+        self.told: Callable[[Holding], None] = lambda holding: None
+        """Told of what is given, before it is."""
+
+    def add(self, source: Source) -> None:
+        """Ask this one too."""
+        self._sources[source] = None
+
+    def remove(self, source: Source) -> None:
+        """Ask it no more."""
+        self._sources.pop(source, None)
+
+    @property
+    def total(self) -> int:
+        """Bytes at the last look."""
+        return sum(self.held.values())
+
+    def look(self) -> int:
+        """See what is held, and let somebody give if it is too much.
+
+        :returns: how many have given.
+        """
+        holdings = [one for source in list(self._sources) for one in source()]
+        self.held = Counter()
+        for one in holdings:
+            self.held[one.kind] += one.size
+        total = self.total
+        if total <= self.limit:
+            return 0
+        given = 0
+        for one in _in_order(holdings):
+            if total <= (self.limit * ENOUGH if one.still >= STILL else self.limit):
+                break
+            self.told(one)
+            one.give()
+            self.given[one.kind] += 1
+            self.held[one.kind] -= one.size
+            given += 1
+            total -= one.size
+        return given
+
+
+def _in_order(holdings: list[Holding]) -> Iterator[Holding]:
+    """Who gives first."""
+    for group in ([one for one in holdings if one.still >= STILL], [one for one in holdings if one.still < STILL]):
+        left: dict[tuple[Hashable, ...], list[Holding]] = {}
+        sizes: Counter[tuple[Hashable, ...]] = Counter()
+        for one in sorted(group, key=_size):
+            left.setdefault(one.owner, []).append(one)
+            for depth in range(1, len(one.owner) + 1):
+                sizes[one.owner[:depth]] += one.size
+        while left:
+            owner = max(left, key=lambda one: tuple(sizes[one[:depth]] for depth in range(1, len(one) + 1)))
+            largest = left[owner].pop()
+            if not left[owner]:
+                del left[owner]
+            for depth in range(1, len(owner) + 1):
+                sizes[owner[:depth]] -= largest.size
+            yield largest
+
+
+def _size(holding: Holding) -> int:
+    return holding.size

@@ -1,0 +1,80 @@
+"""Servers of both families that hold more than they may: who does not read gives, and nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dmsg.errors import DropReason
+from dmsg.messaging.service import Client as MessagingClient
+from dmsg.tap import messaging as messaging_tap
+from dmsg.transport.wire import ACCEPT, FWD, REQUEST, Frame
+from tests.net.support import EntityCase
+from tests.support import Accepting, asynchronous
+
+
+class ServerMemoryTests(EntityCase):
+    """Real TCP; the limit is small."""
+
+    async def look(self, server: Any) -> None:
+        """As time passes."""
+        await self.until(lambda: server.memory.given, 60)
+
+    async def pairs(self, url: str, number: int, **options: Any) -> list[tuple[Any, Any]]:
+        """Senders, and receivers that read nothing any more."""
+        found = []
+        for _ in range(number):
+            theirs = Accepting()
+            receiver = await self.start_client(url, min_servers=1, **options)
+            receiver.listen(theirs)
+            sender = await self.start_client(url, min_servers=1, **options)
+            mine: Any = await sender.connect(receiver.public_key, Accepting())
+            await self.until(lambda theirs=theirs: theirs.built)
+            (session,) = receiver.sessions()
+            session._link.transport.pauseProducing()
+            found.append((mine, receiver))
+        return found
+
+    async def stopped_receiver(self, server: Any) -> Any:
+        """A client of plain frames with a transport to one that reads nothing any more."""
+        receiver, sender = await self.raw_client(server), await self.raw_client(server)
+        sender.send(Frame(REQUEST, 0, bytes(sender.key.public + receiver.key.public)).encode())
+        await self.until(lambda: receiver.frames)
+        (request,) = receiver.take()
+        receiver.send(Frame(ACCEPT, request.id, request.payload).encode())
+        await self.until(lambda: sender.frames)
+        receiver.transport.pauseProducing()  # type: ignore[union-attr]
+        return sender
+
+    @asynchronous
+    async def test_who_does_not_read_gives(self) -> None:
+        url = await self.start_discovery()
+        server = await self.start_server(f"--discovery={url}", "--memory=3")
+        self.assertEqual(server.memory.limit, 3 << 20)
+        honest = Accepting()
+        reader = await self.start_client(url, min_servers=1)
+        reader.listen(honest)
+        writer = await self.start_client(url, min_servers=1)
+        good: Any = await writer.connect(reader.public_key, Accepting())
+        senders = [await self.stopped_receiver(server) for _ in range(5)]
+        for sender in senders:
+            for number in range(180):
+                sender.send(Frame(FWD, 0, number.to_bytes(2, "big") + bytes(60_000)).encode())
+        await self.look(server)
+        self.assertGreaterEqual(server.drops()[DropReason.MEMORY], 1)
+        good.transport.write(b"x" * 3_000_000)
+        await self.until(lambda: len(honest.built[0].data) == 3_000_000)
+        self.assertIsNone(good.lost)
+        await self.until(lambda: server.memory.total <= server.memory.limit)
+        self.assertEqual(server.gauges()["memory_limit_bytes"][1], 3 << 20)
+        self.assertGreaterEqual(server.counters()["memory_given"][1], 1)
+
+    @asynchronous
+    async def test_the_messaging_system(self) -> None:
+        url = await self.start_discovery()
+        server = await self.start_server(f"--discovery={url}", "--memory=2", "--drain-timeout=0", tap=messaging_tap)
+        pairs = await self.pairs(url, 4, family=MessagingClient)
+        for mine, _ in pairs:
+            mine.transport.write(bytes(8 << 20))
+        await self.look(server)
+        self.assertGreaterEqual(server.drops()[DropReason.MEMORY], 1)
+        await self.until(lambda: server.memory.total <= server.memory.limit)
