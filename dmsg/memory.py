@@ -118,6 +118,10 @@ class Memory:
         return given
 
 
+CLIENTS = Memory()
+"""Of the clients of this process."""
+
+
 def _in_order(holdings: list[Holding]) -> Iterator[Holding]:
     """Who gives first."""
     for group in ([one for one in holdings if one.still >= STILL], [one for one in holdings if one.still < STILL]):

@@ -42,6 +42,7 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.names import Names
 from dmsg.net.endpoints import DmsgClientEndpoint
+from dmsg.net.fetch import make_pool
 from dmsg.net.stream import DmsgAddress
 from dmsg.transport.service import Client
 from dmsg.transport.strings import parse_port
@@ -243,7 +244,9 @@ def curl(
         before = reactor.seconds()
 
         async def use(client: Client) -> None:
-            agent: Any = Agent.usingEndpointFactory(reactor, DmsgEndpointFactory(client, timeout))
+            agent: Any = Agent.usingEndpointFactory(
+                reactor, DmsgEndpointFactory(client, timeout), make_pool(reactor, persistent=False)
+            )
             if location:
                 agent = BrowserLikeRedirectAgent(agent)
             verb = (method or ("HEAD" if head else "GET" if body is None else "POST")).upper().encode()

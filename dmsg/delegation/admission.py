@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import treq
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
@@ -21,6 +20,8 @@ from twisted.logger import Logger
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
+from dmsg.net.body import read_body
+from dmsg.net.fetch import WebClient, make_pool
 
 LIST_LIMIT = 16 * 1024 * 1024
 """Bytes of a list: some 240,000 keys."""
@@ -31,6 +32,8 @@ HOOK_TIMEOUT = 5.0
 HOOK_CACHE_TIME = 30.0
 """Seconds that the hook's answer is used again."""
 HOOK_CACHE_SIZE = 65536
+MAX_ANSWER = 64 * 1024
+"""Bytes of an answer of the hook, which are not looked at."""
 
 _log = Logger()
 
@@ -110,7 +113,7 @@ class Hook:
         self._reactor = reactor
         self._timeout = timeout
         self._when_down = when_down
-        self._http = http or treq
+        self._http = http or WebClient(reactor, make_pool(reactor, persistent=False), timeout)
         self._known: dict[PubKey, tuple[float, bool]] = {}
         self.unanswered = 0
 
@@ -127,7 +130,7 @@ class Hook:
             response = await self._http.post(
                 self.url, json={"key": key.hex()}, timeout=self._timeout, reactor=self._reactor
             )
-            await treq.content(response).addTimeout(self._timeout, self._reactor)
+            await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
             answer = {200: True, 403: False}.get(response.code)
             problem = f"status {response.code}"
         except Exception as error:  # whatever HTTP, DNS and TCP may raise means the same here

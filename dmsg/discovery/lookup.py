@@ -13,14 +13,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import treq
-from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
 from twisted.internet.error import ConnectionDone, ConnectionLost, ConnectionRefusedError, DNSLookupError, NoRouteError
 from twisted.internet.error import TimeoutError as TwistedTimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
-from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
 
 from dmsg.discovery.entry import (
     VERSION,
@@ -37,7 +34,8 @@ from dmsg.discovery.entry import (
 )
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.body import drop
+from dmsg.net.body import AnswerTooLong, read_body
+from dmsg.net.fetch import WebClient, make_pool, parse_json
 
 T = TypeVar("T")
 
@@ -68,12 +66,6 @@ def check_url(url: str) -> str:
     return url
 
 
-class QuietFactory(_HTTP11ClientFactory):
-    """Two lines of log for each connection are no news."""
-
-    noisy = False
-
-
 def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
     """An entry from discovery, verified in whichever form it was signed."""
     entry, port_given = decode(body, Form.SEED)
@@ -95,11 +87,10 @@ class Lookup:
         self.url = url.rstrip("/")
         self._reactor: IReactorTime = reactor
         self._timeout = timeout
-        self._pool: HTTPConnectionPool | None = None
+        self._pool: Any = None
         if http is None:
-            self._pool = HTTPConnectionPool(reactor)
-            self._pool._factory = QuietFactory
-            http = HTTPClient(Agent(reactor, connectTimeout=timeout, pool=self._pool))
+            self._pool = make_pool(reactor)
+            http = WebClient(reactor, self._pool, timeout)
         self._http = http
         self._under_way: set[Deferred[Any]] = set()
         self._port_signed = True
@@ -186,19 +177,9 @@ class Lookup:
             response = await self._http.request(
                 method, f"{self.url}{path}", data=body, headers=headers, reactor=self._reactor, timeout=self._timeout
             )
-            parts: list[bytes] = []
-            size = 0
-
-            def collect(part: bytes) -> None:
-                nonlocal size
-                size += len(part)
-                if size <= MAX_ANSWER:
-                    parts.append(part)
-                else:
-                    parts.clear()
-                    drop(getattr(response.original, "_transport", None) or response.original)
-
-            await treq.collect(response, collect).addTimeout(self._timeout, self._reactor)
+            answer = await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
+        except AnswerTooLong:
+            raise DiscoveryError(f"discovery {self.url}: answer is longer than {MAX_ANSWER} bytes") from None
         except DmsgError:
             raise
         except Exception as error:
@@ -206,13 +187,11 @@ class Lookup:
             if isinstance(error, CancelledError) and self._reactor.seconds() < deadline:
                 raise DiscoveryError(f"discovery {self.url}: the answer is not waited for") from None
             raise DiscoveryError(f"discovery {self.url}: {_short(error, self._timeout)}") from None
-        if size > MAX_ANSWER:
-            raise DiscoveryError(f"discovery {self.url}: answer is longer than {MAX_ANSWER} bytes")
-        return response.code, b"".join(parts)
+        return response.code, answer
 
     def _error(self, status: int, body: bytes) -> DiscoveryError:
         try:
-            message = str(json.loads(body)["message"])[:200]
+            message = str(parse_json(body)["message"])[:200]
         except (ValueError, KeyError, TypeError):
             message = "what answers there is no discovery"
         return DiscoveryError(f"discovery {self.url}: {message} ({status})", status)
@@ -237,16 +216,16 @@ class Lookup:
         if status != 200:
             raise self._error(status, body)
         try:
-            listed = json.loads(body)
+            listed = parse_json(body)
             if not isinstance(listed, list):
                 raise ValueError
-        except (ValueError, RecursionError):
+        except ValueError:
             raise DiscoveryError(f"discovery {self.url}: list of servers is malformed") from None
         entries = []
         for one in listed:
             try:
                 entry = _parse_entry(json.dumps(one).encode())
-            except EntryError as error:
+            except (EntryError, RecursionError) as error:
                 _log.info("{url}: a server entry is refused: {error}", url=self.url, error=str(error))
                 continue
             if entry.server is not None:

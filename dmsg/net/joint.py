@@ -77,7 +77,6 @@ class JointFactory(Factory):
 
     :param connect: called with a factory; fires when it is connected.
     :param allowed: says of an address whether it may come in.
-    :ivar joints: connections now.
     """
 
     noisy = False
@@ -94,18 +93,37 @@ class JointFactory(Factory):
         self._allowed = allowed
         self._failed = failed
         self._max = max_joints
-        self.joints = 0
+        self._halves: dict[Half, None] = {}
         self.total = 0
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
-        if self.joints >= self._max or (addr is not None and not self._allowed(addr)):
+        if addr is not None and not self._allowed(addr):
             return None
-        self.joints += 1
+        if self.joints >= self._max and not self._make_room():
+            return None
         self.total += 1
-        return Half(self._incoming, self._lost)
 
-    def _lost(self) -> None:
-        self.joints -= 1
+        def lost() -> None:
+            self._halves.pop(half, None)
+
+        half = Half(self._incoming, lost)
+        self._halves[half] = None
+        return half
+
+    @property
+    def joints(self) -> int:
+        """Connections now."""
+        return len(self._halves)
+
+    def _make_room(self) -> bool:
+        """One that has lost its way to the other end, and waits for another, makes room for one that is here."""
+        away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
+        if not away:
+            return False
+        oldest: Any = min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
+        self._halves.pop(oldest, None)
+        oldest.transport.abortConnection()
+        return True
 
     def _incoming(self, one: Half) -> None:
         transport: Any = one.transport

@@ -263,6 +263,11 @@ class StreamTransport:
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
     @property
+    def held(self) -> int:
+        """Bytes that wait here: to be sent, and for the application."""
+        return self._queued + sum(map(len, self._unread))
+
+    @property
     def unsent(self) -> bool:
         """Something was written that is in no frame yet."""
         return bool(self._queue)

@@ -18,13 +18,13 @@ from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.client import Agent
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
-from dmsg.discovery.lookup import QuietFactory
 from dmsg.net.body import read_body
+from dmsg.net.fetch import make_pool
 from dmsg.rmb.delivery import SPILL_AFTER, Message
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
@@ -107,10 +107,8 @@ class Poster:
     def __init__(self, reactor: Any, *, plain: bool) -> None:
         self._reactor = reactor
         self._plain = plain
-        self._pool = HTTPConnectionPool(reactor)
-        self._pool.maxPersistentPerHost = MAX_POSTS
+        self._pool = make_pool(reactor, most=MAX_POSTS)
         self._pool.cachedConnectionTimeout = 50
-        self._pool._factory = QuietFactory
         self._agent = Agent(reactor, connectTimeout=CONNECT_TIMEOUT, pool=self._pool)
 
     async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:

@@ -23,13 +23,14 @@ from typing import Any
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import TCP4ClientEndpoint
-from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.client import Agent
 from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer
 from zope.interface import implementer
 
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.discovery.service import Discovery
 from dmsg.keys import SecKey
+from dmsg.net.fetch import make_pool
 from dmsg.testing.network import Host, Network
 from dmsg.transport.server import Server
 from dmsg.transport.service import Client
@@ -94,7 +95,7 @@ class Lab:
 
     def lookups(self, host: Host) -> Lookups:
         """Discovery, as a host reaches it."""
-        pool = HTTPConnectionPool(host, persistent=False)
+        pool = make_pool(host, persistent=False)
         http = _HTTP(Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool))
         address = self.network.host("discovery").address
         return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http)])

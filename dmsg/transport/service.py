@@ -27,9 +27,11 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
+from dmsg.memory import CLIENTS, Memory
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.transport.agreement import FEATURE, PING_FEATURE
 from dmsg.transport.dial import SessionEndpoint
+from dmsg.transport.holdings import StreamHoldings
 from dmsg.transport.session import PLAIN_ONLY, REQUEST_TIMEOUT, ClientSession
 from dmsg.transport.streams import RESUME_TIMEOUT, Encryption, Streams
 from dmsg.transport.wire import RECEIPT_FEATURE, RELAY_FEATURE
@@ -86,8 +88,12 @@ class Client(DelegatedClient):
         only: Sequence[PubKey] = (),
         receipts: bool = False,
         random: Random | None = None,
+        memory: Memory | None = None,
     ) -> None:
-        """:raises ValueError: min_servers or encryption cannot be that."""
+        """:param memory: the account to which its streams are booked; None: the one of all clients of this process.
+
+        :raises ValueError: min_servers or encryption cannot be that.
+        """
         self.encryption = Encryption(encryption)
         super().__init__(
             reactor,
@@ -114,6 +120,15 @@ class Client(DelegatedClient):
         )
         self.streams.reconnect = lambda stream: Deferred.fromCoroutine(self._reconnect(stream))
         self.streams.speaks_secure = lambda remote: Deferred.fromCoroutine(self._speaks_secure(remote))
+        self._holdings = StreamHoldings(reactor, memory or CLIENTS, self._all_streams)
+
+    def startService(self) -> None:
+        super().startService()
+        self._holdings.start()
+
+    def _all_streams(self) -> list[StreamTransport]:
+        carried = (stream for session in self.sessions() for stream in session.streams)
+        return list(dict.fromkeys((*self.streams.all, *carried)))
 
     # --- what an application uses ---
 
@@ -239,6 +254,7 @@ class Client(DelegatedClient):
         self.streams.migrate(stream)
 
     async def _stop(self) -> None:
+        self._holdings.stop()
         self.streams.stop()
         await super()._stop()
 

@@ -9,6 +9,7 @@ the other (:attr:`Streams.reconnect`).  The other end waits to be found.  After
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -35,6 +36,9 @@ STALL_CHECK = 5.0
 """Seconds between looks at what is in flight."""
 STALL_TIME = 15.0
 """Seconds without an ACK after which another way is looked for."""
+
+MAX_SUSPENDED, MAX_SUSPENDED_OF_PEER = 1024, 64
+"""Streams without a transport, in all and of one peer; one more, and the peer with most loses its oldest."""
 
 FINAL = frozenset(
     {
@@ -182,6 +186,7 @@ class Streams:
         self._live: dict[bytes, StreamTransport] = {}
         self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
         self._waiting: dict[StreamTransport, tuple[IDelayedCall, int]] = {}
+        self._waiting_of: Counter[IAddress] = Counter()
         self._searching: dict[StreamTransport, Deferred[Any]] = {}
         self._watch: IDelayedCall | None = None
         self._progress: dict[StreamTransport, tuple[int, float]] = {}
@@ -254,6 +259,21 @@ class Streams:
         if stream not in self._waiting:
             timer = self._reactor.callLater(self.resume_timeout, self._too_late, stream)
             self._waiting[stream] = (timer, reason)
+            self._waiting_of[stream.getPeer()] += 1
+            self._make_room(stream)
+
+    def _make_room(self, stream: StreamTransport) -> None:
+        peer: IAddress = stream.getPeer()
+        if self._waiting_of[peer] <= MAX_SUSPENDED_OF_PEER:
+            if len(self._waiting) <= MAX_SUSPENDED:
+                return
+            peer = max(self._waiting_of, key=self._waiting_of.__getitem__)
+        self._give_up(next(one for one in self._waiting if one.getPeer() == peer), CloseReason.TOO_MANY_TRANSPORTS)
+
+    @property
+    def all(self) -> list[StreamTransport]:
+        """Those that can go on over another transport, with one now or not."""
+        return list(self._live.values())
 
     def offered(self, resume: Resume, remote: PubKey) -> StreamTransport | int | None:
         """The stream that ``remote`` wants to go on with; the reason if it is over; None if there is none."""
@@ -311,8 +331,14 @@ class Streams:
 
     def _wait_no_longer(self, stream: StreamTransport) -> None:
         waiting = self._waiting.pop(stream, None)
-        if waiting is not None and waiting[0].active():
+        if waiting is None:
+            return
+        if waiting[0].active():
             waiting[0].cancel()
+        peer = stream.getPeer()
+        self._waiting_of[peer] -= 1
+        if not self._waiting_of[peer]:
+            del self._waiting_of[peer]
 
     # --- what stands still ---
 

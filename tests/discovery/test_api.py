@@ -16,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.buckets import MAX_ADDRESSES, RateLimit
-from dmsg.discovery.api import DiscoveryAPI, make_site
+from dmsg.discovery.api import MAX_DELEGATED, MAX_VERSION, DiscoveryAPI, make_site
 from dmsg.discovery.entry import ClientMeta, Deletion, Entry, ServerMeta
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.discovery.store import MemoryStore
@@ -320,10 +320,22 @@ class GateTests(APICase):
                 request.requestHeaders.setRawHeaders(b"x-forwarded-for", [header])
             self.assertEqual(gate.client_of(request), client)
 
+    def test_fields_have_limits(self) -> None:
+        key = SecKey.from_seed(b"fields")
+        servers = tuple(SecKey.from_seed(b"%d" % number).public.hex() for number in range(MAX_DELEGATED + 1))
+        for version, delegated, status in (
+            ("v" * MAX_VERSION, servers[:-1], 200),
+            ("v" * (MAX_VERSION + 1), (), 422),
+            ("0.0.1", servers, 422),
+        ):
+            sequence = 0 if status == 200 else 1
+            entry = Entry(version, sequence, 1 + sequence, key.public.hex(), ClientMeta(delegated)).sign(key)
+            self.assertEqual(self.message("POST", "/discovery/entries", entry.to_json())[0], status)
+
     def test_entries_that_escaping_makes_long(self) -> None:
         """Ten of them would be more than clients take as one answer."""
         key = SecKey.from_seed(b"fat")
-        fat = Entry("0.0.1" + "<" * 5000, 0, 1, key.public.hex(), server=ServerMeta("h:1", 1)).sign(key)
+        fat = Entry("0.0.1", 0, 1, key.public.hex(), server=ServerMeta("<" * 5000 + ":1", 1)).sign(key)
         self.assertEqual(self.message("POST", "/discovery/entries", fat.to_json()), (422, TOO_LONG))
 
     def test_forged_entries_use_up_what_the_address_may_ask(self) -> None:

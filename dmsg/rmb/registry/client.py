@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from random import Random
 from typing import Any
 from urllib.parse import urlencode
 
-from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
 from dmsg.delegation.dial import retry_delay
-from dmsg.discovery.lookup import QuietFactory, check_url
+from dmsg.discovery.lookup import check_url
 from dmsg.isolate import isolated
 from dmsg.net.body import read_body
+from dmsg.net.fetch import WebClient, make_pool, parse_json
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry
 from dmsg.rmb.twin import Twin
@@ -52,10 +50,8 @@ class HTTPRegistry:
         self.url = check_url(url).rstrip("/")
         self._reactor = reactor
         self._random = random or Random()
-        self._pool = HTTPConnectionPool(reactor)
-        self._pool.maxPersistentPerHost = CONNECTIONS
-        self._pool._factory = QuietFactory
-        self._http = HTTPClient(Agent(reactor, connectTimeout=TIMEOUT, pool=self._pool))
+        self._pool = make_pool(reactor, most=CONNECTIONS)
+        self._http = WebClient(reactor, self._pool, TIMEOUT)
         self._watchers: list[Callable[[Twin], None]] = []
         self._following: Deferred[None] | None = None
         self._closed = False
@@ -65,12 +61,12 @@ class HTTPRegistry:
         try:
             request = self._http.request(method, f"{self.url}{path}", data=body, headers=headers)
             response = await request.addTimeout(timeout, self._reactor)
-            content = json.loads(await read_body(response, MAX_ANSWER).addTimeout(timeout, self._reactor))
+            content = parse_json(await read_body(response, MAX_ANSWER).addTimeout(timeout, self._reactor))
         except CancelledError:
             raise
         except TimeoutError:
             raise RegistryUnavailable(f"{self.url}: no answer within {timeout:g} s") from None
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        except ValueError:
             raise RegistryUnavailable(f"{self.url}: the answer is not JSON") from None
         except RegistryUnavailable:
             raise

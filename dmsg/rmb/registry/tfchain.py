@@ -16,15 +16,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from treq.client import HTTPClient
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError, fail
-from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
-from dmsg.discovery.lookup import QuietFactory, check_url
+from dmsg.discovery.lookup import check_url
 from dmsg.errors import needs_extra
 from dmsg.net.body import read_body
+from dmsg.net.fetch import WebClient, make_pool, parse_json
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twin import Twin
@@ -131,9 +130,8 @@ class TfchainRegistry:
             raise RegistryUnavailable(f"tfchain: {needs_extra('rmb,tfchain')}") from None
         self.url = check_url(node_url(url))
         self._reactor = reactor
-        self._pool = HTTPConnectionPool(reactor)
-        self._pool._factory = QuietFactory
-        self._http = HTTPClient(Agent(reactor, connectTimeout=TIMEOUT, pool=self._pool))
+        self._pool = make_pool(reactor)
+        self._http = WebClient(reactor, self._pool, TIMEOUT)
 
     async def _storage(self, item: str, key: bytes) -> bytes | None:
         question = {
@@ -149,7 +147,7 @@ class TfchainRegistry:
             body = await read_body(response, MAX_ANSWER).addTimeout(TIMEOUT, self._reactor)
             if response.code != 200:
                 raise RegistryUnavailable(f"{self.url}: answered {response.code}, {len(body)} bytes")
-            answer = json.loads(body)
+            answer = parse_json(body)
             result = answer["result"]
             return None if result is None else bytes.fromhex(result.removeprefix("0x"))
         except (CancelledError, RegistryUnavailable):

@@ -1,0 +1,187 @@
+"""HTTP servers that answer with more than anybody wants, and everything here that asks one."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from typing import Any
+
+import psutil
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+from twisted.web.client import ResponseFailed
+
+from dmsg.delegation.admission import Hook
+from dmsg.discovery.lookup import Lookup
+from dmsg.errors import DiscoveryError, DmsgError
+from dmsg.keys import SecKey
+from dmsg.net.body import read_body
+from dmsg.net.fetch import MAX_HEAD, WebClient, make_pool, parse_json
+from dmsg.rmb.errors import RegistryUnavailable
+from dmsg.rmb.federation import Poster
+from dmsg.rmb.registry.client import HTTPRegistry
+from tests.support import asynchronous
+
+KEY = SecKey.from_seed(b"somebody").public
+
+
+class Hostile(Protocol):
+    """Says its piece to each request, again and again if it is to have no end."""
+
+    def __init__(self, head: bytes, again: bytes) -> None:
+        self._head = head
+        self._again = again
+        self.said = 0
+
+    def dataReceived(self, data: bytes) -> None:
+        if b"\r\n\r\n" not in data:
+            return
+        assert self.transport is not None
+        self.transport.write(self._head)
+        if self._again:
+            self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
+            self.resumeProducing()
+        elif b"content-length" not in self._head:
+            self.transport.loseConnection()
+
+    def resumeProducing(self) -> None:
+        for _ in range(512):
+            assert self.transport is not None
+            self.transport.write(self._again)
+            self.said += len(self._again)
+        if self.said < 500_000_000:
+            reactor.callLater(0, self._on)  # type: ignore[attr-defined]
+
+    def _on(self) -> None:
+        if self.transport is not None and self.transport.connected and not self._paused:  # type: ignore[attr-defined]
+            self.resumeProducing()
+
+    _paused = False
+
+    def pauseProducing(self) -> None:
+        self._paused = True
+
+    def stopProducing(self) -> None:
+        self._paused = True
+
+
+class FetchTests(TestCase):
+    """Real TCP."""
+
+    async def serve(self, head: bytes, again: bytes = b"") -> str:
+        """A server that answers so."""
+        made: list[Hostile] = []
+
+        def build() -> Hostile:
+            made.append(Hostile(head, again))
+            return made[-1]
+
+        factory = Factory.forProtocol(build)
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(factory)
+        self.made = made
+
+        async def stop() -> None:
+            for one in made:
+                one._paused = True
+                if one.transport is not None:
+                    one.transport.abortConnection()  # type: ignore[attr-defined]
+            await port.stopListening()
+            await deferLater(reactor, 0.01)  # type: ignore[arg-type]
+
+        self.addCleanup(lambda: Deferred.fromCoroutine(stop()))
+        return f"http://127.0.0.1:{port.getHost().port}"
+
+    def askers(self, url: str) -> list[Any]:
+        """Everything that asks an HTTP server, and how it says that it got nothing."""
+        registry = HTTPRegistry(reactor, url)
+        lookup = Lookup(reactor, url)
+        poster = Poster(reactor, plain=True)
+        self.addCleanup(registry.close)
+        self.addCleanup(lookup.close)
+        self.addCleanup(poster.close)
+        return [
+            (lookup.entry(KEY), DiscoveryError),
+            (lookup.available_servers(), DiscoveryError),
+            (Hook(reactor, url, when_down=False).ask(KEY), None),
+            (registry.get(7), RegistryUnavailable),
+        ]
+
+    async def refused(self, url: str) -> None:
+        """None of them takes it, soon, and with little memory."""
+        process = psutil.Process()
+        before = process.memory_info().rss
+        began = time.monotonic()
+        for asking, error in self.askers(url):
+            if error is None:
+                self.assertIs(await asking, False)
+                continue
+            with self.assertRaises(error):
+                await asking
+        # what the sockets hold, and a little
+        self.assertLess(max([one.said for one in self.made], default=0), 24 << 20)
+        self.assertLess(time.monotonic() - began, 20)
+        self.assertLess(process.memory_info().rss - before, 100 << 20)
+
+    @asynchronous
+    async def test_headers_without_an_end(self) -> None:
+        await self.refused(await self.serve(b"HTTP/1.1 500 x\r\n", b"X-Y: " + b"z" * 1000 + b"\r\n"))
+
+    @asynchronous
+    async def test_a_line_without_an_end(self) -> None:
+        await self.refused(await self.serve(b"HTTP/1.1 500 x\r\nX: ", b"z" * 1000))
+
+    @asynchronous
+    async def test_a_body_without_an_end(self) -> None:
+        await self.refused(await self.serve(b"HTTP/1.1 500 x\r\n\r\n", b"z" * 10_000))
+
+    @asynchronous
+    async def test_nothing_is_decompressed(self) -> None:
+        bomb = gzip.compress(bytes(50_000_000))
+        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
+        url = await self.serve(head + bomb)
+        pool = make_pool(reactor, persistent=False)
+        response = await WebClient(reactor, pool, 5).get(url)
+        self.assertEqual(len(await read_body(response, 1 << 20)), len(bomb))
+        with self.assertRaises(DiscoveryError):
+            lookup = Lookup(reactor, url)
+            self.addCleanup(lookup.close)
+            await lookup.entry(KEY)
+
+    @asynchronous
+    async def test_no_redirection_is_followed(self) -> None:
+        elsewhere = await self.serve(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        there = self.made
+        head = f"HTTP/1.1 302 Found\r\nLocation: {elsewhere}/\r\ncontent-length: 0\r\n\r\n"
+        await self.refused(await self.serve(head.encode()))
+        self.assertEqual(there, [])
+
+    @asynchronous
+    async def test_json_that_is_nested(self) -> None:
+        for status in (200, 500):
+            deep = b"[" * 200_000
+            head = b"HTTP/1.1 %d x\r\ncontent-length: %d\r\n\r\n" % (status, len(deep))
+            url = await self.serve(head + deep)
+            for asking, error in self.askers(url):
+                if error is not None:
+                    with self.assertRaises(error):
+                        await asking
+                else:
+                    await asking
+        self.assertRaises(ValueError, parse_json, b"[" * 200_000)
+        self.assertEqual(parse_json(b'{"a": [1]}'), {"a": [1]})
+
+    @asynchronous
+    async def test_the_head_has_its_own_limit(self) -> None:
+        """A large body in the read that brings the end of the head is no large head."""
+        body = b"x" * (3 * MAX_HEAD)
+        url = await self.serve(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        pool = make_pool(reactor, persistent=False)
+        response = await WebClient(reactor, pool, 5).get(url)
+        self.assertEqual(await read_body(response, 1 << 20), body)
+        url = await self.serve(b"HTTP/1.1 200 OK\r\n" + b"X-Y: z\r\n" * (MAX_HEAD // 4) + b"\r\n")
+        with self.assertRaises((ResponseFailed, DmsgError)):
+            await WebClient(reactor, make_pool(reactor, persistent=False), 5).get(url)

@@ -1,0 +1,152 @@
+"""What a client holds for its peers: limits of streams that stand still, and who yields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import CloseReason
+from dmsg.memory import STILL, Memory
+from dmsg.net.joint import JointFactory
+from dmsg.net.stream import StreamLost
+from dmsg.transport import streams as streams_module
+from dmsg.transport.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
+from dmsg.transport.secure import INITIAL_WINDOW
+from tests.support import KEYS, Accepting
+from tests.transport.secure_support import SecureCase
+
+
+class WindowTests(SecureCase):
+    """A peer that names a window as large as can be, and acknowledges nothing."""
+
+    def test_the_senders_own_window_opens_as_acks_come(self) -> None:
+        mine, theirs = self.open()
+        end = mine.transport.end
+        end.peer_window = 2**32 - 1
+        relay = self.network.factory.relay
+        port = relay.newest[KEYS["A"].public].port
+        relay.newest[KEYS["A"].public].port = _Mute(port)
+        mine.transport.write(bytes(40 << 20))
+        self.network.settle()
+        self.assertLessEqual(end.in_flight_bytes, INITIAL_WINDOW + 65536)
+        self.assertGreaterEqual(len(theirs.data), INITIAL_WINDOW)
+        relay.newest[KEYS["A"].public].port = port
+        mine.transport.abortConnection()
+
+    def test_it_is_no_hindrance(self) -> None:
+        """As fast as the receiver's grows, so does the sender's."""
+        mine, theirs = self.open()
+        mine.transport.write(bytes(8 << 20))
+        self.network.settle()
+        self.assertEqual(len(theirs.data), 8 << 20)
+        self.assertGreater(mine.transport.end.limit, 8 << 20)
+
+
+class _Mute:
+    """A port through which no ACK goes."""
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda data: None) if name == "send" else getattr(self._port, name)
+
+
+class SuspendedTests(SecureCase):
+    """Streams that wait for their peer to come back."""
+
+    def reason(self, protocol: Any) -> int:
+        assert protocol.lost is not None and protocol.lost.check(StreamLost)
+        return int(protocol.lost.value.close_reason)
+
+    def test_of_one_peer_and_in_all(self) -> None:
+        self.patch(streams_module, "MAX_SUSPENDED_OF_PEER", 3)
+        self.patch(streams_module, "MAX_SUSPENDED", 4)
+        theirs = [self.open()[1] for _ in range(5)]
+        self.streams["C"] = self.make_streams(KEYS["C"], {})
+        other = self.network.client(KEYS["C"], streams=self.streams["C"])
+        for _ in range(2):
+            other.open(KEYS["B"].public, Accepting(), port=7, secure=True)
+            self.network.settle()
+        others = self.listeners[7].built[5:]  # type: ignore[attr-defined]
+        self.cut("A")
+        self.assertEqual(self.streams["B"].suspended, 3)
+        ended = [one for one in theirs if one.lost is not None]
+        self.assertEqual([self.reason(one) for one in ended], [CloseReason.TOO_MANY_TRANSPORTS] * 2)
+        self.assertEqual(ended, theirs[:2])
+        other.link.transport.abortConnection()  # type: ignore[attr-defined]
+        self.network.settle()
+        # one more than may be in all: of the peer that has most
+        self.assertEqual(self.streams["B"].suspended, 4)
+        self.assertEqual([one.lost is None for one in others], [True, True])
+        self.assertIsNotNone(theirs[2].lost)
+        self.network.clock.advance(self.resume_timeout)
+        self.assertEqual((self.streams["B"].suspended, self.streams["B"]._waiting_of), (0, {}))
+
+
+class AccountTests(SecureCase):
+    """The account of a client."""
+
+    def test_who_takes_nothing_gives(self) -> None:
+        memory = Memory(3 * STREAM_SIZE + 2_000_000)
+        clock = self.network.clock
+        held = StreamHoldings(clock, memory, lambda: self.streams["A"].all)
+        held.start()
+        self.addCleanup(held.stop)
+        stuck, _ = self.open()
+        moving, theirs = self.open()
+        self.listeners[7].built[0].transport.pauseProducing()  # type: ignore[attr-defined]
+        stuck.transport.write(bytes(3_000_000))
+        for _ in range(int((STILL + 2) / LOOK_INTERVAL)):
+            moving.transport.write(bytes(100_000))
+            self.network.settle()
+            clock.advance(LOOK_INTERVAL)
+            self.network.settle()
+        self.assertIsNotNone(stuck.lost)
+        self.assertIsNone(moving.lost)
+        self.assertLess(memory.total, memory.limit)
+        self.assertGreater(len(theirs.data), 300_000)
+
+
+class JointTests(SynchronousTestCase):
+    """A forwarded connection whose other end is away makes room for one that is here."""
+
+    def test_the_one_that_is_away_longest(self) -> None:
+        factory = JointFactory(lambda made: _never(), max_joints=2)
+        halves = []
+        for away in (5.0, 3.0):
+            half = factory.buildProtocol(None)
+            assert half is not None
+            transport = _Transport(half)
+            half.makeConnection(transport)
+            transport.away_since = away
+            halves.append(transport)
+        self.assertEqual(factory.joints, 2)
+        third = factory.buildProtocol(None)
+        self.assertIsNotNone(third)
+        self.assertEqual(([one.aborted for one in halves], factory.joints), ([False, True], 2))
+        halves[0].away_since = None
+        self.assertIsNone(factory.buildProtocol(None))
+
+
+class _Transport(StringTransport):
+    """Of a stream that may be away."""
+
+    away_since: float | None = None
+    aborted = False
+
+    def __init__(self, protocol: Any) -> None:
+        super().__init__()
+        self._of = protocol
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+        self._of.connectionLost()
+
+
+def _never() -> Any:
+    from twisted.internet.defer import Deferred
+
+    return Deferred()
