@@ -19,6 +19,7 @@ from twisted.logger import Logger
 
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError, KeyFormatError
+from dmsg.isolate import isolated
 from dmsg.keys import PubKey
 from dmsg.net.body import read_body
 from dmsg.net.fetch import WebClient, make_pool
@@ -187,9 +188,12 @@ class Admission:
         if self.allow is None and self.deny is None:
             return
 
-        def look() -> None:
+        def look_and_tell() -> None:
             if self.look():
                 changed()
+
+        def look() -> None:
+            isolated(look_and_tell)
             self._call = reactor.callLater(LOOK_INTERVAL, look)
 
         self._call = reactor.callLater(LOOK_INTERVAL, look)

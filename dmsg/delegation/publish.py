@@ -8,15 +8,14 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
-from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from dmsg.delegation.dial import retry_delay
 from dmsg.discovery.entry import ClientMeta, Entry, with_feature
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
+from dmsg.net.again import Again
 
 PUBLISH_DELAY = 0.05
 """Seconds in which changes of the server list are collected into one POST."""
@@ -82,18 +81,24 @@ class EntryPublisher:
         self._features = features
         self._warned = warned
         self._contest = Contest(reactor.seconds)
-        self._running = False
-        self._again = False
         self._failures = 0
-        self._call: IDelayedCall | None = None
+        self._again = Again(
+            reactor, self._publish, lambda failures: retry_delay(failures, random), "publishing the entry"
+        )
         self._waiting: list[Deferred[None]] = []
-        self.busy = False
-        """A request is under way."""
         self.published: tuple[str, ...] | None = None
+
+    def _retry(self, failures: int) -> float:
+        return retry_delay(failures, self._random)
 
     def start(self) -> None:
         """From now on :meth:`soon` has an effect."""
-        self._running = True
+        self._again.start()
+
+    @property
+    def busy(self) -> bool:
+        """A request is under way."""
+        return self._again.busy
 
     def when_published(self) -> Deferred[None]:
         """Fires when discovery has the servers as they are, and there is one."""
@@ -106,31 +111,16 @@ class EntryPublisher:
 
     def soon(self, delay: float = PUBLISH_DELAY) -> None:
         """Something changed, or it is time to look whether the entry is still there."""
-        if self._running and (self._call is None or not self._call.active()):
-            self._call = self._reactor.callLater(delay, self.publish)
+        if not self._again.planned:
+            self._again.soon(delay)
 
     def publish(self) -> None:
         """Do it now, or right after what is under way."""
-        if self.busy:
-            self._again = True
-            return
-        self.busy = True
-
-        def done(result: Any) -> None:
-            self.busy = False
-            if isinstance(result, Failure):
-                _log.failure("publishing the entry failed", result)
-            if self._again:
-                self._again = False
-                self.soon()
-
-        Deferred.fromCoroutine(self._publish()).addBoth(done)
+        self._again.now()
 
     async def withdraw(self) -> None:
         """The client stops: delete the entry, if discovery answers in time."""
-        self._running = False
-        if self._call is not None and self._call.active():
-            self._call.cancel()
+        self._again.stop()
         if self.published:
             try:
                 offered = [feature for feature, said in self._features.items() if said]
@@ -144,28 +134,28 @@ class EntryPublisher:
             if not deferred.called:
                 deferred.errback(DmsgError("client is stopped"))
 
-    async def _publish(self) -> None:
+    async def _publish(self) -> float | None:
         wanted = self._delegated()
         unchanged = wanted == self.published or (not wanted and self.published is None)
         if unchanged and (not wanted or not await self._is_missing(wanted)):
-            return
+            return None
         try:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
         except DiscoveryError as error:
             self._failures += 1
             self._failed(str(error))
             self.published = None
-            self.soon(retry_delay(self._failures, self._random))
-            return
+            return retry_delay(self._failures, self._random)
         self._failures = 0
         self.published = wanted
         if wanted != self._delegated():
-            self.soon()
-        elif wanted:
+            return PUBLISH_DELAY
+        if wanted:
             waiting, self._waiting = self._waiting, []
             for deferred in waiting:
                 if not deferred.called:
                     deferred.callback(None)
+        return None
 
     def _make(self, entry: Entry, wanted: tuple[str, ...]) -> Entry:
         version = entry.version

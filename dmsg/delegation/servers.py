@@ -14,9 +14,7 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
-from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from dmsg.delegation.dial import ServerLink, Session, SessionOpener, retry_delay
 from dmsg.discovery.entry import Entry
@@ -24,6 +22,7 @@ from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.isolate import isolated
 from dmsg.keys import PubKey
+from dmsg.net.again import Again
 from dmsg.net.stream import StreamTransport
 
 RACE = 2
@@ -94,10 +93,8 @@ class ServerSet:
         self._avoid: dict[PubKey, float] = {}
         self._hints: list[PubKey] = []
         self._running = False
-        self._maintaining = False
-        self._maintain_again = False
         self._failures = 0
-        self._wake: IDelayedCall | None = None
+        self._looks = Again(reactor, self._look_for_servers, self._after_failure, "looking for servers")
         self.last_error = ""
 
     # --- what there is ---
@@ -152,13 +149,13 @@ class ServerSet:
     def start(self) -> None:
         """Look for servers, and keep them."""
         self._running = True
+        self._looks.start()
         self.look_soon(0)
 
     async def stop(self) -> None:
         """Leave all of them."""
         self._running = False
-        if self._wake is not None and self._wake.active():
-            self._wake.cancel()
+        self._looks.stop()
         ends = [link.stop() for link in self.links.values()]
         self.links.clear()
         for session in list(self._visited.values()):
@@ -170,34 +167,14 @@ class ServerSet:
 
     def look_soon(self, delay: float) -> None:
         """Look at the servers in ``delay`` seconds, or before."""
-        if not self._running:
-            return
-        if self._wake is not None and self._wake.active():
-            if self._wake.getTime() <= self._reactor.seconds() + delay:
-                return
-            self._wake.cancel()
-        self._wake = self._reactor.callLater(delay, self._look)
+        self._looks.soon(delay)
+
+    def _after_failure(self, failures: int) -> float:
+        return retry_delay(failures, self._random)
 
     # --- looking ---
 
-    def _look(self) -> None:
-        self._wake = None
-        if self._maintaining:
-            self._maintain_again = True
-            return
-        self._maintaining = True
-
-        def done(result: Any) -> None:
-            self._maintaining = False
-            if isinstance(result, Failure):
-                _log.failure("looking for servers failed", result)
-            if self._maintain_again:
-                self._maintain_again = False
-                self.look_soon(0)
-
-        Deferred.fromCoroutine(self._look_for_servers()).addBoth(done)
-
-    async def _look_for_servers(self) -> None:
+    async def _look_for_servers(self) -> float | None:
         """One look: have so many links that ``min_servers`` of them are good, if there are so many."""
         delay = CHECK_INTERVAL
         good = self._good()
@@ -209,7 +186,7 @@ class ServerSet:
             self._avoid = {server: until for server, until in self._avoid.items() if until > now}
             candidates = await self._candidates()
             if not self._running:
-                return
+                return None
             wanted = missing + (0 if self._only else RACE)
             added = 0
             if len(good) >= self._min_servers:
@@ -225,7 +202,7 @@ class ServerSet:
         self._drop_surplus()
         self._close_idle_visits()
         self._changed()
-        self.look_soon(delay)
+        return delay
 
     def _good(self) -> list[ServerLink]:
         """Links to stay with: they work or may come to work, and are not slow."""

@@ -27,6 +27,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from dmsg.errors import DmsgError
+from dmsg.isolate import isolated
 from dmsg.keys import PubKey, SecKey, Signature
 
 LOOK_INTERVAL = 5.0
@@ -130,7 +131,7 @@ class RankingFile:
 
     def _look_again(self) -> None:
         assert self._reactor is not None
-        self.look()
+        isolated(self.look)
         self._call = self._reactor.callLater(LOOK_INTERVAL, self._look_again)
 
     def look(self) -> None:

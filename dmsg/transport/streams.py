@@ -37,8 +37,9 @@ STALL_CHECK = 5.0
 STALL_TIME = 15.0
 """Seconds without an ACK after which another way is looked for."""
 
-MAX_SUSPENDED, MAX_SUSPENDED_OF_PEER = 1024, 64
-"""Streams without a transport, in all and of one peer; one more, and the peer with most loses its oldest."""
+MAX_SUSPENDED, MAX_SUSPENDED_OF_PEER = 4096, 1024
+"""Streams without a transport, in all and of one peer; one more, and the one that waits longest ends: who comes back
+comes soon, and keys cost nothing, so that the peer with most may be an honest one."""
 
 FINAL = frozenset(
     {
@@ -264,11 +265,13 @@ class Streams:
 
     def _make_room(self, stream: StreamTransport) -> None:
         peer: IAddress = stream.getPeer()
-        if self._waiting_of[peer] <= MAX_SUSPENDED_OF_PEER:
-            if len(self._waiting) <= MAX_SUSPENDED:
-                return
-            peer = max(self._waiting_of, key=self._waiting_of.__getitem__)
-        self._give_up(next(one for one in self._waiting if one.getPeer() == peer), CloseReason.TOO_MANY_TRANSPORTS)
+        oldest: StreamTransport | None = None
+        if self._waiting_of[peer] > MAX_SUSPENDED_OF_PEER:
+            oldest = next(one for one in self._waiting if one.getPeer() == peer)
+        elif len(self._waiting) > MAX_SUSPENDED:
+            oldest = next(iter(self._waiting))
+        if oldest is not None:
+            self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
 
     @property
     def all(self) -> list[StreamTransport]:

@@ -78,7 +78,7 @@ class SuspendedTests(SecureCase):
         self.assertEqual(ended, theirs[:2])
         other.link.transport.abortConnection()  # type: ignore[attr-defined]
         self.network.settle()
-        # one more than may be in all: of the peer that has most
+        # one more than may be in all: the one that waits longest
         self.assertEqual(self.streams["B"].suspended, 4)
         self.assertEqual([one.lost is None for one in others], [True, True])
         self.assertIsNotNone(theirs[2].lost)
