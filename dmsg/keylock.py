@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dmsg.errors import KeyFileError
+from dmsg.printable import printable
 
 LOCK_SUFFIX = ".lock"
 _WHO_SIZE = 256
@@ -122,7 +123,7 @@ def _hold_itself(real: str, share: bool) -> KeyLock:
 def _in_use(real: str, who: str) -> str:
     words = who.strip().split(" ", 2)
     by = f"{words[2]} (process {words[0]}, since {words[1]})" if len(words) == 3 else "another program"
-    by = "".join(char for char in by if char.isprintable())
+    by = printable(by)
     return (
         f"{real} is in use by {by}: stop that, or use another key (dmsg key new FILE); with --share both run, and "
         "others reach only the newest"

@@ -232,6 +232,7 @@ class SessionTests(SecureCase):
         self.network.settle()
         self.assertFalse(self.b.connected)
         self.assertTrue(opening.called)
+        opening.addErrback(lambda _: None)
         self.assertEqual(self.flushLoggedErrors(), [])
         self.assertEqual([one.lost for one in theirs], [None] * 5)
         self.network.clock.advance(self.resume_timeout + 1)

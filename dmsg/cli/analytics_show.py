@@ -19,6 +19,7 @@ from dmsg.cli.screen import screen
 from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, load_or_create_key
+from dmsg.printable import printable
 from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret
 
 RANKING_HOURS = 24.0
@@ -116,7 +117,7 @@ def _shown(value: object) -> str:
         return f"{value:.4g}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    text = "".join(one if one.isprintable() else "\ufffd" for one in str(value))
+    text = printable(str(value))
     return text[:8] if len(text) in (16, 32, 66) and all(one in "0123456789abcdef" for one in text) else text
 
 

@@ -19,6 +19,7 @@ from dmsg.cli.output import say, state, tell
 from dmsg.cli.running import PUBLIC_KEY, ClientSettings, client_options, human_size, run, timeout_option, with_client
 from dmsg.cli.transfer import ReceiveFile, SendFile, TransferError, Transferred
 from dmsg.keys import PubKey
+from dmsg.printable import printable
 from dmsg.transport.service import Client
 
 
@@ -146,7 +147,7 @@ def receive(
                     bars: list[Any] = []
 
                     def started(name: str, size: int) -> Callable[[int], None]:
-                        bars.append(progress.add_task(name, total=size))
+                        bars.append(progress.add_task(printable(name), total=size))
                         return lambda done: progress.update(bars[0], completed=done) if bars else None
 
                     receiving = ReceiveFile(directory, overwrite=overwrite, max_size=max_size, started=started)

@@ -17,6 +17,8 @@ from typing import Any
 
 import click
 
+from dmsg.printable import printable
+
 EXIT_PIPE = 141
 """128 and SIGPIPE."""
 
@@ -37,9 +39,9 @@ state = _Output()
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print a line; never raises, whoever calls it."""
+    """Print a line; never raises, whoever calls it.  What strangers have put into it does nothing to a terminal."""
     try:
-        click.echo(text, err=err)
+        click.echo(printable(text, "\n\t"), err=err)
     except (OSError, ValueError) as error:
         failed(error, err=err)
 

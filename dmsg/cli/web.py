@@ -44,6 +44,7 @@ from dmsg.names import Names
 from dmsg.net.endpoints import DmsgClientEndpoint
 from dmsg.net.fetch import make_pool
 from dmsg.net.stream import DmsgAddress
+from dmsg.printable import printable
 from dmsg.transport.service import Client
 from dmsg.transport.strings import parse_port
 
@@ -67,8 +68,8 @@ class _Site(Site):
     def log(self, request: Any) -> None:
         peer: IAddress = request.getClientAddress()
         who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
-        path = "".join(char if char.isprintable() else "?" for char in request.uri.decode("ascii", "replace"))
-        say(f"{who} {request.method.decode('ascii', 'replace')} {path} {request.code}")
+        asked = f"{request.method.decode('ascii', 'replace')} {request.uri.decode('ascii', 'replace')}"
+        say(f"{who} {printable(asked)} {request.code}")
 
 
 @command()
@@ -77,9 +78,12 @@ class _Site(Site):
     "--port", "-p", default=HTTP_PORT, show_default=True, type=click.IntRange(0, 65535), help="Port for peers."
 )
 @allow_option
+@click.option("--hidden", is_flag=True, help="Also files that begin with a dot, and parts of copies under way.")
 @client_options
-def serve(directory: Path, port: int, allow: tuple[PubKey, ...], settings: ClientSettings) -> None:
+def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, settings: ClientSettings) -> None:
     """Serve the files of DIRECTORY over HTTP to peers.
+
+    Files and directories that begin with a dot are not there for them.
 
     \b
     Example:
@@ -90,7 +94,7 @@ def serve(directory: Path, port: int, allow: tuple[PubKey, ...], settings: Clien
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
             title = Names().name_of(client.public_key) or client.public_key.short + "..."
-            listening = client.listen(_Site(file_site(directory, title), allow), port)
+            listening = client.listen(_Site(file_site(directory, title, hidden=hidden), allow), port)
             url = f"{SCHEME}://{client.public_key}{'' if port == HTTP_PORT else f':{port}'}/"
             tell(f"{directory} is at {url}", directory=str(directory), at=url)
             await serve_until_interrupted(listening)

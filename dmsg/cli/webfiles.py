@@ -15,6 +15,7 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import Request
 from twisted.web.static import File
 
+from dmsg.cli.copying import PART_SUFFIX
 from dmsg.cli.running import human_size
 
 SORTS = {"name": "name", "size": "size", "time": "modified"}
@@ -26,6 +27,8 @@ class Contained(File):
 
     root = ""
     title = ""
+    hidden = False
+    """Names that begin with a dot, and parts of copies under way, are there too."""
 
     def getChild(self, path: bytes, request: Request) -> IResource:
         try:
@@ -36,14 +39,14 @@ class Contained(File):
             return self.childNotFound
         child: Any = super().getChild(path, request)  # type: ignore[no-untyped-call]
         if isinstance(child, Contained):
-            child.root, child.title = self.root, self.title
-            if not servable(child.path, self.root):
+            child.root, child.title, child.hidden = self.root, self.title, self.hidden
+            if not servable(child.path, self.root, hidden=self.hidden):
                 return self.childNotFound
         return child  # type: ignore[no-any-return]
 
     def createSimilarFile(self, path: str) -> Any:
         similar = super().createSimilarFile(path)  # type: ignore[no-untyped-call]
-        similar.root, similar.title = self.root, self.title
+        similar.root, similar.title, similar.hidden = self.root, self.title, self.hidden
         return similar
 
     def openForReading(self) -> IO[bytes]:
@@ -55,18 +58,28 @@ class Contained(File):
         return os.fdopen(descriptor, "rb")
 
     def directoryListing(self) -> Resource:
-        return Listing(self.path, self.root, self.title)
+        return Listing(self.path, self.root, self.title, hidden=self.hidden)
 
 
-def servable(path: str, root: str) -> bool:
-    """A regular file or a directory, inside ``root`` after all links."""
+def servable(path: str, root: str, *, hidden: bool) -> bool:
+    """A regular file or a directory, inside ``root`` after all links.
+
+    :param hidden: also if it, where a link leads, or a directory on the way begins with a dot, or is a part of a copy.
+    """
     try:
         real = os.path.realpath(path)
         mode = os.stat(real).st_mode
     except (OSError, ValueError):
         return False
     inside = real == root or real.startswith(root.rstrip(os.sep) + os.sep)
-    return inside and (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+    if not inside or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return False
+    names = (os.path.basename(path), *os.path.relpath(real, root).split(os.sep))
+    return hidden or not any(_is_hidden(name) for name in names if name != os.curdir)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.endswith(PART_SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -82,8 +95,9 @@ class Listing(Resource):
 
     isLeaf = True
 
-    def __init__(self, path: str, root: str, title: str) -> None:
+    def __init__(self, path: str, root: str, title: str, *, hidden: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._hidden = hidden
         self._path = path
         self._root = root
         self._title = title
@@ -94,7 +108,7 @@ class Listing(Resource):
             for one in found:
                 try:
                     one.name.encode()  # what is no text cannot be asked for
-                    if not servable(one.path, self._root):
+                    if not servable(one.path, self._root, hidden=self._hidden):
                         continue
                     status = one.stat()
                 except (OSError, UnicodeEncodeError):
@@ -160,12 +174,14 @@ td:first-child {{ overflow-wrap: anywhere; }}
 """
 
 
-def file_site(directory: str | os.PathLike[str], title: str = "") -> IResource:
+def file_site(directory: str | os.PathLike[str], title: str = "", *, hidden: bool = False) -> IResource:
     """A resource with the files of ``directory``.
 
     :param title: whose they are, for listings.
+    :param hidden: with those that begin with a dot.
     """
     resource = Contained(os.fspath(directory))
     resource.root = os.path.realpath(directory)
     resource.title = title
+    resource.hidden = hidden
     return resource

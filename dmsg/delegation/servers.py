@@ -29,6 +29,8 @@ RACE = 2
 """Servers asked beyond those that are needed."""
 AWAY_AFTER = 2
 """Failed tries in a row after which another server is looked for."""
+MAX_HINTS, HINTS_FOR = 8, 60.0
+"""Servers that one which leaves may name, and seconds for which they are taken before others."""
 AVOID_FOR = 60.0
 """Seconds that a server that stayed away, was slow or left is not chosen again."""
 CHECK_INTERVAL = 60.0
@@ -92,6 +94,7 @@ class ServerSet:
         self._idle: set[PubKey] = set()
         self._avoid: dict[PubKey, float] = {}
         self._hints: list[PubKey] = []
+        self._hints_until = 0.0
         self._running = False
         self._failures = 0
         self._looks = Again(reactor, self._look_for_servers, self._after_failure, "looking for servers")
@@ -237,7 +240,8 @@ class ServerSet:
             # full ones only when there are no others
             entries.sort(key=lambda entry: (_is_full(entry), not self._carries(entry)))
         known = {entry.key: entry for entry in entries}
-        first = list(dict.fromkeys((*self._only, *self._prefer, *self._hints)))
+        hints = self._hints if self._reactor.seconds() < self._hints_until and not self._only else []
+        first = list(dict.fromkeys((*self._only, *self._prefer, *hints)))
         for server in first:
             if server not in known:
                 try:
@@ -321,11 +325,14 @@ class ServerSet:
 
     def _server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
         _log.info("server {server} leaves in {seconds} s", server=session.server.short, seconds=seconds)
-        self._hints = [server for server in servers if server != session.server][:8]
-        self._avoid[session.server] = self._reactor.seconds() + AVOID_FOR
+        now = self._reactor.seconds()
+        self._avoid[session.server] = now + AVOID_FOR
         link = self.links.get(session.server)
         if link is not None and link.session is session:
             link.leaving = True
+            # of servers that this client keeps, and for as long as it looks for another
+            self._hints = [server for server in servers if server != session.server][:MAX_HINTS]
+            self._hints_until = now + HINTS_FOR
         self.look_soon(0)
         self._changed()
         for stream in session.streams:

@@ -274,6 +274,8 @@ async def dealt_with(taking: Coroutine[Any, Any, None], done: Callable[[bool], N
     try:
         await taking
         taken = True
+    except CancelledError:
+        raise  # it ends, and this is for its next process
     except DmsgError as error:
         _log.warn("a message was not taken, and comes again: {error}", error=str(error))
     except Exception:

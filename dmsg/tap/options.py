@@ -8,7 +8,7 @@ import resource
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from twisted.internet.endpoints import serverFromString
 from twisted.logger import (
@@ -26,6 +26,7 @@ from twisted.python.usage import UsageError
 
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError
+from dmsg.printable import printable
 from dmsg.telemetry.service import TelemetrySettings
 
 DESCRIPTOR_RESERVE = 64
@@ -152,15 +153,13 @@ def json_log(stream: TextIO) -> ILogObserver:
 
 
 def set_log_format(value: str, *, debug: bool = True) -> None:
-    """``text`` leaves twistd's log as it is; ``json`` takes its place on standard output.
+    """``text`` is twistd's log; ``json`` takes its place on standard output.  Both without control characters.
 
     :param debug: also what is said for debugging.
 
     A plugin's makeService is called just before twistd begins to log, and has
     no other way to choose an observer: its application does not know it yet.
     """
-    if value != "json" and debug:
-        return
     begin = globalLogBeginner.beginLoggingTo
 
     def begin_otherwise(observers: Iterable[ILogObserver], **options: Any) -> None:
@@ -170,9 +169,23 @@ def set_log_format(value: str, *, debug: bool = True) -> None:
         if not debug:
             level = LogLevelFilterPredicate(LogLevel.info)
             observers = [FilteringLogObserver(one, [level]) for one in observers]
-        begin(observers, **options)
+        begin([printable_log(one) for one in observers], **options)
 
     globalLogBeginner.beginLoggingTo = begin_otherwise  # type: ignore[method-assign,assignment]
+
+
+def printable_log(observer: ILogObserver) -> ILogObserver:
+    """What strangers have said does nothing to the terminal on which a log is read, and makes no line of its own."""
+
+    def observe(event: LogEvent) -> None:
+        observer(
+            {
+                name: printable(value) if isinstance(value, str) and not name.startswith("log_") else value
+                for name, value in event.items()
+            }
+        )
+
+    return cast(ILogObserver, observe)
 
 
 def own_pid_file(options: Any, name: str) -> None:

@@ -293,7 +293,7 @@ class Client(DelegatedClient):
         try:
             return self._offers(remote, await self._entries.of(remote))
         except EntryNotFound:
-            return remote in self._secure_seen
+            return True  # nothing is known of it: that is no leave to speak in the clear
 
     # --- resuming ---
 

@@ -33,6 +33,7 @@ from dmsg.net.link import Link
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.net.turn import TurnFlush
 from dmsg.pending import Pending
+from dmsg.printable import printable
 from dmsg.transport.agreement import TOKEN_SIZE, Hello, Proposal
 from dmsg.transport.client import ClientConnection
 from dmsg.transport.events import (
@@ -308,6 +309,8 @@ class ClientSession:
         self.pings.pong(event.payload)
 
     def _on_draining(self, event: Draining) -> None:
+        if self.leaving:
+            return  # once is enough: each would have clients look for others
         self.leaving = True
         self.draining(event.seconds, event.servers)
 
@@ -389,7 +392,7 @@ class ClientSession:
 
     def _on_noticed(self, event: Noticed) -> None:
         if event.what == SAME_KEY:
-            self.key_shared("".join(one for one in event.text if one.isprintable()))
+            self.key_shared(printable(event.text))
 
     def _on_established(self, event: Established) -> None:
         self.connected = True

@@ -1,0 +1,88 @@
+"""What strangers say, on a terminal and in a log; what is not for them, in a directory that is served."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+from twisted.logger import textFileLogObserver
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.test.requesthelper import DummyRequest
+
+from dmsg.cli import output
+from dmsg.cli.copying import PART_SUFFIX
+from dmsg.cli.webfiles import Listing, file_site, servable
+from dmsg.printable import UNPRINTABLE, printable
+from dmsg.tap.options import printable_log
+
+EVIL = "\x1b]0;title\x07\x1b[2Jred\u202etxt.exe\nstranger 203.0.113.9: flood"
+
+
+class PrintableTests(SynchronousTestCase):
+    """Nothing of it does anything."""
+
+    def test_text(self) -> None:
+        self.assertEqual(printable("Größe 日本 ok"), "Größe 日本 ok")
+        clean = printable(EVIL)
+        self.assertTrue(clean.isprintable())
+        self.assertEqual(len(clean), len(EVIL))
+        self.assertEqual(printable("a\tb\n\x1b", "\n\t"), f"a\tb\n{UNPRINTABLE}")
+
+    def test_what_a_command_says(self) -> None:
+        out = io.StringIO()
+        self.patch(output.sys, "stdout", out)
+        output.say(EVIL)
+        self.assertNotIn("\x1b", out.getvalue())
+        self.assertNotIn("\u202e", out.getvalue())
+
+    def test_a_log(self) -> None:
+        """Also no line of its own: filters would ban whom a stranger names."""
+        out = io.StringIO()
+        observer: Any = printable_log(textFileLogObserver(out))
+        observer({"log_format": "{who} said {what}", "who": "somebody", "what": EVIL, "log_time": 0.0})
+        text = out.getvalue()
+        self.assertEqual(text.count("\n"), 1)
+        self.assertTrue(text.rstrip("\n").isprintable())
+        self.assertIn("somebody said", text)
+
+
+class ServedTests(SynchronousTestCase):
+    """Names that begin with a dot, and parts of copies."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        for path in ("plain", ".secret", f"film{PART_SUFFIX}", ".git/config", "below/plain", "below/.env"):
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / path).write_text(path)
+        os.symlink(".secret", self.root / "innocent")
+        os.symlink("plain", self.root / "link")
+        os.mkfifo(self.root / "pipe")
+
+    def there(self, *, hidden: bool) -> set[str]:
+        names = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.name != "pipe"]
+        root = os.path.realpath(self.root)
+        found = {name for name in names if servable(str(self.root / name), root, hidden=hidden)}
+        listing: Any = Listing(str(self.root), root, "x", hidden=hidden)
+        self.assertEqual({row.name for row in listing._rows()}, {name for name in found if os.sep not in name})
+        return found
+
+    def test_without_the_option(self) -> None:
+        self.assertEqual(self.there(hidden=False), {"plain", "below", "below/plain", "link"})
+
+    def test_with_it(self) -> None:
+        everything = {"plain", ".secret", f"film{PART_SUFFIX}", ".git", ".git/config", "below", "below/plain"}
+        self.assertEqual(self.there(hidden=True), everything | {"below/.env", "innocent", "link"})
+
+    def test_a_root_below_a_hidden_directory(self) -> None:
+        root = self.root / ".git"
+        self.assertTrue(servable(str(root / "config"), os.path.realpath(root), hidden=False))
+
+    def test_by_request(self) -> None:
+        for hidden in (False, True):
+            site: Any = file_site(self.root, hidden=hidden)
+            for path in ([b".secret"], [b".git"], [b"innocent"], [f"film{PART_SUFFIX}".encode()]):
+                request: Any = DummyRequest(path)
+                child = site.getChild(path[0], request)
+                self.assertEqual(child is site.childNotFound, not hidden, path)

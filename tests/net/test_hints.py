@@ -1,0 +1,129 @@
+"""A server that leaves names others: which of them are believed, when, and for how long."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.delegation.servers import HINTS_FOR, MAX_HINTS, ServerSet
+from dmsg.discovery.entry import VERSION, Entry, ServerMeta
+from dmsg.keys import PubKey, SecKey
+from dmsg.transport.events import Draining
+from tests.transport.secure_support import SecureCase
+
+KEYS = [SecKey.from_seed(b"server %d" % number) for number in range(20)]
+
+
+class Servers:
+    """Every server has an entry; those of ``listed`` are in the list."""
+
+    def __init__(self, listed: list[SecKey]) -> None:
+        self._entries = {
+            key.public: Entry(VERSION, 0, 1, key.public.hex(), server=ServerMeta("127.0.0.1:9", 5)).sign(key)
+            for key in KEYS
+        }
+        self._listed = listed
+        self.asked: list[PubKey] = []
+
+    def entry(self, key: PubKey) -> Deferred[Any]:
+        self.asked.append(key)
+        return succeed(self._entries[key])
+
+    def available_servers(self) -> Deferred[Any]:
+        return succeed([self._entries[key.public] for key in self._listed])
+
+
+class Session:
+    """With a server, as a client sees it."""
+
+    leaving = False
+    connected = True
+    why_lost = ""
+    refused_extension = False
+    round_trip: float | None = None
+    transports = 0
+    streams: tuple[Any, ...] = ()
+
+    def __init__(self, server: PubKey) -> None:
+        self.server = server
+        self.lost: Deferred[None] = Deferred()
+        self.draining: Any = None
+        self.key_shared: Any = None
+
+    def close(self) -> None:
+        self.connected = False
+        if not self.lost.called:
+            self.lost.callback(None)
+
+
+class HintTests(SynchronousTestCase):
+    """What DRAIN says."""
+
+    def set_up(self, *, only: list[PubKey] | None = None) -> None:
+        self.clock = Clock()
+        self.lookups = Servers([KEYS[0]])
+        self.sessions: dict[PubKey, Session] = {}
+
+        def opener(entry: Entry) -> Any:
+            class Opening:
+                def open(_) -> Deferred[Any]:
+                    session = self.sessions[entry.key] = Session(entry.key)
+                    return succeed(session)
+
+            return Opening()
+
+        lookups: Any = self.lookups
+        self.set = ServerSet(
+            self.clock, lookups, opener, Random(0), min_servers=1, only=only or [], changed=lambda: None
+        )
+        self.set.start()
+        self.clock.pump([0, 0.1, 0.1])
+        self.addCleanup(self.set.stop)
+
+    def test_of_a_server_that_is_kept(self) -> None:
+        self.set_up()
+        self.assertEqual(list(self.set.links), [KEYS[0].public])
+        self.sessions[KEYS[0].public].draining(8, [one.public for one in KEYS[1:]])
+        self.sessions[KEYS[0].public].leaving = True
+        self.clock.pump([0, 0.1, 0.1])
+        self.assertEqual(self.lookups.asked, [one.public for one in KEYS[1 : 1 + MAX_HINTS]])
+        self.assertTrue(any(one.public in self.set.links for one in KEYS[1:]))
+        # and after a time as if it had said nothing
+        self.lookups.asked.clear()
+        self.clock.advance(HINTS_FOR)
+        for link in list(self.set.links.values()):
+            link.leaving = True
+        self.set.look_soon(0)
+        self.clock.pump([0, 0.1])
+        self.assertEqual(self.lookups.asked, [])
+
+    def test_only_is_only(self) -> None:
+        self.set_up(only=[KEYS[0].public])
+        self.lookups.asked.clear()
+        self.sessions[KEYS[0].public].draining(8, [one.public for one in KEYS[1:]])
+        self.clock.pump([0] + [1] * 30)
+        self.assertEqual(set(self.lookups.asked) - {KEYS[0].public}, set())
+        self.assertEqual(set(self.set.links) - {KEYS[0].public}, set())
+
+    def test_of_a_visit(self) -> None:
+        self.set_up()
+        self.successResultOf(self.set.session(KEYS[5].public))
+        self.lookups.asked.clear()
+        self.sessions[KEYS[5].public].draining(8, [one.public for one in KEYS[10:]])
+        self.clock.pump([0, 0.1, 0.1])
+        self.assertEqual(self.lookups.asked, [])
+
+
+class OnceTests(SecureCase):
+    """A server may say once that it leaves."""
+
+    def test_again_and_again(self) -> None:
+        told: list[int] = []
+        self.b.draining = lambda seconds, servers: told.append(seconds)
+        for seconds in (8, 7, 6):
+            self.b._on_draining(Draining(seconds, []))
+        self.assertEqual(told, [8])
