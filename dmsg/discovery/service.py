@@ -25,6 +25,7 @@ from dmsg.discovery.api import (
 from dmsg.discovery.looks import Looks
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import open_store
+from dmsg.net.guard import GuardedFactory
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
 
@@ -111,8 +112,11 @@ class Discovery(Service):
             self.telemetry.start()
         site = make_site(api, self._reactor, self.metrics, proxied=self._proxied, **self._limits)
         self._gate = site.resource
+        guarded = GuardedFactory(
+            site, self._reactor, by_place=not self._proxied, refused=lambda why: self.metrics.refused.labels(why).inc()
+        )
         for description in self._listen:
-            port = await serverFromString(self._reactor, description).listen(site)
+            port = await serverFromString(self._reactor, description).listen(guarded)
             self.ports.append(port)
             _log.info("discovery listens on {address}", address=str(port.getHost()))
         return self.ports

@@ -42,6 +42,10 @@ def answer_http_error(request: IRequest, failure: Failure) -> bytes:
     return answer(request, error.code or 500, (error.name or "error").lower())
 
 
+def _nobody() -> None:
+    """Nobody wants to hear."""
+
+
 class BoundedRequest(Request):
     """Answers 413 to a long body at once and reads none of it."""
 
@@ -62,7 +66,18 @@ class BoundedRequest(Request):
         elif not self.refused:
             super().handleContentChunk(data)  # type: ignore[no-untyped-call]
 
+    def _guard(self, name: str) -> Callable[[], None]:
+        """What :mod:`dmsg.net.guard` wants to hear of a connection, if one stands before it."""
+        found: Callable[[], None] = getattr(getattr(self.channel, "transport", None), name, _nobody)
+        return found
+
+    def finish(self) -> None:
+        answered = self._guard("request_is_answered")
+        super().finish()  # type: ignore[no-untyped-call]
+        answered()
+
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        self._guard("request_is_whole")()
         if not self.refused:
             super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
 

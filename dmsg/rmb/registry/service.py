@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from dmsg.discovery.lookup import check_url
+from dmsg.net.guard import GuardedFactory
 from dmsg.net.site import gated_site
 from dmsg.rmb.errors import RegistryUnavailable
 from dmsg.rmb.registry.api import MAX_BODY, RegistryAPI
@@ -109,8 +110,9 @@ class RegistryService(Service):
             proxied=self._proxied,
             max_body=MAX_BODY,
         )
+        guarded = GuardedFactory(site, self._reactor, by_place=not self._proxied, refused=api.count_refusal)
         for description in self._listen:
-            port = await serverFromString(self._reactor, description).listen(site)
+            port = await serverFromString(self._reactor, description).listen(guarded)
             self.ports.append(port)
             _log.info("registry listens on {address}", address=str(port.getHost()))
         return self.ports

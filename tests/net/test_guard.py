@@ -1,0 +1,122 @@
+"""Connections to a discovery that say nothing, too slowly, or are too many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+
+from dmsg.net.guard import WHOLE_WITHIN, GuardedFactory
+from dmsg.net.site import gated_site
+
+
+class Page(Resource):
+    """Answers at once, or, for /later, when told."""
+
+    isLeaf = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Any] = []
+
+    def render_GET(self, request: Any) -> Any:
+        if request.path == b"/later":
+            self.waiting.append(request)
+            return NOT_DONE_YET
+        return b"here"
+
+
+class Connection(StringTransport):
+    """From an address."""
+
+    def __init__(self, address: Any) -> None:
+        super().__init__(peerAddress=address)
+        self.gone = False
+        self.protocol: Any = None
+
+    def abortConnection(self) -> None:
+        if not self.gone:
+            self.gone = True
+            self.protocol.connectionLost()
+
+    def loseConnection(self) -> None:
+        self.abortConnection()
+
+
+class GuardTests(SynchronousTestCase):
+    """In memory."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.page = Page()
+        self.refused: list[str] = []
+        self.site = gated_site(
+            self.page, self.clock, self.refused.append, rate=0, burst=1, proxied=False, max_body=1000
+        )
+
+    def guard(self, **options: Any) -> GuardedFactory:
+        return GuardedFactory(self.site, self.clock, refused=self.refused.append, **options)
+
+    def connect(self, factory: GuardedFactory, host: str = "203.0.113.1", said: bytes = b"") -> Connection:
+        kind = IPv6Address if ":" in host else IPv4Address
+        connection = Connection(kind("TCP", host, 5))
+        connection.protocol = factory.buildProtocol(connection.getPeer())
+        connection.protocol.makeConnection(connection)
+        if said:
+            connection.protocol.dataReceived(said)
+        return connection
+
+    def test_a_request_that_drips(self) -> None:
+        factory = self.guard()
+        connection = self.connect(factory)
+        for byte in b"GET / HTTP/1.1\r\nHost: x\r\nX: y":
+            connection.protocol.dataReceived(bytes((byte,)))
+            self.clock.advance(WHOLE_WITHIN / 20)
+            if connection.gone:
+                break
+        self.assertTrue(connection.gone)
+        self.assertEqual((self.refused, len(factory)), (["slow_request"], 0))
+
+    def test_one_request_after_the_other(self) -> None:
+        connection = self.connect(self.guard())
+        for _ in range(5):
+            connection.protocol.dataReceived(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            self.clock.advance(WHOLE_WITHIN)
+        self.assertEqual(connection.value().count(b"200 OK"), 5)
+        self.assertFalse(connection.gone)
+
+    def test_a_slow_answer_is_no_slow_request(self) -> None:
+        connection = self.connect(self.guard(), said=b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.clock.advance(WHOLE_WITHIN * 2)
+        self.assertFalse(connection.gone)
+        self.page.waiting[0].write(b"now")
+        self.page.waiting[0].finish()
+        self.assertIn(b"now", connection.value())
+
+    def test_who_has_most_makes_room(self) -> None:
+        """1,100 connections of a stranger that do not end their requests: somebody else gets in, and is answered."""
+        factory = self.guard(most=1000, most_of_block=5000)
+        theirs = [self.connect(factory, said=b"GET / HTTP/1.1\r\nHo") for _ in range(1100)]
+        self.assertEqual(len(factory), 1000)
+        mine = self.connect(factory, "198.51.100.7", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.assertIn(b"here", mine.value())
+        self.assertFalse(mine.gone)
+        self.assertEqual(sum(one.gone for one in theirs), 101)
+        self.assertEqual(set(self.refused), {"too_many_connections"})
+
+    def test_of_one_place(self) -> None:
+        factory = self.guard(most_of_block=3)
+        waiting = self.connect(factory, "2001:db8::1", b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n")
+        others = [self.connect(factory, f"2001:db8::{number:x}") for number in range(2, 6)]
+        elsewhere = self.connect(factory, "2001:db8:0:1::1")
+        # who waits for an answer of ours goes last
+        self.assertEqual([one.gone for one in (waiting, *others, elsewhere)], [False, True, True, False, False, False])
+
+    def test_behind_a_proxy(self) -> None:
+        factory = self.guard(most_of_block=3, by_place=False)
+        self.assertFalse(any(one.gone for one in [self.connect(factory) for _ in range(10)]))
