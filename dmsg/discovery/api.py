@@ -55,8 +55,6 @@ SERVER_TTL = 120.0
 """Seconds without a refresh after which a server is not listed, by default."""
 MAX_VERSION = 256
 """Characters of an entry's version."""
-MAX_DELEGATED = 64
-"""Servers that a client's entry names."""
 MAX_SERVER_SIZE = 16 * 1024
 """Bytes of an entry with a server: a list of them is to be no longer than clients take."""
 RANKED_POOL = 512
@@ -113,8 +111,6 @@ def _check_size(entry: Entry) -> None:
     """
     if len(entry.version) > MAX_VERSION:
         raise EntryInvalid(f"version has more than {MAX_VERSION} characters")
-    if entry.client is not None and len(entry.client.delegated_servers or ()) > MAX_DELEGATED:
-        raise EntryInvalid(f"entry has more than {MAX_DELEGATED} delegated servers")
     size = len(entry.to_json())
     if size > MAX_ENTRY_SIZE or (entry.server is not None and size > MAX_SERVER_SIZE):
         raise EntryInvalid("entry is too long")

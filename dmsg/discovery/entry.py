@@ -61,6 +61,8 @@ WRONG_TIME = "previous entry timestamp is not set before current entry timestamp
 WRONG_DELETE_SEQUENCE = "sequence field of the deletion is not sequence of the entry"
 
 
+MAX_DELEGATED = 64
+"""Servers that a client's entry names."""
 REFRESHING = frozenset({"relay1", "messaging-seed", "messaging-skywire"})
 """What versions say of servers that post their entry again and again; others may be of 2019, which post it once."""
 
@@ -366,6 +368,9 @@ def decode(body: bytes, form: Form = Form.SEED) -> tuple[Entry, bool]:
         listed = fields.get("delegated_servers")
         if listed is not None and (not isinstance(listed, list) or isinstance(listed, _Object)):
             raise EntryDecodeError("delegated_servers is not a list")
+        if listed is not None and len(listed) > MAX_DELEGATED:
+            # each is a key that would be looked at before the signature
+            raise EntryInvalid(f"entry has more than {MAX_DELEGATED} delegated servers")
         client = ClientMeta(None if listed is None else tuple(_key(one, "delegated server", form) for one in listed))
     if members.get("server") is not None:
         fields = _members(members["server"], form, _SERVER, "server")

@@ -82,6 +82,7 @@ class Acceptor(Factory):
         self._max_handshakes = max_handshakes
         self._handshakes: dict[Link, None] = {}
         self._of_address: Counter[str] = Counter()
+        self._shaking_of: Counter[str] = Counter()
         self._addresses: dict[Link, str] = {}
         self._told: dict[Link, DropReason] = {}
         self._said_full = False
@@ -180,8 +181,7 @@ class Acceptor(Factory):
             if not self._may_be_told(refusal, block):
                 return None
         if len(self._handshakes) >= self._max_handshakes:
-            # silent connections must not keep honest ones out: the oldest goes
-            next(iter(self._handshakes)).evict()
+            self._make_room()
         link = self._make_link()
         link.accepted = True
         self._handshakes[link] = None
@@ -190,7 +190,34 @@ class Acceptor(Factory):
         if block is not None:
             self._of_address[block] += 1
             self._addresses[link] = block
+            self._shaking_of[block] += 1
         return link
+
+    def _make_room(self) -> None:
+        """Silent connections must not keep honest ones out: of the address with most of them the oldest goes.
+
+        First one that has said nothing that makes sense.
+        """
+        most = max(self._shaking_of, key=self._shaking_of.__getitem__, default=None)
+        victim: Link | None = None
+        for link in self._handshakes:
+            if self._addresses.get(link) == most:
+                victim = victim or link
+                if not link.spoken:
+                    victim = link
+                    break
+        (victim or next(iter(self._handshakes))).evict()
+
+    def _shaken(self, link: Link) -> None:
+        """A handshake is over, in whichever way."""
+        if link not in self._handshakes:
+            return
+        del self._handshakes[link]
+        block = self._addresses.get(link)
+        if block is not None:
+            self._shaking_of[block] -= 1
+            if not self._shaking_of[block]:
+                del self._shaking_of[block]
 
     def _gone(self, link: Link) -> str | None:
         host = self._addresses.pop(link, None)
@@ -201,7 +228,7 @@ class Acceptor(Factory):
         return host
 
     def _handshake_failed(self, link: Link, failure: Failure) -> None:
-        self._handshakes.pop(link, None)
+        self._shaken(link)
         self._told.pop(link, None)
         self._gone(link)
         host = link.address
@@ -216,7 +243,7 @@ class Acceptor(Factory):
     def session_up(self, session: AcceptedSession) -> None:
         """A handshake is done."""
         assert session.link is not None
-        self._handshakes.pop(session.link, None)
+        self._shaken(session.link)
         refusal = self._told.pop(session.link, None)
         self.sessions.add(session)
         self.connections_opened += 1

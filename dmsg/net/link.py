@@ -106,6 +106,8 @@ class Link(TwistedProtocol):
     """Where the peer is, without its port."""
     written = 0
     """Bytes that were handed to TCP."""
+    spoken = False
+    """The peer's first message of the handshake was a good one."""
     accepted = False
     """A server's side: the server says in its log what the peer did wrong."""
     erred = ""
@@ -205,17 +207,18 @@ class Link(TwistedProtocol):
 
     # --- handshake ---
 
-    def _send_handshake(self) -> None:
+    def _send_handshake(self) -> bool:
         assert self._handshake is not None
         data = self._handshake.data_to_send()
         if data:
             write_now(self.transport, data)
+        return bool(data)
 
     def _receive_handshake(self, data: bytes) -> None:
         handshake = self._handshake
         assert handshake is not None and self.transport is not None
         handshake.receive_data(data)
-        self._send_handshake()
+        self.spoken = self._send_handshake() or self.spoken
         if handshake.remote is None:
             return
         self._cancel_timer()

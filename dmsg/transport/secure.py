@@ -48,6 +48,8 @@ MIN_LIMIT = 64 * 1024
 DIAGNOSE_SPAN = 64
 """Nonces before and after the expected one that are tried on a frame that is not
 authentic, to tell frames that are missing or repeated from those that were changed."""
+DIAGNOSE_SIZE = 4096
+"""Bytes of the largest frame with which that is done."""
 
 _nonce = struct.Struct("<4xQ").pack
 _sequence = struct.Struct(">H").pack
@@ -373,6 +375,8 @@ class SecureEnd:
     def _diagnose(self, payload: bytes, associated: bytes) -> CloseReason:
         """Why a frame is not what was expected; the transport ends whatever it is."""
         expected = self._open_nonce
+        if len(payload) > DIAGNOSE_SIZE:
+            return CloseReason.NOT_AUTHENTIC  # a word more is not worth milliseconds to who sends rubbish
         for nonce in range(max(0, expected - DIAGNOSE_SPAN), expected + DIAGNOSE_SPAN):
             try:
                 self._decrypt(_nonce(nonce), payload, associated)

@@ -16,8 +16,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.buckets import MAX_ADDRESSES, RateLimit
-from dmsg.discovery.api import MAX_DELEGATED, MAX_VERSION, DiscoveryAPI, make_site
-from dmsg.discovery.entry import ClientMeta, Deletion, Entry, ServerMeta
+from dmsg.discovery.api import MAX_VERSION, DiscoveryAPI, make_site
+from dmsg.discovery.entry import MAX_DELEGATED, ClientMeta, Deletion, Entry, ServerMeta
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.discovery.store import MemoryStore
 from dmsg.errors import DiscoveryError, EntryNotFound

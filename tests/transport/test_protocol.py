@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock
@@ -25,6 +26,7 @@ from dmsg.net.acceptor import MAX_TOLD
 from dmsg.net.noise import NoiseLink
 from dmsg.net.stream import SEND_HIGH_WATER, DmsgAddress, StreamLost, StreamTimeout
 from dmsg.net.turn import TurnFlush
+from dmsg.noise.link import LinkHandshake
 from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory
 from dmsg.transport.session import ClientSession
@@ -446,6 +448,22 @@ class HandshakeTests(SynchronousTestCase):
             link.connectionLost()
         self.assertEqual(self.network.factory.handshakes, 0)
         self.assertEqual(self.drops[DropReason.HANDSHAKE_ABANDONED], 4)
+
+    def test_of_the_place_with_most(self) -> None:
+        """A slow client elsewhere keeps its place, and in a place of many the one that has spoken goes last."""
+        factory = self.network.factory
+        links = []
+        for number, host in enumerate(("198.51.100.7", *["203.0.113.1"] * 4)):
+            link = factory.buildProtocol(IPv4Address("TCP", host, 1000 + number))
+            link.makeConnection(StringTransport())
+            links.append(link)
+        spoken = LinkHandshake(KEYS["A"], SERVER_KEY.public)
+        links[1].dataReceived(spoken.data_to_send())
+        self.assertTrue(links[1].spoken)
+        for number in range(3):
+            factory.buildProtocol(IPv4Address("TCP", "203.0.113.1", 2000 + number))
+        self.assertEqual(self.drops[DropReason.HANDSHAKE_EVICTED], 3)
+        self.assertEqual([link.ended_for is None for link in links], [True, True, False, False, False])
 
     def test_connections_are_bounded(self) -> None:
         self.network.factory.limits = Limits(max_connections=1)
