@@ -10,6 +10,7 @@ from twisted.internet.protocol import Factory
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import SecKey
+from dmsg.transport.secure import BUDGET
 from dmsg.transport.session import ClientSession
 from dmsg.transport.streams import Encryption, Streams
 from dmsg.transport.wire import Frame, FrameBuffer
@@ -23,6 +24,7 @@ class SecureCase(SynchronousTestCase):
     encryption = Encryption.REQUIRE
 
     def setUp(self) -> None:
+        self.budget_before = BUDGET.left
         self.network = MemoryNetwork()
         self.listeners: dict[int, Factory] = {7: Accepting()}
         self.streams: dict[str, Streams] = {}
@@ -30,6 +32,19 @@ class SecureCase(SynchronousTestCase):
         for name in "AB":
             self.streams[name] = self.make_streams(KEYS[name], self.listeners if name == "B" else {})
             self.sessions[name] = self.network.client(KEYS[name], streams=self.streams[name])
+
+    def tearDown(self) -> None:
+        """When all is over the budget of windows is what it was."""
+        for name, session in self.sessions.items():
+            session.close()
+            self.streams[name].stop()
+        self.network.settle()
+        for streams in self.streams.values():
+            streams.stop()
+            for stream in streams.all:
+                stream.abortConnection()
+        self.network.settle()
+        self.assertEqual(BUDGET.left, self.budget_before)
 
     def make_streams(self, key: SecKey, listeners: dict[int, Factory]) -> Streams:
         """What the sessions of one client share."""
