@@ -128,6 +128,7 @@ class MemoryStore:
         self._servers: dict[str, float] = {}
         self._quiet: dict[str, list[float]] = {}
         self._kinds: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
         self._random = random or Random()
 
     def post(self, entry: Entry, now: float, refreshes: bool = True, looked_at: bool = True) -> Deferred[bool]:
@@ -138,7 +139,7 @@ class MemoryStore:
             return fail()
         self._heads[static] = Head(entry.sequence, time_order(entry.timestamp))
         self._json[static] = entry.to_json()
-        self._kinds[static] = _kind(entry)
+        self._set_kind(static, _kind(entry))
         self._servers.pop(static, None)
         self._quiet.pop(static, None)
         if _listable(entry) and refreshes:
@@ -160,7 +161,8 @@ class MemoryStore:
         except EntryInvalid:
             return fail()
         self._heads[static] = Head(deletion.sequence, time_order(deletion.timestamp), deleted=True)
-        del self._json[static], self._kinds[static]
+        del self._json[static]
+        self._set_kind(static, None)
         self._servers.pop(static, None)
         self._quiet.pop(static, None)
         return succeed(None)
@@ -196,7 +198,15 @@ class MemoryStore:
         return succeed(len(self._json))
 
     def counts(self) -> Deferred[dict[str, int]]:
-        return succeed(dict(Counter(self._kinds.values())))
+        return succeed(dict(self._counts))
+
+    def _set_kind(self, static: str, kind: str | None) -> None:
+        before = self._kinds.pop(static, None)
+        if before is not None:
+            self._counts[before] -= 1
+        if kind is not None:
+            self._kinds[static] = kind
+            self._counts[kind] += 1
 
     def close(self) -> Deferred[None]:
         return succeed(None)
@@ -226,6 +236,7 @@ class SQLiteStore:
             self._add_columns()
             self._db.execute("CREATE INDEX IF NOT EXISTS servers ON entries (posted) WHERE listable")
             self._db.execute("CREATE INDEX IF NOT EXISTS looks ON entries (look_at) WHERE listable AND quiet")
+            self._count_once()
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from None
 
@@ -254,6 +265,28 @@ class SQLiteStore:
                 (not features(entry.version) & REFRESHING, posted, _first_migrated_look(entry), _kind(entry), static),
             )
 
+    def _count_once(self) -> None:
+        """From now on the file counts by itself: who asks for health must not have all of it looked at."""
+        self._db.execute("BEGIN IMMEDIATE")
+        there = self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'counts'").fetchone()
+        if there is None:
+            self._db.execute("CREATE TABLE counts (kind TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID")
+            for kind in KINDS:
+                self._db.execute(
+                    "INSERT INTO counts SELECT ?, count(*) FROM entries WHERE json IS NOT NULL AND kind = ?",
+                    (kind, kind),
+                )
+            for name, event, row, sign in (
+                ("new", "INSERT", "NEW", "+"),
+                ("was", "UPDATE", "OLD", "-"),
+                ("became", "UPDATE", "NEW", "+"),
+            ):
+                self._db.execute(
+                    f"CREATE TRIGGER counts_{name} AFTER {event} ON entries WHEN {row}.json IS NOT NULL BEGIN "
+                    f"UPDATE counts SET number = number {sign} 1 WHERE kind = {row}.kind; END"  # noqa: S608
+                )
+        self._db.execute("COMMIT")
+
     def _head(self, static: str) -> Head | None:
         row = self._db.execute(
             "SELECT sequence, time_order, json IS NULL FROM entries WHERE static = ?", (static,)
@@ -267,9 +300,12 @@ class SQLiteStore:
             try:
                 first = check_iteration(self._head(entry.static), entry)
                 db.execute(
-                    "INSERT OR REPLACE INTO entries "
+                    "INSERT INTO entries "
                     "(static, sequence, time_order, json, posted, listable, quiet, seen, look_at, kind) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (static) DO UPDATE SET "
+                    "sequence = excluded.sequence, time_order = excluded.time_order, json = excluded.json, "
+                    "posted = excluded.posted, listable = excluded.listable, quiet = excluded.quiet, "
+                    "seen = excluded.seen, look_at = excluded.look_at, kind = excluded.kind",
                     (
                         entry.static,
                         str(entry.sequence),
@@ -355,11 +391,11 @@ class SQLiteStore:
         return succeed(None)
 
     def count(self) -> Deferred[int]:
-        row = self._db.execute("SELECT count(*) FROM entries WHERE json IS NOT NULL").fetchone()
+        row = self._db.execute("SELECT sum(number) FROM counts").fetchone()
         return succeed(int(row[0]))
 
     def counts(self) -> Deferred[dict[str, int]]:
-        rows = self._db.execute("SELECT kind, count(*) FROM entries WHERE json IS NOT NULL GROUP BY kind").fetchall()
+        rows = self._db.execute("SELECT kind, number FROM counts WHERE number").fetchall()
         return succeed({str(kind): int(number) for kind, number in rows})
 
     def close(self) -> Deferred[None]:

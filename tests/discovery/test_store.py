@@ -6,9 +6,11 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
 from dmsg.discovery.entry import ClientMeta, Deletion, Entry, EntryInvalid, ServerMeta, time_order
@@ -256,6 +258,55 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         path.write_bytes(b"not a database" * 100)
         self.assertRaises(StoreError, SQLiteStore, str(path))
         self.assertRaises(StoreError, SQLiteStore, "/nonexistent/directory/file")
+
+
+class CountTests(SynchronousTestCase):
+    """Counting goes along; a scan says the same."""
+
+    @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["client", "server", "both", "gone"])), max_size=25))
+    def test_any_history(self, steps: list[tuple[int, str]]) -> None:
+        path = self.mktemp()
+        stores: list[Any] = [MemoryStore(), SQLiteStore(path)]
+        keys = [SecKey.from_seed(b"counted %d" % number) for number in range(5)]
+        sequences: dict[int, int] = {}
+        times = dict.fromkeys(range(5), 0)
+        for number, what in steps:
+            key = keys[number]
+            times[number] += 1
+            static = key.public.hex()
+            if what == "gone":
+                if number not in sequences:
+                    continue
+                deletion = Deletion(static, sequences.pop(number), times[number])
+                for store in stores:
+                    self.successResultOf(store.delete(deletion))
+                continue
+            sequences[number] = sequences.get(number, -1) + 1
+            entry = Entry(
+                "0.0.1",
+                sequences[number],
+                times[number],
+                static,
+                None if what == "server" else ClientMeta(()),
+                None if what == "client" else ServerMeta("h:1", 1),
+            ).sign(key)
+            for store in stores:
+                self.successResultOf(store.post(entry, 1.0))
+        memory, file = stores
+        expected = {kind: count for kind, count in self.successResultOf(memory.counts()).items() if count}
+        self.assertEqual(sum(expected.values()), len(memory._json))
+        self.assertEqual(self.successResultOf(file.counts()), expected)
+        self.assertEqual(self.successResultOf(file.count()), len(memory._json))
+        scanned = file._db.execute("SELECT kind, count(*) FROM entries WHERE json IS NOT NULL GROUP BY kind").fetchall()
+        self.assertEqual(dict(scanned), expected)
+        # a file of before counts once
+        for name in ("new", "was", "became"):
+            file._db.execute(f"DROP TRIGGER counts_{name}")
+        file._db.execute("DROP TABLE counts")
+        file.close()
+        again = SQLiteStore(path)
+        self.assertEqual(self.successResultOf(again.counts()), expected)
+        again.close()
 
 
 class RedisStoreTests(StoreMixin, TestCase):
