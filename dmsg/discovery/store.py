@@ -212,6 +212,16 @@ class MemoryStore:
         return succeed(None)
 
 
+_COUNT_TRIGGERS = (
+    "CREATE TRIGGER counts_new AFTER INSERT ON entries WHEN NEW.json IS NOT NULL BEGIN "
+    "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
+    "CREATE TRIGGER counts_was AFTER UPDATE ON entries WHEN OLD.json IS NOT NULL BEGIN "
+    "UPDATE counts SET number = number - 1 WHERE kind = OLD.kind; END",
+    "CREATE TRIGGER counts_became AFTER UPDATE ON entries WHEN NEW.json IS NOT NULL BEGIN "
+    "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
+)
+
+
 @implementer(IEntryStore)
 class SQLiteStore:
     """Entries in a file, write-ahead logged.
@@ -276,15 +286,8 @@ class SQLiteStore:
                     "INSERT INTO counts SELECT ?, count(*) FROM entries WHERE json IS NOT NULL AND kind = ?",
                     (kind, kind),
                 )
-            for name, event, row, sign in (
-                ("new", "INSERT", "NEW", "+"),
-                ("was", "UPDATE", "OLD", "-"),
-                ("became", "UPDATE", "NEW", "+"),
-            ):
-                self._db.execute(
-                    f"CREATE TRIGGER counts_{name} AFTER {event} ON entries WHEN {row}.json IS NOT NULL BEGIN "
-                    f"UPDATE counts SET number = number {sign} 1 WHERE kind = {row}.kind; END"  # noqa: S608
-                )
+            for trigger in _COUNT_TRIGGERS:
+                self._db.execute(trigger)
         self._db.execute("COMMIT")
 
     def _head(self, static: str) -> Head | None:
