@@ -120,8 +120,8 @@ class _Ticket:
 
     __slots__ = ("deferred", "frames")
 
-    def __init__(self, deferred: Deferred[None]) -> None:
-        self.deferred: Deferred[None] | None = deferred
+    def __init__(self, deferred: Deferred[None] | None) -> None:
+        self.deferred = deferred
         self.frames = 1
 
     def fire(self, result: Failure | None) -> None:
@@ -142,6 +142,7 @@ class StreamTransport:
     """What the carrier keeps of the stream over several connections, if it does."""
     server: PubKey | None = None
     """The server that carries the stream now, or did last."""
+    _probing = False
     secure = False
     """Nobody but the two ends can read it."""
 
@@ -216,7 +217,8 @@ class StreamTransport:
                 if not token.frames:
                     self._tickets.discard(token)
                     token.fire(None)
-        if self._idle is not None:
+        probed, self._probing = self._probing, False
+        if self._idle is not None and not probed:
             self._last_traffic = self._reactor.seconds()
         if self._linger is not None:
             self._linger.reset(LINGER)
@@ -311,6 +313,12 @@ class StreamTransport:
         if timeout is not None:
             deferred.addTimeout(timeout, self._reactor, _timed_out)
         return deferred
+
+    def probe(self) -> None:
+        """Ask whether the way to the other end is still there; its answer is no traffic of the application."""
+        if not (self.disconnecting or self._queue or self._lost is not None):
+            self._probing = True
+            self._enqueue(b"", _Ticket(None))
 
     def _enqueue(self, data: bytes, ticket: _Ticket | None) -> None:
         if not isinstance(data, bytes):

@@ -34,6 +34,8 @@ MAX_ENDED = 4096
 """Streams that are over and remembered for ``RESUME_TIMEOUT``, to tell an end that lost the news."""
 STALL_CHECK = 5.0
 """Seconds between looks at what is in flight."""
+PROBE_AFTER = 30.0
+"""Seconds without a byte in either direction after which the end that opened a stream asks whether its way is there."""
 STALL_TIME = 15.0
 """Seconds without an ACK after which another way is looked for."""
 
@@ -191,6 +193,7 @@ class Streams:
         self._searching: dict[StreamTransport, Deferred[Any]] = {}
         self._watch: IDelayedCall | None = None
         self._progress: dict[StreamTransport, tuple[int, float]] = {}
+        self._quiet: dict[StreamTransport, tuple[tuple[int, int], float]] = {}
         self._stopped = False
 
     @property
@@ -222,6 +225,7 @@ class Streams:
             while len(self._ended) > MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
         self._progress.pop(stream, None)
+        self._quiet.pop(stream, None)
         self._wait_no_longer(stream)
         searching = self._searching.pop(stream, None)
         if searching is not None:
@@ -358,6 +362,7 @@ class Streams:
             before = self._progress.get(stream)
             if not end.in_flight or end.transport is None:
                 self._progress.pop(stream, None)
+                self._look_at_quiet(stream, now)
             elif before is None or before[0] != end.acknowledged:
                 self._progress[stream] = (end.acknowledged, now)
             elif now - before[1] >= STALL_TIME:
@@ -369,6 +374,21 @@ class Streams:
                     self.suspend(stream, CloseReason.STALLED)
         if self._live or self._ended:
             self._watch_soon()
+
+    def _look_at_quiet(self, stream: StreamTransport, now: float) -> None:
+        """Nothing comes and nothing is on its way: a server may swallow what the other end sends.
+
+        The end that could look for another way asks: a frame without data is acknowledged, or missed as any other is.
+        """
+        end: SecureEnd = stream.end
+        before = self._quiet.get(stream)
+        if end.transport is None or not end.initiator:
+            self._quiet.pop(stream, None)
+        elif before is None or before[0] != (end.received, end.acknowledged):
+            self._quiet[stream] = (end.received, end.acknowledged), now
+        elif now - before[1] >= PROBE_AFTER:
+            self._quiet[stream] = before[0], now
+            stream.probe()
 
     def stop(self) -> None:
         """The client stops: streams without a transport end."""

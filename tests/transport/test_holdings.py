@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -14,6 +15,7 @@ from dmsg.net.stream import StreamLost
 from dmsg.transport import streams as streams_module
 from dmsg.transport.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
 from dmsg.transport.secure import INITIAL_WINDOW
+from dmsg.transport.streams import PROBE_AFTER, STALL_CHECK, STALL_TIME
 from tests.support import KEYS, Accepting
 from tests.transport.secure_support import SecureCase
 
@@ -52,6 +54,54 @@ class _Mute:
 
     def __getattr__(self, name: str) -> Any:
         return (lambda data: None) if name == "send" else getattr(self._port, name)
+
+
+class SwallowedTests(SecureCase):
+    """A server that goes on, and hands on nothing to the end that only listens."""
+
+    def silence(self, seconds: float) -> None:
+        for _ in range(int(seconds / STALL_CHECK)):
+            self.network.clock.advance(STALL_CHECK)
+            self.network.settle()
+
+    def test_the_end_that_opened_it_looks_for_another_way(self) -> None:
+        searched: list[Any] = []
+
+        def reconnect(stream: Any) -> Deferred[Any]:
+            searched.append(stream)
+            return Deferred()
+
+        self.streams["A"].reconnect = reconnect
+        mine, theirs = self.open()
+        theirs.transport.write(b"a download begins")
+        self.network.settle()
+        relay = self.network.factory.relay
+        port = relay.newest[KEYS["A"].public].port
+        self.silence(3 * PROBE_AFTER)
+        self.assertEqual(searched, [])  # it was asked, and answered
+        relay.newest[KEYS["A"].public].port = _Mute(port)
+        theirs.transport.write(b", and goes on")
+        self.silence(PROBE_AFTER + STALL_TIME + 3 * STALL_CHECK)
+        self.assertEqual(searched, [mine.transport])
+        relay.newest[KEYS["A"].public].port = port
+
+    def test_nobody_asks_while_something_moves(self) -> None:
+        mine, theirs = self.open()
+        sent: list[bool] = []
+        mine.transport.probe = lambda: sent.append(True)
+        for _ in range(20):
+            theirs.transport.write(b"x")
+            self.silence(STALL_CHECK)
+        self.assertEqual(sent, [])
+
+    def test_an_idle_limit_is_of_the_application(self) -> None:
+        """What is asked and answered below it does not count."""
+        mine, _ = self.open()
+        mine.transport.setIdleTimeout(2.5 * PROBE_AFTER)
+        self.silence(2 * PROBE_AFTER)
+        self.assertIsNone(mine.lost)
+        self.silence(PROBE_AFTER)
+        self.assertIsNotNone(mine.lost)
 
 
 class SuspendedTests(SecureCase):
@@ -147,6 +197,4 @@ class _Transport(StringTransport):
 
 
 def _never() -> Any:
-    from twisted.internet.defer import Deferred
-
     return Deferred()
