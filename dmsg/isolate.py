@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from twisted.logger import Logger
@@ -23,3 +23,19 @@ def isolated(call: Callable[..., object], *arguments: Any) -> bool:
         _log.failure("unhandled error in {call!r}", call=call)
         return False
     return True
+
+
+def dispatched(
+    events: Iterable[object],
+    handlers: Mapping[type, Callable[..., object]],
+    handler: object,
+    lost: Callable[[Any], object],
+) -> None:
+    """Hand each event to the method for its type; a failing one does not keep the next from being handled.
+
+    :param handlers: methods of ``handler``'s class, by type of event.
+    :param lost: told of each event whose method raised.
+    """
+    for event in events:
+        if not isolated(handlers[type(event)], handler, event):
+            isolated(lost, event)

@@ -28,7 +28,7 @@ from dmsg.errors import (
     TransportClosed,
     TransportRefused,
 )
-from dmsg.isolate import isolated
+from dmsg.isolate import dispatched, isolated
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.client import ClientConnection
 from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
@@ -212,9 +212,7 @@ class ClientSession:
         self._core.accepting = self._accept() is not None
         taken, events = self._core.receive_frames(buffer, end)
         self._receiving = True
-        for event in events:
-            if not isolated(self._handle[type(event)], self, event):
-                isolated(self._event_lost, event)
+        dispatched(events, self._handle, self, self._event_lost)
         self._receiving = False
         self._flush()
         if self._core.broken is not None:

@@ -27,7 +27,7 @@ from dmsg.errors import (
     TransportClosed,
     TransportRefused,
 )
-from dmsg.isolate import isolated
+from dmsg.isolate import dispatched, isolated
 from dmsg.keys import PubKey
 from dmsg.net.link import Link
 from dmsg.net.stream import DmsgAddress, StreamTransport
@@ -323,9 +323,7 @@ class ClientSession:
         self._core.accepting = self._streams is not None or self._accept() is not None
         taken, events = self._core.receive_frames(buffer, end)
         self._receiving = True
-        for event in events:
-            if not isolated(self._handle[type(event)], self, event):
-                isolated(self._event_lost, event)
+        dispatched(events, self._handle, self, self._event_lost)
         self._receiving = False
         self._flush()
         if self._core.broken is not None:
