@@ -70,16 +70,18 @@ class Again:
             if self._call.getTime() <= self._reactor.seconds() + delay:
                 return
             self._cancel()
-        self._call = self._reactor.callLater(delay, self.now)
+        self._call = self._reactor.callLater(delay, self._due)
+
+    def _due(self) -> None:
+        self._call = None
+        self.now()
 
     def now(self) -> None:
         """At once, or right after what is under way."""
         if self.busy:
             self._next = 0.0
             return
-        call, self._call = self._call, None
-        if call is not None and call.active():
-            call.cancel()
+        self._cancel()
         self.busy = True
         self._next = math.inf
         Deferred.fromCoroutine(self._work()).addBoth(self._done)
