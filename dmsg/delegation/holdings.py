@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from dmsg.errors import DropReason
-from dmsg.memory import LOOK_INTERVAL, Holding, Memory
+from dmsg.memory import Holding, Memory
 from dmsg.net.addresses import block_of
 from dmsg.net.link import Link
+from dmsg.net.looks import Looks
 
 SMALL = 4096
 """Bytes below which what waits for a client is not worth a look."""
@@ -24,42 +24,22 @@ TELL_EVERY = 10.0
 _log = Logger()
 
 
-class LinkHoldings:
+class LinkHoldings(Looks[Link]):
     """What waits for the clients of one server, by address block and key.
 
     :param factory: a :class:`~dmsg.delegation.server.ServingFactory`.
     """
 
     def __init__(self, reactor: IReactorTime, factory: Any, memory: Memory) -> None:
-        self._reactor = reactor
+        super().__init__(reactor, memory)
         self._factory = factory
-        self._memory = memory
-        self._moved: dict[Link, tuple[int, float]] = {}
         self._told_at = -TELL_EVERY
         self._untold = 0
-        self._call = LoopingCall(self._look)
-        self._call.clock = reactor
         memory.add(self._holdings)
         memory.told = self._tell
 
-    def start(self) -> None:
-        """Look from time to time."""
-        self._call.start(LOOK_INTERVAL, now=False).addErrback(lambda failure: _log.failure("no more looks", failure))
-
-    def stop(self) -> None:
-        """Look no more."""
-        if self._call.running:
-            self._call.stop()
-
-    def _look(self) -> None:
-        try:
-            self._memory.look()
-        except Exception:
-            _log.failure("what is held could not be seen")
-
     def _holdings(self) -> Iterator[Holding]:
-        now = self._reactor.seconds()
-        before, self._moved = self._moved, {}
+        self.next_look()
         for session in list(self._factory.sessions):
             link: Link | None = session.link
             if link is None or link.remote is None:
@@ -67,14 +47,11 @@ class LinkHoldings:
             size = link.queued() + session.backlog
             if size < SMALL:
                 continue
-            gone = link.written - link.queued()
-            last = before.get(link)
-            since = last[1] if last is not None and last[0] == gone else now
-            self._moved[link] = (gone, since)
+            still = self.still_for(link, link.written - link.queued())
             owner = (block_of(link.address), bytes(link.remote))
-            yield Holding(owner, "queues", size, now - since, _Ending(link))
+            yield Holding(owner, "queues", size, still, _Ending(link))
         for link in list(self._factory.shaking):
-            yield Holding((block_of(link.address),), "handshakes", HANDSHAKE_SIZE, now - link.made_at, link.evict)
+            yield Holding((block_of(link.address),), "handshakes", HANDSHAKE_SIZE, self.now - link.made_at, link.evict)
 
     def _tell(self, holding: Holding) -> None:
         self._untold += 1

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from dmsg.memory import Holding, Memory
+from dmsg.net.looks import Looks
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.transport.secure import INITIAL_WINDOW
 
@@ -23,47 +22,38 @@ STREAM_SIZE = 16 * 1024
 _log = Logger()
 
 
-class StreamHoldings:
+class StreamHoldings(Looks[StreamTransport]):
     """What is unsent, unacknowledged and unread of a client's streams, by peer.
 
     :param streams: those that there are now.
     """
 
+    interval = LOOK_INTERVAL
+
     def __init__(self, reactor: IReactorTime, memory: Memory, streams: Callable[[], Iterable[StreamTransport]]) -> None:
-        self._reactor = reactor
-        self._memory = memory
+        super().__init__(reactor, memory)
         self._streams = streams
-        self._moved: dict[StreamTransport, tuple[Any, float]] = {}
-        self._call = LoopingCall(self._look)
-        self._call.clock = reactor
 
     def start(self) -> None:
         """Look from time to time."""
         self._memory.add(self._holdings)
-        self._call.start(LOOK_INTERVAL, now=False).addErrback(lambda failure: _log.failure("no more looks", failure))
+        super().start()
 
     def stop(self) -> None:
         """Look no more."""
         self._memory.remove(self._holdings)
-        if self._call.running:
-            self._call.stop()
+        super().stop()
 
-    def _look(self) -> None:
-        try:
-            given = self._memory.look()
-        except Exception:
-            _log.failure("what is held could not be seen")
-            return
-        if given:
-            _log.warn(
-                "more than {limit} MiB were held for others: {given} streams that stood still were ended",
-                limit=self._memory.limit >> 20,
-                given=given,
-            )
+    def given_up(self, count: int) -> None:
+        """One line for all of a look."""
+        _log.warn(
+            "more than {limit} MiB were held for others: {given} streams that stood still were ended",
+            limit=self._memory.limit >> 20,
+            given=count,
+        )
 
     def _holdings(self) -> Iterator[Holding]:
-        now = self._reactor.seconds()
-        before, self._moved = self._moved, {}
+        self.next_look()
         for stream in self._streams():
             end = stream.end
             size = stream.held + (end.in_flight_bytes if end is not None else 0)
@@ -71,15 +61,12 @@ class StreamHoldings:
             if size < SMALL and not away:
                 continue
             gone = (end.acknowledged, end.consumed) if end is not None else stream.held
-            last = before.get(stream)
-            since = last[1] if last is not None and last[0] == gone else now
-            self._moved[stream] = (gone, since)
             peer = stream.getPeer()
             assert isinstance(peer, DmsgAddress)
             yield Holding(
                 (bytes(peer.public_key),),
                 "suspended" if away else "streams",
                 size + STREAM_SIZE,
-                now - since,
+                self.still_for(stream, gone),
                 stream.abortConnection,
             )
