@@ -1,0 +1,68 @@
+"""What the code imports is what setup.cfg asks for.
+
+A package that came along with somebody else's tools is missed on a fresh machine.
+"""
+
+import ast
+import sys
+from configparser import ConfigParser
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from re import match
+
+from twisted.trial.unittest import SynchronousTestCase
+
+ROOT = Path(__file__).parents[1]
+OURS = {"dmsg", "tests", "benchmarks"}
+
+
+def imported(folder: str) -> dict[str, str]:
+    """Each top-level module that is imported below a folder, and a file that does so."""
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for name in names:
+                found.setdefault(name.split(".")[0], str(path.relative_to(ROOT)))
+    return {name: path for name, path in found.items() if name not in sys.stdlib_module_names | OURS}
+
+
+def plain(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def asked() -> dict[str, set[str]]:
+    """The names of the distributions that setup.cfg asks for, by extra; of the package itself under an empty name."""
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lists = {"": config["options"]["install_requires"], **config["options.extras_require"]}
+    return {
+        extra: {plain(found[0]) for line in text.splitlines() if (found := match(r"[A-Za-z][\w.-]*", line.strip()))}
+        for extra, text in lists.items()
+    }
+
+
+class DependencyTests(SynchronousTestCase):
+    def missing(self, folder: str, *extras: str) -> dict[str, str]:
+        """What is imported below a folder and belongs to no distribution that is asked for by name."""
+        lists = asked()
+        by_name = {name: {plain(one) for one in owners} for name, owners in packages_distributions().items()}
+        wanted = set[str]().union(lists[""], *(lists[extra] for extra in extras))
+        return {name: path for name, path in imported(folder).items() if not by_name.get(name, {plain(name)}) & wanted}
+
+    def test_what_the_package_imports(self) -> None:
+        every = [name for name in asked() if name not in ("", "lint", "docs", "dev", "test", "test-spark")]
+        self.assertEqual(self.missing("dmsg", *every), {})
+
+    def test_what_the_tests_import(self) -> None:
+        """With what `make test` installs; only the tests of Spark may need what `make test-core` does not have."""
+        self.assertEqual(self.missing("tests", "redis", "rmb", "spark", "test", "test-spark"), {})
+        needed = self.missing("tests", "redis", "rmb", "test")
+        self.assertEqual({name for name, path in needed.items() if not path.startswith("tests/spark/")}, set())
+
+    def test_what_the_benchmarks_import(self) -> None:
+        self.assertEqual(self.missing("benchmarks", "redis", "rmb", "spark", "test", "test-spark"), {})
