@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bare import bare_connects
 from benchmarks.machine import Entity, away
 from dmsg.rmb import frames, token, wire
 from dmsg.rmb.address import Session
@@ -24,7 +25,7 @@ PAYLOAD = 300
 MESSAGES = 60_000
 QUEUED = 5_000
 LATENCIES = 2_000
-CONNECTS = 400
+CONNECTS = 1_000
 IDLE = 5_000
 KEY = b"abcd"
 RUNS = 3
@@ -250,11 +251,20 @@ def _queued(twins: Twins, relay: RunningRelay, name: str) -> dict[str, float]:
     return {"queued_per_second": into, "first_of_backlog_ms": first * 1e3, "backlog_ms": whole * 1e3}
 
 
-def _connects(twins: Twins, relay: RunningRelay) -> float:
-    start = time.perf_counter()
+def _connects(twins: Twins, relay: RunningRelay) -> dict[str, float]:
+    for number in range(CONNECTS // 2):
+        WebSocket(relay.port, twins.identities[0], Session(1, f"w{number}")).close()
+    bare = bare_connects(CONNECTS)
+    start, cpu = time.perf_counter(), relay.entity.cpu()
     for number in range(CONNECTS):
         WebSocket(relay.port, twins.identities[0], Session(1, f"c{number}")).close()
-    return CONNECTS / (time.perf_counter() - start)
+    rate = CONNECTS / (time.perf_counter() - start)
+    time.sleep(0.3)
+    return {
+        "per_second": rate,
+        "relay_cpu_us": (relay.entity.cpu() - cpu) / CONNECTS * 1e6,
+        "bare_twisted_and_verify_us": bare * 1e6,
+    }
 
 
 def _memory(twins: Twins, relay: RunningRelay) -> float:
@@ -293,7 +303,7 @@ def _of_queue(twins: Twins, queue: str, kind: str, directory: Path, round_trips:
         rows.append(
             {"queue": kind, "way": f"queued, {QUEUED:,}", "per_second": middle.pop("queued_per_second")} | middle
         )
-        rows.append({"queue": kind, "way": "connects", "per_second": _connects(twins, relay)})
+        rows.append({"queue": kind, "way": "connects"} | _connects(twins, relay))
         sender.close()
         receiver.close()
         rows.append({"queue": kind, "way": "idle sessions", "sessions": IDLE, "kib_each": _memory(twins, relay)})

@@ -26,6 +26,7 @@ from dmsg.discovery.looks import Looks
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import open_store
 from dmsg.net.guard import GuardedFactory
+from dmsg.net.socketopts import tune_listening
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
 
@@ -117,6 +118,7 @@ class Discovery(Service):
         )
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(guarded)
+            tune_listening(port)
             self.ports.append(port)
             _log.info("discovery listens on {address}", address=str(port.getHost()))
         return self.ports

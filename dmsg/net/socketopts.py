@@ -48,10 +48,22 @@ def _set_options(handle: socket.socket) -> bool:
     return True
 
 
+def _is_set(handle: socket.socket) -> bool:
+    """Whether its listening socket was tuned: nobody else sets the last of the options to our number."""
+    level, name, value = _OPTIONS[-1]
+    option = getattr(socket, name, None)
+    try:
+        return option is not None and handle.getsockopt(level, option) == value
+    except OSError:
+        return False
+
+
 def tune(transport: Any) -> None:
     """No delay for small writes; dead peers are found by the kernel."""
     if isinstance(transport, Connection):
-        _set_options(transport.getHandle())
+        handle = transport.getHandle()
+        if not _is_set(handle):
+            _set_options(handle)
 
 
 def tune_listening(port: Any) -> bool:

@@ -21,7 +21,8 @@ from twisted.web.server import Site
 
 MAX_HEAD = 8192
 """Bytes of a request that is looked at here."""
-_TARGET = re.compile(rb"/[!-~]*")
+_HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\r\n]*)+)")
+_FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
 _ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
 _ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"expect", b"te", b"trailer"))
 
@@ -53,19 +54,13 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
     head, blank, rest = data.partition(b"\r\n\r\n")
     if not head.startswith(b"GET ") or not blank or len(head) > MAX_HEAD:
         return None
-    lines = head.split(b"\r\n")
-    words = lines[0].split(b" ")
-    if len(words) != 3 or words[2] != b"HTTP/1.1" or not _TARGET.fullmatch(words[1]):
+    # no empty line, no folded one, none that is there twice
+    whole = _HEAD.fullmatch(head)
+    if whole is None:
         return None
-    headers: dict[bytes, bytes] = {}
-    for line in lines[1:]:
-        name, colon, value = line.partition(b":")
-        name = name.lower()
-        # no empty line, no folded one, none that is there twice
-        if not colon or not name.replace(b"-", b"").isalnum() or b"\n" in value or b"\r" in value or name in headers:
-            return None
-        headers[name] = value.strip(b" \t")
-    if not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
+    fields = _FIELD.findall(whole[2])
+    headers = {name.lower(): value.strip(b" \t") for name, value in fields}
+    if len(headers) != len(fields) or not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
         return None
     key = headers[b"sec-websocket-key"]
     if (
@@ -75,7 +70,7 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
         or not is_key(key)
     ):
         return None
-    return Upgrade(words[1], key, headers, rest)
+    return Upgrade(whole[1], key, headers, rest)
 
 
 class Door(Protocol):

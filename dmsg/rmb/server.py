@@ -16,6 +16,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from dmsg.isolate import isolated
+from dmsg.net.socketopts import tune_listening
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb import token
 from dmsg.rmb.errors import Drop, QueueUnavailable
@@ -158,6 +159,7 @@ class RmbRelay(Service):
         site = page.make_site()
         for description in settings.listen:
             port = await serverFromString(self._reactor, description).listen(site)
+            tune_listening(port)
             self.ports.append(port)
             _log.info("relay listens on {address}", address=str(port.getHost()))
         self._round = LoopingCall(switch.round)

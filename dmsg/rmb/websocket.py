@@ -30,7 +30,7 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET, Request
 
-from dmsg.net.socketopts import tune
+from dmsg.net.socketopts import tune, write_now
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb import frames
 from dmsg.rmb.door import is_key
@@ -290,9 +290,10 @@ class _QuickSocket(_ServerSocket):
         self.connected = 1
         tune(transport)
         accept = b64encode(hashlib.sha1(key + _MAGIC, usedforsecurity=False).digest())
-        transport.write(
+        write_now(
+            transport,
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
+            b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n",
         )
         self.state = WebSocketServerProtocol.STATE_OPEN
         self._opened = True

@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from dmsg.discovery.lookup import check_url
 from dmsg.net.guard import GuardedFactory
 from dmsg.net.site import gated_site
+from dmsg.net.socketopts import tune_listening
 from dmsg.rmb.errors import RegistryUnavailable
 from dmsg.rmb.registry.api import MAX_BODY, RegistryAPI
 from dmsg.rmb.registry.client import HTTPRegistry
@@ -113,6 +114,7 @@ class RegistryService(Service):
         guarded = GuardedFactory(site, self._reactor, by_place=not self._proxied, refused=api.count_refusal)
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(guarded)
+            tune_listening(port)
             self.ports.append(port)
             _log.info("registry listens on {address}", address=str(port.getHost()))
         return self.ports
