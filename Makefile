@@ -8,7 +8,7 @@ PIP =
 # pip only warns of an extra that it does not find under that name, and goes on without what is in it
 PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs bench bench-pipeline soak lab fuzz spark-long clean
+.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs bench bench-pipeline siege soak lab fuzz spark-long clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-pipeline  the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)"
 	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
 	@echo "make rmb-long  the bus: 10,000 messages over sixty kills; the official TypeScript client (node)"
+	@echo "make siege     servers under attack, and what others feel of it (four minutes; SIEGE=--seconds=6 for less)"
 	@echo "make soak      a network under load and faults for SECONDS=600"
 	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"
 	@echo "make fuzz      the property tests with many more examples"
@@ -97,6 +98,9 @@ docs: $(VENV)/.dev
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks
+
+siege: $(VENV)/.test
+	$(BIN)/python -m benchmarks.siege $(SIEGE)
 
 bench-pipeline: $(VENV)/.spark
 	$(BIN)/python -m benchmarks.pipeline

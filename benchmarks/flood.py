@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -88,12 +87,7 @@ def _flood(host: str, port: int, key: PubKey, name: str) -> None:
             following = time.perf_counter()
             while True:
                 wire.send(frames)
-                try:
-                    while wire.socket.recv(65536, socket.MSG_DONTWAIT):
-                        pass
-                    break
-                except BlockingIOError:
-                    pass
+                wire.skip()
                 following += RECORD / FRAMES_PER_SECOND
                 time.sleep(max(0.0, following - time.perf_counter()))
         except (OSError, DmsgError, EOFError):

@@ -6,6 +6,7 @@ back is counted from record lengths without being decrypted.
 
 from __future__ import annotations
 
+import select
 import selectors
 import socket
 import struct
@@ -23,9 +24,10 @@ RECEIVE_SIZE = 256 * 1024
 class Connection:
     """One client connection."""
 
-    def __init__(self, address: tuple[str, int], server: PubKey) -> None:
+    def __init__(self, address: tuple[str, int], server: PubKey, source: str = "") -> None:
+        """:param source: the address to come from."""
         self.key = SecKey.generate()
-        self.socket = socket.create_connection(address, TIMEOUT)
+        self.socket = socket.create_connection(address, TIMEOUT, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handshake = LinkHandshake(self.key, server)
         self.socket.sendall(handshake.data_to_send())
@@ -61,6 +63,13 @@ class Connection:
     def send(self, data: bytes) -> None:
         """One record."""
         self.socket.sendall(self.sealer.seal(data))
+
+    def skip(self) -> None:
+        """Read what there is, and look at none of it."""
+        # MSG_DONTWAIT alone would wait all the same: a socket with a time-out is polled first
+        while select.select([self.socket], [], [], 0)[0]:
+            if not self.socket.recv(RECEIVE_SIZE):
+                raise ConnectionError("server closed the connection")
 
     def close(self) -> None:
         """End it."""

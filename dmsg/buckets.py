@@ -49,10 +49,16 @@ class RateLimit:
         self._keep(address, tokens - 1.0 if wait <= longest else tokens, now)
         return wait if wait <= longest else None
 
-    def charge(self, address: str, requests: float, now: float) -> None:
-        """``address`` has used up so many requests more; it may owe its burst."""
-        if self._rate:
-            self._keep(address, max(-self._burst, self._left(address, now) - requests), now)
+    def charge(self, address: str, requests: float, now: float) -> float:
+        """``address`` has used up so many requests more; it may owe its burst.
+
+        :returns: seconds until it owes nothing any more.
+        """
+        if not self._rate:
+            return 0.0
+        left = max(-self._burst, self._left(address, now) - requests)
+        self._keep(address, left, now)
+        return max(0.0, -left / self._rate)
 
     def owes(self, address: str, now: float) -> bool:
         """It has no request left."""

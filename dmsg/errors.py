@@ -125,6 +125,7 @@ class DropReason(Enum):
     # what the operator set
     RATE_LIMITED = "rate_limited"
     FLOOD = "flood"
+    FLOODED_BEFORE = "flooded_before"
     TOO_MANY_FROM_ADDRESS = "too_many_from_address"
     TOO_MANY_PER_PAIR = "too_many_per_pair"
     NOT_ADMITTED = "not_admitted"

@@ -121,8 +121,8 @@ class JoinedNetwork:
 class MemoryNetwork(JoinedNetwork):
     """A dmsg server and its clients in memory."""
 
-    def __init__(self, **server_options: Any) -> None:
-        clock = Clock()
+    def __init__(self, clock: Clock | None = None, **server_options: Any) -> None:
+        clock = clock or Clock()
         super().__init__(clock, ServerFactory(clock, SERVER_KEY, **server_options))
 
     def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> ClientSession:

@@ -10,7 +10,8 @@ from twisted.python.failure import Failure
 
 from dmsg.delegation.dial import tcp_endpoint
 from dmsg.keys import PubKey
-from dmsg.net.link import Link, LinkClientEndpoint
+from dmsg.net.connect import LinkClientEndpoint
+from dmsg.net.link import Link
 
 LOOK_TIMEOUT = 10.0
 """Seconds for it."""

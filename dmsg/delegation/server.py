@@ -16,18 +16,20 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.server import Site
 
+from dmsg.buckets import RateLimit
 from dmsg.delegation.admission import Admission
 from dmsg.delegation.holdings import LinkHoldings
 from dmsg.delegation.registration import Registration, StatusPages, address_of
 from dmsg.delegation.selflook import look_at_self
 from dmsg.discovery.lookup import Lookups
-from dmsg.errors import DropReason
+from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.isolate import isolated
 from dmsg.keys import PubKey, SecKey
 from dmsg.memory import Memory
 from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.addresses import parse_address
 from dmsg.net.link import Link
+from dmsg.net.share import STEPS
 from dmsg.net.socketopts import tune_listening
 
 DRAIN_TIMEOUT = 8.0
@@ -38,6 +40,15 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that stopping waits for clients to take their last frames."""
 PENDING = 2
 """Who pauses a link, besides the relay, which is 1."""
+TOO_FAST = 8
+"""Another one: its frames are more than may be handled one by one."""
+FRAME_RATE = 100_000.0
+"""Frames a second of one address that are handled one by one, by default: control frames, frames of no transport, and
+those that go elsewhere than the ones before them.  More is read later."""
+STRAY_RATE = 2_000.0
+"""Frames of no transport a second of one address, beyond what each client may send, before its connection ends."""
+STRAY_BURST = 200_000.0
+"""And so many at once: what the windows of many transports hold when their other ends are lost."""
 
 _log = Logger()
 
@@ -105,7 +116,12 @@ class ServedSession:
     def frames_received(self, buffer: bytearray, end: int) -> int:
         if self._peer is None:
             return 0 if self.link is not None and self.link.ended_for is None else end
-        taken: int = self._factory.relay.receive_frames(self._peer, buffer, end)
+        relay, link = self._factory.relay, self.link
+        taken: int = relay.receive_frames(self._peer, buffer, end, STEPS)
+        if relay.steps and link is not None:
+            if relay.steps >= STEPS:
+                link.left()
+            self._factory.paid(link, relay.steps, relay.strays)
         return taken
 
     def link_congested(self) -> None:
@@ -142,6 +158,10 @@ class ServingFactory(Acceptor):
         super().__init__(reactor, drops, max_handshakes=max_handshakes, counted=_COUNTED_BY_RELAY)
         self.admission = admission or Admission()
         self._timers: dict[Any, IDelayedCall] = {}
+        self._frames = RateLimit(FRAME_RATE, FRAME_RATE)
+        self._strays = RateLimit(STRAY_RATE, STRAY_BURST)
+        self.slowed = 0
+        """How often a client was read later for its frames a second."""
 
     @property
     def limits(self) -> Any:
@@ -174,6 +194,21 @@ class ServingFactory(Acceptor):
             call(peer)
 
         self._timers[peer] = self._reactor.callLater(seconds, due)
+
+    def paid(self, link: Link, steps: int, strays: int) -> None:
+        """Frames of a link were handled one by one.
+
+        :raises RemoteProtocolError: more of no transport than can be an accident.
+        """
+        now = self._reactor.seconds()
+        owner = str(link.owner)
+        wait = self._frames.charge(owner, steps, now)
+        if wait > 0.0 and not link.is_paused(TOO_FAST):
+            self.slowed += 1
+            link.pause_reading(TOO_FAST)
+            self._reactor.callLater(wait, link.resume_reading, TOO_FAST)
+        if strays and self._strays.charge(owner, strays, now) > 0.0:
+            raise RemoteProtocolError(DropReason.FLOOD, "flood of frames of no transport")
 
     def backlog_of(self, peer: Any) -> int:
         """What the relay itself keeps for a client."""
@@ -390,6 +425,11 @@ class RelayServer(Service):
             "connections_opened": ("Clients that have connected", self.factory.connections_opened),
             "frames": ("Frames received", relay.frames),
             "frame_bytes": ("Bytes of frames received", relay.frame_bytes),
+            "turns_waited": (
+                "Reads that went on in a later turn, for others to have theirs",
+                self.factory.share.waited,
+            ),
+            "slowed": ("Times that an address was read later for its frames a second", self.factory.slowed),
             "memory_given": ("What was given up because too much was held", sum(self.memory.given.values())),
             "admission_unanswered": (
                 "Questions to the admission hook without an answer",

@@ -8,6 +8,7 @@ from 255 down, so that both never pick the same until the link is full.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -78,6 +79,8 @@ class ClientConnection:
         self.drops: Counter[DropReason] = Counter()
         self.broken: RemoteProtocolError | None = None
         """Why nothing more can be read from the link: what came before is told first."""
+        self.left = False
+        """The last read may have left whole frames behind."""
 
     def data_to_send(self) -> list[bytes]:
         """Frames, and parts of frames, in order; empties it."""
@@ -194,9 +197,10 @@ class ClientConnection:
 
     # --- frames ---
 
-    def receive_frames(self, buffer: bytearray, end: int) -> tuple[int, list[Event]]:
+    def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:
         """Take the whole frames at the start of ``buffer``.
 
+        :param most: frames that are taken; then :attr:`left` says that there may be more, to be offered again.
         :returns: how many bytes were taken, and what happened; see :attr:`broken` too.
         """
         events: list[Event] = []
@@ -215,7 +219,8 @@ class ClientConnection:
                 self.drops[error.reason] += 1
                 self.broken = error
                 return 0, events
-        while position + HEADER_SIZE <= end:
+        while position + HEADER_SIZE <= end and most:
+            most -= 1
             try:
                 frame_type, size = read_header(profile, buffer, position)
             except RemoteProtocolError as error:
@@ -270,6 +275,7 @@ class ClientConnection:
         if joined:
             assert channel is not None
             events.append(DataReceived(channel, b"".join(joined)))
+        self.left = not most
         return position, events
 
     def _control(self, frame_type: int, body: bytes, events: list[Event]) -> None:

@@ -15,7 +15,7 @@ from dmsg.messaging.handshake import LinkHandshake
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
 from dmsg.messaging.session import Acks, ClientSession
 from dmsg.messaging.wire import Profile
-from dmsg.net.link import LinkClientEndpoint
+from dmsg.net.connect import LinkClientEndpoint
 from dmsg.net.plain import PlainLink
 from dmsg.net.turn import TurnFlush
 

@@ -13,6 +13,7 @@ What a receiver does not take at once waits in :mod:`dmsg.messaging.congestion`.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -53,6 +54,8 @@ MAX_KNOWN = 4096
 """Keys of which a relay keeps whether they speak of two ids; the one that said so longest ago is forgotten."""
 SAME_HEADERS = ID_OFFSET + 1
 """Bytes in which frames of one size and one channel are equal."""
+MAX_STEPS = sys.maxsize
+"""Frames of one read that are handled one by one, by default."""
 FIRST_BURST = 16
 """Frames of one size that are looked for at first; doubles while they are found."""
 
@@ -102,6 +105,9 @@ class Relay:
         self.frames_gone = 0
         self.bytes_gone = 0
         self.draining = False
+        self.steps = 0
+        """Frames that the last read had handled one by one; ``strays``: data of no channel among them."""
+        self.strays = 0
 
     # --- links ---
 
@@ -163,12 +169,16 @@ class Relay:
 
     # --- frames ---
 
-    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int) -> int:
+    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = MAX_STEPS) -> int:
         """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
 
-        :returns: how many bytes were taken; the rest is an unfinished frame.
+        :param limit: frames that are handled one by one: control frames, and those that go elsewhere than the ones
+            before them.
+        :returns: how many bytes were taken; the rest is an unfinished frame, or, when :attr:`steps` is ``limit``, what
+            is to be offered again.
         :raises RemoteProtocolError: ``peer`` has to be disconnected.
         """
+        steps = self.strays = 0
         ends = peer.ends
         profile = self._profile
         position = start = frames = 0
@@ -196,6 +206,10 @@ class Relay:
                     if source is not None and source.open and not source.closed:
                         other = source.other
                         if source is not run:
+                            if steps >= limit:
+                                frames -= 1
+                                break
+                            steps += 1
                             if run is not None and (other.peer is not run.other.peer or other.peer.slow):
                                 self._forward(peer, run, view[start:position])
                                 start = position
@@ -219,6 +233,10 @@ class Relay:
                         position = following
                         continue
                 # everything else leaves the fast path: first what came before it
+                if steps >= limit:
+                    frames -= 1
+                    break
+                steps += 1
                 if run is not None:
                     self._forward(peer, run, view[start:position])
                     run = None
@@ -229,6 +247,7 @@ class Relay:
         finally:
             peer.frames_in += frames
             peer.bytes_in += position
+            self.steps = steps
         if run is not None:
             self._forward(peer, run, view[start:position])
         return position
@@ -284,6 +303,7 @@ class Relay:
                 self._close(end)
             else:
                 # of a channel that is not there, not open yet, or closed by its sender: a lot of it may be on its way
+                self.strays += 1
                 self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
         # what ends or answers a channel is paid for by the OpenChannel of whoever opened it

@@ -36,6 +36,7 @@ from dmsg.messaging.state import ClientChannel, State
 from dmsg.messaging.streams import ChannelStream
 from dmsg.messaging.wire import Profile
 from dmsg.net.link import Link
+from dmsg.net.share import FRAMES
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.net.turn import TurnFlush
 from dmsg.pending import Pending
@@ -210,11 +211,13 @@ class ClientSession:
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
         self._core.accepting = self._accept() is not None
-        taken, events = self._core.receive_frames(buffer, end)
+        taken, events = self._core.receive_frames(buffer, end, FRAMES)
         self._receiving = True
         dispatched(events, self._handle, self, self._event_lost)
         self._receiving = False
         self._flush()
+        if self._core.left and self._link is not None:
+            self._link.left()
         if self._core.broken is not None:
             self.why_lost = str(self._core.broken)
             raise self._core.broken

@@ -16,10 +16,12 @@ from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.buckets import RateLimit
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.isolate import isolated
 from dmsg.net.addresses import block_of
 from dmsg.net.link import Link
+from dmsg.net.share import Share
 from dmsg.net.strangers import Strangers
 
 MAX_HANDSHAKES = 512
@@ -28,6 +30,10 @@ MAX_TOLD = 32
 """Handshakes under way of those for whom there is no room, so that they can be told; others are cut."""
 TOLD_PER_ADDRESS = 4
 """Of one address."""
+FLOOD_BURST = 4.0
+"""Connections of one address that end because they flood, before others of it are refused."""
+FLOOD_RATE = 0.05
+"""And so many a second are forgotten."""
 ROOM_AGAIN = 0.9
 """Part of the clients that a server takes, below which it says that it is full no more."""
 _SILENT = frozenset({DropReason.HANDSHAKE_ABANDONED, DropReason.DRAINING, DropReason.TOO_MANY_CONNECTIONS})
@@ -87,6 +93,8 @@ class Acceptor(Factory):
         self._told: dict[Link, DropReason] = {}
         self._said_full = False
         self.strangers = Strangers(reactor)
+        self.share = Share(reactor)
+        self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
         self.sessions: set[Any] = set()
         self.connections_opened = 0
         self.tuned = False
@@ -149,13 +157,15 @@ class Acceptor(Factory):
             return DropReason.DRAINING
         if self.full:
             return DropReason.TOO_MANY_CONNECTIONS
+        if block is not None and self._floods.owes(block, self._reactor.seconds()):
+            return DropReason.FLOODED_BEFORE
         if block is not None and 0 < self.limits.max_per_address <= self._of_address[block]:
             return DropReason.TOO_MANY_FROM_ADDRESS
         return None
 
     def _may_be_told(self, refusal: DropReason, block: str | None) -> bool:
         """After the handshake; before it nothing can be said that the peer could believe."""
-        if refusal is DropReason.DRAINING or len(self._told) >= MAX_TOLD:
+        if refusal in (DropReason.DRAINING, DropReason.FLOODED_BEFORE) or len(self._told) >= MAX_TOLD:
             return False
         if len(self._handshakes) >= self._max_handshakes:
             return False  # the places are for those who may come in
@@ -184,6 +194,9 @@ class Acceptor(Factory):
             self._make_room()
         link = self._make_link()
         link.accepted = True
+        link.share = self.share
+        # behind a proxy all come from one address: then each connection is on its own
+        link.owner = block if block is not None and self.limits.max_per_address else id(link)
         self._handshakes[link] = None
         if refusal is not None:
             self._told[link] = refusal
@@ -260,7 +273,10 @@ class Acceptor(Factory):
         self.sessions.discard(session)
         assert session.link is not None
         self._gone(session.link)
-        if (reason := session.link.ended_for) is not None and reason not in self._counted:
+        reason = session.link.ended_for
+        if reason is DropReason.FLOOD:
+            self._floods.charge(str(session.link.owner), 1.0, self._reactor.seconds())
+        if reason is not None and reason not in self._counted:
             self._drops[reason] += 1
             remote = session.link.remote
             who = "" if remote is None else f"key {remote.short}"

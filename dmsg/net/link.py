@@ -8,13 +8,12 @@ leave together (:class:`~dmsg.net.turn.TurnFlush`).  :class:`~dmsg.net.noise.Noi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Protocol
 
-from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IDelayedCall, IPushProducer, IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Factory
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
 from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -22,7 +21,8 @@ from zope.interface import implementer
 
 from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
-from dmsg.net.socketopts import queued, tune, unacknowledged, write_now
+from dmsg.net.share import Share
+from dmsg.net.socketopts import forget_unsent, queued, tune, unacknowledged, write_now
 from dmsg.net.turn import TurnFlush
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -39,6 +39,9 @@ READ_SIZE = 64 * 1024
 """Bytes from the network handled at a time."""
 MAX_TAIL = 65540
 """Bytes of the longest unfinished frame."""
+
+TURN_IS_OVER = 1 << 8
+"""Why a link is paused that has sent more than it may have handled in one turn."""
 
 _log = Logger()
 
@@ -112,6 +115,10 @@ class Link(TwistedProtocol):
     """A server's side: the server says in its log what the peer did wrong."""
     erred = ""
     """What the peer did wrong, in words."""
+    share: Share | None = None
+    """By which turns of the reactor are shared; a client's side has none."""
+    owner: Hashable = None
+    """Whom its time is counted for."""
 
     def __init__(
         self,
@@ -143,6 +150,10 @@ class Link(TwistedProtocol):
         self._since_congested = 0
         self._gone = False
         self._paused = 0
+        self._held: deque[bytes] = deque()
+        self._left = False
+        self._waits = False
+        self._error: RemoteProtocolError | None = None
 
     # --- what kind of link it is ---
 
@@ -179,6 +190,18 @@ class Link(TwistedProtocol):
     def dataReceived(self, data: bytes) -> None:
         if self._gone or self.ended_for is not None:
             return
+        share = self.share
+        if self._held or self._left or (share is not None and not share.allows(self.owner)):
+            self._held.append(data)
+            self._wait()
+        elif share is None:
+            self._take(data)
+        else:
+            began = share.now()
+            self._take(data)
+            share.used(self.owner, share.now() - began)
+
+    def _take(self, data: bytes) -> None:
         try:
             if not self._up:
                 self._receive_handshake(data)
@@ -186,15 +209,22 @@ class Link(TwistedProtocol):
                 self._receive(data)
             else:
                 for start in range(0, len(data), READ_SIZE):
+                    if self._left:
+                        self._held.appendleft(data[start:])
+                        return
                     self._receive(data[start : start + READ_SIZE])
         except RemoteProtocolError as error:
             self._peer_erred(error)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        # what came before the end is told before it
+        while (self._left or (self._held and len(self._tail) <= MAX_TAIL)) and self.ended_for is None:
+            self._go_on()
         self._gone = True
         self._cancel_timer()
         self._pending.clear()
         self._outgoing()
+        forget_unsent(self.transport)
         user, self._user = self._user, None
         if user is not None:
             user.link_lost(reason)
@@ -234,7 +264,7 @@ class Link(TwistedProtocol):
         self._user.link_up(self)
         rest = handshake.trailing_data()
         if rest and self.ended_for is None:
-            self.dataReceived(rest)
+            self._take(rest)
 
     def _too_late(self) -> None:
         self._timer = None
@@ -265,6 +295,10 @@ class Link(TwistedProtocol):
         if not self._gone and self.transport is not None:
             self.transport.pauseProducing()  # type: ignore[attr-defined]
 
+    def is_paused(self, why: int) -> bool:
+        """Whether somebody paused it for that."""
+        return bool(self._paused & why)
+
     def resume_reading(self, why: int = 1) -> None:
         """Read again, unless somebody else paused it too."""
         self._paused &= ~why
@@ -276,6 +310,66 @@ class Link(TwistedProtocol):
             and self.transport is not None
         ):
             self.transport.resumeProducing()  # type: ignore[attr-defined]
+        if (self._held or self._left) and self._paused == TURN_IS_OVER:
+            self._wait()
+
+    # --- the next turn ---
+
+    def left(self) -> None:
+        """The user left whole frames behind: they are offered again in the next turn, before anything else."""
+        self._left = True
+        self._wait()
+
+    def fail_behind(self, error: RemoteProtocolError) -> None:
+        """The peer erred; what it sent before may still have to be taken.
+
+        :raises RemoteProtocolError: all of it is taken.
+        """
+        if not self._left:
+            raise error
+        self._error = error
+
+    def _wait(self) -> None:
+        if self._waits:
+            return
+        self._waits = True
+        if not self._paused & TURN_IS_OVER:
+            self.pause_reading(TURN_IS_OVER)
+        if self.share is not None:
+            self.share.wait(self)
+        else:
+            self._reactor.callLater(0, self.go_on)
+
+    def go_on(self) -> None:
+        """The next turn is there."""
+        self._waits = False
+        if self._gone or self.ended_for is not None:
+            self._held.clear()
+        elif self._paused & ~TURN_IS_OVER:
+            pass  # until it is read again
+        elif self.share is None:
+            self._go_on()
+        elif not self.share.allows(self.owner):
+            self._wait()
+        else:
+            began = self.share.now()
+            self._go_on()
+            self.share.used(self.owner, self.share.now() - began)
+
+    def _go_on(self) -> None:
+        if self._left:
+            self._left = False
+            self.read_again()
+            if not self._left and self._error is not None:
+                self._peer_erred(self._error)
+        elif self._held:
+            self._take(self._held.popleft())
+        if self._gone or self.ended_for is not None:
+            return
+        if self._left or self._held:
+            self._wait()
+        else:
+            self.resume_reading(TURN_IS_OVER)
 
     def read_again(self) -> None:
         """Offer once more what was not taken."""
@@ -395,69 +489,3 @@ class Link(TwistedProtocol):
         timer, self._timer = self._timer, None
         if timer is not None and timer.active():
             timer.cancel()
-
-
-class LinkClientEndpoint:
-    """Connects through another endpoint and does the handshake.
-
-    The Deferred of :meth:`connect` fires with the user when the link is up;
-    cancelling it ends the connection.
-
-    :param make_link: makes the link of (what makes the user, what is told of a failure).
-    """
-
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        endpoint: IStreamClientEndpoint,
-        make_link: Callable[[Callable[[PubKey], Any], Callable[[Any, Failure], None]], Link],
-    ) -> None:
-        self._reactor = reactor
-        self._endpoint = endpoint
-        self._make_link = make_link
-
-    def connect(self, make_user: Callable[[PubKey], Any]) -> Deferred[Any]:
-        """Fires with what ``make_user`` returned; fails with HandshakeError or Twisted's errors."""
-        links: list[Link] = []
-        done: Deferred[Any] = Deferred(lambda _: self._cancel(dialling, links))
-
-        def user_made(remote: PubKey) -> Any:
-            user = make_user(remote)
-            # after link_up(), which follows at once
-            self._reactor.callLater(0, lambda: None if done.called else done.callback(user))
-            return user
-
-        def failed(link: Any, failure: Failure) -> None:
-            if not done.called:
-                done.errback(failure)
-
-        def build() -> Link:
-            links.append(self._make_link(user_made, failed))
-            return links[-1]
-
-        dialling = self._endpoint.connect(_LinkFactory(build))
-
-        def dialled(result: Any) -> None:
-            if isinstance(result, Failure) and not done.called:
-                done.errback(result)
-
-        dialling.addBoth(dialled)
-        return done
-
-    @staticmethod
-    def _cancel(dialling: Deferred[Any], links: list[Link]) -> None:
-        dialling.addErrback(lambda failure: failure.trap(CancelledError) and None)
-        dialling.cancel()
-        for link in links:
-            link._failed = None
-            link._abort()
-
-
-class _LinkFactory(Factory):
-    noisy = False
-
-    def __init__(self, build: Callable[[], Link]) -> None:
-        self._build = build
-
-    def buildProtocol(self, addr: IAddress | None) -> Link:
-        return self._build()

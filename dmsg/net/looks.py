@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -11,7 +12,18 @@ from twisted.logger import Logger
 
 from dmsg.memory import LOOK_INTERVAL, Memory
 
+WORTH_GIVING_BACK = 32 * 1024 * 1024
+"""Bytes by which what is held has to fall before the allocator is asked to give to the system what it keeps."""
+
 _log = Logger()
+
+
+def _give_back() -> None:
+    """What was freed stays with glibc, in pieces below what is in use, until it is asked."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
 
 Holder = TypeVar("Holder", bound=Hashable)
 
@@ -33,6 +45,7 @@ class Looks(Generic[Holder]):
         self.now = 0.0
         self._before: dict[Holder, tuple[object, float]] = {}
         self._moved: dict[Holder, tuple[object, float]] = {}
+        self._most = 0
         self._call = LoopingCall(self._look)
         self._call.clock = reactor
 
@@ -56,6 +69,11 @@ class Looks(Generic[Holder]):
             return
         if given:
             self.given_up(given)
+        held = self._memory.total
+        self._most = max(self._most, held)
+        if held < self._most // 2 and held < self._most - WORTH_GIVING_BACK:
+            self._most = held
+            _give_back()
 
     def next_look(self) -> None:
         """Who is not asked about until the next one is forgotten."""

@@ -13,7 +13,8 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, READ_SIZE, Link, LinkClientEndpoint, LinkUser
+from dmsg.net.connect import LinkClientEndpoint
+from dmsg.net.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, READ_SIZE, Link, LinkUser
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.link import LinkHandshake
 from dmsg.noise.records import MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
@@ -73,7 +74,7 @@ class NoiseLink(Link):
                 taken = self._user.frames_received(buffer, end)
                 self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
             if opener.broken is not None:
-                raise opener.broken
+                self.fail_behind(opener.broken)
         finally:
             _scratch.append(buffer)
 

@@ -98,6 +98,14 @@ def unacknowledged(transport: Any) -> int:
     return 0
 
 
+def forget_unsent(transport: Any) -> None:
+    """Let go of what a lost connection did not send: Twisted keeps it until a collection finds the transport."""
+    if isinstance(transport, Connection):
+        transport.dataBuffer = b""
+        transport._tempDataBuffer = []
+        transport._tempDataLen = 0
+
+
 def write_now(transport: Any, data: bytes | bytearray) -> None:
     """``transport.write``, but try the socket first when nothing waits there.
 

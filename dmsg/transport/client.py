@@ -15,6 +15,7 @@ has the same frames with encrypted payloads, and one ACK for all that came at on
 
 from __future__ import annotations
 
+import sys
 from random import Random
 from typing import Any
 
@@ -121,6 +122,8 @@ class ClientConnection:
         self._outgoing: list[bytes] = []
         self.broken: RemoteProtocolError | None = None
         """Why the connection has to end: nothing more is read from it, and what came before is told first."""
+        self.left = False
+        """The last read may have left whole frames behind."""
 
     # --- what the application does ---
 
@@ -265,10 +268,11 @@ class ClientConnection:
 
     # --- what the server sends ---
 
-    def receive_frames(self, buffer: bytearray, end: int) -> tuple[int, list[Event]]:
+    def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:
         """Take the whole frames at the start of ``buffer``.
 
         :param end: where the plaintext in ``buffer`` ends.
+        :param most: frames that are taken; then :attr:`left` says that there may be more, to be offered again.
         :returns: bytes taken (the rest is an unfinished frame) and the events; see :attr:`broken` too.
         """
         events: list[Event] = []
@@ -276,7 +280,8 @@ class ClientConnection:
         outgoing = self._outgoing
         view = memoryview(buffer)
         position = 0
-        while end - position >= HEADER_SIZE and self.broken is None:
+        while end - position >= HEADER_SIZE and self.broken is None and most:
+            most -= 1
             frame_type, transport_id, size = unpack_header(buffer, position)
             start = position + HEADER_SIZE
             following = start + size
@@ -317,6 +322,7 @@ class ClientConnection:
             except RemoteProtocolError as error:
                 self.broken = error  # told behind what came before it
                 break
+        self.left = not most
         return position, events
 
     def _receive_secure(

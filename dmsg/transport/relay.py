@@ -20,6 +20,7 @@ the route is closed with a reason while the others go on.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
@@ -74,6 +75,9 @@ PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
 
 
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
+
+MAX_STEPS = sys.maxsize
+"""Frames of one read that are handled one by one, by default."""
 
 FIRST_BURST = 16
 """Frames with equal headers that are looked for at first; doubles while they are found."""
@@ -261,6 +265,10 @@ class Relay:
         self.frames_gone = 0
         self.bytes_gone = 0
         self.draining = False
+        self.steps = 0
+        """Frames that the last read had handled one by one."""
+        self.strays = 0
+        """Frames of no transport that it had beyond what one client may send."""
         self._random = random or Random()
         self._on_congested = on_congested or (lambda peer: None)
 
@@ -317,13 +325,17 @@ class Relay:
 
     # --- frames ---
 
-    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int) -> int:
+    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = MAX_STEPS) -> int:
         """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
 
         :param end: where the plaintext in ``buffer`` ends.
-        :returns: how many bytes were taken; the rest is an unfinished frame.
+        :param limit: frames that are handled one by one: control frames, and those that go elsewhere than the ones
+            before them.
+        :returns: how many bytes were taken; the rest is an unfinished frame, or, when :attr:`steps` is ``limit``, what
+            is to be offered again.
         :raises RemoteProtocolError: ``peer`` has to be disconnected.
         """
+        steps = self.strays = 0
         routes = peer.routes
         unpack = unpack_header
         position = 0
@@ -352,6 +364,10 @@ class Relay:
                         last_id = own_id
                     if route is not None:
                         if route is not last_route:
+                            if steps >= limit:
+                                frames -= 1
+                                break
+                            steps += 1
                             if last_route is None:
                                 start = position
                             else:
@@ -396,6 +412,10 @@ class Relay:
                         position = following
                         continue
                 # everything else leaves the fast path: first what came before it
+                if steps >= limit:
+                    frames -= 1
+                    break
+                steps += 1
                 if last_route is not None:
                     self._count(last_route, frames - 1 - first, position - mark, acks, ack_bytes)
                     self._forward(peer, last_route, view[start:position])
@@ -407,6 +427,7 @@ class Relay:
         finally:
             peer.frames_in += frames
             peer.bytes_in += position
+            self.steps = steps
         if last_route is not None:
             self._count(last_route, frames - first, position - mark, acks, ack_bytes)
             self._forward(peer, last_route, view[start:position])
@@ -477,6 +498,8 @@ class Relay:
             if allowed:
                 self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
                 self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
+            else:
+                self.strays += 1
             return
         if not allowed and frame_type == ACCEPT:
             self._close_both(peer, own_id, route, CloseReason.RATE_LIMITED)

@@ -30,6 +30,7 @@ from dmsg.errors import (
 from dmsg.isolate import dispatched, isolated
 from dmsg.keys import PubKey
 from dmsg.net.link import Link
+from dmsg.net.share import FRAMES
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.net.turn import TurnFlush
 from dmsg.pending import Pending
@@ -321,11 +322,13 @@ class ClientSession:
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
         self._core.accepting = self._streams is not None or self._accept() is not None
-        taken, events = self._core.receive_frames(buffer, end)
+        taken, events = self._core.receive_frames(buffer, end, FRAMES)
         self._receiving = True
         dispatched(events, self._handle, self, self._event_lost)
         self._receiving = False
         self._flush()
+        if self._core.left and self._link is not None:
+            self._link.left()
         if self._core.broken is not None:
             self.why_lost = str(self._core.broken)
             raise self._core.broken

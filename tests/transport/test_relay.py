@@ -101,9 +101,10 @@ class RelayTests(RelayCase):
             max_size=12,
         ),
         st.lists(st.integers(1, 400), max_size=10),
+        st.integers(1, 30),
     )
-    def test_runs_are_forwarded_like_single_frames(self, runs: list[Any], cuts: list[int]) -> None:
-        """The search for equal headers changes nothing but the speed, however the bytes are cut."""
+    def test_runs_are_forwarded_like_single_frames(self, runs: list[Any], cuts: list[int], limit: int) -> None:
+        """The search for equal headers changes nothing but the speed, however the bytes and turns are cut."""
         self.setUp()
         ids = [self.open(0, 1, 10), self.open(0, 1, 12), self.open(0, 2, 14)]
         own = (10, 12, 14)
@@ -116,9 +117,14 @@ class RelayTests(RelayCase):
         tail = b""
         for size in [*cuts, len(stream)]:
             piece, stream = stream[:size], stream[size:]
-            buffer = bytearray(tail + piece)
-            taken = self.relay.receive_frames(self.peers[0], buffer, len(buffer))
-            tail = bytes(buffer[taken:])
+            tail += piece
+            while True:
+                buffer = bytearray(tail)
+                taken = self.relay.receive_frames(self.peers[0], buffer, len(buffer), limit)
+                tail = bytes(buffer[taken:])
+                self.assertLessEqual(self.relay.steps, limit)
+                if self.relay.steps < limit:
+                    break
         self.assertEqual(tail, b"")
         for target, which in ((1, (0, 1)), (2, (2,))):
             expected = [Frame(f.type, ids[own.index(f.id)], f.payload) for f in frames if own.index(f.id) in which]

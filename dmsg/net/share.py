@@ -1,0 +1,83 @@
+"""Sharing a turn of the reactor: nobody keeps the others waiting for longer than his part of it.
+
+What a read costs depends on what is in it: 64 KiB may be one frame, or thirteen
+thousand.  So the time that goes into the reads of each *owner*, a block of
+addresses, is measured.  Who has used his part of a turn waits for the next
+one, with what he has sent; then those who waited longest come first.  When
+nobody else has anything to do, the next turn is there at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Protocol
+
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.isolate import isolated
+
+TURN = 0.008
+"""Seconds that the owners have between them in one turn."""
+MOST = 0.002
+"""Seconds of one owner, at most, however few there are."""
+LEAST = 0.0002
+"""Seconds of one owner, at least, however many there are; what is begun is finished."""
+STEPS = 256
+"""Frames of one read that are handled one by one; the rest comes again in the next turn."""
+FRAMES = 1024
+"""Frames of one read that a client takes; the rest comes again in the next turn."""
+
+
+class Waiting(Protocol):
+    """Something that has received more than it may handle in this turn."""
+
+    def go_on(self) -> None:
+        """The next turn is there."""
+
+
+class Share:
+    """Who has used how much of the present turn.
+
+    :ivar waited: how often somebody had to wait for the next turn.
+    """
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
+        self.now = reactor.seconds
+        self._began = self.now()
+        self._used: dict[Hashable, float] = {}
+        self._part = MOST
+        self._waiting: deque[Waiting] = deque()
+        self.waited = 0
+
+    def allows(self, owner: Hashable) -> bool:
+        """Whether there is something left for ``owner`` in this turn."""
+        return self._used.get(owner, 0.0) < self._part
+
+    def used(self, owner: Hashable, seconds: float) -> None:
+        """So much went into a read of ``owner``."""
+        if not self._waiting:
+            # nobody asked for the next turn, so nobody says when it begins
+            now = self.now()
+            if not 0.0 <= now - self._began < TURN:
+                self._next(now)
+        self._used[owner] = self._used.get(owner, 0.0) + seconds
+
+    def wait(self, one: Waiting) -> None:
+        """Tell ``one`` in the next turn to go on."""
+        if not self._waiting:
+            self._reactor.callLater(0, self._run)
+        self._waiting.append(one)
+        self.waited += 1
+
+    def _next(self, now: float) -> None:
+        self._began = now
+        self._part = min(MOST, max(LEAST, TURN / max(1, len(self._used))))
+        self._used.clear()
+
+    def _run(self) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        self._next(self.now())
+        for one in waiting:
+            isolated(one.go_on)
