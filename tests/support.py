@@ -72,6 +72,19 @@ class Recorder(Protocol):
         self.lost = reason
 
 
+class TurnClock(Clock):
+    """What is to happen at once happens in the next turn, as a reactor has it."""
+
+    def advance(self, amount: float) -> None:
+        self.rightNow += amount
+        self._sortCalls()
+        for call in [call for call in self.calls if call.getTime() <= self.seconds()]:
+            if call.active():
+                self.calls.remove(call)
+                call.called = 1
+                call.func(*call.args, **call.kw)
+
+
 class Accepting(Factory):
     """Keeps the protocols that it built."""
 

@@ -317,7 +317,7 @@ class RelayServer(Service):
         self.factory.admission.look(force=True)
         self.factory.admission_changed()
         self.registration.changed()
-        _log.info("settings and lists were read again")
+        _log.info("{what} were read again", what="lists" if limits is None else "settings and lists")
 
     async def _start(self) -> list[IListeningPort]:
         self.factory.admission.watch(self._reactor, self.factory.admission_changed)

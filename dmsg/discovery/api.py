@@ -150,7 +150,7 @@ class DiscoveryAPI:
         self._ranking = ranking
         self._telemetry = telemetry
         self._looks = looks
-        self._store_away = False
+        self._failing: set[str] = set()
         self.charge: Callable[[IRequest, float], None] = lambda request, requests: None
         """Told of requests that were worth nothing."""
         self.client_of: Callable[[IRequest], str] = lambda request: str(getattr(request.getClientAddress(), "host", ""))
@@ -179,9 +179,9 @@ class DiscoveryAPI:
         result.addBoth(measured)
 
         def answered(value: Any) -> Any:
-            if self._store_away:
-                self._store_away = False
-                _log.info("the store answers again")
+            if operation in self._failing:
+                self._failing.discard(operation)
+                _log.info("the store answers again ({operation})", operation=operation)
             return value
 
         def failed(failure: Failure) -> Failure:
@@ -189,10 +189,11 @@ class DiscoveryAPI:
             if failure.check(EntryNotFound, EntryInvalid, CancelledError):
                 return failure
             # one line for all requests of a time in which it is away
-            if not self._store_away:
-                self._store_away = True
-                if failure.type is not None and failure.type.__module__ == "txredisapi":
-                    _log.error("the store fails: {error}", error=f"{failure.type.__name__}: {failure.value}")
+            if operation not in self._failing:
+                self._failing.add(operation)
+                if failure.type is not None and failure.type.__module__ in ("txredisapi", "sqlite3"):
+                    error = f"{failure.type.__name__}: {failure.value}"
+                    _log.error("the store fails ({operation}): {error}", operation=operation, error=error)
                 else:
                     _log.failure("the store fails", failure)
             raise StoreUnavailable from None
@@ -340,10 +341,14 @@ class DiscoveryAPI:
 
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> Deferred[bytes]:
-        """200 when the store answers."""
-        return self._ask("count").addCallback(
-            lambda count: _json(request, json.dumps({"status": "ok", "entries": count}).encode())
-        )
+        """200 when the store answers, and took what it was given last."""
+
+        def counted(count: int) -> bytes:
+            status = "the store takes nothing" if "post" in self._failing else "ok"
+            body = json.dumps({"status": status, "entries": count}).encode()
+            return _json(request, body, 200 if status == "ok" else 503)
+
+        return self._ask("count").addCallback(counted)
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> Deferred[bytes]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -222,6 +224,19 @@ _COUNT_TRIGGERS = (
 )
 
 
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All of it or nothing.  A full disk has SQLite roll back by itself, and the error is to be that one."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
 @implementer(IEntryStore)
 class SQLiteStore:
     """Entries in a file, write-ahead logged.
@@ -299,8 +314,7 @@ class SQLiteStore:
     def post(self, entry: Entry, now: float, refreshes: bool = True, looked_at: bool = True) -> Deferred[bool]:
         db = self._db
         try:
-            db.execute("BEGIN IMMEDIATE")
-            try:
+            with _transaction(db):
                 first = check_iteration(self._head(entry.static), entry)
                 db.execute(
                     "INSERT INTO entries "
@@ -322,10 +336,6 @@ class SQLiteStore:
                         _kind(entry),
                     ),
                 )
-                db.execute("COMMIT")
-            except BaseException:
-                db.execute("ROLLBACK")
-                raise
         except (EntryInvalid, sqlite3.Error):
             return fail()
         return succeed(first)
@@ -337,17 +347,12 @@ class SQLiteStore:
     def delete(self, deletion: Deletion) -> Deferred[None]:
         db = self._db
         try:
-            db.execute("BEGIN IMMEDIATE")
-            try:
+            with _transaction(db):
                 check_deletion(self._head(deletion.static), deletion)
                 db.execute(
                     "UPDATE entries SET time_order = ?, json = NULL, listable = 0 WHERE static = ?",
                     (time_order(deletion.timestamp), deletion.static),
                 )
-                db.execute("COMMIT")
-            except BaseException:
-                db.execute("ROLLBACK")
-                raise
         except KeyError:
             return fail(EntryNotFound())
         except (EntryInvalid, sqlite3.Error):
@@ -369,8 +374,7 @@ class SQLiteStore:
 
     def due(self, most: int, now: float, next_look: float) -> Deferred[list[bytes]]:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with _transaction(self._db):
                 rows = self._db.execute(
                     "SELECT static, json FROM entries WHERE listable AND quiet AND look_at <= ? "
                     "ORDER BY look_at LIMIT ?",
@@ -378,10 +382,6 @@ class SQLiteStore:
                 ).fetchall()
                 for static, _ in rows:
                     self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_look, static))
-                self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
         except sqlite3.Error:
             return fail()
         return succeed([row[1] for row in rows])

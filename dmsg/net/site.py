@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -16,10 +18,15 @@ from werkzeug.routing import RequestRedirect
 
 from dmsg.buckets import RateLimit
 from dmsg.net.addresses import block_of, forwarded_client
+from dmsg.net.share import Share
 
 MAX_WAITING = 4096
 """Requests that are delayed at a time, and ``MAX_WAITING_SIZE`` bytes of them; beyond they are refused."""
 MAX_WAITING_SIZE = 64 * 1024 * 1024
+MAX_BODIES = 64 * 1024 * 1024
+"""Bytes of the bodies of all requests."""
+MAX_WAITING_OF_ADDRESS = 256
+"""Requests of one address that are delayed, or wait for an answer."""
 IDLE_TIMEOUT = 30
 """Seconds that a request, or a kept connection, may take."""
 
@@ -46,16 +53,43 @@ def _nobody() -> None:
     """Nobody wants to hear."""
 
 
+def close_after(request: Any) -> None:
+    """End the connection behind the answer: what else came over it is not looked at."""
+    request.setHeader(b"connection", b"close")
+    request.channel.persistent = False
+
+
+class Bodies:
+    """What is there of the bodies of all requests.
+
+    :param most: bytes.
+    """
+
+    def __init__(self, most: int = MAX_BODIES) -> None:
+        self.most = most
+        self.held = 0
+
+
 class BoundedRequest(Request):
-    """Answers 413 to a long body at once and reads none of it."""
+    """Answers 413 to a long body at once and reads none of it; 503 when there are too many bodies already.
+
+    Requests that come one behind the other over one connection take their turns with all others.
+
+    :cvar max_body: bytes of a body; ``bodies``: of all.
+    :cvar share: by which turns are shared.
+    """
 
     max_body: int
+    bodies: Bodies
+    share: Share
     count_refusal: Callable[[str], None]
     refused = False
     received = 0
+    _booked = 0
 
     def gotLength(self, length: int | None) -> None:
-        super().gotLength(length if length is None or length <= self.max_body else 0)  # type: ignore[no-untyped-call]
+        # never a temporary file, which Twisted takes for a long body, or one whose length nobody says
+        self.content = BytesIO()
         if length is not None and length > self.max_body:
             self._refuse()
 
@@ -64,7 +98,21 @@ class BoundedRequest(Request):
         if self.received > self.max_body:
             self._refuse()
         elif not self.refused:
+            bodies = type(self).bodies
+            if bodies.held + len(data) > bodies.most:
+                self._refuse("busy", b"503 Service Unavailable", "too much is on its way")
+                return
+            self._booked += len(data)
+            bodies.held += len(data)
             super().handleContentChunk(data)  # type: ignore[no-untyped-call]
+
+    def _unbook(self) -> None:
+        type(self).bodies.held -= self._booked
+        self._booked = 0
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._unbook()
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]
 
     def _guard(self, name: str) -> Callable[[], None]:
         """What :mod:`dmsg.net.guard` wants to hear of a connection, if one stands before it."""
@@ -72,28 +120,65 @@ class BoundedRequest(Request):
         return found
 
     def finish(self) -> None:
+        self._unbook()
         answered = self._guard("request_is_answered")
         super().finish()  # type: ignore[no-untyped-call]
         answered()
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         self._guard("request_is_whole")()
-        if not self.refused:
-            super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
+        if self.refused:
+            return
+        self._received = command, path, version
+        if self.share.allows(self._owner()):
+            self._process()
+        else:
+            self.share.wait(self)
 
-    def _refuse(self) -> None:
+    def _owner(self) -> str:
+        request: Any = self
+        return block_of(str(getattr(request.getClientAddress(), "host", "")))
+
+    def _process(self) -> None:
+        began = self.share.now()
+        super().requestReceived(*self._received)  # type: ignore[no-untyped-call]
+        self.share.used(self._owner(), self.share.now() - began)
+
+    def go_on(self) -> None:
+        """The next turn is there; the channel keeps what came behind this request until it is answered."""
+        if self._disconnected or self.channel is None:
+            return
+        if self.share.allows(self._owner()):
+            self._process()
+        else:
+            self.share.wait(self)
+
+    def _refuse(self, why: str = "too_long", status: bytes = b"413 Content Too Large", text: str = "") -> None:
         if self.refused:
             return
         self.refused = True
-        type(self).count_refusal("too_long")
-        body = json.dumps({"message": f"body is longer than {self.max_body} bytes", "code": 413}).encode()
+        self._unbook()
+        type(self).count_refusal(why)
+        text = text or f"body is longer than {self.max_body} bytes"
+        body = json.dumps({"message": text, "code": int(status[:3])}).encode()
         # the body is still on its way: nothing but the channel itself can answer now
         assert self.channel.transport is not None
         self.channel.transport.write(
-            b"HTTP/1.1 413 Content Too Large\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (len(body), body)
+            b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
         )
         self.channel.loseConnection()
+
+
+def bounded_request(reactor: IReactorTime, max_body: int, refused: Callable[[str], None]) -> type[BoundedRequest]:
+    """The class of the requests of one site.  :param refused: called with ``too_long`` or ``busy``."""
+    of_site = {
+        "max_body": max_body,
+        "bodies": Bodies(),
+        "share": Share(reactor),
+        "count_refusal": staticmethod(refused),
+    }
+    return type("Bounded", (BoundedRequest,), of_site)
 
 
 class Gate(Resource):
@@ -130,6 +215,7 @@ class Gate(Resource):
         self._is_post = is_post
         self._finished = finished
         self._waiting: dict[Request, IDelayedCall] = {}
+        self._open: Counter[str] = Counter()
         self._waiting_size = 0
         self._stopped = False
         self.delayed = 0
@@ -162,14 +248,23 @@ class Gate(Resource):
     def render(self, request: Request) -> int | bytes:
         now = self._reactor.seconds()
         request.began = now  # type: ignore[attr-defined]
-        request.notifyFinish().addErrback(self._left, request)
         address = self.address_of(request)
+        self._open[address] += 1
+        finished = request.notifyFinish()
+        finished.addErrback(self._left, request)
+        finished.addBoth(self._done, address)
+        if self._open[address] > MAX_WAITING_OF_ADDRESS:
+            self._refused("too_many_waiting")
+            close_after(request)
+            request.setHeader(b"retry-after", b"1")
+            return answer(request, 429, "too many requests wait for an answer")
         own = self._posts is not None and self._is_post(request) and not self._limit.owes(address, now)
         limit = self._posts if own and self._posts is not None else self._limit
         room = not self._stopped and len(self._waiting) < MAX_WAITING and self._waiting_size < MAX_WAITING_SIZE
         wait = limit.reserve(address, now, self._patience(request) if room else 0.0)
         if wait is None:
             self._refused("rate_limit")
+            close_after(request)
             request.setHeader(b"retry-after", b"1")
             return answer(request, 429, "too many requests")
         if not wait:
@@ -182,6 +277,11 @@ class Gate(Resource):
     @staticmethod
     def _size_of(request: Request) -> int:
         return int(getattr(request, "received", 0)) + 1024
+
+    def _done(self, _: Any, address: str) -> None:
+        self._open[address] -= 1
+        if not self._open[address]:
+            del self._open[address]
 
     def _left(self, _: Any, request: Request) -> None:
         """The client has gone."""
@@ -244,7 +344,7 @@ def gated_site(
     :param of_gate: see :class:`Gate`, which is the site's ``resource``.
     """
     gate = Gate(root, reactor, RateLimit(rate, burst), proxied, refused, **of_gate)
-    bounded = type("Bounded", (BoundedRequest,), {"max_body": max_body, "count_refusal": staticmethod(refused)})
+    bounded = bounded_request(reactor, max_body, refused)
     site = Site(gate, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=reactor, parsePOSTFormSubmission=False)
     site.noisy = False
     # a line for each request is no news

@@ -19,9 +19,11 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.server import Site
 
+from dmsg.net.guard import Guard, Guarded
+
 MAX_HEAD = 8192
 """Bytes of a request that is looked at here."""
-_HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\r\n]*)+)")
+_HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\0\r\n]*){1,100})")
 _FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
 _ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
 _ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"expect", b"te", b"trailer"))
@@ -73,8 +75,11 @@ def plain_upgrade(data: bytes) -> Upgrade | None:
     return Upgrade(whole[1], key, headers, rest)
 
 
-class Door(Protocol):
-    """Stands before one connection until its first read says what it is."""
+class Door(Guarded, Protocol):
+    """Stands before one connection until its first read says what it is.
+
+    A connection that becomes a session is none of the site's any more.
+    """
 
     _behind: IProtocol | None = None
     _silence: IDelayedCall | None = None
@@ -84,6 +89,10 @@ class Door(Protocol):
         self._address = address
 
     def connectionMade(self) -> None:
+        self._door.guard.came(self)
+        # for requests, which find their connection's guard there
+        for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
+            setattr(self.transport, name, getattr(self, name))
         if isinstance(self.transport, ProtocolWrapper):  # TLS: it stays in between
             self._open()
         else:
@@ -91,24 +100,35 @@ class Door(Protocol):
 
     def _silent(self) -> None:
         self._silence = None
-        self.transport.abortConnection()  # type: ignore[union-attr]
+        self.transport.abortConnection()
 
     def _cancel(self) -> None:
+        self.wait_no_longer()
         silence, self._silence = self._silence, None
         if silence is not None:
             silence.cancel()
+
+    def request_is_taken(self) -> None:
+        """It was an upgrade."""
+        self._cancel()
+        self._door.guard.went(self)
 
     def dataReceived(self, data: bytes) -> None:
         if self._behind is None:
             self._cancel()
             upgrade = plain_upgrade(data)
             if upgrade is not None and self._door.take(upgrade, self.transport):
+                self.request_is_taken()
                 if upgrade.rest:
-                    self.transport.protocol.dataReceived(upgrade.rest)  # type: ignore[union-attr]
+                    self.transport.protocol.dataReceived(upgrade.rest)
                 return
             self._open()
+        self.heard()
         assert self._behind is not None
-        self._behind.dataReceived(data)
+        try:
+            self._behind.dataReceived(data)
+        except Exception:
+            self.failed()
 
     def _open(self) -> None:
         behind = self._door.site.buildProtocol(self._address)
@@ -118,6 +138,7 @@ class Door(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._cancel()
+        self._door.guard.went(self)
         if self._behind is not None:
             self._behind.connectionLost(reason)
 
@@ -132,9 +153,11 @@ class DoorFactory(Factory):
     noisy = False
 
     def __init__(
-        self, site: Site, reactor: IReactorTime, take: Callable[[Upgrade, Any], bool], patience: float
+        self, site: Site, reactor: IReactorTime, take: Callable[[Upgrade, Any], bool], patience: float, guard: Guard
     ) -> None:
+        """:param guard: counts the connections that are not, or not yet, sessions."""
         self.site = site
+        self.guard = guard
         self.reactor = reactor
         self.take = take
         self.patience = patience

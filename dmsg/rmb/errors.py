@@ -13,6 +13,9 @@ class Drop(Enum):
     # a session
     NO_TOKEN = "no_token"  # noqa: S105  # not a password
     BAD_TOKEN = "bad_token"  # noqa: S105
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    SLOW_REQUEST = "slow_request"
+    UNREADABLE_REQUEST = "unreadable_request"
     UNKNOWN_TWIN = "unknown_twin"
     REGISTRY_DOWN = "registry_down"
     TOO_MANY_SESSIONS = "too_many_sessions"

@@ -17,7 +17,8 @@ from twisted.web.server import NOT_DONE_YET, Request, Site
 from dmsg.buckets import RateLimit
 from dmsg.errors import DmsgError
 from dmsg.net.addresses import block_of, forwarded_client
-from dmsg.net.site import BoundedRequest
+from dmsg.net.guard import Guard
+from dmsg.net.site import bounded_request, close_after
 from dmsg.rmb import token
 from dmsg.rmb.door import DoorFactory, Upgrade
 from dmsg.rmb.envelope_pb2 import Envelope
@@ -39,6 +40,8 @@ CONNECT_RATE, CONNECT_BURST = 200, 2000
 """Upgrades a second of one address, and at once, by default."""
 INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
 """Messages and bytes a minute of one twin that other relays may bring."""
+OTHER_RATE, OTHER_BURST = 50.0, 500.0
+"""Other requests a second of one address, and at once: metrics, health, and what is not there."""
 SAME_TIME = 2
 """Seconds after its issue in which a token may open another connection: signatures of ed25519 over the same claims
 are the same, and clients of the reference put nothing into them but the second."""
@@ -85,6 +88,7 @@ class RelaySite(Resource):
         self._max_token_ttl = max_token_ttl
         self._connects = RateLimit(connect_rate, max(CONNECT_BURST, connect_rate))
         self._intakes = RateLimit(INTAKE_RATE, INTAKE_BURST)
+        self._others = RateLimit(OTHER_RATE, OTHER_BURST)
         self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
         self._taking = 0
         self._used: OrderedDict[bytes, int] | None = None if token_reuse else OrderedDict()
@@ -93,9 +97,12 @@ class RelaySite(Resource):
         """The factory to listen with."""
 
         def refused(reason: str) -> None:
-            self._switch.relay.drops[Drop.INTAKE_TOO_LARGE] += 1
+            self._switch.relay.drops[Drop.INTAKE_RATE if reason == "busy" else Drop.INTAKE_TOO_LARGE] += 1
 
-        bounded = type("Bounded", (BoundedRequest,), {"max_body": MAX_MESSAGE, "count_refusal": staticmethod(refused)})
+        def unguarded(why: str) -> None:
+            self._switch.relay.drops[Drop(why)] += 1
+
+        bounded = bounded_request(self._reactor, MAX_MESSAGE, refused)
         site = Site(
             self, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=self._reactor, parsePOSTFormSubmission=False
         )
@@ -103,7 +110,8 @@ class RelaySite(Resource):
         site.displayTracebacks = False
         # the token is in the URL: no line of any log has it
         site.log = lambda request: None  # type: ignore[method-assign]
-        return DoorFactory(site, self._reactor, self._take, IDLE_TIMEOUT)
+        guard = Guard(self._reactor, by_place=not self._proxied, refused=unguarded)
+        return DoorFactory(site, self._reactor, self._take, IDLE_TIMEOUT, guard)
 
     # --- routes ---
 
@@ -114,6 +122,9 @@ class RelaySite(Resource):
             return self._authenticate(request)
         if request.path == b"/" and request.method == b"POST":
             return self._intake(request)
+        if not self._others.allow(self._address_of(request), self._reactor.seconds()):
+            close_after(request)
+            return self._later(request, Drop.RATE_LIMITED, "too many requests")
         if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
             request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
             return self._metrics()
@@ -125,7 +136,7 @@ class RelaySite(Resource):
     def _text(self, request: Request, status: int, text: str) -> bytes:
         request.setResponseCode(status)
         request.setHeader(b"content-type", b"text/plain; charset=utf-8")
-        return text.encode()
+        return text.encode("utf-8", "replace")
 
     def _refuse(self, request: Request, drop: Drop, status: int, text: str) -> bytes:
         self._switch.relay.drops[drop] += 1
@@ -174,8 +185,10 @@ class RelaySite(Resource):
     def _authenticate(self, request: Request) -> Any:
         _, question, query = request.uri.partition(b"?")
         if not question or not query:
+            close_after(request)
             return self._refuse(request, Drop.NO_TOKEN, 400, "missing jwt")
         if not self._connects.allow(self._address_of(request), self._reactor.seconds()):
+            close_after(request)
             request.setHeader(b"retry-after", b"1")
             return self._refuse(request, Drop.RATE_LIMITED, 429, "too many connections from this address")
         refusal = self._admits()
@@ -239,7 +252,7 @@ class RelaySite(Resource):
         # all of it, but not its text: that can be spelled in several ways
         key = hashlib.sha256(parsed.signed + b"." + parsed.signature).digest()
         if key in used:
-            return now - parsed.issued <= SAME_TIME
+            return abs(now - parsed.issued) <= SAME_TIME
         used[key] = parsed.expires
         if len(used) > MAX_USED_TOKENS:
             used.popitem(last=False)
@@ -250,15 +263,16 @@ class RelaySite(Resource):
     def _intake(self, request: Request) -> Any:
         if self._admits() is Drop.DRAINING:
             # and not over this connection: the next process has its own
-            request.setHeader(b"connection", b"close")
-            request.channel.persistent = False
+            close_after(request)
             return self._refuse(request, Drop.DRAINING, 503, "shutting down")
         address = self._address_of(request)
         if self._taking >= MAX_INTAKE or not self._intakes.allow(address, self._reactor.seconds()):
             return self._later(request, Drop.INTAKE_RATE, "too many messages")
         self._taking += 1
         assert request.content is not None
-        taking = Deferred.fromCoroutine(self._take_in(request, request.content.read()))
+        data = request.content.read()
+        request.content.close()  # once is enough
+        taking = Deferred.fromCoroutine(self._take_in(request, data))
 
         def done(result: Any) -> Any:
             self._taking -= 1

@@ -355,6 +355,10 @@ _OPTIONS = {
 _S = TypeVar("_S", bound=_ServerSocket)
 
 
+def _nobody() -> None:
+    """Nobody counts it."""
+
+
 class UpgradeResource:
     """Turns HTTP requests into sockets."""
 
@@ -377,6 +381,7 @@ class UpgradeResource:
 
         if self._is_plain(request):
             transport: Any = request.channel.transport
+            getattr(transport, "request_is_taken", _nobody)()
             request.channel.transport = None
             self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
             transport.resumeProducing()  # the channel had paused it while the request was looked at
@@ -385,6 +390,7 @@ class UpgradeResource:
         def build(addr: IAddress | None) -> _ServerSocket:
             return self._build(_ServerSocket, receiver)
 
+        getattr(request.channel.transport, "request_is_taken", _nobody)()
         self._factory.buildProtocol = build  # type: ignore[method-assign]
         return self._resource.render(request)
 

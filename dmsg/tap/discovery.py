@@ -113,5 +113,5 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         ranking=None if options["ranking"] is None else RankingFile(Path(options["ranking"]), options["ranking-key"]),
         telemetry=options["telemetry-settings"],
     )
-    service: IService = StopOnFailure(reactor, discovery)
+    service: IService = StopOnFailure(reactor, discovery, options)
     return service

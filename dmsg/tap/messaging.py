@@ -83,5 +83,5 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         memory=options.memory(),
     )
     options.reload_on_hangup(reactor, server)
-    service: IService = StopOnFailure(reactor, server, options.hold_key)
+    service: IService = StopOnFailure(reactor, server, options, options.hold_key)
     return service

@@ -152,7 +152,7 @@ def json_log(stream: TextIO) -> ILogObserver:
     return observer
 
 
-def set_log_format(value: str, *, debug: bool = True) -> None:
+def set_log_format(value: str, *, debug: bool = False) -> None:
     """``text`` is twistd's log; ``json`` takes its place on standard output.  Both without control characters.
 
     :param debug: also what is said for debugging.

@@ -129,5 +129,5 @@ def makeService(options: Options, reactor: Any = None) -> IService:
     if reactor is None:
         from twisted.internet import reactor
     set_log_format(options["log-format"], debug=bool(options["debug"]))
-    service: IService = StopOnFailure(reactor, RmbPeer(reactor, options.settings()))
+    service: IService = StopOnFailure(reactor, RmbPeer(reactor, options.settings()), options)
     return service

@@ -61,7 +61,7 @@ def makeService(options: Options, reactor: Any = None) -> IService:
     """A registry as a Twisted service."""
     if reactor is None:
         from twisted.internet import reactor
-    set_log_format(options["log-format"], debug=False)
+    set_log_format(options["log-format"])
     registry = RegistryService(
         reactor,
         options["listen"],
@@ -70,5 +70,5 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         burst=options["burst"],
         proxied=bool(options["proxied"]),
     )
-    service: IService = StopOnFailure(reactor, registry)
+    service: IService = StopOnFailure(reactor, registry, options)
     return service

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from twisted.application.service import MultiService
@@ -16,12 +18,17 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock
+from dmsg.tap.config import on_hangup
 
 _log = Logger()
 
 GC_THRESHOLDS = (20_000, 20, 100)
 """Allocations before a young collection, and collections before the next
 older one: with many connections a full one takes a tenth of a second."""
+
+
+class CannotStart(DmsgError):
+    """An entity did not come up."""
 
 
 class StopOnFailure(MultiService):
@@ -31,8 +38,13 @@ class StopOnFailure(MultiService):
     :ivar entity: the service.
     """
 
-    def __init__(self, reactor: Any, entity: Any, hold_key: Callable[[], KeyLock] | None = None) -> None:
+    def __init__(
+        self, reactor: Any, entity: Any, options: Any = None, hold_key: Callable[[], KeyLock] | None = None
+    ) -> None:
+        """:param options: of the entity; their parent are twistd's."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self._twistd: Any = getattr(options, "parent", None) or {}
+        self._message = ""
         self._hold_key = hold_key
         self._key_lock: KeyLock | None = None
         self._reactor = reactor
@@ -46,19 +58,36 @@ class StopOnFailure(MultiService):
 
         :raises SystemExit: it could not, and that is known at once; what is
             known later stops the reactor and ends the process with status 1.
+        :raises CannotStart: the same of a daemon: twistd tells the process that waits for it.
         """
         self._starting = True
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # what rotates logs sends it
+            on_hangup(self._reactor, lambda: _log.info("SIGHUP: there is nothing to be read again"))
         if self._hold_key is not None:
             try:
                 self._key_lock = self._hold_key()
             except DmsgError as error:
-                _log.critical("{name}: {message}", name=self.entity.name, message=str(error))
-                raise SystemExit(1) from None
+                self._message = str(error)
+                _log.critical("{name}: {message}", name=self.entity.name, message=self._message)
+                self._give_up()
         super().startService()  # type: ignore[no-untyped-call]
         self.entity.ready.addCallbacks(self._up, self._failed)
         self._starting = False
         if self._could_not:
-            raise SystemExit(1)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if self._twistd.get("statusPipe") is not None:
+            raise CannotStart(self._message) from None
+        self._remove_pid_file()
+        raise SystemExit(1) from None
+
+    def _remove_pid_file(self) -> None:
+        """As twistd does at an end that it sees."""
+        name = self._twistd.get("pidfile")
+        if name:
+            with suppress(OSError):
+                os.unlink(name)
 
     def stopService(self) -> Any:
         stopped = maybeDeferred(super().stopService)
@@ -85,14 +114,15 @@ class StopOnFailure(MultiService):
             message = f"{type(failure.value).__name__}: {failure.value}"
             _log.failure("cannot start", failure)
         self._could_not = True
+        self._message = message
         _log.critical("{name}: {message}", name=self.entity.name, message=message)
         if not self._starting:
-            self._reactor.addSystemEventTrigger("after", "shutdown", _exit_with_failure)
+            self._reactor.addSystemEventTrigger("after", "shutdown", self._exit_with_failure)
             self._reactor.stop()
 
-
-def _exit_with_failure() -> None:
-    """twistd ends with 0 whatever happened, but for a signal."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(1)
+    def _exit_with_failure(self) -> None:
+        """twistd ends with 0 whatever happened, but for a signal."""
+        self._remove_pid_file()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)

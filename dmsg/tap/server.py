@@ -72,5 +72,5 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         telemetry=options["telemetry-settings"],
     )
     options.reload_on_hangup(reactor, server)
-    service: IService = StopOnFailure(reactor, server, options.hold_key)
+    service: IService = StopOnFailure(reactor, server, options, options.hold_key)
     return service

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from twisted.internet.address import IPv4Address, IPv6Address
@@ -11,8 +12,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
-from dmsg.net.guard import WHOLE_WITHIN, GuardedFactory
-from dmsg.net.site import gated_site
+from dmsg.net.guard import TIME_TO_ASK, WHOLE_WITHIN, GuardedFactory
+from dmsg.net.site import MAX_WAITING_OF_ADDRESS, gated_site
+from tests.support import TurnClock
 
 
 class Page(Resource):
@@ -116,6 +118,75 @@ class GuardTests(SynchronousTestCase):
         elsewhere = self.connect(factory, "2001:db8:0:1::1")
         # who waits for an answer of ours goes last
         self.assertEqual([one.gone for one in (waiting, *others, elsewhere)], [False, True, True, False, False, False])
+
+    def test_waiting_does_not_shut_others_out(self) -> None:
+        """Behind a proxy all are of one place: who waits there for an answer goes, not who has just come."""
+        factory = self.guard(most=50, by_place=False)
+        waiting = [self.connect(factory, said=b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(50)]
+        for _ in range(5):
+            mine = self.connect(factory)
+            self.assertFalse(mine.gone)
+            mine.protocol.dataReceived(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            self.assertIn(b"here", mine.value())
+            self.clock.advance(TIME_TO_ASK)
+        # the first one makes room, then those who have been answered
+        self.assertEqual(sum(one.gone for one in waiting), 1)
+
+    def test_what_twisted_cannot_read(self) -> None:
+        """More digits than Python makes a number of: it was a traceback in the log for each."""
+        mine = self.connect(self.guard(), said=b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n")
+        self.assertTrue(mine.gone)
+        self.assertEqual((self.refused, self.flushLoggedErrors()), (["unreadable_request"], []))
+
+    def test_requests_behind_each_other_take_turns(self) -> None:
+        """Two thousand in one read: somebody else is answered in the next turn."""
+        self.clock = TurnClock()
+        page = Page()
+        page.render_GET = self.slowly  # type: ignore[method-assign]
+        self.site = gated_site(page, self.clock, self.refused.append, rate=0, burst=1, proxied=False, max_body=1000)
+        factory = self.guard()
+        flood = self.connect(factory, said=b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 2000)
+        self.assertLess(flood.value().count(b"slowly"), 10)
+        mine = self.connect(factory, "198.51.100.7", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        self.assertIn(b"slowly", mine.value())
+        for _ in range(2000):
+            self.clock.advance(0)
+        self.assertEqual(flood.value().count(b"slowly"), 2000)
+
+    def slowly(self, request: Any) -> bytes:
+        self.clock.rightNow += 0.001
+        return b"slowly"
+
+    def test_a_body_takes_no_descriptor(self) -> None:
+        """Twisted takes a temporary file for a body whose length nobody says."""
+        before = len(os.listdir("/proc/self/fd"))
+        factory = self.guard()
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        held = [self.connect(factory, said=head) for _ in range(50)]
+        self.assertEqual((len(os.listdir("/proc/self/fd")), len(held)), (before, 50))
+
+    def test_bodies_in_all(self) -> None:
+        """They have a limit beside that of each; what is over is let go of."""
+        bodies = self.site.requestFactory.bodies
+        bodies.most = 2500
+        factory = self.guard()
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+        one, two, three = (self.connect(factory, said=head + bytes(900)) for _ in range(3))
+        self.assertTrue(three.value().startswith(b"HTTP/1.1 503"))
+        self.assertEqual((bodies.held, self.refused), (1800, ["busy"]))
+        one.abortConnection()
+        two.protocol.dataReceived(bytes(100))
+        self.assertTrue(two.value().startswith(b"HTTP/1.1 405"))
+        self.assertEqual(bodies.held, 0)
+
+    def test_too_many_of_one_address_wait(self) -> None:
+        factory = self.guard()
+        asked = b"GET /later HTTP/1.1\r\nHost: x\r\n\r\n"
+        waiting = [self.connect(factory, said=asked) for _ in range(MAX_WAITING_OF_ADDRESS)]
+        more = self.connect(factory, said=asked)
+        self.assertTrue(more.value().startswith(b"HTTP/1.1 429"))
+        waiting[0].abortConnection()
+        self.assertEqual(self.connect(factory, said=asked).value(), b"")
 
     def test_behind_a_proxy(self) -> None:
         factory = self.guard(most_of_block=3, by_place=False)

@@ -7,7 +7,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.address import IPv4Address
-from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -17,20 +16,7 @@ from dmsg.net.acceptor import FLOOD_BURST, FLOOD_RATE
 from dmsg.net.share import LEAST, MOST, STEPS, TURN, Share
 from dmsg.transport.policing import Limits
 from dmsg.transport.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, Frame, encode_frame
-from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient
-
-
-class TurnClock(Clock):
-    """What is to happen at once happens in the next turn, as a reactor has it."""
-
-    def advance(self, amount: float) -> None:
-        self.rightNow += amount
-        self._sortCalls()
-        for call in [call for call in self.calls if call.getTime() <= self.seconds()]:
-            if call.active():
-                self.calls.remove(call)
-                call.called = 1
-                call.func(*call.args, **call.kw)
+from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient, TurnClock
 
 
 class Waiter:

@@ -24,6 +24,7 @@ from twisted.web.http import HTTPChannel, Request
 from twisted.web.server import Site
 
 from dmsg.buckets import RateLimit
+from dmsg.net.guard import WHOLE_WITHIN, Guard
 from dmsg.rmb import frames, token
 from dmsg.rmb.address import Session
 from dmsg.rmb.door import DoorFactory, Upgrade, plain_upgrade
@@ -129,7 +130,7 @@ class DoorTests(SynchronousTestCase):
         self.taken: list[Upgrade] = []
         self.willing = True
         resource: Any = type("R", (), {"isLeaf": True, "render": lambda _, request: request.uri})()
-        self.factory = DoorFactory(Site(resource, reactor=self.clock), self.clock, self.take, 60)
+        self.factory = DoorFactory(Site(resource, reactor=self.clock), self.clock, self.take, 60, Guard(self.clock))
         self.door = self.factory.buildProtocol(None)
         self.transport = StringTransportWithDisconnection()
         self.transport.protocol = self.door
@@ -145,6 +146,8 @@ class DoorTests(SynchronousTestCase):
         self.door.dataReceived(PLAIN)
         self.assertEqual(len(self.taken), 1)
         self.assertEqual((self.transport.value(), self.clock.getDelayedCalls()), (b"", []))
+        # a session is no connection of the site
+        self.assertEqual(len(self.factory.guard), 0)
 
     def test_what_is_not_taken_is_the_sites(self) -> None:
         self.willing = False
@@ -158,6 +161,20 @@ class DoorTests(SynchronousTestCase):
         self.assertTrue(self.transport.value().endswith(b"/metrics"))
         self.transport.loseConnection()
         self.assertEqual(self.taken, [])
+
+    def test_a_request_that_drips(self) -> None:
+        for byte in b"GET /metrics HTTP/1.1"[: int(WHOLE_WITHIN)]:
+            self.assertTrue(self.transport.connected)
+            self.door.dataReceived(bytes((byte,)))
+            self.clock.advance(1)
+        self.assertFalse(self.transport.connected)
+        self.assertEqual(len(self.factory.guard), 0)
+
+    def test_what_twisted_cannot_read(self) -> None:
+        """An exception of Twisted's parser ends the connection, and is no traceback in the log."""
+        self.door.dataReceived(b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n")
+        self.assertFalse(self.transport.connected)
+        self.assertEqual(self.flushLoggedErrors(), [])
 
     def test_silence(self) -> None:
         self.clock.advance(59)

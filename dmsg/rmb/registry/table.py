@@ -104,7 +104,8 @@ class TableRegistry:
                 number = current.id
             db.execute("COMMIT")
         except BaseException:
-            db.execute("ROLLBACK")
+            if db.in_transaction:  # a full disk has SQLite roll back by itself
+                db.execute("ROLLBACK")
             raise
         return replace(statement, id=number)
 

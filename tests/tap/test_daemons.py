@@ -1,0 +1,79 @@
+"""Entities as daemons, as twistd makes them without ``--nodaemon``: real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.protocol import Factory
+from twisted.internet.task import deferLater
+from twisted.internet.utils import getProcessOutputAndValue
+from twisted.trial.unittest import TestCase
+
+from tests.support import asynchronous
+
+
+class DaemonTests(TestCase):
+    """A start that fails is told to who waits for it; the terminal comes back."""
+
+    async def twistd(self, *arguments: str) -> tuple[str, int]:
+        running: Deferred[tuple[bytes, bytes, int]] = getProcessOutputAndValue(
+            sys.executable,
+            ["-c", "from twisted.scripts.twistd import run; run()", "--logfile=log", "--pidfile=pid", *arguments],
+            env=dict(os.environ),
+            path=str(self.directory),
+        )
+        out, err, status = await running.addTimeout(30, reactor)
+        return (out + err).decode(), status
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.directory.mkdir()
+
+    async def fails(self, why: str, *arguments: str) -> None:
+        said, status = await self.twistd(*arguments)
+        self.assertEqual(status, 1, said)
+        self.assertIn(why, said)
+        self.assertFalse((self.directory / "pid").exists())
+
+    @asynchronous
+    async def test_a_port_in_use(self) -> None:
+        taken = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory())
+        self.addCleanup(taken.stopListening)
+        listen = f"--listen=tcp:{taken.getHost().port}:interface=127.0.0.1"
+        await self.fails("listen on", "dmsg-discovery", "--store=memory:", listen)
+        await self.fails("listen on", "dmsg-server", "--key-file=key", "--create", listen)
+
+    @asynchronous
+    async def test_a_store_that_cannot_be(self) -> None:
+        listen = "--listen=tcp:0:interface=127.0.0.1"
+        await self.fails("unable to open", "dmsg-discovery", "--store=sqlite:/nodir/x", listen)
+
+    @asynchronous
+    async def test_hangup_ends_nothing(self) -> None:
+        """What rotates logs sends it to all."""
+        said, status = await self.twistd("dmsg-discovery", "--store=memory:", "--listen=tcp:0:interface=127.0.0.1")
+        self.assertEqual(status, 0, said)
+        pid = int((self.directory / "pid").read_text())
+        log = self.directory / "log"
+        try:
+            for wanted in ("listens on", "SIGHUP: there is nothing to be read again"):
+                for _ in range(600):
+                    if log.exists() and wanted in log.read_text():
+                        break
+                    await deferLater(reactor, 0.05)
+                else:
+                    self.fail(f"{wanted} is not in {log.read_text()}")
+                os.kill(pid, signal.SIGHUP)
+        finally:
+            os.kill(pid, signal.SIGTERM)
+        for _ in range(600):
+            if not (self.directory / "pid").exists():
+                break
+            await deferLater(reactor, 0.05)
+        self.assertFalse((self.directory / "pid").exists())
