@@ -5,9 +5,10 @@ something for others is a *source*: asked from time to time, it says what it
 holds and for whom.  Nothing is counted on the way of a frame, and the books
 cannot be wrong.
 
-When there is too much, who stands still gives first, the greediest before the
-others: of those for whom nothing has moved lately the owner with most, and of
-what he has the largest.  Only when nobody stands still others give.
+When there is too much, who has been waited for longest gives first, the greediest
+before the others: of those of whom something has been held for a while the owner
+with most, and of what he has the largest.  A trickle does not help: what counts is
+the age of the oldest byte.  Only when nothing is old others give.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from attrs import frozen
 
 LOOK_INTERVAL = 0.25
 """Seconds between looks at what is held."""
-STILL = 2.0
-"""Seconds without a byte that went, after which an owner stands still."""
+OLD = 2.0
+"""Seconds after which what is held is old: who reads has long taken it."""
 ENOUGH = 0.8
-"""Part of the limit to which those who stand still bring down what is held; others give only what is above it."""
+"""Part of the limit to which what is old is brought down; others give only what is above it."""
 SHARE = 4
 """By default so much of the machine's memory: a quarter."""
 LEAST = 64 * 1024 * 1024
@@ -38,14 +39,14 @@ class Holding:
     :ivar owner: for whom: first who is reached at one place (a block of addresses), then a key.
     :ivar kind: what it is, as a metric names it.
     :ivar size: bytes.
-    :ivar still: seconds since something of it went.
+    :ivar age: seconds for which the oldest of it has been held.
     :ivar give: lets go of it, or of what it is for.
     """
 
     owner: tuple[Hashable, ...]
     kind: str
     size: int
-    still: float
+    age: float
     give: Callable[[], object]
 
 
@@ -107,7 +108,7 @@ class Memory:
             return 0
         given = 0
         for one in _in_order(holdings):
-            if total <= (self.limit * ENOUGH if one.still >= STILL else self.limit):
+            if total <= (self.limit * ENOUGH if one.age >= OLD else self.limit):
                 break
             self.told(one)
             one.give()
@@ -124,7 +125,7 @@ CLIENTS = Memory()
 
 def _in_order(holdings: list[Holding]) -> Iterator[Holding]:
     """Who gives first."""
-    for group in ([one for one in holdings if one.still >= STILL], [one for one in holdings if one.still < STILL]):
+    for group in ([one for one in holdings if one.age >= OLD], [one for one in holdings if one.age < OLD]):
         left: dict[tuple[Hashable, ...], list[Holding]] = {}
         sizes: Counter[tuple[Hashable, ...]] = Counter()
         for one in sorted(group, key=_size):

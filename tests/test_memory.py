@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.memory import LEAST, STILL, Holding, Memory, default_limit
+from dmsg.memory import LEAST, OLD, Holding, Memory, default_limit
 
 
 class MemoryTests(SynchronousTestCase):
@@ -20,31 +20,31 @@ class MemoryTests(SynchronousTestCase):
         self.gave: list[Any] = []
         self.memory.add(lambda: list(self.holdings))
 
-    def hold(self, owner: tuple[str, ...], size: int, still: float = 0.0, kind: str = "queue") -> None:
+    def hold(self, owner: tuple[str, ...], size: int, age: float = 0.0, kind: str = "queue") -> None:
         name = (*owner, size)
 
         def give() -> None:
             self.gave.append(name)
             self.holdings = [one for one in self.holdings if one.give is not give]
 
-        self.holdings.append(Holding(owner, kind, size, still, give))
+        self.holdings.append(Holding(owner, kind, size, age, give))
 
     def test_as_long_as_there_is_room(self) -> None:
         self.hold(("a",), 1000, 99)
         self.assertEqual((self.memory.look(), self.gave, self.memory.total), (0, [], 1000))
 
-    def test_who_stands_still_gives_before_who_has_more(self) -> None:
+    def test_what_is_old_gives_before_who_has_more(self) -> None:
         self.hold(("innocent",), 900)
         for number in range(20):
-            self.hold((f"stranger {number}",), 10 + number, STILL)
+            self.hold((f"stranger {number}",), 10 + number, OLD)
         self.memory.look()
         self.assertTrue(all(one[0].startswith("stranger") for one in self.gave))
         self.assertEqual(self.memory.total, 900)
 
     def test_the_greediest_and_the_largest_of_it(self) -> None:
-        self.hold(("a",), 300, STILL)
-        self.hold(("b",), 250, STILL)
-        self.hold(("b",), 200, STILL)
+        self.hold(("a",), 300, OLD)
+        self.hold(("b",), 250, OLD)
+        self.hold(("b",), 200, OLD)
         self.hold(("c",), 400)
         self.memory.look()
         self.assertEqual(self.gave, [("b", 250), ("a", 300)][: len(self.gave)])
@@ -53,16 +53,16 @@ class MemoryTests(SynchronousTestCase):
     def test_many_keys_of_one_place(self) -> None:
         """They are one owner: a single greater one elsewhere gives after them."""
         for number in range(30):
-            self.hold(("203.0.113.7", f"key {number}"), 30, STILL)
-        self.hold(("198.51.100.1", "key"), 500, STILL)
+            self.hold(("203.0.113.7", f"key {number}"), 30, OLD)
+        self.hold(("198.51.100.1", "key"), 500, OLD)
         self.memory.look()
         self.assertTrue(all(one[0] == "203.0.113.7" for one in self.gave[:13]), self.gave)
 
     @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 400), st.floats(0, 9)), max_size=40))
     def test_it_always_comes_down(self, held: list[tuple[int, int, int, float]]) -> None:
         self.setUp()
-        for place, key, size, still in held:
-            self.hold((str(place), str(key)), size, still)
+        for place, key, size, age in held:
+            self.hold((str(place), str(key)), size, age)
         before = sum(one.size for one in self.holdings)
         self.memory.look()
         after = sum(one.size for one in self.holdings)

@@ -44,12 +44,13 @@ class LinkHoldings(Looks[Link]):
             link: Link | None = session.link
             if link is None or link.remote is None:
                 continue
-            size = link.queued() + session.backlog
+            link.shed()
+            size = link.holds + session.backlog
             if size < SMALL:
                 continue
-            still = self.still_for(link, link.written - link.queued())
+            age = self.age(link, link.written - link.queued(), link.written)
             owner = (block_of(link.address), bytes(link.remote))
-            yield Holding(owner, "queues", size, still, _Ending(link))
+            yield Holding(owner, "queues", size, age, _Ending(link))
         for link in list(self._factory.shaking):
             yield Holding((block_of(link.address),), "handshakes", HANDSHAKE_SIZE, self.now - link.made_at, link.evict)
 

@@ -211,7 +211,7 @@ class ServingFactory(Acceptor):
             raise RemoteProtocolError(DropReason.FLOOD, "flood of frames of no transport")
 
     def backlog_of(self, peer: Any) -> int:
-        """What the relay itself keeps for a client."""
+        """Bytes that the relay itself keeps for a client."""
         return 0
 
     def _close_relay(self) -> None:

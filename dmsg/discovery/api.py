@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import math
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,7 @@ class DiscoveryAPI:
         self._telemetry = telemetry
         self._looks = looks
         self._failing: set[str] = set()
+        self._full = False
         self.charge: Callable[[IRequest, float], None] = lambda request, requests: None
         """Told of requests that were worth nothing."""
         self.client_of: Callable[[IRequest], str] = lambda request: str(getattr(request.getClientAddress(), "host", ""))
@@ -181,6 +183,7 @@ class DiscoveryAPI:
         def answered(value: Any) -> Any:
             if operation in self._failing:
                 self._failing.discard(operation)
+                self._full = self._full and operation != "post"
                 _log.info("the store answers again ({operation})", operation=operation)
             return value
 
@@ -191,6 +194,8 @@ class DiscoveryAPI:
             # one line for all requests of a time in which it is away
             if operation not in self._failing:
                 self._failing.add(operation)
+                # a database that is read and not written: its disk is full, or not its own
+                self._full = self._full or failure.check(sqlite3.Error) is not None
                 if failure.type is not None and failure.type.__module__ in ("txredisapi", "sqlite3"):
                     error = f"{failure.type.__name__}: {failure.value}"
                     _log.error("the store fails ({operation}): {error}", operation=operation, error=error)
@@ -344,7 +349,7 @@ class DiscoveryAPI:
         """200 when the store answers, and took what it was given last."""
 
         def counted(count: int) -> bytes:
-            status = "the store takes nothing" if "post" in self._failing else "ok"
+            status = "the store takes nothing" if self._full else "ok"
             body = json.dumps({"status": status, "entries": count}).encode()
             return _json(request, body, 200 if status == "ok" else 503)
 

@@ -207,18 +207,13 @@ class Acceptor(Factory):
         return link
 
     def _make_room(self) -> None:
-        """Silent connections must not keep honest ones out: of the address with most of them the oldest goes.
+        """Silent connections must not keep honest ones out: of the addresses with most of them the oldest goes.
 
         First one that has said nothing that makes sense.
         """
-        most = max(self._shaking_of, key=self._shaking_of.__getitem__, default=None)
-        victim: Link | None = None
-        for link in self._handshakes:
-            if self._addresses.get(link) == most:
-                victim = victim or link
-                if not link.spoken:
-                    victim = link
-                    break
+        most = max(self._shaking_of.values(), default=0)
+        of_most = [link for link in self._handshakes if self._shaking_of[self._addresses.get(link, "")] >= most]
+        victim = next((link for link in of_most if not link.spoken), next(iter(of_most), None))
         (victim or next(iter(self._handshakes))).evict()
 
     def _shaken(self, link: Link) -> None:

@@ -118,11 +118,13 @@ class JointFactory(Factory):
     def _make_room(self) -> bool:
         """One that has lost its way to the other end, and waits for another, makes room for one that is here."""
         away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
-        if not away:
+        # or one that is over, and is only not read to its end
+        over = next((half for half in self._halves if getattr(half.transport, "over", False)), None)
+        if not away and over is None:
             return False
-        oldest: Any = min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
-        self._halves.pop(oldest, None)
-        oldest.transport.abortConnection()
+        leaves: Any = over or min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
+        self._halves.pop(leaves, None)
+        leaves.transport.abortConnection()
         return True
 
     def _incoming(self, one: Half) -> None:

@@ -22,7 +22,7 @@ from zope.interface import implementer
 from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
 from dmsg.net.share import Share
-from dmsg.net.socketopts import forget_unsent, queued, tune, unacknowledged, write_now
+from dmsg.net.socketopts import forget_unsent, held, queued, shed, tune, unacknowledged, write_now
 from dmsg.net.turn import TurnFlush
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -414,6 +414,20 @@ class Link(TwistedProtocol):
         if waiting is None:  # not plain TCP: all that was written since it was empty
             waiting = self._since_congested
         return waiting + self._unwritten()
+
+    @property
+    def holds(self) -> int:
+        """Bytes that it keeps, in both directions."""
+        received = len(self._tail) + sum(map(len, self._held)) + self._unopened()
+        return max(held(self.transport), self.queued() - self._unwritten()) + self._unwritten() + received
+
+    def shed(self) -> None:
+        """Keep no more than has to be."""
+        shed(self.transport)
+
+    def _unopened(self) -> int:
+        """Bytes of a record that is not whole."""
+        return 0
 
     def unsent(self) -> int:
         """Bytes that the peer's TCP does not have yet, as far as that can be known."""

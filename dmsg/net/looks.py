@@ -1,8 +1,9 @@
-"""Looks again and again at what is held for others, and knows who stands still: for :mod:`dmsg.memory`."""
+"""Looks again and again at what is held for others, and knows for how long it is: for :mod:`dmsg.memory`."""
 
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -12,6 +13,8 @@ from twisted.logger import Logger
 
 from dmsg.memory import LOOK_INTERVAL, Memory
 
+MARKS = 240
+"""Looks that are remembered of a holder."""
 WORTH_GIVING_BACK = 32 * 1024 * 1024
 """Bytes by which what is held has to fall before the allocator is asked to give to the system what it keeps."""
 
@@ -31,7 +34,7 @@ Holder = TypeVar("Holder", bound=Hashable)
 class Looks(Generic[Holder]):
     """What a source of holdings is built on.
 
-    A source calls :meth:`next_look` before it goes through its holders, then :meth:`still_for` for each.
+    A source calls :meth:`next_look` before it goes through its holders, then :meth:`age` for each.
 
     :cvar interval: seconds between looks.
     :ivar now: when the look under way began.
@@ -43,8 +46,8 @@ class Looks(Generic[Holder]):
         self._reactor = reactor
         self._memory = memory
         self.now = 0.0
-        self._before: dict[Holder, tuple[object, float]] = {}
-        self._moved: dict[Holder, tuple[object, float]] = {}
+        self._before: dict[Holder, deque[tuple[int, float]]] = {}
+        self._marks: dict[Holder, deque[tuple[int, float]]] = {}
         self._most = 0
         self._call = LoopingCall(self._look)
         self._call.clock = reactor
@@ -78,11 +81,19 @@ class Looks(Generic[Holder]):
     def next_look(self) -> None:
         """Who is not asked about until the next one is forgotten."""
         self.now = self._reactor.seconds()
-        self._before, self._moved = self._moved, {}
+        self._before, self._marks = self._marks, {}
 
-    def still_for(self, holder: Holder, gone: object) -> float:
-        """Seconds since ``gone``, whatever tells how far a holder has come, was last seen to change."""
-        last = self._before.get(holder)
-        since = last[1] if last is not None and last[0] == gone else self.now
-        self._moved[holder] = (gone, since)
-        return self.now - since
+    def age(self, holder: Holder, gone: int, come: int) -> float:
+        """Seconds for which the oldest of what is held has been, as far as looks have seen it.
+
+        :param gone: bytes that have gone so far; ``come``: that have come.
+        """
+        marks = self._before.get(holder)
+        if marks is None:
+            marks = deque(maxlen=MARKS)
+        if not marks or marks[-1][0] != come:
+            marks.append((come, self.now))
+        while marks and marks[0][0] <= gone:
+            marks.popleft()
+        self._marks[holder] = marks
+        return self.now - marks[0][1] if marks else 0.0

@@ -78,6 +78,9 @@ class NoiseLink(Link):
         finally:
             _scratch.append(buffer)
 
+    def _unopened(self) -> int:
+        return self._opener.held if self._opener is not None else 0
+
     # --- records out ---
 
     def send(self, data: bytes | bytearray | memoryview) -> None:

@@ -24,6 +24,8 @@ USER_TIMEOUT_MS = 30_000
 """Milliseconds that sent data, or a closed receive window, may stay as it is."""
 
 
+WORTH_SHEDDING = 256 * 1024
+"""Bytes."""
 BACKLOG = 1024
 """Connections that wait to be accepted; the kernel may have a lower limit."""
 
@@ -86,6 +88,20 @@ def queued(transport: Any) -> int | None:
     if isinstance(transport, Connection) and not transport.TLS:
         return len(transport.dataBuffer) - transport.offset + transport._tempDataLen
     return None
+
+
+def held(transport: Any) -> int:
+    """Bytes that the transport keeps: also those that are sent, as long as they are in one piece with others."""
+    if isinstance(transport, Connection) and not transport.TLS:
+        return len(transport.dataBuffer) + transport._tempDataLen
+    return 0
+
+
+def shed(transport: Any) -> None:
+    """Let go of what is sent, where it is more than what is left of its piece."""
+    if isinstance(transport, Connection) and transport.offset > max(WORTH_SHEDDING, len(transport.dataBuffer) // 2):
+        transport.dataBuffer = bytes(memoryview(transport.dataBuffer)[transport.offset :])
+        transport.offset = 0
 
 
 def unacknowledged(transport: Any) -> int:

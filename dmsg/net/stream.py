@@ -36,6 +36,10 @@ SEND_HIGH_WATER = 128 * 1024
 """Unsent bytes from which a producer is paused."""
 SEND_LIMIT = 64 * 1024 * 1024
 """Unsent bytes that a stream holds for an application that never waits."""
+LARGEST_PIECE = 256 * 1024
+"""Bytes of what is queued in one piece."""
+SMALL_WRITE = 1024
+"""Writes below so many bytes are joined at once: each costs more than it has."""
 JOIN_SIZE = 32 * 1024
 """Small writes are joined into frames of up to this many bytes."""
 UNREAD_PIECES = 64
@@ -113,6 +117,10 @@ class StreamCarrier(Protocol):
 
     def stream_schedule(self, stream: StreamTransport) -> None:
         """Call ``stream.flush()`` at the end of the reactor turn."""
+
+
+UNREAD: dict[StreamTransport, None] = {}
+"""Streams of this process that are over, with something that their applications have not read."""
 
 
 class _Ticket:
@@ -332,8 +340,19 @@ class StreamTransport:
             )
             self.abortConnection()
             return
-        self._queue.append((data, ticket))
         self._queued += len(data)
+        queue = self._queue
+        if ticket is None and len(data) < SMALL_WRITE and queue and queue[-1][1] is None:
+            last = queue[-1][0]
+            if len(last) < SMALL_WRITE:
+                queue[-1] = (bytes(last) + data, None)
+                data = b""
+        # a piece is kept until all of it is acknowledged: no more of it than the window
+        for start in range(0, len(data) or (ticket is not None), LARGEST_PIECE):
+            if start and ticket is not None:
+                ticket.frames += 1
+            piece = data if len(data) <= LARGEST_PIECE else data[start : start + LARGEST_PIECE]
+            queue.append((piece, ticket))
         self._schedule()
         self._tell_producer()
 
@@ -530,6 +549,10 @@ class StreamTransport:
         self._queued = self._offset = 0
         tickets, self._tickets = self._tickets, set()
         producer, self._producer = self._producer, None
+        if producer is self:
+            self._paused = False  # it waited for itself: nobody else would go on
+        if self._unread:
+            UNREAD[self] = None
         for ticket in tickets:
             late = reason == CloseReason.TIMEOUT
             ticket.fire(Failure(DmsgTimeout(str(why.value)) if late else TransportClosed(reason)))
@@ -550,6 +573,7 @@ class StreamTransport:
             self.resume_if_unpaused()
 
     def _finish(self) -> None:
+        UNREAD.pop(self, None)
         protocol, self._protocol = self._protocol, None
         if protocol is not None and self._lost is not None:
             self.disconnected = True

@@ -89,10 +89,14 @@ class RecordOpener:
         self._decrypt = cipher.decrypt
         self._decrypt_into = cipher.decrypt_into
         self.sequence = sequence
-        self._held: list[bytes] | None = None
-        self._held_size = 0
+        self._held: bytearray | None = None
         self._wanted = 0
         self.broken: RemoteProtocolError | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes of a record that is not whole."""
+        return 0 if self._held is None else len(self._held)
 
     def open_into(self, data: bytes, buffer: bytearray, at: int) -> int:
         """Append the plaintext of every record that ``data`` completes to ``buffer``.
@@ -105,11 +109,10 @@ class RecordOpener:
         if not data or self.broken is not None:
             return at
         if self._held is not None:
-            self._held.append(data)
-            self._held_size += len(data)
-            if self._held_size < self._wanted:
+            self._held += data
+            if len(self._held) < self._wanted:
                 return at
-            data = b"".join(self._held)
+            data = bytes(self._held)
             self._held = None
         unpack = _header.unpack_from
         nonce = _nonce
@@ -166,8 +169,7 @@ class RecordOpener:
                 wanted = LENGTH_SIZE + length
             else:
                 wanted = LENGTH_SIZE
-            self._held = [data[position:] if position else data]
-            self._held_size = end - position
+            self._held = bytearray(memoryview(data)[position:])
             self._wanted = wanted
         return at
 

@@ -47,7 +47,7 @@ class StreamHoldings(Looks[StreamTransport]):
     def given_up(self, count: int) -> None:
         """One line for all of a look."""
         _log.warn(
-            "more than {limit} MiB were held for others: {given} streams that stood still were ended",
+            "more than {limit} MiB were held for others: {given} streams that were not read were ended",
             limit=self._memory.limit >> 20,
             given=count,
         )
@@ -60,13 +60,13 @@ class StreamHoldings(Looks[StreamTransport]):
             away = stream.away_since is not None
             if size < SMALL and not away:
                 continue
-            gone = (end.acknowledged, end.consumed) if end is not None else stream.held
+            gone = end.acknowledged + end.consumed if end is not None else -stream.held
             peer = stream.getPeer()
             assert isinstance(peer, DmsgAddress)
             yield Holding(
                 (bytes(peer.public_key),),
                 "suspended" if away else "streams",
                 size + STREAM_SIZE,
-                self.still_for(stream, gone),
+                self.age(stream, gone, gone + size),
                 stream.abortConnection,
             )

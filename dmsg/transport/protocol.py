@@ -36,6 +36,8 @@ from dmsg.transport.wire import OK_FRAME, encode_close
 
 THROTTLED = 4
 """Who pauses a link, besides the relay and admission, which are 1 and 2."""
+ROUTE_SIZE = 450
+"""Bytes that a server keeps of one end of a transport."""
 STALL_GRACE = 0.5
 """Seconds that sources are paused for a receiver that takes nothing."""
 
@@ -183,6 +185,9 @@ class ServerFactory(ServingFactory):
     def _failed(self, reason: DropReason, host: str | None) -> None:
         if self.telemetry is not None:
             self.telemetry.handshake_failed(reason, host)
+
+    def backlog_of(self, peer: RelayPeer) -> int:
+        return len(peer.routes) * ROUTE_SIZE
 
     def _watch(self, peer: RelayPeer) -> None:
         self._once_after(STALL_GRACE, peer, self.relay.stall)

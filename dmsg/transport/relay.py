@@ -70,6 +70,8 @@ ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
 """Bytes that one route may have in a congested peer's queue."""
 PEER_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes in a peer's queue beyond which routes that use more than their share are closed."""
+ANSWERS_MAXIMUM = 4 * 1024 * 1024
+"""Bytes of control frames beyond that: others can fill the queue, only the peer itself provokes so many answers."""
 PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
 """Bytes that a peer's queue never exceeds: beyond, the connection is ended."""
 
@@ -109,6 +111,7 @@ class Route:
     """One direction of one transport, kept at its source under the source's id."""
 
     __slots__ = (
+        "accepted",
         "ack_wire",
         "acks",
         "asked_at",
@@ -128,6 +131,8 @@ class Route:
         self.peer = peer
         self.to_id = to_id
         self.back: Route
+        self.accepted = False
+        """The responder has sent ACCEPT."""
         self.carried: Carried | None = None
         """What an observer keeps of the transport."""
         self.frames = 0
@@ -456,6 +461,11 @@ class Relay:
         own_id = route.back.to_id
         if source.routes.get(own_id) is not route:
             return  # closed by the frames before these
+        if not route.accepted:
+            # who is slow need not keep what nobody there has agreed to
+            self.drops[DropReason.QUEUE_FULL] += 1
+            self._close_both(source, own_id, route, CloseReason.QUEUE_FULL)
+            return
         size = len(run)
         queue = destination.port.queued()
         if destination.sent - queue >= route.mark:  # all that was counted is sent
@@ -507,9 +517,13 @@ class Relay:
         # a CLOSE over the rate takes effect all the same: it frees something
         if frame_type == CLOSE:
             self._drop_route(peer, own_id, route, close_reason(payload))
-        elif frame_type == ACCEPT and (carried := route.carried) is not None and carried.back is route:
-            assert self.observer is not None
-            self.observer.accepted(carried, payload)
+        elif frame_type == ACCEPT:
+            if not own_id & 1:  # of whom it is not asked
+                pass
+            elif (carried := route.carried) is not None and carried.back is route:
+                assert self.observer is not None
+                self.observer.accepted(carried, payload)
+            route.accepted = route.back.accepted = route.accepted or bool(own_id & 1)
         # payloads are the clients' business, as in the reference
         self._answer(route.peer, encode_frame(frame_type, route.to_id, payload))
 
@@ -529,6 +543,7 @@ class Relay:
                 return
 
     def _on_request(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
+        allowed = self._allows(peer, Kind.REQUEST)
         if (used := peer.routes.get(own_id)) is not None:
             # the reference overwrites its rule and leaves half of the old one
             # behind; here both ends of the old transport learn that it is over
@@ -543,7 +558,7 @@ class Relay:
             self._refuse(peer, own_id, b"", DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
         elif self.draining:
             self._refuse(peer, own_id, payload, DropReason.DRAINING, CloseReason.SHUTTING_DOWN)
-        elif not self._allows(peer, Kind.REQUEST):
+        elif not allowed:
             if self.observer is not None:
                 self.observer.refused(peer, payload, DropReason.RATE_LIMITED.value)
             self._answer(peer, encode_close(own_id, CloseReason.RATE_LIMITED))
@@ -597,7 +612,7 @@ class Relay:
         if peer not in self.peers:
             return
         if peer.congested:
-            if peer.port.queued() > PEER_QUEUE_MAXIMUM:
+            if peer.port.queued() > PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM:
                 if not peer.closing:
                     peer.closing = True
                     self.drops[DropReason.SEND_BUFFER_FULL] += 1

@@ -28,7 +28,7 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.memory import CLIENTS, Memory
-from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.net.stream import UNREAD, DmsgAddress, StreamTransport
 from dmsg.transport.agreement import FEATURE, PING_FEATURE
 from dmsg.transport.dial import SessionEndpoint
 from dmsg.transport.holdings import StreamHoldings
@@ -128,7 +128,9 @@ class Client(DelegatedClient):
 
     def _all_streams(self) -> list[StreamTransport]:
         carried = (stream for session in self.sessions() for stream in session.streams)
-        return list(dict.fromkeys((*self.streams.all, *carried)))
+        mine = self.streams.key.public
+        unread = (stream for stream in UNREAD if getattr(stream.getHost(), "public_key", None) == mine)
+        return list(dict.fromkeys((*self.streams.all, *carried, *unread)))
 
     # --- what an application uses ---
 

@@ -210,8 +210,12 @@ class Streams:
 
     def add(self, stream: StreamTransport) -> None:
         """A stream has begun."""
-        if stream.end.token is not None:
-            self._live[stream.end.token] = stream
+        token = stream.end.token
+        if token is not None and (token in self._live or token in self._ended):
+            # its opener chose it, and no other stream may be lost sight of for it: this one cannot go on elsewhere
+            stream.end.token = token = None
+        if token is not None:
+            self._live[token] = stream
             self._watch_soon()
 
     def closed(self, stream: StreamTransport, reason: int) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.task import Clock
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.messaging.handshake import LinkHandshake
 from dmsg.net.link import CLOSE_LIMIT, CLOSE_TIMEOUT
 from dmsg.net.plain import PlainLink
+from dmsg.net.socketopts import forget_unsent, held, queued, shed
 from dmsg.net.turn import TurnFlush
 from tests.messaging.support import KEYS
+from tests.support import asynchronous
 
 
 class ClosingTests(SynchronousTestCase):
@@ -55,3 +61,44 @@ class ClosingTests(SynchronousTestCase):
             passed += CLOSE_TIMEOUT
         self.assertGreaterEqual(passed, CLOSE_LIMIT)
         self.assertLess(passed, CLOSE_LIMIT + 2 * CLOSE_TIMEOUT)
+
+
+class HoldingTests(TestCase):
+    """What a real transport keeps beside what it has not sent."""
+
+    @asynchronous
+    async def test_what_is_sent_of_a_long_piece(self) -> None:
+        """Twisted keeps a piece until nearly all of it is sent: that is counted, and let go of."""
+        theirs: Deferred[Any] = Deferred()
+
+        class Deaf(Protocol):
+            def connectionMade(self) -> None:
+                self.transport.pauseProducing()  # type: ignore[union-attr]
+                theirs.callback(self)
+
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Deaf))
+        self.addCleanup(port.stopListening)
+        mine = await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port), Protocol())
+        deaf = await theirs
+        size = 32 << 20
+        mine.transport.write(bytes(size))
+        while not queued(mine.transport) or queued(mine.transport) == size:
+            await deferLater(reactor, 0.01)
+        unsent = queued(mine.transport)
+        self.assertLess(unsent, held(mine.transport))
+        self.assertEqual(held(mine.transport), size)
+        if mine.transport.offset > size // 2:
+            shed(mine.transport)
+            self.assertEqual(held(mine.transport), unsent)
+        mine.transport.dataBuffer, mine.transport.offset = bytes(1 << 20), 900_000
+        shed(mine.transport)
+        self.assertEqual((held(mine.transport), queued(mine.transport)), ((1 << 20) - 900_000,) * 2)
+        forget_unsent(mine.transport)
+        self.assertEqual(held(mine.transport), 0)
+        lost: list[Deferred[None]] = [Deferred(), Deferred()]
+        for one, done in zip((mine, deaf), lost, strict=True):
+            one.connectionLost = lambda reason, done=done: done.callback(None)
+        mine.transport.abortConnection()
+        deaf.transport.resumeProducing()
+        for done in lost:
+            await done

@@ -38,6 +38,17 @@ class RecordTests(SynchronousTestCase):
         stream = b"".join(bytes(sealer.seal(one)) for one in plain)
         self.assertEqual(opened(stream, cuts), b"".join(plain))
 
+    def test_what_is_held_of_a_record(self) -> None:
+        """As many bytes as came, in however small pieces."""
+        opener = RecordOpener(KEY)
+        stream = bytes(RecordSealer(KEY).seal(bytes(60_000)))
+        for start in range(0, 50_000, 2):
+            self.assertEqual(opener.open_into(stream[start : start + 2], bytearray(200_000), 0), 0)
+        self.assertEqual(opener.held, 50_000)
+        buffer = bytearray(200_000)
+        self.assertEqual(opener.open_into(stream[50_000:], buffer, 0), 60_000)
+        self.assertEqual(opener.held, 0)
+
     def test_the_largest_record(self) -> None:
         plain = bytes(range(256)) * 255 + bytes(MAX_PLAINTEXT - 256 * 255)
         stream = bytes(RecordSealer(KEY).seal(plain))

@@ -9,9 +9,9 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason
-from dmsg.memory import STILL, Memory
+from dmsg.memory import OLD, Memory
 from dmsg.net.joint import JointFactory
-from dmsg.net.stream import StreamLost
+from dmsg.net.stream import LARGEST_PIECE, UNREAD, StreamLost
 from dmsg.transport import streams as streams_module
 from dmsg.transport.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
 from dmsg.transport.secure import INITIAL_WINDOW
@@ -149,7 +149,7 @@ class AccountTests(SecureCase):
         moving, theirs = self.open()
         self.listeners[7].built[0].transport.pauseProducing()  # type: ignore[attr-defined]
         stuck.transport.write(bytes(3_000_000))
-        for _ in range(int((STILL + 2) / LOOK_INTERVAL)):
+        for _ in range(int((OLD + 2) / LOOK_INTERVAL)):
             moving.transport.write(bytes(100_000))
             self.network.settle()
             clock.advance(LOOK_INTERVAL)
@@ -158,6 +158,71 @@ class AccountTests(SecureCase):
         self.assertIsNone(moving.lost)
         self.assertLess(memory.total, memory.limit)
         self.assertGreater(len(theirs.data), 300_000)
+
+    def test_one_token_for_many_streams(self) -> None:
+        """The opener chooses it: no stream is lost sight of for one that comes later with the same."""
+        first, _ = self.open()
+        second, _ = self.open()
+        streams = self.streams["A"]
+        before = second.transport.end.token
+        streams.closed(second.transport, 0)
+        second.transport.end.token = first.transport.end.token
+        streams.add(second.transport)
+        self.assertIsNone(second.transport.end.token)
+        self.assertEqual(streams.all, [first.transport])
+        second.transport.end.token = before  # of one that has ended
+        streams.add(second.transport)
+        self.assertIsNone(second.transport.end.token)
+        first.transport.abortConnection()
+        self.network.settle()
+
+    def test_over_and_not_read(self) -> None:
+        """What an application has not read of a stream that is over is seen, and can be given."""
+        mine, theirs = self.open()
+        theirs.transport.pauseProducing()
+        mine.transport.write(bytes(100_000))
+        self.network.settle()
+        mine.transport.abortConnection()
+        self.network.settle()
+        self.assertIsNone(theirs.lost)
+        self.assertEqual(list(UNREAD), [theirs.transport])
+        self.assertGreater(theirs.transport.held, 60_000)
+        theirs.transport.abortConnection()
+        self.assertIsNotNone(theirs.lost)
+        self.assertEqual(list(UNREAD), [])
+
+    def test_its_own_producer(self) -> None:
+        """An echo is paused by itself: at the end nobody would let it go on."""
+        mine, theirs = self.open()
+        theirs.transport.registerProducer(theirs.transport, True)
+        theirs.transport.pauseProducing()
+        mine.transport.write(bytes(1000))
+        self.network.settle()
+        mine.transport.abortConnection()
+        self.network.settle()
+        self.assertEqual((len(theirs.data), list(UNREAD)), (1000, []))
+        self.assertIsNotNone(theirs.lost)
+
+    def test_pieces(self) -> None:
+        """Of a long write nothing is kept that is acknowledged; short ones are not kept one by one."""
+        mine, theirs = self.open()
+        theirs.transport.pauseProducing()
+        mine.transport.write(bytes(3_000_000))
+        self.network.settle()
+        self.assertLessEqual(max(len(data) for data, _ in mine.transport._queue), LARGEST_PIECE)
+        before = len(mine.transport._queue)
+        for _ in range(10_000):
+            mine.transport.write(b"x")
+        self.assertLess(len(mine.transport._queue) - before, 20)
+        sent = mine.transport.send(bytes(1_000_000))
+        fired: list[Any] = []
+        sent.addCallback(fired.append)
+        theirs.transport.resumeProducing()
+        self.network.settle()
+        self.assertEqual((fired, len(theirs.data)), ([None], 4_010_000))
+        self.assertEqual(theirs.data[3_000_000:3_010_000], b"x" * 10_000)
+        mine.transport.abortConnection()
+        self.network.settle()
 
 
 class JointTests(SynchronousTestCase):
@@ -179,12 +244,15 @@ class JointTests(SynchronousTestCase):
         self.assertEqual(([one.aborted for one in halves], factory.joints), ([False, True], 2))
         halves[0].away_since = None
         self.assertIsNone(factory.buildProtocol(None))
+        halves[0].over = True
+        self.assertIsNotNone(factory.buildProtocol(None))
 
 
 class _Transport(StringTransport):
     """Of a stream that may be away."""
 
     away_since: float | None = None
+    over = False
     aborted = False
 
     def __init__(self, protocol: Any) -> None:

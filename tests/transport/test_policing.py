@@ -95,6 +95,11 @@ class RelayLimitTests(ServerCase):
         answers = self.send(a, self.request(99))
         self.assertEqual(answers[0].payload[0], CloseReason.TOO_MANY_TRANSPORTS)
 
+    def test_requests_of_a_wrong_form_count_too(self) -> None:
+        a, b = self.client("A"), self.client("B")
+        self.send(a, *[Frame(REQUEST, 2, b"too short")] * 2000)
+        self.assertEqual((a.closed, b.closed, self.relay.drops[DropReason.FLOOD]), (True, False, 1))
+
     def test_a_flood_ends_the_flooder_alone(self) -> None:
         for frame_type in (REQUEST, ACCEPT, CLOSE, PING):
             a, b, c = self.client("A"), self.client("B"), self.client("C")

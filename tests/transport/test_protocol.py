@@ -465,6 +465,20 @@ class HandshakeTests(SynchronousTestCase):
         self.assertEqual(self.drops[DropReason.HANDSHAKE_EVICTED], 3)
         self.assertEqual([link.ended_for is None for link in links], [True, True, False, False, False])
 
+    def test_of_many_places_alike(self) -> None:
+        """Somebody who has said something sensible keeps his place before all who have not, wherever they are."""
+        factory = self.network.factory
+        slow = factory.buildProtocol(IPv4Address("TCP", "198.51.100.7", 1))
+        slow.makeConnection(StringTransport())
+        slow.dataReceived(LinkHandshake(KEYS["A"], SERVER_KEY.public).data_to_send())
+        silent = []
+        for number in range(30):
+            link = factory.buildProtocol(IPv4Address("TCP", f"203.0.113.{number}", 1))
+            link.makeConnection(StringTransport())
+            silent.append(link)
+        self.assertIsNone(slow.ended_for)
+        self.assertEqual([link.ended_for is None for link in silent], [False] * 26 + [True] * 4)
+
     def test_connections_are_bounded(self) -> None:
         self.network.factory.limits = Limits(max_connections=1)
         observer = EventLoggingObserver.createWithCleanup(self, globalLogPublisher)

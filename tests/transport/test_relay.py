@@ -13,7 +13,7 @@ from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.transport import relay as relay_module
 from dmsg.transport.policing import Limits
-from dmsg.transport.relay import PEER_QUEUE_MAXIMUM, ROUTE_QUEUE_LIMIT, Relay, RelayPeer
+from dmsg.transport.relay import ANSWERS_MAXIMUM, PEER_QUEUE_MAXIMUM, ROUTE_QUEUE_LIMIT, Relay, RelayPeer
 from dmsg.transport.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer, encode_frame
 from tests.support import Draws, vectors
 
@@ -289,6 +289,25 @@ class CongestionTests(RelayCase):
                     self.fill(0, 2 * number, 60_000)
         self.assertLess(self.ports[1].waiting, PEER_QUEUE_MAXIMUM + 70_000)
 
+    def test_what_nobody_has_accepted_is_not_queued(self) -> None:
+        """Forty requests and as many windows behind them: the receiver is slow, and loses nothing for it."""
+        own = self.open(2, 1, 2)
+        for number in range(40):
+            feed(self.relay, self.peers[0], Frame(REQUEST, 2 * number, bytes(KEYS[0] + KEYS[1])))
+        self.congest(1)
+        before = self.ports[1].waiting
+        for number in range(40):
+            if 2 * number in self.peers[0].routes:
+                self.fill(0, 2 * number, 60_000)
+        self.assertLess(self.ports[1].waiting - before, 10_000)
+        self.assertEqual(len(self.peers[0].routes), 0)
+        self.assertEqual((self.ports[1].closed, own in self.peers[1].routes), ([], True))
+
+    def test_the_other_end_cannot_accept_for_it(self) -> None:
+        feed(self.relay, self.peers[0], Frame(REQUEST, 2, bytes(KEYS[0] + KEYS[1])))
+        feed(self.relay, self.peers[0], Frame(ACCEPT, 2, bytes(KEYS[0] + KEYS[1])))
+        self.assertFalse(self.peers[0].routes[2].accepted)
+
     def test_a_slow_receiver_with_a_modest_sender_loses_nothing(self) -> None:
         """What drains is not counted against the route for ever."""
         self.open(0, 1, 2)
@@ -305,7 +324,8 @@ class CongestionTests(RelayCase):
         answer = encode_frame(CLOSE, 99, b"\4")
         while not self.ports[0].closed:
             feed(self.relay, self.peers[0], *[Frame(FWD, 99, b"")] * 1000)
-            self.assertLess(self.ports[0].waiting, PEER_QUEUE_MAXIMUM + 100_000 + 1000 * len(answer))
+            most = PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM + 100_000 + 1000 * len(answer)
+            self.assertLess(self.ports[0].waiting, most)
             self.ports[0].waiting += 100_000  # others' frames
         self.assertEqual(self.ports[0].closed, [DropReason.SEND_BUFFER_FULL])
 
