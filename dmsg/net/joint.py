@@ -12,10 +12,11 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IProtocolFactory
+from twisted.internet.interfaces import IAddress, IProtocolFactory, IPushProducer
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 MAX_JOINTS = 1024
 """Pairs of connections of one listener at a time; one more is refused."""
@@ -55,8 +56,28 @@ class Half(Protocol):
 def _end(transport: Any, reason: Failure) -> None:
     if reason.check(ConnectionDone):
         transport.loseConnection()
+        read_on = getattr(transport, "startReading", None)
+        if read_on is not None and getattr(transport, "connected", False):
+            read_on()  # and throw away: who writes and is not read may not read either, and then nothing leaves
     else:
         transport.abortConnection()
+
+
+@implementer(IPushProducer)
+class _Source:
+    """One end as what the other is fed from.
+
+    When the other can take no more, this one is still read: else who is there
+    waits for ever with what it writes, and takes nothing of what is left for it.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.pauseProducing = transport.pauseProducing
+        self.resumeProducing = transport.resumeProducing
+
+    def stopProducing(self) -> None:
+        self._transport.resumeProducing()
 
 
 def join(one: Half, two: Half) -> None:
@@ -67,8 +88,8 @@ def join(one: Half, two: Half) -> None:
             return
     one.other, two.other = two, one
     assert one.transport is not None and two.transport is not None
-    one.transport.registerProducer(two.transport, True)  # type: ignore[attr-defined]
-    two.transport.registerProducer(one.transport, True)  # type: ignore[attr-defined]
+    one.transport.registerProducer(_Source(two.transport), True)  # type: ignore[attr-defined]
+    two.transport.registerProducer(_Source(one.transport), True)  # type: ignore[attr-defined]
     one.transport.resumeProducing()  # type: ignore[attr-defined]
 
 

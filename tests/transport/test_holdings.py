@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
 from twisted.internet.testing import StringTransport
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.errors import CloseReason
 from dmsg.memory import OLD, Memory
-from dmsg.net.joint import JointFactory
+from dmsg.net.joint import Half, JointFactory
 from dmsg.net.stream import LARGEST_PIECE, UNREAD, StreamLost
 from dmsg.transport import streams as streams_module
 from dmsg.transport.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
 from dmsg.transport.secure import INITIAL_WINDOW
 from dmsg.transport.streams import PROBE_AFTER, STALL_CHECK, STALL_TIME
-from tests.support import KEYS, Accepting
+from tests.support import KEYS, Accepting, asynchronous
 from tests.transport.secure_support import SecureCase
 
 
@@ -246,6 +252,58 @@ class JointTests(SynchronousTestCase):
         self.assertIsNone(factory.buildProtocol(None))
         halves[0].over = True
         self.assertIsNotNone(factory.buildProtocol(None))
+
+
+class EndOfJointTests(TestCase):
+    """Real TCP: a service that answers more than is taken, and a stream that ends."""
+
+    @asynchronous
+    async def test_who_is_not_read_is_let_go(self) -> None:
+        gone: Deferred[None] = Deferred()
+
+        class Echo(Protocol):
+            def connectionMade(self) -> None:
+                self.transport.registerProducer(self.transport, True)  # type: ignore[union-attr]
+
+            def dataReceived(self, data: bytes) -> None:
+                self.transport.write(data)  # type: ignore[union-attr]
+
+            def connectionLost(self, reason: Any = None) -> None:
+                gone.callback(None)
+
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Echo))
+        self.addCleanup(port.stopListening)
+        ends: list[StringTransport] = []
+
+        class Stream(StringTransport):
+            """Takes nothing, as one whose peer has named no window."""
+
+            def write(self, data: bytes) -> None:
+                super().write(data)
+                if self.producer is not None and len(self.value()) > 100_000:
+                    self.producer.pauseProducing()  # type: ignore[attr-defined]
+
+        service = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
+        half = JointFactory(service.connect).buildProtocol(None)
+        assert isinstance(half, Half)
+        stream = Stream()
+        ends.append(stream)
+        half.makeConnection(stream)
+        while half.other is None:
+            await deferLater(reactor, 0.01)
+        sent = 0
+        while stream.producerState == "producing" and sent < 100 << 20:
+            half.dataReceived(bytes(65536))
+            sent += 65536
+            await deferLater(reactor, 0)
+        self.assertEqual(stream.producerState, "paused", sent)
+        # the peer closes: first its consumer, then, when all was read, the application hears of it
+        assert stream.producer is not None
+        stream.producer.stopProducing()
+        while stream.producerState == "paused":
+            await deferLater(reactor, 0.01)
+        half.connectionLost(Failure(ConnectionDone()))
+        await gone
 
 
 class _Transport(StringTransport):
