@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 TIMEOUT = 10.0
 """Seconds for one request, by default."""
+MAX_LISTED = 128
+"""Servers of an answer that are looked at: each is a signature."""
 MAX_ANSWER = 1024 * 1024
 """Bytes of an answer; a longer one is an error."""
 UPDATE_ATTEMPTS = 4
@@ -222,14 +224,20 @@ class Lookup:
         except ValueError:
             raise DiscoveryError(f"discovery {self.url}: list of servers is malformed") from None
         entries = []
-        for one in listed:
+        refused = 0
+        why = ""
+        for one in listed[:MAX_LISTED]:
             try:
                 entry = _parse_entry(json.dumps(one).encode())
             except (EntryError, RecursionError) as error:
-                _log.info("{url}: a server entry is refused: {error}", url=self.url, error=str(error))
+                refused += 1
+                why = why or str(error)
                 continue
             if entry.server is not None:
                 entries.append(entry)
+        if refused:
+            text = "{url}: {refused} of {listed} server entries are refused: {why}"
+            _log.info(text, url=self.url, refused=refused, listed=len(listed), why=why)
         return entries
 
     async def _post(self, entry: Entry) -> None:

@@ -23,6 +23,7 @@ class Drop(Enum):
     REPLACED = "replaced"
     BAD_FRAME = "bad_frame"
     SILENT = "silent"
+    UNFINISHED = "unfinished"
     STALLED = "stalled"
     # a message of a session
     RATE_LIMITED = "rate_limited"

@@ -64,6 +64,11 @@ class Frames:
         self._held = bytearray()
         self._want = 0
 
+    @property
+    def held(self) -> int:
+        """Bytes of a frame that is not whole."""
+        return len(self._held)
+
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """(:data:`BINARY`, the message), the same for pings and pongs; (:data:`OTHER`, the frame as it came).
 

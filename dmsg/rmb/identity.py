@@ -26,6 +26,8 @@ SIGNATURE_SIZE = 65
 """A byte for the kind, then 64."""
 KEY_TYPES = ("sr25519", "ed25519")
 ED25519, SR25519 = 0x65, 0x73
+MAX_ACCOUNT_TEXT = 66
+"""Characters of an account as text: 64 hexadecimal digits behind ``0x``."""
 SS58_PREFIX = 42
 DEV_WORDS = "bottom drive obey lake curtain smoke basket hold race lonely fit walk"
 
@@ -189,6 +191,8 @@ def parse_account(text: str) -> bytes:
 
     :raises IdentityError: it is neither.
     """
+    if len(text) > MAX_ACCOUNT_TEXT:  # decoding takes the square of its length
+        raise IdentityError(f"{text[:20]!r}... is not an account: it has {len(text)} characters")
     bare = text.removeprefix("0x")
     if len(bare) == 2 * ACCOUNT_SIZE:
         try:

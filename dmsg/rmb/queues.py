@@ -24,10 +24,25 @@ FEDERATION = "relay.federation"
 BATCH = 1000
 """Messages in one read: a receiver that catches up must do so faster than others send."""
 
+BATCH_BYTES = 4 * 1024 * 1024
+"""Bytes after which a read ends; one message may be larger."""
 EXPIRED = 1000
 """Messages whose time has passed that are taken out at once."""
 
 _log = Logger()
+
+
+def _some(cursor: sqlite3.Cursor, column: int) -> list[Any]:
+    """Rows up to ``BATCH_BYTES`` of what is in a column."""
+    rows = []
+    size = 0
+    for row in cursor:
+        rows.append(row)
+        size += len(row[column])
+        if size >= BATCH_BYTES:
+            break
+    cursor.close()
+    return rows
 
 
 @dataclass(frozen=True)
@@ -224,10 +239,11 @@ class SQLiteQueue:
         if session not in self._sizes:
             return succeed([])
         try:
-            rows = self._db.execute(
+            cursor = self._db.execute(
                 "SELECT id, data FROM messages WHERE session = ? AND id > ? ORDER BY id LIMIT ?",
                 (session, after or 0, BATCH),
-            ).fetchall()
+            )
+            rows = _some(cursor, 1)
         except sqlite3.Error as error:
             return fail(QueueUnavailable(str(error)))
         return succeed([Queued(*row) for row in rows])
@@ -245,9 +261,10 @@ class SQLiteQueue:
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
         try:
-            rows = self._db.execute(
+            cursor = self._db.execute(
                 "SELECT id, session, data FROM messages WHERE until <= ? ORDER BY until LIMIT ?", (now, EXPIRED)
-            ).fetchall()
+            )
+            rows = _some(cursor, 2)
         except sqlite3.Error as error:
             return fail(QueueUnavailable(str(error)))
         for number, session, _ in rows:

@@ -25,7 +25,7 @@ from dmsg.isolate import isolated
 from dmsg.net.redis import open_redis, patience, subscribe, without_password
 from dmsg.rmb.address import STREAM_PREFIX
 from dmsg.rmb.errors import QueueUnavailable
-from dmsg.rmb.queues import BATCH, EXPIRED, FEDERATION, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.queues import BATCH, BATCH_BYTES, EXPIRED, FEDERATION, Queued, QueueLimits, RelayQueue
 
 FEDERATION_STREAM = "relay.federation.stream"
 CHANNEL = "rmb.queue"
@@ -51,6 +51,23 @@ RETRY_FOR = 5.0
 RETRY_EVERY = 0.2
 """Seconds between tries."""
 
+_READ = """
+local found, size, step, start = {}, 0, 1, ARGV[1]
+local most, bytes = tonumber(ARGV[2]), tonumber(ARGV[3])
+while #found < most and size < bytes do
+  local wanted = math.min(step, most - #found)
+  local some = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', wanted)
+  for _, one in ipairs(some) do
+    found[#found + 1] = one
+    size = size + #one[2][2]
+    start = '(' .. one[1]
+  end
+  if #some < wanted then break end
+  -- as many as will be enough if they are as long as those before
+  step = math.max(1, math.min(200, math.floor((bytes - size) / (size / #found + 1))))
+end
+return found
+"""
 # the oldest go one by one only where that costs nothing: MAXLEN ~ cuts whole nodes of the stream
 _APPEND = """
 local results = {}
@@ -202,7 +219,7 @@ class RedisQueue:
 
     def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
         start = b"-" if after is None else b"(" + after
-        result: Deferred[Any] = self._redis.execute_command("XRANGE", self._key(session), start, "+", "COUNT", BATCH)
+        result: Deferred[Any] = self._redis.eval(_READ, [self._key(session)], [start, str(BATCH), str(BATCH_BYTES)])
 
         def got(entries: list[Any]) -> list[Queued]:
             return [Queued(bytes(number), bytes(fields[1])) for number, fields in entries or ()]

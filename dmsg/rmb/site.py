@@ -20,6 +20,7 @@ from dmsg.net.addresses import block_of, forwarded_client
 from dmsg.net.guard import Guard
 from dmsg.net.site import bounded_request, close_after
 from dmsg.rmb import token
+from dmsg.rmb.address import Session
 from dmsg.rmb.door import DoorFactory, Upgrade
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TokenError, TwinNotFound
@@ -45,6 +46,10 @@ OTHER_RATE, OTHER_BURST = 50.0, 500.0
 SAME_TIME = 2
 """Seconds after its issue in which a token may open another connection: signatures of ed25519 over the same claims
 are the same, and clients of the reference put nothing into them but the second."""
+MAX_SESSIONS_OF_TWIN = 1024
+"""Sessions of one twin at a time."""
+MAX_TAKEN = 65_536
+"""Messages of other relays that are remembered as long as they are good: each is taken once, and counted once."""
 MAX_USED_TOKENS = 100_000
 """Tokens that are remembered until they expire."""
 MAX_INTAKE = 1024
@@ -91,6 +96,7 @@ class RelaySite(Resource):
         self._others = RateLimit(OTHER_RATE, OTHER_BURST)
         self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
         self._taking = 0
+        self._taken: OrderedDict[bytes, float] = OrderedDict()
         self._used: OrderedDict[bytes, int] | None = None if token_reuse else OrderedDict()
 
     def make_site(self) -> DoorFactory:
@@ -216,7 +222,7 @@ class RelaySite(Resource):
                 parsed.check_signature(twin.account)
         except TokenError:
             twin = None
-        if twin is None or not self._first_use(parsed):
+        if twin is None or not self._may_have_more(parsed.session) or not self._first_use(parsed):
             self._connects.charge(address, -1.0, now)  # it is counted there
             return False
         self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, asks=parsed.asks))
@@ -237,9 +243,17 @@ class RelaySite(Resource):
         refusal = self._admits()
         if refusal is not None:
             return self._refuse(request, refusal, 503, refusal.value.replace("_", " "))
+        if not self._may_have_more(session):
+            request.setHeader(b"retry-after", b"10")
+            return self._refuse(request, Drop.TOO_MANY_SESSIONS, 503, "too many sessions of this twin")
         if not self._first_use(parsed):
             return self._refuse(request, Drop.BAD_TOKEN, 401, "invalid jwt: jwt: was used before")
         return self._upgrade.upgrade(request, RelaySession(self._switch, session, asks=parsed.asks))
+
+    def _may_have_more(self, session: Session) -> bool:
+        """Whether it is in place of an older connection, or its twin has not too many already."""
+        there = self._switch
+        return session in there.sessions or there.sessions_of[session.twin] < MAX_SESSIONS_OF_TWIN
 
     def _first_use(self, parsed: token.Token) -> bool:
         """A token is in a URL, and proxies write these down: it opens one connection, and no second one."""
@@ -304,6 +318,11 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}")
         except DmsgError as error:
             return self._later(request, Drop.REGISTRY_DOWN, f"failed to get twin: {error}")
+        # whoever has a message can bring it again: it is there already
+        key = hashlib.sha256(envelope.signature).digest()
+        if self._taken.get(key, 0.0) > switch.now():
+            request.setResponseCode(202)
+            return b""
         # only what is signed counts, so that nobody can use up what another may send
         if not self._of_twins.measure(envelope.source.twin, len(data), switch.now()):
             switch.count_limited(envelope.source.twin)
@@ -318,6 +337,9 @@ class RelaySite(Resource):
             return self._later(request, refused.drop, str(refused), 5)
         except DmsgError as error:
             return self._later(request, Drop.QUEUE_FAILED, f"switch error: {error}")
+        self._taken[key] = envelope.timestamp + envelope.expiration
+        if len(self._taken) > MAX_TAKEN:
+            self._taken.popitem(last=False)
         request.setResponseCode(202)
         return b""
 

@@ -77,6 +77,13 @@ LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
 """Messages of a session that are not settled, and their bytes; then it is not read from."""
 
+SMALL = 64 * 1024
+"""Bytes of a message that is not whole, below which nobody minds."""
+UNFINISHED_FOR = 60.0
+"""Seconds for a whole message, however large."""
+MAX_UNFINISHED = 256 * 1024 * 1024
+"""Bytes of all messages that are not whole; beyond, the sessions with most are ended."""
+
 _log = Logger()
 
 
@@ -86,7 +93,18 @@ class RelaySession:
     Provides :class:`~dmsg.rmb.websocket.Receiver` and :class:`~dmsg.rmb.delivery.Carrier`.
     """
 
-    __slots__ = ("delivery", "gone", "heard_at", "ledger", "lookups", "parking", "session", "socket", "switch")
+    __slots__ = (
+        "delivery",
+        "gone",
+        "heard_at",
+        "ledger",
+        "lookups",
+        "parking",
+        "session",
+        "socket",
+        "switch",
+        "unfinished_since",
+    )
 
     def __init__(self, switch: Switch, session: Session, *, asks: bool = True) -> None:
         """:param asks: it pings behind its messages, and sends again what is not confirmed."""
@@ -106,8 +124,15 @@ class RelaySession:
         self.ledger.holder = self.parking
         self._asks(asks)
         self.heard_at = 0.0
+        self.unfinished_since: float | None = None
+        """When it began to send the message that is not whole."""
         self.lookups = 0
         self.gone = False
+
+    @property
+    def owner(self) -> int:
+        """Whose it is: the twin's."""
+        return self.session.twin
 
     # --- the socket ---
 
@@ -226,6 +251,8 @@ class Switch:
         self.federation = federation
         self.now = wall_clock
         self.sessions: dict[Session, RelaySession] = {}
+        self.sessions_of: Counter[int] = Counter()
+        """How many sessions each twin has."""
         self.counters: Counter[str] = Counter()
         self.evictions: Counter[str] = Counter()
         self.dropped_oldest = 0
@@ -252,6 +279,8 @@ class Switch:
         """Its socket is open; an older connection of the same session is ended."""
         before = self.sessions.get(session.session)
         self.sessions[session.session] = session
+        if before is None:
+            self.sessions_of[session.owner] += 1
         for waiting in self._coming_back.pop(session.session, ()):
             if not waiting.called:
                 waiting.callback(True)
@@ -270,6 +299,9 @@ class Switch:
         # not by its name: a newer connection may have it by now
         if self.sessions.get(session.session) is session:
             del self.sessions[session.session]
+            self.sessions_of[session.owner] -= 1
+            if not self.sessions_of[session.owner]:
+                del self.sessions_of[session.owner]
             self.queue.absent(str(session.session))
         self._busy.pop(session.delivery, None)
         session.parking.clear()
@@ -366,10 +398,23 @@ class Switch:
                         stalled.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")
 
     def _look_at_sessions(self) -> None:
-        """Sessions that are silent."""
+        """Sessions that are silent, or that hold what they never finish."""
         now = self._clock.seconds()
+        unfinished = [one for one in self.sessions.values() if one.socket is not None and one.socket.unfinished > SMALL]
+        total = sum(one.socket.unfinished for one in unfinished if one.socket is not None)
+        for session in sorted(unfinished, key=lambda one: one.socket.unfinished if one.socket is not None else 0)[::-1]:
+            since = session.unfinished_since
+            if session.socket is None:
+                continue
+            if total > MAX_UNFINISHED or (since is not None and now - since >= UNFINISHED_FOR):
+                total -= session.socket.unfinished
+                session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
+            elif since is None:
+                session.unfinished_since = now
         for session in list(self.sessions.values()):
             socket = session.socket
+            if socket is not None and socket.unfinished <= SMALL:
+                session.unfinished_since = None
             if socket is not None and socket.heard:
                 socket.heard = False
                 session.heard_at = now

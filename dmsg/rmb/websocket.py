@@ -8,9 +8,11 @@ nearly all there is, pass it by (:mod:`dmsg.rmb.frames`).
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from base64 import b64encode
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from autobahn.twisted.resource import WebSocketResource
@@ -30,7 +32,8 @@ from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET, Request
 
-from dmsg.net.socketopts import tune, write_now
+from dmsg.net.share import STEPS, Share
+from dmsg.net.socketopts import queued, tune, write_now
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb import frames
 from dmsg.rmb.door import is_key
@@ -41,6 +44,8 @@ HANDSHAKE_TIMEOUT = 10
 """Seconds for the opening handshake."""
 CLOSE_TIMEOUT = 2
 """Seconds for the closing handshake."""
+MAX_UNSENT = 64 * 1024 * 1024
+"""Bytes that wait to be sent over one connection before it is dropped: more than a window of the largest messages."""
 NORMAL, GOING_AWAY, BAD_DATA, TOO_LARGE, FAILED, TRY_LATER = 1000, 1001, 1003, 1009, 1011, 1013
 """Close codes, RFC 6455, section 7.4.1; 1013 is registered at IANA."""
 
@@ -104,6 +109,10 @@ class Socket:
     _told = False
     _timer: IDelayedCall | None = None
     _held: frozenset[str] = frozenset()
+    share: Share | None = None
+    _feeding: Iterator[tuple[int, bytes]] | None = None
+    _waits = False
+    _behind: deque[bytes]
     _bounded = False
     """Both ends must not wait for each other: only servers stop reading when they cannot send."""
 
@@ -127,9 +136,24 @@ class Socket:
         if self._frames is None:
             super().dataReceived(data)  # type: ignore[misc]
             return
+        if self._feeding is not None or not (self.share is None or self.share.allows(self._owner())):
+            self._behind.append(data)
+            self._next_turn()
+            return
+        self._feed(self._frames.feed(data))
+
+    def _owner(self) -> Hashable:
+        """Whose part of a turn it uses: a twin's, by however many sessions."""
+        return getattr(self.receiver, "owner", id(self))
+
+    def _feed(self, found: Iterator[tuple[int, bytes]], limit: float = STEPS) -> None:
+        share = self.share
+        began = share.now() if share is not None else 0.0
         receiver = self.receiver
+        self._feeding = found
+        steps = 0
         try:
-            for first, content in self._frames.feed(data):
+            for first, content in found:
                 if first == frames.BINARY:
                     receiver.received(content)
                 elif first == frames.PONG:
@@ -139,12 +163,65 @@ class Socket:
                 else:
                     self._wake()
                     self._dataReceived(content)  # type: ignore[attr-defined]
+                steps += 1
+                if steps >= limit:
+                    self._next_turn()
+                    break
+            else:
+                self._feeding = None
         except frames.FrameTooLarge as error:
+            self._feeding = None
             self.close(TOO_LARGE, str(error))
+        except BaseException:
+            self._feeding = None
+            raise
+        if share is not None:
+            share.used(self._owner(), share.now() - began)
+
+    def _next_turn(self) -> None:
+        if self._waits:
+            return
+        self._waits = True
+        self.hold("turn")
+        if self.share is not None:
+            self.share.wait(self)
+        else:
+            self.reactor.callLater(0, self.go_on)
+
+    def go_on(self) -> None:
+        """The next turn is there."""
+        self._waits = False
+        if self._told:
+            return
+        if self.share is not None and not self.share.allows(self._owner()):
+            self._next_turn()
+            return
+        self._feed_next()
+        if self._feeding is not None or self._behind:
+            self._next_turn()
+        else:
+            self.release("turn")
+
+    def _feed_next(self, limit: float = STEPS) -> None:
+        if self._feeding is not None:
+            self._feed(self._feeding, limit)
+        elif self._behind and self._frames is not None:
+            self._feed(self._frames.feed(self._behind.popleft()), limit)
+
+    def _feed_all(self) -> None:
+        """The connection is lost: what came before is told before."""
+        while (self._feeding is not None or self._behind) and not self._told:
+            self._feed_next(math.inf)
+
+    @property
+    def unfinished(self) -> int:
+        """Bytes of a frame that is not whole."""
+        return self._frames.held if self._frames is not None else 0
 
     def onOpen(self) -> None:
         self._opened = True
         self._patience_over()
+        self._behind = deque()
         self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
         tune(self.transport)
         # some kilobytes for each session that is idle
@@ -237,6 +314,8 @@ class Socket:
         out, self._out = self._out, None
         if out and self.sendable:
             self.transport.write(b"".join(out))
+            if (queued(self.transport) or 0) > MAX_UNSENT:
+                self.abort()  # who sends pings and does not read the answers
 
     def send(self, data: bytes) -> None:
         """A binary message; it leaves at the end of the reactor turn."""
@@ -297,6 +376,7 @@ class _QuickSocket(_ServerSocket):
         )
         self.state = WebSocketServerProtocol.STATE_OPEN
         self._opened = True
+        self._behind = deque()
         self._frames = frames.Frames(True, MAX_MESSAGE)
         # the HTTP channel had the place
         transport.unregisterProducer()
@@ -321,6 +401,7 @@ class _QuickSocket(_ServerSocket):
         self.websocket_protocol_in_use = None
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._feed_all()
         if self._asleep:
             self.state = WebSocketServerProtocol.STATE_CLOSED
             self.onClose(False, None, "connection was closed uncleanly")
@@ -375,6 +456,7 @@ class UpgradeResource:
         self._quick: type[_QuickSocket] = type("_Socket", (_QuickSocket,), options)
         self._turn = turn
         self._reactor = reactor
+        self._share = Share(reactor)
 
     def upgrade(self, request: Request, receiver: Receiver) -> Any:
         """Answer ``request`` with 101; ``receiver`` gets what comes.  :returns: as ``render`` does."""
@@ -398,6 +480,7 @@ class UpgradeResource:
         socket = kind()
         socket.factory = self._factory
         socket.receiver, socket.turn, socket.reactor = receiver, self._turn, self._reactor
+        socket.share = self._share
         return socket
 
     def take(self, transport: Any, key: bytes, receiver: Receiver) -> None:

@@ -149,8 +149,8 @@ class ForwardTests(FederationCase):
         self.twin("A", self.first.domain)
         self.twin("B", f"{refusing}_{self.second.domain}")
         a, b = await self.raw("A", self.first), await self.raw("B", self.second)
-        for _ in range(20):
-            a.send(a.envelope(b.session), self.now())
+        for number in range(20):
+            a.send(a.envelope(b.session, uid=str(number)), self.now())
         await self.until(lambda: len(b.raw) == 20)
         self.assertTrue(posts.posts)
         self.assertEqual([], a.raw)
@@ -314,6 +314,17 @@ class IntakeTests(FederationCase):
         await self.make()
         self.assertEqual((202, ""), await self.post(self.message()))
         self.assertEqual(self.a, wire.source_of(await self.b.messages.get()))
+
+    @asynchronous
+    async def test_each_message_counts_once(self) -> None:
+        """Whoever has got one can bring it again: it is not carried again, and uses up nothing of its sender's."""
+        await self.make()
+        message = self.message()
+        for _ in range(5):
+            self.assertEqual((202, ""), await self.post(message))
+        self.assertEqual((202, ""), await self.post(self.message(uid="another")))
+        self.assertEqual([(await self.b.messages.get()).uid for _ in range(2)], [message.uid, "another"])
+        self.assertEqual(len(self.b.raw), 2)
 
     @asynchronous
     async def test_refusals(self) -> None:

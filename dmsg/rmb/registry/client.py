@@ -16,6 +16,7 @@ from zope.interface import implementer
 
 from dmsg.delegation.dial import retry_delay
 from dmsg.discovery.lookup import check_url
+from dmsg.errors import DmsgError
 from dmsg.isolate import isolated
 from dmsg.net.body import read_body
 from dmsg.net.fetch import WebClient, make_pool, parse_json
@@ -29,6 +30,12 @@ WAIT = 25
 """Seconds that a question for changes is kept by the service."""
 MAX_ANSWER = 4 * 1024 * 1024
 """Bytes of an answer."""
+MAX_TWIN_ANSWER = 64 * 1024
+"""Bytes of an answer about one twin."""
+VERIFIED_AT_ONCE = 32
+"""Statements that are verified in one turn of the reactor."""
+PACE = 0.2
+"""Seconds between an answer about changes and the next question: what changes meanwhile comes together."""
 CONNECTIONS = 16
 """Connections to the service that are kept."""
 
@@ -56,12 +63,14 @@ class HTTPRegistry:
         self._following: Deferred[None] | None = None
         self._closed = False
 
-    async def _ask(self, method: str, path: str, body: bytes | None = None, timeout: float = TIMEOUT) -> Any:
+    async def _ask(
+        self, method: str, path: str, body: bytes | None = None, timeout: float = TIMEOUT, most: int = MAX_TWIN_ANSWER
+    ) -> Any:
         headers = Headers({"content-type": ["application/json"]} if body is not None else {})
         try:
             request = self._http.request(method, f"{self.url}{path}", data=body, headers=headers)
             response = await request.addTimeout(timeout, self._reactor)
-            content = parse_json(await read_body(response, MAX_ANSWER).addTimeout(timeout, self._reactor))
+            content = parse_json(await read_body(response, most).addTimeout(timeout, self._reactor))
         except CancelledError:
             raise
         except TimeoutError:
@@ -89,7 +98,7 @@ class HTTPRegistry:
         try:
             twin = Twin.from_dict(content)
             twin.check()
-        except RegistryRefused as error:
+        except (RegistryRefused, ValueError) as error:  # half of a character, say
             raise RegistryUnavailable(f"{self.url}: a twin that does not verify: {error}") from None
         return twin
 
@@ -119,7 +128,7 @@ class HTTPRegistry:
 
     async def _page(self, after: int, most: int) -> list[Twin]:
         query = urlencode({"after": after, "most": min(most, PAGE)})
-        content = await self._ask("GET", f"/twins?{query}")
+        content = await self._ask("GET", f"/twins?{query}", most=MAX_ANSWER)
         return [self._checked(one) for one in _list(content)]
 
     def twins(self, after: int, most: int) -> Deferred[list[Twin]]:
@@ -143,20 +152,28 @@ class HTTPRegistry:
         while not self._closed:
             try:
                 query = "" if since is None else f"?{urlencode({'since': since, 'wait': WAIT})}"
-                content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT)
+                content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT, most=MAX_ANSWER)
                 following = content.get("next")
                 if isinstance(following, bool) or not isinstance(following, int):
                     raise RegistryUnavailable(f"{self.url}: changes without a number")
-                for one in _list(content):
+                for number, one in enumerate(_list(content)):
+                    if number and number % VERIFIED_AT_ONCE == 0:
+                        await deferLater(self._reactor, 0)  # each is a signature
                     twin = self._checked(one)
                     for changed in self._watchers:
                         isolated(changed, twin)
                 # a service that lost its database counts from the beginning: then so do we
                 since = following
                 failures = 0
-            except (RegistryUnavailable, RegistryRefused, TwinNotFound) as error:
+                if len(_list(content)) < PAGE:
+                    await deferLater(self._reactor, PACE)
+            except CancelledError:
+                raise
+            except Exception as error:  # whatever an answer can bring about: the next question is asked all the same
                 if self._closed:
                     return
+                if not isinstance(error, DmsgError):
+                    _log.failure("an answer of the registry", Failure())
                 failures += 1
                 if failures == 1:
                     _log.warn("changes of twins are not known: {error}", error=str(error))
@@ -174,4 +191,4 @@ class HTTPRegistry:
 
 def _list(content: dict[str, Any]) -> list[Any]:
     twins = content.get("twins")
-    return twins if isinstance(twins, list) else []
+    return twins[:PAGE] if isinstance(twins, list) else []

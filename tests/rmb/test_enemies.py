@@ -1,0 +1,178 @@
+"""What strangers, twins and other relays may not do to a relay, and registries not to those who ask them."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+
+from dmsg.net.share import STEPS
+from dmsg.rmb import frames, site, switch, token
+from dmsg.rmb.address import Session
+from dmsg.rmb.errors import Drop, IdentityError, RegistryUnavailable
+from dmsg.rmb.queues import BATCH_BYTES, QueueLimits
+from dmsg.rmb.registry.client import HTTPRegistry
+from dmsg.rmb.server import open_queue
+from dmsg.rmb.twin import parse_account
+from tests.rmb.network import RawTwin, pause
+from tests.rmb.test_registry import A, statement
+from tests.rmb.test_relay import PairCase, _deferred, status_of
+from tests.support import asynchronous
+
+
+class AccountTests(SynchronousTestCase):
+    def test_long_ones_are_not_decoded(self) -> None:
+        """Base 58 takes the square of its length: a megabyte took minutes."""
+        began = time.monotonic()
+        self.assertRaises(IdentityError, parse_account, "z" * 1_000_000)
+        self.assertLess(time.monotonic() - began, 1.0)
+        self.assertEqual(parse_account(A.address), parse_account("0x" + parse_account(A.address).hex()))
+
+
+class SessionTests(PairCase):
+    @asynchronous
+    async def test_a_token_with_half_a_character(self) -> None:
+        """It is refused in words, and makes no traceback."""
+        from base64 import urlsafe_b64encode
+
+        await self.pair()
+        head = urlsafe_b64encode(b'{"alg":"\\ud800"}').rstrip(b"=").decode()
+        url = f"http://127.0.0.1:{self.one.port}/?{head}.e30.e30"
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13"}
+        status, text = await status_of(url, Sec_WebSocket_Key="AQIDBAUGBwgJCgsMDQ4PEA==", **upgrade)
+        self.assertEqual(status, 401, text)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    @asynchronous
+    async def test_a_token_from_the_future_is_taken_once(self) -> None:
+        await self.pair()
+        query = token.make(self.identities["A"], Session(self.ids["A"], "s"), int(self.now()) + 60)
+        first, again = (RawTwin(self.identities["A"], Session(self.ids["A"], "s"), self.one.url) for _ in range(2))
+        self.raws += [first, again]
+        await first.connect(self.now(), query=query)
+        error = await self.assertFailure(_deferred(again.connect(self.now(), query=query)), ConnectionError)
+        self.assertIn("was used before", str(error))
+
+    @asynchronous
+    async def test_sessions_of_one_twin(self) -> None:
+        """It may replace its own, and others come in."""
+        self.patch(site, "MAX_SESSIONS_OF_TWIN", 2)
+        a, b = await self.pair()
+        await self.raw("A", self.one, "second")
+        third = RawTwin(self.identities["A"], Session(a.session.twin, "third"), self.one.url)
+        self.raws.append(third)
+        await self.assertFailure(_deferred(third.connect(self.now())), ConnectionError)
+        self.assertEqual(self.drops(Drop.TOO_MANY_SESSIONS), 1)
+        await self.raw("A", self.one, "second")
+        await self.raw("B", self.one, "second")
+        await self.until(lambda: dict(self.one.switch.sessions_of) == {a.session.twin: 2, b.session.twin: 2})
+
+    @asynchronous
+    async def test_tiny_frames_take_turns(self) -> None:
+        """Thousands of them in one read are all taken, in order; between them the reactor is free."""
+        a, _ = await self.pair()
+        number = 5000
+        turns = 0
+        pings = b"".join(frames.encode(frames.PING, b"%d" % one, b"mask") for one in range(number))
+        a.socket.transport.write(pings)
+        while not a.pongs.pending:
+            await pause()
+        while len(a.pongs.pending) < number:
+            turns += 1
+            await pause()
+        self.assertEqual([bytes(one) for one in a.pongs.pending], [b"%d" % one for one in range(number)])
+        self.assertGreater(turns, number // STEPS // 2)
+
+    @asynchronous
+    async def test_a_message_that_does_not_end(self) -> None:
+        """After a time, or when there is too much of such, the session with most goes."""
+        self.patch(switch, "MAX_UNFINISHED", 3_000_000)
+        a, b = await self.pair()
+        head = b"\x82\xff" + (10_000_000).to_bytes(8, "big") + b"mask"
+        b.socket.transport.write(head + bytes(1_000_000))
+        a.socket.transport.write(head + bytes(2_500_000))
+        await a.closed
+        self.assertEqual(self.drops(Drop.UNFINISHED), 1)
+        self.assertIsNotNone(b.socket)
+        self.patch(switch, "UNFINISHED_FOR", 0.3)
+        await b.closed
+        self.assertEqual(self.drops(Drop.UNFINISHED), 2)
+
+
+class ReadTests(TestCase):
+    @asynchronous
+    async def test_a_read_ends_with_bytes(self) -> None:
+        queue = await open_queue("sqlite::memory:", reactor, QueueLimits())
+        self.addCleanup(queue.close)
+        for _ in range(20):
+            await queue.append("1:", bytes(1 << 20), time.time() + 60)
+        found = await queue.read("1:", None)
+        self.assertEqual(sum(len(one.data) for one in found), BATCH_BYTES)
+
+
+class HostileRegistry(Resource):
+    """Answers whatever a test says."""
+
+    isLeaf = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.asked = 0
+        self.answers: list[bytes] = []
+
+    def render_GET(self, request: Any) -> bytes:
+        self.asked += 1
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+class RegistryTests(TestCase):
+    """A registry that wants to be asked no more, or for ever."""
+
+    async def serve(self, *answers: bytes) -> HTTPRegistry:
+        self.page = HostileRegistry()
+        self.page.answers = list(answers)
+        server = Site(self.page)
+        server.noisy = False
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(server)
+        registry = HTTPRegistry(reactor, f"http://127.0.0.1:{port.getHost().port}")
+
+        async def stop() -> None:
+            await registry.close()
+            await port.stopListening()
+
+        self.addCleanup(lambda: Deferred.fromCoroutine(stop()))
+        return registry
+
+    @asynchronous
+    async def test_half_a_character_ends_nothing(self) -> None:
+        bad = statement().as_dict() | {"relay": "\ud800"}
+        good = statement().as_dict()
+        answers = [json.dumps({"twins": [one], "next": number}).encode() for number, one in ((1, bad), (2, good))]
+        registry = await self.serve(*answers)
+        told: list[Any] = []
+        registry.watch(told.append)
+        while not told:
+            await pause(0.01)
+        self.assertGreater(self.page.asked, 1)
+        error = await self.assertFailure(registry.get(1), RegistryUnavailable)
+        self.assertIn("another twin" if "another" in str(error) else "verify", str(error))
+
+    @asynchronous
+    async def test_it_is_not_asked_in_a_circle(self) -> None:
+        registry = await self.serve(json.dumps({"twins": [], "next": 1}).encode())
+        registry.watch(lambda twin: None)
+        await pause(1.0)
+        self.assertLess(self.page.asked, 8)
+
+    @asynchronous
+    async def test_a_long_answer_about_one(self) -> None:
+        registry = await self.serve(b'{"x": "' + b"y" * 1_000_000 + b'"}')
+        error = await self.assertFailure(registry.get(1), RegistryUnavailable)
+        self.assertIn("more than", str(error))
