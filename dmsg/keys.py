@@ -215,8 +215,17 @@ class SecKey:
 def write_key_file(path: str | os.PathLike[str], key: SecKey) -> None:
     """Write a new key file, mode 0600.
 
-    The file holds two lines, ``secret HEX`` and ``public HEX``.  It is there
-    whole or not at all: a full disk leaves nothing behind.
+    The file holds two lines, ``secret HEX`` and ``public HEX``.
+
+    :raises KeyFileError: the file exists or cannot be written.
+    """
+    write_new(path, f"secret {key.hex()}\npublic {key.public}\n")
+
+
+def write_new(path: str | os.PathLike[str], text: str) -> None:
+    """Write a new file with a secret, mode 0600.
+
+    It is there whole or not at all: a full disk leaves nothing behind.
 
     :raises KeyFileError: the file exists or cannot be written.
     """
@@ -228,7 +237,7 @@ def write_key_file(path: str | os.PathLike[str], key: SecKey) -> None:
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             temporary = file.name
             os.fchmod(file.fileno(), KEY_FILE_MODE)
-            file.write(f"secret {key.hex()}\npublic {key.public}\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         try:

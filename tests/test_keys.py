@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature, load_or_create_key, read_key_file, sha256, write_key_file
+from dmsg.rmb.secrets import TwinSecret, write_secret
 from tests.support import vectors
 
 
@@ -207,6 +208,16 @@ class KeyFileTests(SynchronousTestCase):
             load_or_create_key(self.path, create=False)
         self.assertRaises(KeyFileError, load_or_create_key, self.path / "deep" / "x.key")
         self.assertFalse(self.path.exists())
+
+    def test_a_full_disk_leaves_nothing_of_a_twin(self) -> None:
+        def full(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        self.patch(os, "fsync", full)
+        directory = Path(self.mktemp())
+        secret = TwinSecret("0x" + "11" * 32, "ed25519")
+        self.assertRaises(KeyFileError, write_secret, str(directory / "x.twin"), secret)
+        self.assertEqual(list(directory.iterdir()), [])
 
     def test_a_full_disk_leaves_nothing(self) -> None:
         def full(descriptor: int) -> None:

@@ -190,9 +190,13 @@ def _jobs(sources: tuple[str, ...], target: str) -> list[Job]:
             local = Path(target)
             if local.is_dir():
                 local /= name
-            elif target.endswith("/") or len(sources) > 1:
+            if local.is_symlink() and local.exists():
+                local = local.resolve()  # as cp(1): what it leads to is written
+            if local.exists() and not local.is_file():
+                raise TransferError(f"{target}: not a regular file")
+            if not Path(target).is_dir() and (target.endswith("/") or len(sources) > 1):
                 raise TransferError(f"{target}: there is no such directory")
-            elif not local.parent.is_dir():
+            if not local.parent.is_dir():
                 raise TransferError(f"{local.parent}: there is no such directory")
             jobs.append((from_peer[0], _getter(from_peer[1], local)))
     return jobs

@@ -82,6 +82,22 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}{PART_SUFFIX}")
 
 
+def there_is(path: Path) -> os.stat_result | None:
+    """The file that a copy takes the place of, if there is one.
+
+    :raises TransferError: it is a device, a directory or the like, or may not be written.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(found.st_mode):
+        raise TransferError(f"{path.name}: not a regular file")
+    if not os.access(path, os.W_OK):
+        raise TransferError(f"{path.name}: may not be written")
+    return found
+
+
 class CopyCut(TransferError):
     """The connection was lost: the copy can go on where it was cut.  No other error is tried again."""
 
@@ -240,6 +256,7 @@ class Copier(Protocol):
 
     def _receive_from(self, path: Path, offset: int, digest: Any) -> None:
         self._path, self._offset, self._done_bytes, self._hash = path, offset, offset, digest
+        there_is(path)
         part = part_of(path)
         descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         self._file = os.fdopen(descriptor, "r+b")
@@ -272,6 +289,9 @@ class Copier(Protocol):
         os.fsync(self._file.fileno())
         self._file.close()
         self._file = None
+        before = there_is(self._path)
+        if before is not None:  # who could not read it shall not from now on
+            os.chmod(part, stat.S_IMODE(before.st_mode))
         os.replace(part, self._path)
         self._say(ok=True)
         self._finished(close=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +18,7 @@ from dmsg.cli.options import command
 from dmsg.cli.output import say
 from dmsg.cli.running import ANY_PORT, ClientSettings, Seconds, client_options, run, timeout_option, with_client
 from dmsg.delegation.client import DelegatedClient
+from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.stream import DmsgAddress
 from dmsg.transport.service import Client
@@ -44,6 +47,10 @@ class _Console(Protocol):
         """End of input."""
         self._stream.end_of_input(self._wait)
 
+    def writeConnectionLost(self) -> None:
+        """Standard output is closed, or takes nothing."""
+        self._stream.output_failed()
+
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stream.end_of_input(0)
 
@@ -57,6 +64,7 @@ class _Stream(Protocol):
         self._wait = wait
         self._console: StandardIO | None = None
         self._ending = False
+        self._failure: Failure | None = None
 
     def connectionMade(self) -> None:
         self._console = StandardIO(_Half(_Console(self, self._wait)), reactor=self._reactor)
@@ -71,6 +79,16 @@ class _Stream(Protocol):
             self._ending = True
             self._reactor.callLater(wait, self._close)
 
+    def output_failed(self) -> None:
+        """What comes has no place to go: the other end shall know that it did not arrive."""
+        if self._ending or self.transport is None:
+            return
+        self._ending = True
+        is_pipe = not stat.S_ISREG(os.fstat(1).st_mode) and not stat.S_ISCHR(os.fstat(1).st_mode)
+        error: Exception = BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
+        self._failure = Failure(error)
+        self.transport.abortConnection()  # type: ignore[attr-defined]
+
     def _close(self) -> None:
         assert self.transport is not None
         # a stream closes when its producer is done, as TCP does
@@ -78,6 +96,11 @@ class _Stream(Protocol):
         self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        left = getattr(self.transport, "unacknowledged", 0)
+        if self._failure is not None:
+            reason = self._failure
+        elif left and reason.check(ConnectionDone):
+            reason = Failure(DmsgError("the other side ended the connection before all of the input had arrived"))
         self._ending = True
         if self._console is not None:
             self._console.unregisterProducer()
@@ -95,7 +118,6 @@ def _Half(console: _Console) -> Any:
     from twisted.internet.interfaces import IHalfCloseableProtocol
     from zope.interface import directlyProvides
 
-    console.writeConnectionLost = lambda: None  # type: ignore[attr-defined]
     directlyProvides(console, IHalfCloseableProtocol)
     return console
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 import click
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
@@ -343,6 +343,11 @@ async def _arrived(body: _Body, length: int | None) -> None:
         await body.done
     except OSError:
         raise
+    except CancelledError:
+        raise  # Ctrl-C
     except Exception as error:
+        reasons = getattr(error, "reasons", None)  # as Twisted's web client wraps them
+        if reasons:
+            error = reasons[0].value
         got = f"{body.size} of {length} bytes" if length is not None else f"{body.size} bytes"
         raise DmsgError(f"cut after {got}: {' '.join(str(error).split()) or type(error).__name__}") from None

@@ -144,6 +144,8 @@ class StreamTransport:
 
     disconnecting = False
     disconnected = False
+    unacknowledged = 0
+    """Bytes that the other end had not acknowledged when it closed; frames count as one where it says no more."""
     token: Any = None
     """For the carrier, to find its own side of the stream."""
     end: Any = None
@@ -270,6 +272,9 @@ class StreamTransport:
 
     def carrier_closed(self, reason: int) -> None:
         """The remote, or the carrier in its name, closed the stream."""
+        if self._lost is None:
+            in_flight = self.end.in_flight_bytes if self.end is not None else self._carrier.stream_in_flight(self)
+            self.unacknowledged = self._queued + in_flight
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmsg.errors import KeyFileError
+from dmsg.keys import write_new
 from dmsg.rmb.identity import KEY_TYPES, Identity
 
 SECRET = "RMB_SECRET"  # noqa: S105  # the name of a variable
@@ -82,11 +83,6 @@ def write_secret(path: str, secret: TwinSecret) -> None:
     """
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            os.fchmod(fd, 0o600)
-            file.write(f"# the secret of a twin: who has it is the twin\n{secret.secret}\ntype {secret.key_type}\n")
-    except FileExistsError:
-        raise KeyFileError(f"{path}: exists already") from None
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None
+    write_new(path, f"# the secret of a twin: who has it is the twin\n{secret.secret}\ntype {secret.key_type}\n")

@@ -44,6 +44,8 @@ HANDSHAKE_TIMEOUT = 10
 """Seconds for the opening handshake."""
 CLOSE_TIMEOUT = 2
 """Seconds for the closing handshake."""
+MAX_UNREAD_PONGS = 1024 * 1024
+"""Bytes that wait to be sent by a client, above which pings are not answered; a relay reads no pings then."""
 MAX_UNSENT = 64 * 1024 * 1024
 """Bytes that wait to be sent over one connection before it is dropped: more than a window of the largest messages."""
 NORMAL, GOING_AWAY, BAD_DATA, TOO_LARGE, FAILED, TRY_LATER = 1000, 1001, 1003, 1009, 1011, 1013
@@ -326,7 +328,9 @@ class Socket:
         self._write(frames.PING, payload)
 
     def pong(self, payload: bytes) -> None:
-        """The answer to a ping."""
+        """The answer to a ping; who reads none of them gets no more."""
+        if not self._bounded and self.transport is not None and (queued(self.transport) or 0) > MAX_UNREAD_PONGS:
+            return
         self._write(frames.PONG, payload)
 
     def close(self, code: int = NORMAL, why: str = "") -> None:

@@ -245,6 +245,10 @@ class ClientConnection:
             self._move(transport, Input.SEND_CLOSE)
             self._remove(transport, was_open=state is State.OPEN)
             if transport.secure is not None and state is State.OPEN:
+                if transport.ack_due:  # what came is acknowledged, also when the end is all that follows
+                    transport.ack_due = False
+                    payload = transport.secure.seal_ack()
+                    self._outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
                 payload = transport.secure.seal_close(reason)
                 self._outgoing.append(encode_frame(CLOSE, transport.id, payload))
             else:

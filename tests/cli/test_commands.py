@@ -45,12 +45,14 @@ class CommandCase(EntityCase):
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
 
-    def start(self, *arguments: str, **environment: str) -> Command:
-        """Run it; standard input stays open."""
+    def start(self, *arguments: str, stdout: int | str = "r", **environment: str) -> Command:
+        """Run it; standard input stays open.  :param stdout: another descriptor than a pipe to the test."""
         command = Command()
         argv = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", *arguments]
         env = {**os.environ, "COLUMNS": "200", **environment}
-        process = reactor.spawnProcess(command, sys.executable, argv, env=env, path=str(self.directory))  # type: ignore[attr-defined]
+        run: Any = reactor.spawnProcess  # type: ignore[attr-defined]
+        descriptors = {0: "w", 1: stdout, 2: "r"}
+        process = run(command, sys.executable, argv, env=env, path=str(self.directory), childFDs=descriptors)
 
         def end() -> Deferred[Any] | None:
             if process.pid is None:
@@ -187,6 +189,39 @@ class NetworkCommandTests(CommandCase):
         connecting.transport.closeStdin()  # type: ignore[union-attr]
         self.assertEqual(await gatherResults([connecting.ended, listening.ended]), [0, 0])
         self.assertEqual(listening.out, b"to the listener\n" + big)
+
+    @asynchronous
+    async def test_who_sends_hears_that_it_did_not_arrive(self) -> None:
+        """The listener is stopped in the middle: what it has not taken is not called sent."""
+        url = await self.network()
+        listening = self.start("listen", "-w", "60", "--min-servers", "1", DMSG_DISCOVERY=url)
+        key = (await self.said(listening, r"listening: ([0-9a-f]{66})"))[1]
+        connecting = self.start("connect", key, "--min-servers", "1", DMSG_DISCOVERY=url)
+        listening.transport.pauseProducing()  # type: ignore[union-attr]
+        await self.said(connecting, "connected:")
+        connecting.transport.write(bytes(40_000_000))  # type: ignore[union-attr]
+        connecting.transport.closeStdin()  # type: ignore[union-attr]
+        listening.transport.resumeProducing()  # type: ignore[union-attr]
+        await self.until(lambda: len(listening.out) > 1_000_000)
+        listening.transport.signalProcess("INT")  # type: ignore[union-attr]
+        self.assertEqual(await listening.ended, 130)
+        self.assertLess(len(listening.out), 40_000_000)
+        self.assertEqual(await connecting.ended, 1)
+        self.assertRegex(connecting.err.decode(), "before all of the input had arrived|lost|aborted|ended")
+
+    @asynchronous
+    async def test_a_full_disk_is_told_to_both(self) -> None:
+        url = await self.network()
+        full = os.open("/dev/full", os.O_WRONLY)
+        self.addCleanup(os.close, full)
+        listening = self.start("listen", "-w", "60", "--min-servers", "1", stdout=full, DMSG_DISCOVERY=url)
+        key = (await self.said(listening, r"listening: ([0-9a-f]{66})"))[1]
+        connecting = self.start("connect", key, "--min-servers", "1", DMSG_DISCOVERY=url)
+        connecting.transport.write(bytes(5_000_000))  # type: ignore[union-attr]
+        connecting.transport.closeStdin()  # type: ignore[union-attr]
+        self.assertEqual(await gatherResults([listening.ended, connecting.ended]), [1, 1])
+        self.assertIn("standard output", listening.err.decode())
+        self.assertIn("aborted", connecting.err.decode())
 
     @asynchronous
     async def test_ping_bench_and_discovery(self) -> None:

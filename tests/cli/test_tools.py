@@ -284,6 +284,34 @@ class CopyTests(ToolCase):
             self.assertIn(text, err)
 
     @asynchronous
+    async def test_what_is_at_the_target(self) -> None:
+        """A device or a pipe is not replaced; a link is followed; who could not read a file cannot from then on."""
+        await self.network()
+        (self.directory / "shared").mkdir()
+        (self.directory / "shared" / "film").write_bytes(b"new")
+        os.mkfifo(self.directory / "fifo")
+        os.mkfifo(self.directory / "shared" / "fifo")
+        (self.directory / "secret").write_bytes(b"old")
+        (self.directory / "secret").chmod(0o600)
+        (self.directory / "link").symlink_to("secret")
+        (self.directory / "null").symlink_to("/dev/null")
+        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        await self.said(listening, "is at")
+        for target in ("fifo", "null"):
+            status, _, err = await self.run_command("cp", "alice:film", target, **self.environment)
+            self.assertEqual((status, err.count("\n")), (1, 1), err)
+            self.assertIn("not a regular file", err)
+        self.assertTrue((self.directory / "fifo").is_fifo())
+        status, _, err = await self.run_command("cp", "secret", "alice:fifo", **self.environment)
+        self.assertEqual(status, 1)
+        self.assertTrue((self.directory / "shared" / "fifo").is_fifo())
+        status, _, err = await self.run_command("cp", "alice:film", "link", **self.environment)
+        self.assertEqual(status, 0, err)
+        self.assertTrue((self.directory / "link").is_symlink())
+        self.assertEqual((self.directory / "secret").read_bytes(), b"new")
+        self.assertEqual((self.directory / "secret").stat().st_mode & 0o777, 0o600)
+
+    @asynchronous
     async def test_it_goes_on_after_both_ends_were_killed(self) -> None:
         await self.network()
         (self.directory / "shared").mkdir()
