@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from attrs import frozen
 from twisted.internet.defer import Deferred, fail
@@ -119,8 +120,8 @@ class StreamCarrier(Protocol):
         """Call ``stream.flush()`` at the end of the reactor turn."""
 
 
-UNREAD: dict[StreamTransport, None] = {}
-"""Streams of this process that are over, with something that their applications have not read."""
+UNREAD: WeakSet[StreamTransport] = WeakSet()
+"""Streams of this process that are over, with something that their applications have not read, and still could."""
 
 
 class _Ticket:
@@ -557,7 +558,7 @@ class StreamTransport:
         if producer is self:
             self._paused = False  # it waited for itself: nobody else would go on
         if self._unread:
-            UNREAD[self] = None
+            UNREAD.add(self)
         for ticket in tickets:
             late = reason == CloseReason.TIMEOUT
             ticket.fire(Failure(DmsgTimeout(str(why.value)) if late else TransportClosed(reason)))
@@ -578,7 +579,7 @@ class StreamTransport:
             self.resume_if_unpaused()
 
     def _finish(self) -> None:
-        UNREAD.pop(self, None)
+        UNREAD.discard(self)
         protocol, self._protocol = self._protocol, None
         if protocol is not None and self._lost is not None:
             self.disconnected = True
