@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
 from twisted.internet.error import ConnectionDone, ConnectionLost, ConnectionRefusedError, DNSLookupError, NoRouteError
 from twisted.internet.error import TimeoutError as TwistedTimeoutError
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import (
     VERSION,
@@ -139,6 +140,11 @@ class Lookup:
         :returns: whether there was something of ours.  Fails with EntryNotFound.
         """
         return self._ask(self._withdraw(key, half, frozenset(features)))
+
+    @property
+    def reactor(self) -> Any:
+        """The clock by which it waits."""
+        return self._reactor
 
     def is_posted_here(self, entry: Entry) -> bool:
         """Whether ``entry`` is what :meth:`update` posted last of its key."""
@@ -367,6 +373,12 @@ class Lookup:
             await self._post(self._in_form(empty).sign(key))
 
 
+GRACE = 1.0
+"""Seconds after the first answer for which the other discoveries are waited for: one of them may have a newer entry."""
+HUNG_FOR = 60.0
+"""Seconds for which one that did not answer in time is asked, and not waited for."""
+
+
 class Lookups:
     """Several discoveries that know the same network."""
 
@@ -374,13 +386,14 @@ class Lookups:
         if not lookups:
             raise ValueError("at least one discovery is needed")
         self.lookups = tuple(lookups)
+        self._hung: dict[Lookup, float] = {}
 
     def __str__(self) -> str:
         return "discovery " + ", ".join(lookup.url for lookup in self.lookups)
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
-        """As :meth:`Lookup.entry`, from the first discovery that has it."""
-        return Deferred.fromCoroutine(self._first(lambda lookup: lookup.entry(key)))
+        """As :meth:`Lookup.entry`: the newest that one of the discoveries has."""
+        return Deferred.fromCoroutine(self._newest(lambda lookup: lookup.entry(key)))
 
     def available_servers(self) -> Deferred[list[Entry]]:
         """As :meth:`Lookup.available_servers`, of all discoveries that answer, each key once."""
@@ -407,17 +420,54 @@ class Lookups:
         """Close kept connections."""
         return DeferredList([lookup.close() for lookup in self.lookups]).addCallback(lambda _: None)
 
-    async def _first(self, ask: Callable[[Lookup], Deferred[Any]]) -> Any:
-        problem: DiscoveryError | None = None
-        for lookup in self.lookups:
-            try:
-                return await ask(lookup)
-            except DiscoveryError as error:
-                # "not found" is the weakest answer: another may have it, or be broken
-                if problem is None or isinstance(problem, EntryNotFound):
-                    problem = error
-        assert problem is not None
-        raise problem
+    async def _gather(self, ask: Callable[[Lookup], Deferred[Any]]) -> list[Any]:
+        """The answers, or Failures, of those that answer; one that hangs is waited for ``GRACE`` beyond the first."""
+        askings = [ask(lookup) for lookup in self.lookups]
+        results: list[Any] = [None] * len(askings)
+        done: Deferred[None] = Deferred()
+        timer: IDelayedCall | None = None
+        reactor = self.lookups[0].reactor
+        now = reactor.seconds()
+        hung = {number for number, lookup in enumerate(self.lookups) if self._hung.get(lookup, now) > now}
+
+        def look(result: Any, number: int) -> None:
+            nonlocal timer
+            results[number] = result
+            if done.called:
+                return
+            good = any(one is not None and not isinstance(one, Failure) for one in results)
+            missing = {number for number, one in enumerate(results) if one is None}
+            if not missing or (good and missing <= hung):
+                done.callback(None)
+            elif good and timer is None:
+                timer = reactor.callLater(GRACE, done.callback, None)
+
+        for number, asking in enumerate(askings):
+            asking.addBoth(look, number)
+        try:
+            await done
+        finally:
+            if timer is not None and timer.active():
+                timer.cancel()
+            for number, lookup in enumerate(self.lookups):
+                if results[number] is None:
+                    self._hung[lookup] = reactor.seconds() + HUNG_FOR
+                    askings[number].cancel()
+                elif number not in hung:
+                    self._hung.pop(lookup, None)
+        return [one for one in results if one is not None]
+
+    async def _newest(self, ask: Callable[[Lookup], Deferred[Entry]]) -> Entry:
+        if len(self.lookups) == 1:
+            return await ask(self.lookups[0])
+        answers = await self._gather(ask)
+        entries: list[Entry] = [one for one in answers if not isinstance(one, Failure)]
+        if entries:
+            # each is signed: one that is older was kept, or is kept back
+            return max(entries, key=lambda entry: entry.timestamp)
+        errors = [one.value for one in answers]
+        # "not found" is the weakest answer: another may have it, or be broken
+        raise next((error for error in errors if not isinstance(error, EntryNotFound)), errors[0])
 
     async def _all(self, ask: Callable[[Lookup], Deferred[Any]]) -> None:
         results = await DeferredList([ask(lookup) for lookup in self.lookups], consumeErrors=True)
@@ -425,14 +475,15 @@ class Lookups:
             raise _error_of(results[0][1])
 
     async def _available_servers(self) -> list[Entry]:
-        results = await DeferredList([lookup.available_servers() for lookup in self.lookups], consumeErrors=True)
+        answers = await self._gather(lambda lookup: lookup.available_servers())
         found: dict[str, Entry] = {}
-        for success, result in results:
-            if success:
-                for entry in result:
-                    found.setdefault(entry.static, entry)
-        if not found and not any(success for success, _ in results):
-            raise _error_of(results[0][1])
+        for answer in answers:
+            for entry in () if isinstance(answer, Failure) else answer:
+                known = found.get(entry.static)
+                if known is None or known.timestamp < entry.timestamp:
+                    found[entry.static] = entry
+        if not found and all(isinstance(answer, Failure) for answer in answers):
+            raise answers[0].value
         return list(found.values())
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from treq.testing import StubTreq
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import EventLoggingObserver
@@ -18,7 +19,7 @@ from twisted.web.test.requesthelper import DummyRequest
 from dmsg.buckets import MAX_ADDRESSES, RateLimit
 from dmsg.discovery.api import MAX_VERSION, DiscoveryAPI, make_site
 from dmsg.discovery.entry import MAX_DELEGATED, ClientMeta, Deletion, Entry, ServerMeta
-from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.discovery.lookup import GRACE, HUNG_FOR, Lookup, Lookups
 from dmsg.discovery.store import MemoryStore
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
@@ -212,8 +213,6 @@ class SeedPathTests(APICase):
         self.assertIn("dmsg_discovery_entries 1.0", text)
 
     def test_a_store_that_fails_is_503(self) -> None:
-        from twisted.internet.defer import fail
-
         self.store.get = lambda static: fail(OSError("disk"))
         self.assertEqual(self.message("GET", f"/discovery/entries/{KEY.public}")[0], 503)
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
@@ -466,9 +465,58 @@ class LookupTests(APICase):
         self.assertIn("non-zero sequence", str(error.value))
         self.assertTrue(forged)
 
+    def test_the_newest_of_several(self) -> None:
+        """One shows an older entry, one hangs: neither is believed before who has the newest."""
+        old, new = (Entry("0.0.1", number, 1 + number, KEY.public.hex(), ClientMeta(())).sign(KEY) for number in (0, 1))
+
+        class Says(Lookup):
+            def __init__(self, clock: Any, *entries: Entry, hangs: bool = False) -> None:
+                super().__init__(clock, "http://says")
+                self.entries, self.hangs, self.asked, self.cancelled = entries, hangs, 0, 0
+
+            def answer(self, value: Any) -> Any:
+                self.asked += 1
+                if self.hangs:
+                    return Deferred(self.gave_up)
+                return succeed(value) if value else fail(EntryNotFound("it has none"))
+
+            def gave_up(self, _: Any) -> None:
+                self.cancelled += 1
+
+            def entry(self, key: Any) -> Any:
+                return self.answer(self.entries[0] if self.entries else None)
+
+            def available_servers(self) -> Any:
+                return self.answer(list(self.entries))
+
+        lying, honest, hanging = Says(self.clock, old), Says(self.clock, new), Says(self.clock, hangs=True)
+        both = Lookups([lying, Says(self.clock), honest])
+        self.assertEqual(self.successResultOf(both.entry(KEY.public)), new)
+        lookups = Lookups([hanging, lying, honest])
+        asking = lookups.entry(KEY.public)
+        self.assertNoResult(asking)
+        self.clock.advance(GRACE)
+        self.assertEqual(self.successResultOf(asking), new)
+        self.assertEqual((hanging.asked, hanging.cancelled), (1, 1))
+        # it is asked again, and not waited for, for a while
+        self.assertEqual(self.successResultOf(lookups.entry(KEY.public)), new)
+        self.assertEqual((hanging.asked, hanging.cancelled), (2, 2))
+        self.clock.advance(HUNG_FOR)
+        asking = lookups.entry(KEY.public)
+        self.assertNoResult(asking)
+        asking.cancel()
+        self.failureResultOf(asking)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.failureResultOf(Lookups([Says(self.clock), Says(self.clock)]).entry(KEY.public), EntryNotFound)
+        first = self.server_entry(b"s")
+        second = replace(first, sequence=1, timestamp=2).sign(SecKey.from_seed(b"s"))
+        several = Lookups([Says(self.clock, first), Says(self.clock, second), hanging])
+        asking = several.available_servers()
+        self.clock.advance(GRACE)
+        self.assertEqual(self.successResultOf(asking), [second])
+
     def test_several_discoveries(self) -> None:
         """One that is away does not matter; writes go to all."""
-        from twisted.internet.defer import fail
 
         class Away:
             def request(self, *_: Any, **__: Any) -> Any:
