@@ -20,6 +20,7 @@ from twisted.internet.protocol import Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.discovery.entry import Entry
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_address
@@ -171,6 +172,8 @@ class ServerLink:
         """Sessions in a row that ended soon after they were made."""
         self.carries = True
         """Its entry says that it carries what this client opens."""
+        self.entry: Entry | None = None
+        """By which it is reached."""
         self._at_once = False
         self.last_error = ""
         self.slow = False

@@ -29,6 +29,8 @@ RACE = 2
 """Servers asked beyond those that are needed."""
 AWAY_AFTER = 2
 """Failed tries in a row after which another server is looked for."""
+MAX_WORKED = 16
+"""Servers that are remembered because they have worked: they are taken before others that discovery lists."""
 MAX_HINTS, HINTS_FOR = 8, 60.0
 """Servers that one which leaves may name, and seconds for which they are taken before others."""
 AVOID_FOR = 60.0
@@ -93,6 +95,7 @@ class ServerSet:
         self._visited: dict[PubKey, Session] = {}
         self._idle: set[PubKey] = set()
         self._avoid: dict[PubKey, float] = {}
+        self._worked: dict[PubKey, Entry] = {}
         self._hints: list[PubKey] = []
         self._hints_until = 0.0
         self._running = False
@@ -237,11 +240,17 @@ class ServerSet:
             except DiscoveryError as error:
                 self.last_error = str(error)
             self._random.shuffle(entries)
-            # full ones only when there are no others
-            entries.sort(key=lambda entry: (_is_full(entry), not self._carries(entry)))
         known = {entry.key: entry for entry in entries}
         hints = self._hints if self._reactor.seconds() < self._hints_until and not self._only else []
         first = list(dict.fromkeys((*self._only, *self._prefer, *hints)))
+        if not self._only:
+            # of those that have worked, last first: who has discovery list others does not draw this client away
+            worked = [server for server in reversed(self._worked) if server not in first]
+            entries = [known.get(server, self._worked[server]) for server in worked] + [
+                entry for entry in entries if entry.key not in self._worked
+            ]
+            # full ones only when there are no others
+            entries.sort(key=lambda entry: (_is_full(entry), not self._carries(entry)))
         for server in first:
             if server not in known:
                 try:
@@ -263,6 +272,7 @@ class ServerSet:
             self._reactor, entry.key, endpoint, self._random, changed=self._link_changed, away=self._link_away
         )
         link.carries = self._carries(entry)
+        link.entry = entry
         self.links[entry.key] = link
         link.start()
         return True
@@ -271,6 +281,8 @@ class ServerSet:
         _log.info("server {server} {why}, another takes its place", server=link.server.short, why=why)
         del self.links[link.server]
         self._avoid[link.server] = self._reactor.seconds() + AVOID_FOR
+        if link.slow:
+            self._worked.pop(link.server, None)
         link.stop()
 
     def _drop_surplus(self) -> None:
@@ -306,11 +318,19 @@ class ServerSet:
             return
         if link.session is not None:
             self.last_error = ""
+            self._remember(link)
             self._welcome(link.session)
             self._drop_surplus()
         else:
             self.look_soon(0.1)
         self._changed()
+
+    def _remember(self, link: ServerLink) -> None:
+        if link.entry is not None:
+            self._worked.pop(link.server, None)
+            self._worked[link.server] = link.entry
+            if len(self._worked) > MAX_WORKED:
+                del self._worked[next(iter(self._worked))]
 
     def _link_away(self, link: ServerLink, failures: int) -> None:
         self.last_error = f"server {link.server.short}: {link.last_error or 'connection lost'}"

@@ -40,10 +40,12 @@ from dmsg.discovery.entry import (
     is_key_text,
 )
 from dmsg.discovery.looks import may_look
+from dmsg.discovery.quota import ServerQuota
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import KINDS
-from dmsg.errors import EntryNotFound, KeyFormatError
+from dmsg.errors import DmsgError, EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
+from dmsg.net.addresses import parse_address
 from dmsg.net.site import answer, answer_http_error, gated_site
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
@@ -82,6 +84,10 @@ WROTE_FIRST = "wrote a new entry"
 WROTE_NEXT = "wrote new entry iteration"
 
 
+class TooManyServers(Exception):
+    """Somebody has as many servers listed as he may."""
+
+
 class StoreUnavailable(Exception):
     """The store failed; the client may try again."""
 
@@ -103,6 +109,14 @@ def _path_key(text: str) -> str:
         if is_key_text(text):
             return text.lower()
         raise
+
+
+def _host(address: str) -> str:
+    """Where a server is, as its entry says; what is no address is one host for all of its kind."""
+    try:
+        return parse_address(address)[0]
+    except DmsgError:
+        return ""
 
 
 def _check_size(entry: Entry) -> None:
@@ -151,6 +165,7 @@ class DiscoveryAPI:
         self._ranking = ranking
         self._telemetry = telemetry
         self._looks = looks
+        self._quota = ServerQuota()
         self._failing: set[str] = set()
         self._full = False
         self.charge: Callable[[IRequest, float], None] = lambda request, requests: None
@@ -212,6 +227,10 @@ class DiscoveryAPI:
         refreshes = form is Form.SEED and bool(features(entry.version) & REFRESHING)
         _check_size(entry)
         poster = self.client_of(request)
+        if entry.server is not None:
+            refusal = self._quota.refusal(entry.static, poster, _host(entry.server.address), self._now())
+            if refusal is not None:
+                raise TooManyServers(refusal)
         looked_at = self._looks and entry.server is not None and may_look(entry.server.address, poster)
 
         def posted(first: bool) -> bytes:
@@ -409,6 +428,12 @@ class DiscoveryAPI:
     def _invalid(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "invalid", failure.value)
         return answer(request, 422, str(failure.value))
+
+    @_app.handle_errors(TooManyServers)
+    def _too_many(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused(request, "too_many_servers", failure.value)
+        request.setHeader(b"retry-after", b"600")
+        return answer(request, 429, str(failure.value))
 
     @_app.handle_errors(HTTPException)
     def _http(self, request: IRequest, failure: Failure) -> bytes:

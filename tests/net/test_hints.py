@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.delegation.servers import HINTS_FOR, MAX_HINTS, ServerSet
+from dmsg.delegation.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet
 from dmsg.discovery.entry import VERSION, Entry, ServerMeta
 from dmsg.keys import PubKey, SecKey
 from dmsg.transport.events import Draining
@@ -116,6 +116,33 @@ class HintTests(SynchronousTestCase):
         self.sessions[KEYS[5].public].draining(8, [one.public for one in KEYS[10:]])
         self.clock.pump([0, 0.1, 0.1])
         self.assertEqual(self.lookups.asked, [])
+
+    def test_who_has_worked_comes_first(self) -> None:
+        """Discovery lists nothing but others from now on: a client that loses its server tries that one again too."""
+        self.set_up()
+        mine = KEYS[0].public
+        self.assertEqual(list(self.set.links), [mine])
+        self.lookups._listed = KEYS[1:]
+        self.set.links[mine].leaving = True
+        self.set.look_soon(0)
+        self.clock.pump([0, 0.1, 0.1])
+        self.assertNotIn(mine, self.set.links)
+        other = next(iter(self.set.links))
+        self.clock.advance(AVOID_FOR)
+        self.set.links[other].leaving = True
+        self.set.look_soon(0)
+        found = self.successResultOf(Deferred.fromCoroutine(self.set._candidates()))
+        self.assertEqual([entry.key for entry in found][:2], [other, mine])
+        self.clock.pump([0, 0.1, 0.1])
+        self.assertIn(mine, self.set.links)
+
+    def test_full_ones_come_last_all_the_same(self) -> None:
+        self.set_up()
+        full = Entry(VERSION, 1, 2, KEYS[0].public.hex(), server=ServerMeta("127.0.0.1:9", 0)).sign(KEYS[0])
+        self.lookups._entries[KEYS[0].public] = full
+        self.lookups._listed = KEYS[:3]
+        found = self.successResultOf(Deferred.fromCoroutine(self.set._candidates()))
+        self.assertEqual(found[-1], full)
 
 
 class OnceTests(SecureCase):
