@@ -50,7 +50,7 @@ class _Peers(Factory):
 
     def __init__(self, make: Callable[[], Peer], allowed: Callable[[IAddress], bool]) -> None:
         self._make = make
-        self._allowed = allowed
+        self.admits = self._allowed = allowed
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         if addr is None or not self._allowed(addr):

@@ -129,7 +129,7 @@ class _Measuring(Factory):
 
     def __init__(self, reactor: Any, allowed: Callable[[IAddress], bool]) -> None:
         self._reactor = reactor
-        self._allowed = allowed
+        self.admits = self._allowed = allowed
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         return _Measured(self._reactor) if addr is not None and self._allowed(addr) else None

@@ -59,7 +59,7 @@ class _Site(Site):
 
     def __init__(self, resource: Any, allow: tuple[PubKey, ...]) -> None:
         super().__init__(resource, timeout=IDLE_TIMEOUT)  # type: ignore[no-untyped-call]
-        self._allowed = only(allow)
+        self.admits = self._allowed = only(allow)
         self.displayTracebacks = False
 
     def buildProtocol(self, addr: Any) -> Any:

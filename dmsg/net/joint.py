@@ -111,7 +111,7 @@ class JointFactory(Factory):
         max_joints: int = MAX_JOINTS,
     ) -> None:
         self._connect = connect
-        self._allowed = allowed
+        self.admits = self._allowed = allowed
         self._failed = failed
         self._max = max_joints
         self._halves: dict[Half, None] = {}

@@ -16,6 +16,7 @@ has the same frames with encrypted payloads, and one ACK for all that came at on
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -115,6 +116,8 @@ class ClientConnection:
         """The server was shown that this client knows PING, and so PONG, DRAIN and NOTICE."""
         self.transports: dict[int, ClientTransport] = {}
         self.accepting = False
+        self.refusal: Callable[[PubKey, bytes], CloseReason | None] = lambda initiator, payload: None
+        """Why a secure REQUEST is refused before it is looked at."""
         self.established = False
         self.incoming = 0
         self._random = random or Random()
@@ -478,6 +481,8 @@ class ClientConnection:
                     reason = CloseReason.REFUSED
                 elif self.incoming >= MAX_INCOMING:
                     reason = CloseReason.TOO_MANY_TRANSPORTS
+                elif is_secure(payload) and (unseen := self.refusal(initiator, payload)) is not None:
+                    reason = unseen
                 else:
                     if self._key is not None and is_secure(payload):
                         offer = Offer(self._key, payload)

@@ -117,6 +117,7 @@ class Client(DelegatedClient):
             encryption=self.encryption,
             resume_timeout=resume_timeout,
             receipts=receipts,
+            factories=self._factories.values,
         )
         self.streams.reconnect = lambda stream: Deferred.fromCoroutine(self._reconnect(stream))
         self.streams.speaks_secure = lambda remote: Deferred.fromCoroutine(self._speaks_secure(remote))

@@ -105,6 +105,8 @@ class ClientSession:
         self._core = ClientConnection(
             local, key=key, random=random, budget=budget, receipts_to=server if receipts else None
         )
+        if streams is not None:
+            self._core.refusal = streams.doorman.refusal
         self._link: Link | None = None
         self._accept = accept
         self._opening: Pending[ClientTransport, Accepted] = Pending()

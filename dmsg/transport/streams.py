@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
@@ -25,6 +25,7 @@ from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.transport.agreement import Resume
+from dmsg.transport.doorman import Doorman
 from dmsg.transport.secure import BUDGET, Budget, SecureEnd
 from dmsg.transport.wire import INSTANCE_SIZE
 
@@ -152,6 +153,7 @@ class Streams:
     :param factory: who listens on a port, or None.
     :param schedule: calls a stream's ``flush`` at the end of the reactor turn.
     :param resume_timeout: seconds that a stream may be without a transport; 0 means none is resumed.
+    :param factories: all that listen.
     :param receipts: sign for servers that ask for it what they have delivered.
     :ivar reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
     :ivar speaks_secure: whether a client's signed entry offers secure transports.
@@ -169,9 +171,11 @@ class Streams:
         resume_timeout: float = RESUME_TIMEOUT,
         budget: Budget | None = None,
         receipts: bool = False,
+        factories: Callable[[], Iterable[IProtocolFactory]] = tuple,
     ) -> None:
         self._reactor = reactor
         self.key = key
+        self.doorman = Doorman(reactor.seconds, factories)
         self.probes = Probes(reactor)
         """What takes streams that are only to be measured."""
         self.instance = os.urandom(INSTANCE_SIZE)
