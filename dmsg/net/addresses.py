@@ -7,6 +7,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from dmsg.errors import DmsgError
 
+MAX_ADDRESS = 64
+"""Characters of an address that somebody says: it is remembered."""
 IPV6_BLOCK = 64
 """Bits of an IPv6 address that are one customer's: he has all addresses below."""
 
@@ -63,4 +65,4 @@ def kind_of(address: Address) -> str:
 
 def forwarded_client(header: bytes | None) -> str:
     """Whom our own proxy saw, by X-Forwarded-For: the last; what stands before it anybody can write.  Or empty."""
-    return (header or b"").decode("latin-1").rpartition(",")[2].strip()
+    return (header or b"").decode("latin-1").rpartition(",")[2].strip()[:MAX_ADDRESS]
