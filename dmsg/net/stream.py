@@ -147,9 +147,6 @@ class StreamTransport:
     disconnected = False
     unacknowledged = 0
     """Bytes that the other end had not acknowledged when it closed; frames count as one where it says no more."""
-    idle_moves = 0
-    """Carriers in a row over which nothing went; ``moved_at``: how far the stream was at the last."""
-    moved_at: tuple[int, int] | None = None
     token: Any = None
     """For the carrier, to find its own side of the stream."""
     end: Any = None

@@ -123,11 +123,13 @@ class SecureEnd:
         "acknowledged",
         "consumed",
         "generation",
+        "idle_moves",
         "in_flight",
         "in_flight_bytes",
         "initiator",
         "limit",
         "measure_at",
+        "moved_at",
         "peer_window",
         "received",
         "round_trip",
@@ -156,6 +158,8 @@ class SecureEnd:
         second = blake2b(binding + b"\1", digest_size=HASH_SIZE)
         self._sent_hash, self._received_hash = (first, second) if initiator else (second, first)
         self.acknowledged = 0
+        self.idle_moves = 0
+        self.moved_at: tuple[int, int] | None = None
         self.received = 0
         self.consumed = 0
         self.in_flight: deque[tuple[bytes | memoryview, Any]] = deque()

@@ -47,8 +47,6 @@ RESUME_ATTEMPT = 5.0
 RESUME_DELAY = 0.1
 """Seconds between the first rounds of tries; grows to ``RESUME_MAX_DELAY``."""
 RESUME_MAX_DELAY = 2.0
-IDLE_MOVES = 5
-"""Ways in a row on which nothing went, before the next one is looked for more slowly."""
 RESUME_BACK_OFF = 0.25
 """Seconds that all resumptions wait when a server finds them too many."""
 RESUME_RATE = 200.0
@@ -312,12 +310,8 @@ class Client(DelegatedClient):
         remote = peer.public_key
         left_behind = stream.server
         deadline = self._reactor.seconds() + self.streams.resume_timeout
-        # a way on which nothing came or went is no success: a relay could have it looked for without an end
-        progress = stream.end.received, stream.end.acknowledged
-        idle = stream.idle_moves = stream.idle_moves + 1 if progress == stream.moved_at else 0
-        stream.moved_at = progress
-        if idle > IDLE_MOVES:
-            await deferLater(self._reactor, min(RESUME_MAX_DELAY, RESUME_DELAY * 1.5 ** (idle - IDLE_MOVES)))
+        if (pause := self.streams.before_moving(stream)) > 0.0:
+            await deferLater(self._reactor, pause)
         rounds = 0
         while self._reactor.seconds() < deadline:
             moving = stream.end.transport is not None

@@ -146,6 +146,12 @@ class _Nowhere:
         self._streams.schedule(stream)
 
 
+IDLE_MOVES = 5
+"""Ways in a row on which nothing went, before the next one is looked for more slowly, at last every ``IDLE_PAUSE``."""
+IDLE_PAUSE = 2.0
+"""Seconds."""
+
+
 class Streams:
     """What the sessions of one client share.
 
@@ -313,6 +319,19 @@ class Streams:
             self._search(stream)
 
     # --- looking for another way ---
+
+    def before_moving(self, stream: StreamTransport) -> float:
+        """Seconds to wait before another way is looked for.
+
+        A way on which nothing came or went is no success: else a relay that ends each at once has it looked for
+        without an end.
+        """
+        end: SecureEnd = stream.end
+        progress = end.received, end.acknowledged
+        end.idle_moves = end.idle_moves + 1 if progress == end.moved_at else 0
+        end.moved_at = progress
+        idle = end.idle_moves - IDLE_MOVES
+        return 0.0 if idle <= 0 else min(IDLE_PAUSE, 0.1 * 1.5 ** min(idle, 20))
 
     def _search(self, stream: StreamTransport) -> None:
         if stream in self._searching or self.reconnect is None:

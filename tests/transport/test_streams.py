@@ -15,6 +15,7 @@ from dmsg.errors import CloseReason, DmsgTimeout, TransportClosed, TransportRefu
 from dmsg.net import stream as stream_module
 from dmsg.transport.agreement import Hello, Proposal
 from dmsg.transport.secure import SecureEnd
+from dmsg.transport.streams import IDLE_MOVES, IDLE_PAUSE
 from dmsg.transport.wire import FWD, Frame
 from tests.support import KEYS, SERVER_KEY, RawClient, Recorder
 from tests.transport.secure_support import SecureCase
@@ -249,6 +250,18 @@ class ResumeTests(ResumeCase):
         one.transport.write(b"as before")
         self.network.settle()
         self.assertEqual(two.data, b"as before")
+
+    def test_ways_on_which_nothing_goes(self) -> None:
+        """A relay that ends a transport as soon as it is resumed: it is looked for more and more slowly."""
+        one, _ = self.open()
+        streams = self.streams["A"]
+        pauses = [streams.before_moving(one.transport) for _ in range(30)]
+        self.assertEqual(pauses[: IDLE_MOVES + 1], [0.0] * (IDLE_MOVES + 1))
+        self.assertEqual(pauses, sorted(pauses))
+        self.assertEqual((pauses[IDLE_MOVES + 1] > 0.0, pauses[-1]), (True, IDLE_PAUSE))
+        one.transport.write(b"something")
+        self.network.settle()
+        self.assertEqual(streams.before_moving(one.transport), 0.0)
 
     def test_only_its_own_client_can_go_on_with_a_stream(self) -> None:
         one, two = self.open()
