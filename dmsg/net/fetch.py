@@ -62,9 +62,25 @@ class BoundedFactory(_HTTP11ClientFactory):
         return _Bounded(self._quiescentCallback)  # type: ignore[no-untyped-call]
 
 
+class _Pool(HTTPConnectionPool):
+    """Keeps nothing any more once it is closed: an answer may be there before its connection is free to be kept."""
+
+    _closed = False
+
+    def closeCachedConnections(self) -> Any:
+        self._closed = True
+        return super().closeCachedConnections()  # type: ignore[no-untyped-call]
+
+    def _putConnection(self, key: Any, connection: Any) -> None:
+        if self._closed:
+            connection.transport.abortConnection()
+        else:
+            super()._putConnection(key, connection)  # type: ignore[no-untyped-call]
+
+
 def make_pool(reactor: Any, *, persistent: bool = True, most: int = 2) -> HTTPConnectionPool:
     """Connections whose answers have a limited head.  :param most: to one host that are kept."""
-    pool = HTTPConnectionPool(reactor, persistent)
+    pool = _Pool(reactor, persistent)  # type: ignore[no-untyped-call]
     pool.maxPersistentPerHost = most
     pool._factory = BoundedFactory
     return pool

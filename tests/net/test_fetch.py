@@ -11,8 +11,9 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import deferLater
-from twisted.trial.unittest import TestCase
+from twisted.internet.task import Clock, deferLater
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import ResponseFailed
 
 from dmsg.delegation.admission import Hook
@@ -185,3 +186,28 @@ class FetchTests(TestCase):
         url = await self.serve(b"HTTP/1.1 200 OK\r\n" + b"X-Y: z\r\n" * (MAX_HEAD // 4) + b"\r\n")
         with self.assertRaises((ResponseFailed, DmsgError)):
             await WebClient(reactor, make_pool(reactor, persistent=False), 5).get(url)
+
+
+class PoolTests(SynchronousTestCase):
+    """Connections that are kept for the next question."""
+
+    def test_what_becomes_free_after_the_end_is_not_kept(self) -> None:
+        """The answer to a question may be used, and all be closed, before its connection is free."""
+        clock = Clock()
+        pool: Any = make_pool(clock)
+
+        class Quiet:
+            state = "QUIESCENT"
+            transport = StringTransport()
+
+        kept, late = Quiet(), Quiet()
+        late.transport = StringTransport()
+        pool._putConnection("here", kept)
+        self.assertEqual(len(clock.getDelayedCalls()), 1)
+        for call in clock.getDelayedCalls():
+            call.cancel()
+        pool._connections.clear()
+        pool._timeouts.clear()
+        self.successResultOf(pool.closeCachedConnections())
+        pool._putConnection("here", late)
+        self.assertEqual((clock.getDelayedCalls(), late.transport.disconnecting), ([], True))
