@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 
@@ -138,11 +138,6 @@ ATTACKS: dict[str, Callable[[float, Where, PubKey], None]] = {
     "deaf receivers": _deaf,
 }
 """On a server of 2019, by what the table calls them."""
-
-
-def names() -> Iterator[str]:
-    """Of all attacks."""
-    yield from ATTACKS
 
 
 if __name__ == "__main__":

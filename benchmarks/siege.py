@@ -36,8 +36,6 @@ MEMORY_BACK = 1.2
 """Part of the memory before that may be left ``SETTLE`` seconds after, and ``MEMORY_SLACK`` bytes."""
 MEMORY_SLACK = 24 << 20
 SETTLE = 20.0
-CUT = 10.0
-"""Seconds after which an attack costs the victim no more than the attacker, or is cut off."""
 
 
 class Pair:

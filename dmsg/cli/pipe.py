@@ -84,7 +84,8 @@ class _Stream(Protocol):
         if self._ending or self.transport is None:
             return
         self._ending = True
-        is_pipe = not stat.S_ISREG(os.fstat(1).st_mode) and not stat.S_ISCHR(os.fstat(1).st_mode)
+        mode = os.fstat(1).st_mode
+        is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
         error: Exception = BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
         self._failure = Failure(error)
         self.transport.abortConnection()  # type: ignore[attr-defined]

@@ -47,8 +47,6 @@ class ServerQuota:
             self._uncount(before)
         for name, most in zip(names, (OF_POSTER, OF_HOST), strict=True):
             if self._counts[name] >= most:
-                if before is not None and before[:2] == names:
-                    break  # it is one of them already
                 return f"too many servers {name}"
         self._servers[static] = (*names, now)
         self._counts.update(names)

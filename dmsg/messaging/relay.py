@@ -54,8 +54,6 @@ MAX_KNOWN = 4096
 """Keys of which a relay keeps whether they speak of two ids; the one that said so longest ago is forgotten."""
 SAME_HEADERS = ID_OFFSET + 1
 """Bytes in which frames of one size and one channel are equal."""
-MAX_STEPS = sys.maxsize
-"""Frames of one read that are handled one by one, by default."""
 FIRST_BURST = 16
 """Frames of one size that are looked for at first; doubles while they are found."""
 
@@ -169,7 +167,7 @@ class Relay:
 
     # --- frames ---
 
-    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = MAX_STEPS) -> int:
+    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:
         """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
 
         :param limit: frames that are handled one by one: control frames, and those that go elsewhere than the ones

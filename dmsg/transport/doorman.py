@@ -30,7 +30,7 @@ class Doorman:
 
     :param factories: those that listen.  One with ``admits``, which says of an address whether it may come, is asked
         before; nobody comes whom none of them admits.
-    :ivar refused: how many were not let in, by reason.
+    :ivar refused: how many were not let in.
     """
 
     def __init__(self, now: Callable[[], float], factories: Callable[[], Iterable[Any]]) -> None:

@@ -78,9 +78,6 @@ PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
 
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 
-MAX_STEPS = sys.maxsize
-"""Frames of one read that are handled one by one, by default."""
-
 FIRST_BURST = 16
 """Frames with equal headers that are looked for at first; doubles while they are found."""
 
@@ -330,7 +327,7 @@ class Relay:
 
     # --- frames ---
 
-    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = MAX_STEPS) -> int:
+    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:
         """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
 
         :param end: where the plaintext in ``buffer`` ends.
@@ -517,13 +514,11 @@ class Relay:
         # a CLOSE over the rate takes effect all the same: it frees something
         if frame_type == CLOSE:
             self._drop_route(peer, own_id, route, close_reason(payload))
-        elif frame_type == ACCEPT:
-            if not own_id & 1:  # of whom it is not asked
-                pass
-            elif (carried := route.carried) is not None and carried.back is route:
+        elif frame_type == ACCEPT and own_id & 1:  # of the responder, who alone is asked
+            route.accepted = route.back.accepted = True
+            if (carried := route.carried) is not None and carried.back is route:
                 assert self.observer is not None
                 self.observer.accepted(carried, payload)
-            route.accepted = route.back.accepted = route.accepted or bool(own_id & 1)
         # payloads are the clients' business, as in the reference
         self._answer(route.peer, encode_frame(frame_type, route.to_id, payload))
 
