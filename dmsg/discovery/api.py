@@ -198,7 +198,8 @@ class DiscoveryAPI:
         def answered(value: Any) -> Any:
             if operation in self._failing:
                 self._failing.discard(operation)
-                self._full = self._full and operation != "post"
+                if operation == "post":
+                    self._full = False
                 _log.info("the store answers again ({operation})", operation=operation)
             return value
 
@@ -209,8 +210,9 @@ class DiscoveryAPI:
             # one line for all requests of a time in which it is away
             if operation not in self._failing:
                 self._failing.add(operation)
-                # a database that is read and not written: its disk is full, or not its own
-                self._full = self._full or failure.check(sqlite3.Error) is not None
+                if operation == "post":
+                    # a database that is read and not written: its disk is full, or not its own
+                    self._full = failure.check(sqlite3.Error) is not None
                 if failure.type is not None and failure.type.__module__ in ("txredisapi", "sqlite3"):
                     error = f"{failure.type.__name__}: {failure.value}"
                     _log.error("the store fails ({operation}): {error}", operation=operation, error=error)

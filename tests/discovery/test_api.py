@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from dataclasses import replace
 from typing import Any
 
@@ -105,6 +106,25 @@ class GoVectorTests(APICase):
 
 class SeedPathTests(APICase):
     """Paths and codes of the seed documents."""
+
+    def test_health_says_whether_entries_are_taken(self) -> None:
+        """A read that failed once is over when the next one succeeds; a full disk only when an entry is taken again."""
+        body = self.client_entry().to_json()
+
+        def fails(*_: object) -> Any:
+            return fail(sqlite3.OperationalError("database or disk is full"))
+
+        post, get = self.store.post, self.store.get
+        self.patch(self.store, "get", fails)
+        self.assertEqual(self.message("GET", f"/discovery/entries/{KEY.public}")[0], 503)
+        self.assertEqual(self.request("GET", "/health")[0], 200)
+        self.patch(self.store, "get", get)
+        self.patch(self.store, "post", fails)
+        self.assertEqual(self.message("POST", "/discovery/entries", body)[0], 503)
+        self.assertEqual(self.request("GET", "/health")[0], 503)
+        self.patch(self.store, "post", post)
+        self.assertEqual(self.message("POST", "/discovery/entries", body)[0], 200)
+        self.assertEqual(self.request("GET", "/health")[0], 200)
 
     def test_life_of_an_entry(self) -> None:
         entry = self.client_entry()
