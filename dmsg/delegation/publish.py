@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.logger import Logger
 
 from dmsg.delegation.dial import retry_delay
-from dmsg.discovery.entry import ClientMeta, Entry, with_feature
+from dmsg.discovery.entry import REFRESH, ClientMeta, Entry, with_feature
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
@@ -21,6 +21,8 @@ PUBLISH_DELAY = 0.05
 """Seconds in which changes of the server list are collected into one POST."""
 WITHDRAW_TIMEOUT = 2.0
 """Seconds that stopping waits for discovery."""
+REFRESH_EVERY = 1800.0
+"""Seconds after which an entry is posted again that has not changed: discovery drops it after two hours."""
 CONTESTED_POSTS = 3
 """How often an entry that another program replaced is posted again within ``CONTESTED_TIME``."""
 CONTESTED_TIME = 600.0
@@ -78,7 +80,7 @@ class EntryPublisher:
         self._delegated = delegated
         self._failed = failed
         self._random = random
-        self._features = features
+        self._features = {**features, REFRESH: True}
         self._warned = warned
         self._contest = Contest(reactor.seconds)
         self._failures = 0
@@ -86,6 +88,7 @@ class EntryPublisher:
             reactor, self._publish, lambda failures: retry_delay(failures, random), "publishing the entry"
         )
         self._waiting: list[Deferred[None]] = []
+        self._posted_at = 0.0
         self.published: tuple[str, ...] | None = None
 
     def _retry(self, failures: int) -> float:
@@ -111,7 +114,8 @@ class EntryPublisher:
 
     def soon(self, delay: float = PUBLISH_DELAY) -> None:
         """Something changed, or it is time to look whether the entry is still there."""
-        if not self._again.planned:
+        # after a failure the delay grows; a change does not cut it short
+        if not self._failures or not self._again.planned:
             self._again.soon(delay)
 
     def publish(self) -> None:
@@ -138,7 +142,7 @@ class EntryPublisher:
         wanted = self._delegated()
         unchanged = wanted == self.published or (not wanted and self.published is None)
         if unchanged and (not wanted or not await self._is_missing(wanted)):
-            return None
+            return self._next_look()
         try:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
         except DiscoveryError as error:
@@ -148,6 +152,7 @@ class EntryPublisher:
             return retry_delay(self._failures, self._random)
         self._failures = 0
         self.published = wanted
+        self._posted_at = self._reactor.seconds()
         if wanted != self._delegated():
             return PUBLISH_DELAY
         if wanted:
@@ -155,7 +160,11 @@ class EntryPublisher:
             for deferred in waiting:
                 if not deferred.called:
                     deferred.callback(None)
-        return None
+        return self._next_look()
+
+    def _next_look(self) -> float | None:
+        """Seconds until the entry is posted again, not all clients at a time; none for one that has no servers."""
+        return REFRESH_EVERY * self._random.uniform(1.0, 1.2) if self.published else None
 
     def _make(self, entry: Entry, wanted: tuple[str, ...]) -> Entry:
         version = entry.version
@@ -173,7 +182,7 @@ class EntryPublisher:
             return False  # away: nothing to be done now
         is_said = all(entry.offers(feature) == offered for feature, offered in self._features.items())
         if is_said and entry.client is not None and entry.client.delegated_servers == wanted:
-            return False
+            return bool(self._reactor.seconds() - self._posted_at >= REFRESH_EVERY)
         if not self._lookups.is_posted_here(entry) and entry.client != ClientMeta(wanted):
             given_up = self._contest.lost()
             self._warned(

@@ -28,6 +28,7 @@ from dmsg.buckets import RateLimit
 from dmsg.discovery.entry import (
     MAX_ENTRY_SIZE,
     NULL_KEY,
+    REFRESH,
     REFRESHING,
     Entry,
     EntryDecodeError,
@@ -39,13 +40,12 @@ from dmsg.discovery.entry import (
     features,
     is_key_text,
 )
-from dmsg.discovery.looks import may_look
 from dmsg.discovery.quota import ServerQuota
 from dmsg.discovery.ranking import RankingFile
-from dmsg.discovery.store import KINDS
+from dmsg.discovery.store import KINDS, Terms
 from dmsg.errors import DmsgError, EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.net.addresses import parse_address
+from dmsg.net.addresses import block_of, kind_of, literal, parse_address
 from dmsg.net.site import answer, answer_http_error, gated_site
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
@@ -56,6 +56,14 @@ MAX_SERVERS = 10
 """Servers in one answer of available_servers, by default."""
 SERVER_TTL = 120.0
 """Seconds without a refresh after which a server is not listed, by default."""
+OF_PLACE = 64 * 1024 * 1024
+"""Bytes of entries that one public address, or block, may have posted; then its oldest are dropped."""
+CLIENT_TTL = 2 * 3600.0
+"""Seconds after its last POST when the entry of a client is dropped that posts it every half hour."""
+REFRESHING_TTL = 86400.0
+"""Seconds after its last POST when the entry of a server is dropped that posts it every half minute."""
+ENTRY_TTL = 90 * 86400.0
+"""Seconds after its last POST when any other entry is dropped, by default; a server's: after it was last seen."""
 MAX_VERSION = 256
 """Characters of an entry's version."""
 MAX_SERVER_SIZE = 16 * 1024
@@ -150,11 +158,13 @@ class DiscoveryAPI:
         server_ttl: float = SERVER_TTL,
         ranking: RankingFile | None = None,
         telemetry: Telemetry | None = None,
-        looks: bool = False,
+        looks: Callable[[], object] | None = None,
+        entry_ttl: float = ENTRY_TTL,
+        of_place: float = OF_PLACE,
     ) -> None:
         """:param wall_clock: returns seconds since 1970; kept apart from the
             reactor's clock because stores outlive the process.
-        :param looks: servers that post their entry once are looked at.
+        :param looks: servers are looked at before they are listed; told that one has come.
         """
         self._reactor = reactor
         self._store = store
@@ -165,6 +175,7 @@ class DiscoveryAPI:
         self._ranking = ranking
         self._telemetry = telemetry
         self._looks = looks
+        self._entry_ttl, self._of_place = entry_ttl, of_place
         self._quota = ServerQuota()
         self._failing: set[str] = set()
         self._full = False
@@ -225,23 +236,38 @@ class DiscoveryAPI:
     def _post(self, request: IRequest, form: Form) -> Deferred[bytes]:
         self.requests += 1
         entry = decode_verified(request.content.read(), form)
-        # a mark that another program left does not make a server of 2019 refresh
-        refreshes = form is Form.SEED and bool(features(entry.version) & REFRESHING)
         _check_size(entry)
         poster = self.client_of(request)
         if entry.server is not None:
             refusal = self._quota.refusal(entry.static, poster, _host(entry.server.address), self._now())
             if refusal is not None:
                 raise TooManyServers(refusal)
-        looked_at = self._looks and entry.server is not None and may_look(entry.server.address, poster)
+        terms = self._terms(entry, form, poster)
 
         def posted(first: bool) -> bytes:
             result = "first" if first else "next"
             self._metrics.posted.labels(result).inc()
             self._tell(entry, result)
+            if entry.server is not None and self._looks is not None:
+                self._looks()
             return answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
 
-        return self._ask("post", entry, self._now(), refreshes, looked_at).addCallback(posted)
+        return self._ask("post", entry, self._now(), terms).addCallback(posted)
+
+    def _terms(self, entry: Entry, form: Form, poster: str) -> Terms:
+        """How an entry is kept: by what its owner says, and where it comes from."""
+        # a mark that another program left does not make a program of 2019 refresh
+        marks = features(entry.version) if form is Form.SEED else frozenset()
+        refreshes = bool(marks & REFRESHING)
+        lasts = 0.0
+        if entry.server is not None:
+            lasts = REFRESHING_TTL if refreshes else self._entry_ttl
+        if entry.client is not None or entry.server is None:
+            lasts = max(lasts, CLIENT_TTL if REFRESH in marks else self._entry_ttl)
+        source = literal(poster)
+        # who is beside discovery may be a proxy, or everybody
+        most = self._of_place if source is not None and kind_of(source) == "public" else math.inf
+        return Terms(refreshes, self._looks is None, block_of(poster), most, lasts)
 
     def _tell(self, entry: Entry, result: str) -> None:
         """For telemetry: servers are public, clients are not."""
@@ -266,7 +292,11 @@ class DiscoveryAPI:
         if ranking is None or ranking.current(self._now()) is None:
             servers: list[bytes] = await self._ask("available", most, since)
         else:
-            servers = ranking.choose(await self._ask("available", RANKED_POOL, since), most, self._now())
+            # all that are ranked are in the draw, however many strangers are listed beside them
+            servers = await self._ask("listed", ranking.some(RANKED_POOL, self._now()), since)
+            known = set(servers)
+            servers += [body for body in await self._ask("available", RANKED_POOL, since) if body not in known]
+            servers = ranking.choose(servers, most, self._now())
         if len(servers) < most:
             servers += await self._ask("quiet", most - len(servers), since)
         # an earlier version took longer ones
@@ -300,7 +330,7 @@ class DiscoveryAPI:
                 self._telemetry.record("entry", fields)
             return answer(request, 200, "deleted the entry")
 
-        return self._ask("delete", deletion).addCallback(deleted)
+        return self._ask("delete", deletion, self._now()).addCallback(deleted)
 
     @_app.route("/discovery/available_servers", methods=["GET"])
     def get_available_servers(self, request: IRequest) -> Deferred[bytes]:
@@ -380,10 +410,14 @@ class DiscoveryAPI:
     def metrics(self, request: IRequest) -> Deferred[bytes]:
         """Prometheus text."""
 
-        def counted(counts: dict[str, int]) -> bytes:
+        def counted(counts: dict[str, int]) -> Deferred[bytes]:
             self._metrics.entries.set(sum(counts.values()))
             for kind in KINDS:
                 self._metrics.kinds.labels(kind).set(counts.get(kind, 0))
+            return self._ask("size").addCallback(measured)
+
+        def measured(size: int) -> bytes:
+            self._metrics.entries_bytes.set(size)
             request.setHeader(b"content-type", self._metrics.content_type)
             return self._metrics.render()
 
@@ -393,7 +427,7 @@ class DiscoveryAPI:
             request.setHeader(b"content-type", self._metrics.content_type)
             return self._metrics.render()
 
-        return self._ask("counts").addCallbacks(counted, unknown)
+        return self._ask("counts").addCallback(counted).addErrback(unknown)
 
     # --- errors ---
 

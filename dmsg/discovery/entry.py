@@ -63,6 +63,8 @@ WRONG_DELETE_SEQUENCE = "sequence field of the deletion is not sequence of the e
 
 MAX_DELEGATED = 64
 """Servers that a client's entry names."""
+REFRESH = "refresh1"
+"""What versions say of clients that post their entry again and again."""
 REFRESHING = frozenset({"relay1", "messaging-seed", "messaging-skywire"})
 """What versions say of servers that post their entry again and again; others may be of 2019, which post it once."""
 

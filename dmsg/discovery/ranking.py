@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
@@ -41,6 +41,7 @@ KNOWN_LIMIT = 1024
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1000.0
 
 _log = Logger()
+_Drawn = TypeVar("_Drawn")
 
 
 class RankingError(DmsgError):
@@ -185,13 +186,19 @@ class RankingFile:
 
         Each gets the key ``u ** (1 / weight)`` (Efraimidis and Spirakis): a
         server of twice the weight comes first twice as often.  One that is not
-        ranked, because it is new, has the middle weight.
+        ranked has the least weight there is: anybody can have many of them.
         """
         ranking = self.current(now)
         weights = {} if ranking is None else ranking.weights
-        middle = sorted(weights.values())[len(weights) // 2] if weights else 1.0
+        return self._draw([(weights.get(self._key_of(body), LEAST_WEIGHT), body) for body in servers], most)
 
-        def luck(body: bytes) -> float:
-            return math.log(1.0 - self._random.random()) / weights.get(self._key_of(body), middle)
+    def some(self, most: int, now: float) -> list[str]:
+        """Keys of at most ``most`` servers of the ranking, drawn by their weights."""
+        ranking = self.current(now)
+        if ranking is None:
+            return []
+        return self._draw([(weight, static) for static, weight in ranking.weights.items()], most)
 
-        return sorted(servers, key=luck, reverse=True)[:most]
+    def _draw(self, weighted: Sequence[tuple[float, _Drawn]], most: int) -> list[_Drawn]:
+        lucky = sorted(weighted, key=lambda one: math.log(1.0 - self._random.random()) / one[0], reverse=True)
+        return [one for _, one in lucky[:most]]

@@ -14,6 +14,7 @@ from twisted.logger import Logger
 
 from dmsg.discovery.api import (
     BURST,
+    ENTRY_TTL,
     MAX_SERVERS,
     POST_BURST,
     POST_RATE,
@@ -23,8 +24,11 @@ from dmsg.discovery.api import (
     make_site,
 )
 from dmsg.discovery.looks import Looks
+from dmsg.discovery.proof import OPENINGS, Openings
 from dmsg.discovery.ranking import RankingFile
-from dmsg.discovery.store import open_store
+from dmsg.discovery.store import STORE_LIMIT, open_store
+from dmsg.discovery.sweep import Sweep
+from dmsg.memory import default_limit
 from dmsg.net.guard import GuardedFactory
 from dmsg.net.socketopts import tune_listening
 from dmsg.telemetry.metrics import Metrics
@@ -39,7 +43,13 @@ class Discovery(Service):
     :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
     :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.open_store`.
     :param server_ttl: seconds after which a server that does not refresh its entry is not listed; 0: never.
-    :param looks: servers of 2019, which do not, are looked at, and listed as long as they are there.
+    :param looks: servers are looked at before they are listed; those of 2019, which do not refresh their entry, are
+        listed as long as they are there.
+    :param private_servers: servers in private networks are looked at, too, whoever posts their entries.
+    :param openings: how servers are asked to prove their keys.
+    :param store_limit: bytes of entries that are kept; None: in memory :func:`~dmsg.memory.default_limit`, else
+        :data:`~dmsg.discovery.store.STORE_LIMIT`.
+    :param entry_ttl: seconds after which entries of programs are dropped that do not post them again.
     :param ranking: by which servers are preferred.
     :param telemetry: where to write events for the pipeline.
     :ivar ready: fires with the listening ports; fails with StoreError or
@@ -59,6 +69,10 @@ class Discovery(Service):
         post_rate: float = POST_RATE,
         post_burst: float = POST_BURST,
         looks: bool = True,
+        private_servers: bool = False,
+        openings: Openings = OPENINGS,
+        store_limit: float | None = None,
+        entry_ttl: float = ENTRY_TTL,
         proxied: bool = False,
         max_servers: int = MAX_SERVERS,
         server_ttl: float = SERVER_TTL,
@@ -73,6 +87,11 @@ class Discovery(Service):
         self._proxied = proxied
         self._wants_looks = looks and server_ttl > 0
         self._looks: Looks | None = None
+        self._private_servers, self._openings = private_servers, openings
+        if store_limit is None:
+            store_limit = default_limit() if store == "memory:" else STORE_LIMIT
+        self._store_limit, self._entry_ttl = store_limit, entry_ttl
+        self._sweep: Sweep | None = None
         self._gate: Any = None
         self._max_servers, self._server_ttl = max_servers, server_ttl
         self._store: Any = None
@@ -89,7 +108,20 @@ class Discovery(Service):
         self.ready = Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> list[IListeningPort]:
-        self._store = await open_store(self._store_description, self._reactor)
+        self._store = await open_store(self._store_description, self._reactor, self._store_limit)
+        if self._wants_looks:
+            self._looks = Looks(
+                self._reactor,
+                self._store,
+                time.time,
+                self._server_ttl,
+                lasts=self._entry_ttl,
+                openings=self._openings,
+                anywhere=self._private_servers,
+            )
+            self._looks.start()
+        self._sweep = Sweep(self._reactor, self._store, time.time, self.metrics)
+        self._sweep.start()
         self._api = api = DiscoveryAPI(
             self._reactor,
             self._store,
@@ -99,11 +131,9 @@ class Discovery(Service):
             server_ttl=self._server_ttl,
             ranking=self._ranking,
             telemetry=self.telemetry,
-            looks=self._wants_looks,
+            looks=None if self._looks is None else self._looks.soon,
+            entry_ttl=self._entry_ttl,
         )
-        if self._wants_looks:
-            self._looks = Looks(self._reactor, self._store, time.time, self._server_ttl)
-            self._looks.start()
         if self._ranking is not None:
             self._ranking.watch(self._reactor)
         if self.telemetry is not None:
@@ -148,6 +178,8 @@ class Discovery(Service):
             self._gate.stop()
         if self._looks is not None:
             await self._looks.stop()
+        if self._sweep is not None:
+            self._sweep.stop()
         if self._ranking is not None:
             self._ranking.stop()
         if self.telemetry is not None:

@@ -8,11 +8,12 @@ from typing import Any
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.discovery.api import BURST, MAX_SERVERS, POST_BURST, POST_RATE, RATE, SERVER_TTL
+from dmsg.discovery.api import BURST, ENTRY_TTL, MAX_SERVERS, POST_BURST, POST_RATE, RATE, SERVER_TTL
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.service import Discovery
 from dmsg.errors import KeyFormatError
 from dmsg.keys import PubKey
+from dmsg.messaging.openings import OPENINGS
 from dmsg.tap.options import TELEMETRY_OPTIONS, EntityOptions, endpoint, number, own_pid_file, set_log_format, telemetry
 from dmsg.tap.running import StopOnFailure
 
@@ -47,6 +48,21 @@ class Options(EntityOptions):
             "seconds without a refresh after which a server is not listed; 0: never",
             str,
         ],
+        [
+            "entry-ttl",
+            None,
+            str(int(ENTRY_TTL / 86400)),
+            "days after which an entry is dropped whose owner does not post it again and again; servers: are not seen",
+            str,
+        ],
+        [
+            "memory",
+            None,
+            None,
+            "MiB of entries that are kept; then who posted most loses the oldest "
+            "[default: 4096, in memory a quarter of the machine's]",
+            str,
+        ],
         ["max-servers", None, str(MAX_SERVERS), "servers in one answer", str],
         ["ranking", None, None, "file with a signed ranking of servers, which is watched (dmsg analytics rank)", str],
         ["ranking-key", None, None, "public key whose rankings are believed", str],
@@ -55,7 +71,8 @@ class Options(EntityOptions):
     ]
     optFlags = [
         ["proxied", None, "take addresses from X-Forwarded-For (behind a proxy of your own)"],
-        ["no-looks", None, "do not connect to servers that post their entry once to see whether they are there"],
+        ["no-looks", None, "list servers without connecting to them to see whether they are there and have their key"],
+        ["private-servers", None, "connect to servers in private networks, too, whoever posts their entries"],
     ]
 
     def __init__(self) -> None:
@@ -76,8 +93,12 @@ class Options(EntityOptions):
             ("post-rate", 1, 10**6),
             ("post-burst", 1, 10**6),
             ("max-servers", 1, 1000),
+            ("entry-ttl", 1, 36500),
         ):
             self[name] = number(self[name], low, high)
+        self["store-limit"] = None
+        if self["memory"] is not None:
+            self["store-limit"] = number(self["memory"], 1, 10**7) * 1024 * 1024
         if self["log-format"] not in ("text", "json"):
             raise UsageError("log-format is text or json")
         self["telemetry-settings"] = telemetry(self)
@@ -107,6 +128,10 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         post_rate=options["post-rate"],
         post_burst=options["post-burst"],
         looks=not options["no-looks"],
+        private_servers=bool(options["private-servers"]),
+        openings=OPENINGS,
+        store_limit=options["store-limit"],
+        entry_ttl=options["entry-ttl"] * 86400.0,
         proxied=bool(options["proxied"]),
         max_servers=options["max-servers"],
         server_ttl=options["server-ttl"],

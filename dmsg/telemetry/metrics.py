@@ -35,6 +35,12 @@ class Metrics:
             "dmsg_discovery_refused", "Requests refused, by reason", ["reason"], registry=self._registry
         )
         self.entries = Gauge("dmsg_discovery_entries", "Entries that are there", registry=self._registry)
+        self.entries_bytes = Gauge(
+            "dmsg_discovery_entries_bytes", "Bytes of the entries that are kept", registry=self._registry
+        )
+        self.dropped = Counter(
+            "dmsg_discovery_dropped", "Entries that were let go of, by reason", ["reason"], registry=self._registry
+        )
         self.kinds = Gauge(
             "dmsg_discovery_entries_by_kind",
             "Entries that are there, of clients, of servers, of both",

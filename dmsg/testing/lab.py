@@ -30,6 +30,7 @@ from zope.interface import implementer
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.discovery.service import Discovery
 from dmsg.keys import SecKey
+from dmsg.messaging.openings import OPENINGS
 from dmsg.net.fetch import make_pool
 from dmsg.testing.network import Host, Network
 from dmsg.transport.server import Server
@@ -104,7 +105,12 @@ class Lab:
         """Discovery, with its store in memory."""
         host = self.network.host("discovery")
         self.discovery = Discovery(
-            host, [f"tcp:{DISCOVERY_PORT}:interface={host.address}"], "memory:", rate=0, max_servers=1000
+            host,
+            [f"tcp:{DISCOVERY_PORT}:interface={host.address}"],
+            "memory:",
+            rate=0,
+            max_servers=1000,
+            openings=OPENINGS,
         )
         self.discovery.startService()
         self.discovery._store._random = self.random  # which servers it names has to follow from the seed too

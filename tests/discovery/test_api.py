@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from dataclasses import replace
 from typing import Any
@@ -18,10 +19,18 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.buckets import MAX_ADDRESSES, RateLimit
-from dmsg.discovery.api import MAX_VERSION, DiscoveryAPI, make_site
+from dmsg.discovery.api import (
+    CLIENT_TTL,
+    ENTRY_TTL,
+    MAX_VERSION,
+    OF_PLACE,
+    REFRESHING_TTL,
+    DiscoveryAPI,
+    make_site,
+)
 from dmsg.discovery.entry import MAX_DELEGATED, ClientMeta, Deletion, Entry, ServerMeta
 from dmsg.discovery.lookup import GRACE, HUNG_FOR, Lookup, Lookups
-from dmsg.discovery.store import MemoryStore
+from dmsg.discovery.store import MemoryStore, Terms
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net import site as site_module
@@ -189,6 +198,72 @@ class SeedPathTests(APICase):
         self.assertEqual([server["static"] for server in servers], [live.static, old])
         self.now = 240.0
         self.assertEqual(self.message("GET", "/discovery/available_servers")[0], 404)
+
+    def posted(self, path: str, entry: Entry) -> Terms:
+        """As the store is told."""
+        told: list[Terms] = []
+        post = self.store.post
+
+        def note(entry: Entry, now: float, terms: Terms) -> Any:
+            told.append(terms)
+            return post(entry, now, terms)
+
+        self.patch(self.store, "post", note)
+        self.assertEqual(self.request("POST", path, entry.to_json())[0], 200)
+        return told[0]
+
+    def test_how_long_entries_are_kept(self) -> None:
+        """By what their owners say, who are believed on the path of the seed document."""
+        seed, old = "/discovery/entries", "/messaging-discovery/entry/"
+        for number, (path, version, kind, lasts) in enumerate(
+            (
+                (seed, "0.0.1", "client", ENTRY_TTL),
+                (seed, "0.0.1+refresh1", "client", CLIENT_TTL),
+                (old, "0.0.1+refresh1", "client", ENTRY_TTL),
+                (seed, "0.0.1", "server", ENTRY_TTL),
+                (seed, "0.0.1+relay1", "server", REFRESHING_TTL),
+                (old, "0.0.1+relay1", "server", ENTRY_TTL),
+                (seed, "0.0.1+relay1", "both", ENTRY_TTL),
+                (seed, "0.0.1+refresh1.relay1", "both", REFRESHING_TTL),
+            )
+        ):
+            key = SecKey.from_seed(b"kept %d" % number)
+            client = None if kind == "server" else ClientMeta(())
+            server = None if kind == "client" else ServerMeta("h:1", 1)
+            entry = Entry(version, 0, 1, key.public.hex(), client, server).sign(key)
+            self.assertEqual(self.posted(path, entry).lasts, lasts, (path, version, kind))
+
+    def test_whose_entries_they_are(self) -> None:
+        """A block of IPv6 is one; who is beside discovery has no limit of its own: it may be a proxy."""
+        for poster, place, most in (
+            ("1.2.3.4", "1.2.3.4", OF_PLACE),
+            ("2600:1:2:3:4::5", "2600:1:2:3::/64", OF_PLACE),
+            ("10.0.0.1", "10.0.0.1", math.inf),
+            ("127.0.0.1", "127.0.0.1", math.inf),
+        ):
+            self.api.client_of = lambda request, poster=poster: poster
+            key = SecKey.from_seed(poster.encode())
+            terms = self.posted("/discovery/entries", Entry("0.0.1", 0, 1, key.public.hex(), ClientMeta(())).sign(key))
+            self.assertEqual((terms.place, terms.most, terms.checked), (place, most, True))
+
+    def test_servers_are_looked_at_before_they_are_listed(self) -> None:
+        told: list[None] = []
+        api = DiscoveryAPI(
+            self.clock,  # type: ignore[arg-type]
+            self.store,
+            lambda: self.now,
+            self.metrics,
+            looks=lambda: told.append(None),
+        )
+        self.http = StubTreq(api.resource())
+        self.request("POST", "/discovery/entries", self.client_entry().to_json())
+        self.assertEqual(told, [])
+        entry = self.server_entry(b"new", version="0.0.1+relay1")
+        self.request("POST", "/discovery/entries", entry.to_json())
+        self.assertEqual(len(told), 1)
+        self.assertEqual(self.message("GET", "/discovery/available_servers")[0], 404)
+        self.successResultOf(self.store.seen(entry.static, 0.0, 100.0))
+        self.assertEqual(self.request("GET", "/discovery/available_servers")[0], 200)
 
     def test_servers_that_are_never_taken_off_the_list(self) -> None:
         api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics, server_ttl=0.0)  # type: ignore[arg-type]
@@ -468,14 +543,14 @@ class LookupTests(APICase):
         changed = entry.to_json().replace(b'"timestamp":1', b'"timestamp":2')
         other = self.server_entry(b"other").to_json()
         for body in (changed, other, b"{}", b"[", b"null"):
-            self.store._json[KEY.public.hex()] = body
+            self.store.get = lambda static, body=body: succeed(body)
             self.failureResultOf(self.lookup.entry(KEY.public), DiscoveryError)
 
     def test_servers_that_do_not_verify_are_left_out(self) -> None:
         good, bad = self.server_entry(b"good"), self.server_entry(b"bad")
         for entry in (good, bad):
             self.successResultOf(self.lookup.post(entry))
-        self.store._json[bad.static] = bad.to_json().replace(b"h:1", b"h:2")
+        self.store._kept[bad.static].json = bad.to_json().replace(b"h:1", b"h:2")
         self.assertEqual(self.successResultOf(self.lookup.available_servers()), [good])
 
     def test_errors_name_what_is_wrong(self) -> None:

@@ -1,28 +1,46 @@
-"""Looking at servers that say nothing: what is connected to, and how often."""
+"""Looking at servers: what is connected to, how often, and what has to be proved."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from dmsg.discovery import proof
 from dmsg.discovery.entry import Entry, ServerMeta
-from dmsg.discovery.looks import AT_ONCE, LOOK_EVERY, PORTS, TRIES, Looks, may_look
-from dmsg.discovery.store import FIRST_LOOK, MemoryStore
+from dmsg.discovery.looks import (
+    AT_ONCE,
+    IN_ROUND,
+    LONGEST_REFRESHING,
+    LOOK_EVERY,
+    PORTS,
+    PROOFS,
+    PROVED_FOR,
+    TRIES,
+    UNLISTED_AFTER,
+    Looks,
+    may_look,
+)
+from dmsg.discovery.proof import Opening, reach
+from dmsg.discovery.store import MemoryStore, Terms
+from dmsg.errors import HandshakeError
 from dmsg.keys import SecKey
+from dmsg.messaging.openings import OPENINGS
+from dmsg.messaging.server import Server as MessagingServer
+from dmsg.transport.server import Server
 from tests.support import asynchronous
 
 TTL = 120.0
 
 
-def server(number: int, address: str = "8.8.8.8:1") -> Entry:
+def server(number: int, address: str = "8.8.8.8:1", sequence: int = 0, version: str = "0.0.1") -> Entry:
     key = SecKey.from_seed(b"looks %d" % number)
-    return Entry("0.0.1", 0, 1, key.public.hex(), server=ServerMeta(address, 1)).sign(key)
+    return Entry(version, sequence, 1 + sequence, key.public.hex(), server=ServerMeta(address, 1)).sign(key)
 
 
 class MayLookTests(SynchronousTestCase):
@@ -50,8 +68,15 @@ class MayLookTests(SynchronousTestCase):
             ("a..b:1", "1.1.1.1", False),
             ("x" * 64 + ".example:1", "1.1.1.1", False),
             ("127.0.0.1:1", "", False),
+            ("[fd00::1]:1", "fd00::/64", True),
+            ("[fd00::1]:1", "2600::/64", False),
         ):
             self.assertEqual(may_look(address, poster), may, (address, poster))
+
+    def test_anywhere(self) -> None:
+        """An option for discoveries of private networks."""
+        for address, may in (("10.0.0.1:1", True), ("127.0.0.1:1", True), ("169.254.169.254:80", False)):
+            self.assertEqual(may_look(address, "1.1.1.1", anywhere=True), may, address)
 
 
 class LooksTests(SynchronousTestCase):
@@ -61,34 +86,107 @@ class LooksTests(SynchronousTestCase):
         self.clock = Clock()
         self.store = MemoryStore()
         self.there = True
+        self.proves = True
         self.reached: list[tuple[str, int]] = []
-        self.looks = Looks(self.clock, self.store, self.clock.seconds, TTL, reach=self.reach)
+        self.proofs = 0
+        self.looks = Looks(self.clock, self.store, self.clock.seconds, TTL, reach=self.reach, lasts=1000.0)
         self.looks.start()
         self.addCleanup(lambda: self.successResultOf(Deferred.fromCoroutine(self.looks.stop())))
 
-    def reach(self, host: str, port: int) -> Deferred[Any]:
+    def reach(self, host: str, port: int, opening: Opening | None) -> Deferred[Any]:
         self.reached.append((host, port))
-        return succeed(None) if self.there else fail(ConnectionRefusedError())
+        if not self.there:
+            return fail(ConnectionRefusedError())
+        if opening is not None:
+            self.proofs += 1
+            if not self.proves:
+                return fail(HandshakeError("another key"))
+        return succeed(None)
 
-    def post(self, entry: Entry) -> None:
-        self.successResultOf(self.store.post(entry, self.clock.seconds(), False))
+    def post(self, entry: Entry, refreshes: bool = False, place: str = "1.1.1.1") -> None:
+        terms = Terms(refreshes=refreshes, checked=False, place=place, lasts=1000.0)
+        self.successResultOf(self.store.post(entry, self.clock.seconds(), terms))
+        self.looks.soon()
 
     def listed(self) -> int:
         return len(self.successResultOf(self.store.quiet(100, self.clock.seconds() - TTL)))
+
+    def available(self) -> int:
+        return len(self.successResultOf(self.store.available(1000, self.clock.seconds() - TTL)))
 
     def advance(self, seconds: float) -> None:
         self.clock.pump([LOOK_EVERY] * int(seconds / LOOK_EVERY))
 
     def test_it_stays_as_long_as_it_is_there(self) -> None:
         self.post(server(1))
-        self.advance(3600.0)
+        self.assertEqual(self.listed(), 0)
+        self.clock.advance(0.1)
+        self.assertEqual(self.listed(), 1)
+        self.advance(3500.0)
         self.assertEqual(self.listed(), 1)
         self.assertLess(len(self.reached), 3600 / (TTL / 3) + 2)
+        self.assertEqual(self.proofs, 1)
+        # it is kept for so long after it was seen
+        self.assertEqual(self.successResultOf(self.store.sweep(self.clock.seconds() + 900.0, 10)), 0)
         self.there = False
         self.advance(TTL + 10)
         self.assertEqual(self.listed(), 0)
         self.there = True
         self.advance(TTL * 4)
+        self.assertEqual(self.listed(), 1)
+
+    def test_who_does_not_prove_the_key_is_not_listed(self) -> None:
+        """Anybody can write somebody's address into an entry."""
+        self.proves = False
+        self.post(server(1))
+        self.post(server(2, "8.8.4.4:1", version="0.0.1+relay1"), refreshes=True)
+        self.advance(600.0)
+        self.assertEqual((self.listed(), self.available()), (0, 0))
+        self.assertTrue(self.proofs)
+
+    def test_a_proof_is_asked_for_once_an_hour(self) -> None:
+        for number, refreshes in ((1, True), (2, False)):
+            version = "0.0.1+relay1" if refreshes else "0.0.1"
+            self.post(server(number, f"8.8.8.{number}:1", version=version), refreshes)
+        self.clock.advance(0.1)
+        self.assertEqual(self.proofs, 2)
+        self.advance(PROVED_FOR - 10)
+        self.assertEqual(self.proofs, 2)
+        self.advance(TTL)
+        self.assertEqual(self.proofs, 4)
+        # another has its address now
+        self.proves = False
+        self.advance(PROVED_FOR + 5 * LONGEST_REFRESHING)
+        self.assertEqual(self.listed(), 0)
+        self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
+
+    def test_one_that_refreshes(self) -> None:
+        """It is looked at when it comes, and when it moves; it stays listed through two looks in vain."""
+        self.post(server(1, version="0.0.1+relay1"), refreshes=True)
+        self.clock.advance(0.1)
+        self.assertEqual((self.available(), len(self.reached)), (1, 1))
+        for sequence in range(1, 20):
+            self.post(server(1, sequence=sequence, version="0.0.1+relay1"), refreshes=True)
+            self.advance(30.0)
+        self.assertEqual((self.available(), len(self.reached)), (1, 1))
+        self.there = False
+        self.post(server(1, "8.8.4.4:1", sequence=20, version="0.0.1+relay1"), refreshes=True)
+        self.clock.advance(0.1)
+        self.assertEqual((self.available(), len(self.reached)), (0, 2))
+        self.there = True
+        self.advance(60.0)
+        self.assertEqual((self.available(), len(self.reached)), (1, 3))
+        self.there = False
+        self.advance(PROVED_FOR + 3000.0)
+        looked = len(self.reached)
+        self.assertLess(looked, 3 + 5 + 3000.0 / LONGEST_REFRESHING)
+        self.assertGreaterEqual(looked, 3 + UNLISTED_AFTER)
+        self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
+
+    def test_a_quiet_one_with_an_old_mark(self) -> None:
+        """Another program left it: what counts is how the entry was posted."""
+        self.post(server(1, version="0.0.1+relay1"))
+        self.advance(600.0)
         self.assertEqual(self.listed(), 1)
 
     def test_one_that_is_never_there_is_asked_rarely(self) -> None:
@@ -97,41 +195,75 @@ class LooksTests(SynchronousTestCase):
         self.advance(24 * 3600.0)
         self.assertLess(len(self.reached), 10)
 
-    def test_an_address_that_ten_thousand_entries_name_is_connected_to_once(self) -> None:
+    def test_an_address_that_many_entries_name_is_asked_so_often(self) -> None:
         """Or entries would be a way to have discovery flood somebody."""
         for number in range(100):
             self.post(server(number))
-        self.advance(FIRST_LOOK + 100 / AT_ONCE * LOOK_EVERY)
-        self.assertLessEqual(len(self.reached), 3)
+        self.advance(30.0)
+        self.assertEqual(len(self.reached), PROOFS)
+        self.assertEqual(self.listed(), PROOFS)
+
+    def test_an_address_where_nobody_is_is_connected_to_once(self) -> None:
+        self.there = False
+        for number in range(100):
+            self.post(server(number))
+        self.advance(30.0)
+        self.assertEqual(len(self.reached), 1)
 
     def test_few_at_a_time(self) -> None:
-        for number in range(50):
+        for number in range(200):
             self.post(server(number, f"8.8.8.{number}:1"))
+        for number in range(200, 500):
+            self.post(server(number, f"8.8.4.{number - 200}:1"))
         under_way: list[Deferred[Any]] = []
 
-        def reach(host: str, port: int) -> Deferred[Any]:
+        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
             under_way.append(Deferred())
             return under_way[-1]
 
         self.looks._reach = reach
-        self.advance(FIRST_LOOK)
+        self.advance(60.0)
         self.assertEqual(len(under_way), AT_ONCE)
+        self.assertEqual(len(self.looks._under_way), IN_ROUND)
         under_way[0].callback(None)
         self.assertEqual(len(under_way), AT_ONCE + 1)
+
+    def test_one_that_says_nothing_keeps_nobody_waiting(self) -> None:
+        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
+            return Deferred() if host == "8.8.8.8" else self.reach(host, port, opening)
+
+        self.looks._reach = reach
+        self.post(server(1))
+        self.advance(10.0)
+        self.post(server(2, "8.8.4.4:1"))
+        self.clock.advance(0.1)
+        self.assertEqual(self.listed(), 1)
 
     def test_ports_of_one_address_are_few(self) -> None:
         """Nobody has discovery look for open ones."""
         for number in range(50):
             self.post(server(number, f"8.8.8.8:{number + 1}"))
-        self.advance(FIRST_LOOK + LOOK_EVERY)
+        self.advance(LOOK_EVERY)
         self.assertEqual(len(self.reached), PORTS)
 
     def test_spellings_of_one_address_are_one(self) -> None:
+        self.there = False
         for number, text in enumerate(("8.8.8.8:1", "[::ffff:8.8.8.8]:1", "[::ffff:808:808]:1")):
             self.post(server(number, text))
         self.post(server(9, "8.8.8.8%x.example:1"))
-        self.advance(FIRST_LOOK + LOOK_EVERY)
+        self.advance(LOOK_EVERY)
         self.assertEqual(self.reached, [("8.8.8.8", 1)])
+
+    def test_what_is_private_is_looked_at_for_who_is_there_too(self) -> None:
+        self.post(server(1, "10.0.0.1:1"), place="10.0.0.7")
+        self.post(server(2, "10.0.0.2:1"), place="1.1.1.1")
+        self.post(server(3, "127.0.0.1:1"), place="10.0.0.7")
+        self.advance(60.0)
+        self.assertEqual(self.reached[0], ("10.0.0.1", 1))
+        self.assertEqual(self.listed(), 1)
+        self.looks._anywhere = True
+        self.advance(TTL * 3)
+        self.assertEqual(self.listed(), 3)
 
     def test_one_that_is_never_there_is_given_up(self) -> None:
         """Dead entries would take the time of those that live."""
@@ -150,11 +282,59 @@ class LooksTests(SynchronousTestCase):
         self.assertEqual(len(self.reached), 1)
 
 
-class ConnectingTests(TestCase):
-    """To a real port."""
+class ProofTests(TestCase):
+    """To real ports."""
+
+    def looks(self, **options: Any) -> Looks:
+        return Looks(reactor, MemoryStore(), lambda: 0.0, TTL, openings=OPENINGS, **options)
+
+    def start(self, kind: Any, key: SecKey) -> Any:
+        server = kind(reactor, key, ["tcp:0:interface=127.0.0.1"])
+        server.startService()
+        self.addCleanup(server.stopService)
+        return server
+
+    async def why_not(self, server: Any, key: SecKey, version: str) -> str:
+        port = server.ports[0].getHost().port
+        entry = Entry(version, 0, 1, key.public.hex(), server=ServerMeta(f"127.0.0.1:{port}", 1))
+        return await self.looks()._why_not(entry, "127.0.0.1", True)
 
     @asynchronous
-    async def test_nothing_is_sent(self) -> None:
+    async def test_each_family(self) -> None:
+        """With what its servers say of themselves, and with nothing, as programs of 2019 do."""
+        key, other = SecKey.from_seed(b"prover"), SecKey.from_seed(b"another")
+        for kind, feature in ((Server, "relay1"), (MessagingServer, "messaging-seed")):
+            server = self.start(kind, key)
+            await server.ready
+            for version in ("0.0.1", f"0.0.1+{feature}"):
+                self.assertEqual(await self.why_not(server, key, version), "")
+                self.assertNotEqual(await self.why_not(server, other, version), "", (kind, version))
+
+    @asynchronous
+    async def test_whoever_answers_something_else(self) -> None:
+        """Or nothing."""
+
+        class Chatty(Protocol):
+            def connectionMade(self) -> None:
+                assert self.transport is not None
+                self.transport.write(b"HTTP/1.1 200 OK\r\n\r\n" * 100)
+
+        for kind in (Chatty, Protocol):
+            port: Any = reactor.listenTCP(0, Factory.forProtocol(kind), interface="127.0.0.1")  # type: ignore[attr-defined]
+            self.addCleanup(port.stopListening)
+            address = port.getHost()
+            opening = OPENINGS["relay1"](SecKey.from_seed(b"prover").public)
+            if kind is Protocol:
+                self.patch(proof, "PROOF_TIMEOUT", 0.05)
+                result = Deferred.fromCoroutine(reach(reactor, address.host, address.port, opening))
+                await self.assertFailure(result, TimeoutError)
+            else:
+                await self.assertFailure(
+                    Deferred.fromCoroutine(reach(reactor, address.host, address.port, opening)), HandshakeError
+                )
+
+    @asynchronous
+    async def test_without_an_opening_nothing_is_sent(self) -> None:
         got: list[bytes] = []
         lost: Deferred[None] = Deferred()
 
@@ -167,14 +347,16 @@ class ConnectingTests(TestCase):
 
         port: Any = reactor.listenTCP(0, Factory.forProtocol(Server), interface="127.0.0.1")  # type: ignore[attr-defined]
         self.addCleanup(port.stopListening)
-        looks = Looks(reactor, MemoryStore(), lambda: 0.0, TTL)
-        self.assertTrue(await looks._is_there(f"127.0.0.1:{port.getHost().port}"))
+        await reach(reactor, "127.0.0.1", port.getHost().port, None)
         await lost
         self.assertEqual(got, [])
 
     @asynchronous
     async def test_a_name_is_only_connected_to_where_it_is_public(self) -> None:
         """``localhost`` is this machine, whoever wrote it."""
-        looks = Looks(reactor, MemoryStore(), lambda: 0.0, TTL)
-        self.assertFalse(await looks._is_there("localhost:1"))
+        looks = self.looks()
+        entry = server(1, "localhost:1")
+        self.assertIn("not one that is looked at", await looks._why_not(entry, "1.1.1.1", True))
         self.assertEqual(looks.looked, 0)
+        self.assertNotEqual(await looks._why_not(entry, "127.0.0.1", True), "")
+        self.assertEqual(looks.looked, 1)

@@ -109,11 +109,20 @@ class FileTests(SynchronousTestCase):
         for body, share in zip(bodies, (0.901, 0.090, 0.009), strict=True):
             self.assertLess(abs(first[body] / 3000 - share), 0.03)
 
-    def test_one_that_is_not_ranked_has_the_middle_weight(self) -> None:
-        self.write(sign_ranking(ranked(1, 0.001), OPERATOR, NOW, NOW + 60))
-        bodies = [json.dumps({"static": key}).encode() for key in SERVERS]
-        first = Counter(self.file.choose(bodies, 1, NOW)[0] for _ in range(3000))
-        self.assertLess(abs(first[bodies[2]] / 3000 - 0.5), 0.05)
+    def test_one_that_is_not_ranked_has_the_least_weight(self) -> None:
+        """Anybody can have many of them."""
+        self.write(sign_ranking(ranked(1), OPERATOR, NOW, NOW + 60))
+        strangers = [json.dumps({"static": f"{number:066x}"}).encode() for number in range(500)]
+        bodies = [json.dumps({"static": SERVERS[0]}).encode(), *strangers]
+        first = Counter(self.file.choose(bodies, 1, NOW)[0] for _ in range(1000))
+        self.assertLess(abs(first[bodies[0]] / 1000 - 1 / 1.5), 0.05)
+
+    def test_some_of_the_ranking(self) -> None:
+        self.assertEqual(self.file.some(2, NOW), [])
+        self.write(sign_ranking(ranked(1, 1, 0.001), OPERATOR, NOW, NOW + 60))
+        self.assertEqual(set(self.file.some(10, NOW)), set(SERVERS))
+        drawn = Counter(key for _ in range(1000) for key in self.file.some(2, NOW))
+        self.assertLess(drawn[SERVERS[2]], 20)
 
     def test_nobody_is_left_out_or_brought_in(self) -> None:
         self.write(sign_ranking(ranked(1), OPERATOR, NOW, NOW + 60))

@@ -14,13 +14,25 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
 from dmsg.discovery.entry import ClientMeta, Deletion, Entry, EntryInvalid, ServerMeta, time_order
-from dmsg.discovery.store import FIRST_LOOK, IEntryStore, MemoryStore, SQLiteStore, StoreError, open_store
+from dmsg.discovery.store import (
+    OVERHEAD,
+    TOMBSTONE_TTL,
+    Due,
+    IEntryStore,
+    MemoryStore,
+    SQLiteStore,
+    StoreError,
+    Terms,
+    open_store,
+)
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
 from tests.redis import RedisServer, redis_server, shared_redis
 from tests.support import asynchronous, vectors
 
 KEY = SecKey.from_seed(b"store")
+QUIET = Terms(refreshes=False)
+UNCHECKED = Terms(checked=False)
 
 
 def client_entry(sequence: int = 0, timestamp: int = 1, key: SecKey = KEY) -> Entry:
@@ -93,13 +105,13 @@ class StoreMixin:
     async def test_delete(self) -> None:
         entry = client_entry(0, 5)
         deletion = Deletion(entry.static, 0, 6).sign(KEY)
-        await self.refused(self.store.delete(deletion), EntryNotFound)
+        await self.refused(self.store.delete(deletion, 0.0), EntryNotFound)
         await self.store.post(entry, 0.0)
-        await self.refused(self.store.delete(Deletion(entry.static, 1, 6)), EntryInvalid, "sequence")
-        await self.refused(self.store.delete(Deletion(entry.static, 0, 5)), EntryInvalid, "timestamp")
-        await self.store.delete(deletion)
+        await self.refused(self.store.delete(Deletion(entry.static, 1, 6), 0.0), EntryInvalid, "sequence")
+        await self.refused(self.store.delete(Deletion(entry.static, 0, 5), 0.0), EntryInvalid, "timestamp")
+        await self.store.delete(deletion, 0.0)
         await self.refused(self.store.get(entry.static), EntryNotFound)
-        await self.refused(self.store.delete(deletion), EntryNotFound)
+        await self.refused(self.store.delete(deletion, 0.0), EntryNotFound)
         self.assertEqual(await self.store.count(), 0)
 
     @asynchronous
@@ -107,11 +119,11 @@ class StoreMixin:
         """Anybody may have kept it."""
         entry = client_entry(0, 5)
         await self.store.post(entry, 0.0)
-        await self.store.delete(Deletion(entry.static, 0, 6))
+        await self.store.delete(Deletion(entry.static, 0, 6), 0.0)
         await self.refused(self.store.post(entry, 0.0), EntryInvalid, "timestamp")
         await self.refused(self.store.post(client_entry(1, 7), 0.0), EntryInvalid, "non-zero")
         self.assertEqual(await self.store.post(client_entry(0, 7), 0.0), True)
-        await self.refused(self.store.delete(Deletion(entry.static, 0, 6)), EntryInvalid, "timestamp")
+        await self.refused(self.store.delete(Deletion(entry.static, 0, 6), 0.0), EntryInvalid, "timestamp")
         self.assertEqual(await self.store.count(), 1)
 
     @asynchronous
@@ -140,7 +152,7 @@ class StoreMixin:
         self.assertEqual(await self.store.available(10, 0.0), [])
         await self.store.post(server_entry(1, 2), 2.0)
         self.assertEqual(await self.store.available(10, 2.0), [server_entry(1, 2).to_json()])
-        await self.store.delete(Deletion(server_entry(1).static, 2, 100))
+        await self.store.delete(Deletion(server_entry(1).static, 2, 100), 0.0)
         self.assertEqual(await self.store.available(10, 0.0), [])
 
     @asynchronous
@@ -148,8 +160,8 @@ class StoreMixin:
         """They are not among those that refresh."""
         await self.store.post(server_entry(0), 0.0)
         for number in range(1, 4):
-            await self.store.post(server_entry(number), float(number), False)
-        await self.store.post(server_entry(8, free=0), 5.0, False)
+            await self.store.post(server_entry(number), float(number), QUIET)
+        await self.store.post(server_entry(8, free=0), 5.0, QUIET)
         self.assertEqual(await self.store.available(10, 0.0), [server_entry(0).to_json()])
         quiet = [server_entry(number).to_json() for number in (3, 2, 1)]
         self.assertEqual(set(await self.store.quiet(10, 0.0)), set(quiet))
@@ -160,25 +172,71 @@ class StoreMixin:
         await self.store.seen(server_entry(0).static, 100.0, 200.0)
         self.assertEqual(await self.store.quiet(10, 3.5), [server_entry(1).to_json()])
         # it refreshes now
-        await self.store.post(server_entry(1, 1), 101.0, True)
+        await self.store.post(server_entry(1, 1), 101.0)
         self.assertEqual(await self.store.quiet(10, 3.5), [])
-        await self.store.delete(Deletion(server_entry(3).static, 0, 100))
+        await self.store.delete(Deletion(server_entry(3).static, 0, 100), 0.0)
         self.assertEqual(await self.store.quiet(10, 0.0), quiet[1:2])
 
     @asynchronous
     async def test_those_that_are_due(self) -> None:
         """Each is taken once, also by two processes over one store."""
         for number in range(3):
-            await self.store.post(server_entry(number), 0.0, False)
-        await self.store.post(server_entry(3), 0.0, False, False)
-        await self.store.post(server_entry(4), 0.0, True)
-        self.assertEqual(await self.store.due(10, FIRST_LOOK - 1, 1000.0), [])
-        first = await self.store.due(2, FIRST_LOOK, 1000.0)
-        second = await self.store.due(2, FIRST_LOOK, 1000.0)
+            await self.store.post(server_entry(number), 10.0, Terms(checked=False, place=f"place {number}"))
+        await self.store.post(server_entry(3), 10.0)
+        await self.store.post(client_entry(), 10.0, UNCHECKED)
+        await self.store.post(server_entry(4, free=0), 10.0, UNCHECKED)
+        self.assertEqual(await self.store.due(10, 9.0, 1000.0), [])
+        first = await self.store.due(2, 10.0, 1000.0)
+        second = await self.store.due(2, 10.0, 1000.0)
         self.assertEqual((len(first), len(second)), (2, 1))
-        self.assertEqual(set(first + second), {server_entry(number).to_json() for number in range(3)})
-        self.assertEqual(await self.store.due(10, FIRST_LOOK, 1000.0), [])
+        expected = {Due(server_entry(number).to_json(), f"place {number}", True) for number in range(3)}
+        self.assertEqual(set(first + second), expected)
+        self.assertEqual(await self.store.due(10, 10.0, 1000.0), [])
         self.assertEqual(len(await self.store.due(10, 1000.0, 2000.0)), 3)
+
+    @asynchronous
+    async def test_a_server_is_listed_when_it_was_seen(self) -> None:
+        """One that refreshes stays listed while it posts from where it was seen, and has its next look when it was."""
+        one = server_entry(1)
+        await self.store.post(one, 10.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        self.assertEqual(await self.store.listed([one.static], 0.0), [])
+        await self.store.seen(one.static, None, 20.0)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.seen(one.static, 12.0, 100.0)
+        self.assertEqual(await self.store.available(10, 0.0), [one.to_json()])
+        self.assertEqual(await self.store.listed([server_entry(9).static, one.static], 0.0), [one.to_json()])
+        await self.store.post(server_entry(1, 1), 40.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 40.0), [server_entry(1, 1).to_json()])
+        self.assertEqual(await self.store.listed([one.static], 40.0), [server_entry(1, 1).to_json()])
+        self.assertEqual(await self.store.listed([one.static], 40.5), [])
+        self.assertEqual(await self.store.due(10, 99.0, 200.0), [])
+        # not there once, and then not for good
+        await self.store.seen(one.static, None, 100.0)
+        self.assertEqual(len(await self.store.available(10, 0.0)), 1)
+        await self.store.seen(one.static, None, 100.0, listed=False)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.post(server_entry(1, 2), 50.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.seen(one.static, 60.0, 300.0)
+        self.assertEqual(await self.store.available(10, 0.0), [server_entry(1, 2).to_json()])
+        # it has moved
+        moved = Entry("0.0.1", 3, 9, one.static, server=ServerMeta("h:2", 5))
+        await self.store.post(moved, 70.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        self.assertEqual(await self.store.due(10, 70.0, 100.0), [Due(moved.to_json(), "", True)])
+
+    @asynchronous
+    async def test_a_quiet_server_is_listed_when_it_was_seen(self) -> None:
+        one = server_entry(1)
+        await self.store.post(one, 10.0, Terms(refreshes=False, checked=False))
+        self.assertEqual(await self.store.quiet(10, 0.0), [])
+        await self.store.seen(one.static, 12.0, 100.0)
+        self.assertEqual(await self.store.due(10, 100.0, 100.0), [Due(one.to_json(), "", False)])
+        self.assertEqual(await self.store.quiet(10, 12.0), [one.to_json()])
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.seen(one.static, None, 100.0, listed=False)
+        self.assertEqual(await self.store.quiet(10, 0.0), [])
 
     @asynchronous
     async def test_counts_by_kind(self) -> None:
@@ -186,9 +244,88 @@ class StoreMixin:
         await self.store.post(server_entry(1), 0.0)
         await self.store.post(server_entry(2), 0.0)
         await self.store.post(server_entry(2, 1), 1.0)
-        await self.store.delete(Deletion(server_entry(1).static, 0, 100))
+        await self.store.delete(Deletion(server_entry(1).static, 0, 100), 0.0)
         counts = {kind: number for kind, number in (await self.store.counts()).items() if number}
         self.assertEqual(counts, {"client": 1, "server": 1})
+
+    async def kept(self) -> dict[str, int]:
+        counts = await self.store.counts()
+        return {kind: number for kind, number in counts.items() if number}
+
+    @asynchronous
+    async def test_a_place_has_so_much(self) -> None:
+        """Beyond, it loses what it posted longest ago, and nobody else loses anything."""
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        one = len(server_entry(0).to_json()) + OVERHEAD
+        greedy, modest = Terms(place="1.1.1.1", most=3 * one), Terms(place="2.2.2.2", most=3 * one)
+        await self.store.post(server_entry(0), 0.0, modest)
+        for number in range(1, 4):
+            await self.store.post(server_entry(number), float(number), greedy)
+        # who posts again is not the oldest any more
+        await self.store.post(server_entry(1, 1), 4.0, greedy)
+        self.assertEqual(dropped, [])
+        await self.store.post(server_entry(5), 5.0, greedy)
+        self.assertEqual(dropped, [("address", "1.1.1.1", 1)])
+        await self.refused(self.store.get(server_entry(2).static), EntryNotFound)
+        for number in (0, 1, 3, 5):
+            await self.store.get(server_entry(number).static)
+        self.assertEqual(await self.kept(), {"server": 4})
+        self.assertEqual(await self.store.size(), 4 * one)
+        self.assertEqual(len(await self.store.available(10, 0.0)), 4)
+
+    @asynchronous
+    async def test_who_has_most_gives(self) -> None:
+        """When it is too much in all."""
+        one = len(server_entry(0).to_json()) + OVERHEAD
+        self.store._limit = 5 * one + OVERHEAD // 2
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        for number in range(3):
+            await self.store.post(server_entry(number), float(number), Terms(place="greedy"))
+        for number in range(3, 6):
+            await self.store.post(server_entry(number), float(number), Terms(place=f"place {number}"))
+        self.assertEqual(dropped, [("total", "greedy", 1)])
+        await self.refused(self.store.get(server_entry(0).static), EntryNotFound)
+        self.assertEqual(await self.store.size(), 5 * one)
+        # an entry that moves takes its size along
+        await self.store.post(server_entry(1, 1), 10.0, Terms(place="place 3"))
+        await self.store.post(server_entry(7), 11.0, Terms(place="place 7"))
+        self.assertEqual(dropped[1:], [("total", "place 3", 1)])
+        await self.refused(self.store.get(server_entry(3).static), EntryNotFound)
+
+    @asynchronous
+    async def test_entries_end(self) -> None:
+        """Unless they are posted again; a quiet server when it is not seen any more."""
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        await self.store.post(client_entry(), 0.0, Terms(place="p", lasts=100.0))
+        await self.store.post(server_entry(1), 0.0, Terms(refreshes=False, lasts=50.0))
+        await self.store.post(server_entry(2), 0.0, Terms(lasts=50.0))
+        await self.store.post(server_entry(3), 0.0)
+        self.assertEqual(await self.store.sweep(49.0, 10), 0)
+        await self.store.post(client_entry(1, 2), 40.0, Terms(place="p", lasts=100.0))
+        await self.store.seen(server_entry(1).static, 30.0, 60.0, 50.0)
+        await self.store.seen(server_entry(1).static, None, 60.0, 500.0)
+        self.assertEqual(await self.store.sweep(50.0, 10), 1)
+        self.assertEqual(await self.store.sweep(79.0, 10), 0)
+        self.assertEqual(await self.store.sweep(80.0, 10), 1)
+        await self.refused(self.store.get(server_entry(1).static), EntryNotFound)
+        await self.refused(self.store.get(server_entry(2).static), EntryNotFound)
+        await self.store.delete(Deletion(client_entry().static, 1, 100), 100.0)
+        self.assertEqual(await self.store.sweep(100.0 + TOMBSTONE_TTL - 1, 10), 0)
+        self.assertEqual(await self.store.size(), 2 * OVERHEAD + len(server_entry(3).to_json()))
+        self.assertEqual(await self.store.sweep(100.0 + TOMBSTONE_TTL, 10), 1)
+        self.assertEqual(dropped, [("ended", "", 1), ("ended", "", 1), ("deleted", "p", 1)])
+        self.assertEqual(await self.kept(), {"server": 1})
+        self.assertEqual(await self.store.size(), OVERHEAD + len(server_entry(3).to_json()))
+
+    @asynchronous
+    async def test_a_sweep_takes_so_many(self) -> None:
+        for number in range(5):
+            await self.store.post(server_entry(number), 0.0, Terms(lasts=float(number)))
+        self.assertEqual([await self.store.sweep(3.0, 3), await self.store.sweep(3.0, 3)], [3, 1])
+        self.assertEqual(await self.store.available(10, 0.0), [server_entry(4).to_json()])
 
     @asynchronous
     async def test_the_whole_range_of_numbers(self) -> None:
@@ -250,8 +387,15 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         self.addCleanup(store.close)
         self.assertEqual(await store.available(10, 7.0), [new.to_json()])
         self.assertEqual(await store.quiet(10, 7.0), [old.to_json()])
-        self.assertEqual(await store.due(10, 8.0, 9.0), [old.to_json()])
+        self.assertEqual(
+            set(await store.due(10, 8.0, 9.0)), {Due(old.to_json(), "", False), Due(new.to_json(), "", True)}
+        )
         self.assertEqual(await store.counts(), {"server": 2})
+        size = len(old.to_json()) + len(new.to_json()) + 2 * OVERHEAD
+        self.assertEqual(await store.size(), size)
+        self.assertEqual(await store.sweep(7.0 + 89 * 86400, 10), 0)
+        self.assertEqual(await store.sweep(7.0 + 90 * 86400, 10), 2)
+        self.assertEqual((await store.size(), await store.count()), (0, 0))
 
     def test_what_is_no_database(self) -> None:
         path = Path(self.mktemp())
@@ -263,14 +407,23 @@ class SQLiteStoreTests(StoreMixin, TestCase):
 class CountTests(SynchronousTestCase):
     """Counting goes along; a scan says the same."""
 
-    @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["client", "server", "both", "gone"])), max_size=25))
-    def test_any_history(self, steps: list[tuple[int, str]]) -> None:
+    @given(
+        st.lists(
+            st.tuples(
+                st.integers(0, 4),
+                st.sampled_from(["client", "server", "both", "gone"]),
+                st.sampled_from(["", "1.1.1.1", "2.2.2.2"]),
+            ),
+            max_size=25,
+        )
+    )
+    def test_any_history(self, steps: list[tuple[int, str, str]]) -> None:
         path = self.mktemp()
         stores: list[Any] = [MemoryStore(), SQLiteStore(path)]
         keys = [SecKey.from_seed(b"counted %d" % number) for number in range(5)]
         sequences: dict[int, int] = {}
         times = dict.fromkeys(range(5), 0)
-        for number, what in steps:
+        for number, what, place in steps:
             key = keys[number]
             times[number] += 1
             static = key.public.hex()
@@ -279,7 +432,7 @@ class CountTests(SynchronousTestCase):
                     continue
                 deletion = Deletion(static, sequences.pop(number), times[number])
                 for store in stores:
-                    self.successResultOf(store.delete(deletion))
+                    self.successResultOf(store.delete(deletion, 0.0))
                 continue
             sequences[number] = sequences.get(number, -1) + 1
             entry = Entry(
@@ -291,16 +444,23 @@ class CountTests(SynchronousTestCase):
                 None if what == "client" else ServerMeta("h:1", 1),
             ).sign(key)
             for store in stores:
-                self.successResultOf(store.post(entry, 1.0))
+                self.successResultOf(store.post(entry, 1.0, Terms(place=place)))
         memory, file = stores
         expected = {kind: count for kind, count in self.successResultOf(memory.counts()).items() if count}
-        self.assertEqual(sum(expected.values()), len(memory._json))
+        self.assertEqual(sum(expected.values()), self.successResultOf(memory.count()))
         self.assertEqual(self.successResultOf(file.counts()), expected)
-        self.assertEqual(self.successResultOf(file.count()), len(memory._json))
+        self.assertEqual(self.successResultOf(file.count()), self.successResultOf(memory.count()))
         scanned = file._db.execute("SELECT kind, count(*) FROM entries WHERE json IS NOT NULL GROUP BY kind").fetchall()
         self.assertEqual(dict(scanned), expected)
+        sizes = {name: place.size for name, place in memory._places.items()}
+        self.assertEqual(dict(file._db.execute("SELECT place, size FROM places").fetchall()), sizes)
+        self.assertEqual(
+            dict(file._db.execute("SELECT place, sum(size) FROM entries GROUP BY place").fetchall()), sizes
+        )
+        self.assertEqual(self.successResultOf(file.size()), self.successResultOf(memory.size()))
+        self.assertEqual(self.successResultOf(file.size()), sum(sizes.values()))
         # a file of before counts once
-        for name in ("new", "was", "became"):
+        for name in ("new", "was", "became", "gone"):
             file._db.execute(f"DROP TRIGGER counts_{name}")
         file._db.execute("DROP TABLE counts")
         file.close()
@@ -332,6 +492,27 @@ class RedisStoreTests(StoreMixin, TestCase):
         self.assertEqual(await other.post(client_entry(1, 2), 0.0), False)
         await self.refused(self.store.post(client_entry(1, 3), 0.0), EntryInvalid, "sequence")
         await other.close()
+
+    @asynchronous
+    async def test_what_an_earlier_version_wrote(self) -> None:
+        """It is counted once, and ends."""
+        entries = [client_entry(), server_entry(1), server_entry(2)]
+        for entry in entries:
+            await self.store.post(entry, 1.0)
+        await self.store.delete(Deletion(entries[2].static, 0, 100), 1.0)
+        size = await self.store.size()
+        for entry in entries:
+            await self.store._redis.hdel(f"dmsg:entry:{entry.static}", ["place", "size"])
+        for key in ("size", "places", "places:", "ends", "adopted"):
+            await self.store._redis.delete(f"dmsg:{key}")
+        self.assertEqual(await self.store.adopt(1000.0), 3)
+        self.assertEqual(await self.store.adopt(1000.0), 0)
+        self.assertEqual(await self.store.size(), size)
+        self.assertEqual(await self.store.post(client_entry(1, 2), 2.0, Terms(place="p")), False)
+        self.assertEqual(await self.store.sweep(1000.0 + TOMBSTONE_TTL, 10), 1)
+        self.assertEqual(await self.store.sweep(1000.0 + 90 * 86400, 10), 1)
+        self.assertEqual(await self.store.size(), OVERHEAD + len(client_entry(1, 2).to_json()))
+        self.assertEqual(await self.kept(), {"client": 1})
 
 
 class OpenStoreTests(TestCase):

@@ -67,7 +67,7 @@ class NetworkTests(MessagingCase):
                 ]
             )
             self.assertEqual((alice.servers, bob.servers), ([server._key.public], [server._key.public]))
-            self.assertEqual(features((await alice.entry(bob.public_key)).version), {profile.feature})
+            self.assertEqual(features((await alice.entry(bob.public_key)).version), {profile.feature, "refresh1"})
             bob.listen(Accepting(Echo))
             mine: Any = await alice.connect(bob.public_key, Accepting())
             data = SecKey.generate().to_bytes() * 32768

@@ -43,8 +43,9 @@ class OldServerTests(EntityCase):
         server.registration._posted = None
         server.registration._soon(0)
 
-        wanted, heads = f'"version":"{mark}"'.encode(), self.discovery._store._json
-        await self.until(lambda: wanted in heads.get(server._key.public.hex(), b""))
+        wanted, kept = f'"version":"{mark}"'.encode(), self.discovery._store._kept
+        static = server._key.public.hex()
+        await self.until(lambda: static in kept and wanted in kept[static].json)
         return server
 
     @asynchronous
@@ -97,7 +98,9 @@ class OldServerTests(EntityCase):
         new = await self.start_server(f"--discovery={url}")
         for client in (alice, bob):
             await self.until(lambda client=client: new._key.public in client.servers)
-        await self.until(lambda: new._key.public.hex().encode() in self.discovery._store._json[bob.public_key.hex()])
+        await self.until(
+            lambda: new._key.public.hex().encode() in self.discovery._store._kept[bob.public_key.hex()].json
+        )
         protocol: Any = await alice.connect(bob.public_key, Accepting(), 10)
         await protocol.transport.send(b"hello", timeout=10)
         self.assertEqual(protocol.transport.server, new._key.public)

@@ -1,0 +1,156 @@
+"""What every store does, and the rules that do not depend on where it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from attrs import frozen
+from twisted.internet.defer import Deferred
+from zope.interface import Attribute, Interface
+
+from dmsg.discovery.entry import Deletion, Entry
+from dmsg.errors import DmsgError
+
+NEVER = 1e18
+"""Seconds since 1970."""
+OVERHEAD = 1024
+"""Bytes that an entry takes beside its JSON, and that a deleted one takes."""
+TOMBSTONE_TTL = 86400.0
+"""Seconds for which it is remembered that an entry was deleted, so that nobody posts it again."""
+KINDS = ("client", "server", "both")
+"""Of entries: by the halves that they have."""
+
+Dropped = Callable[[str, str, int], object]
+"""Told why entries were dropped (``ended``, ``deleted``, ``address``, ``total``), whose, and how many.
+
+``ended``: not posted again in time; ``deleted``: it need not be remembered any more that they were deleted;
+``address``: their place had more than it may have; ``total``: there were too many in all, and their place had most.
+"""
+
+
+class StoreError(DmsgError):
+    """The store cannot be opened or reached."""
+
+
+@frozen
+class Terms:
+    """How an entry is kept.
+
+    :ivar refreshes: a server's owner posts it again and again; else it is *quiet*: listed behind others for as long as
+        it is seen.
+    :ivar checked: a server is listed without anybody having looked at it; else it is looked at first, and listed when
+        it was there.  One that posts again from where it was seen stays listed.
+    :ivar place: the address block that posted it; empty: nobody knows.
+    :ivar most: bytes that the place may have.
+    :ivar lasts: seconds after which it is dropped, unless it is posted again.
+    """
+
+    refreshes: bool = True
+    checked: bool = True
+    place: str = ""
+    most: float = math.inf
+    lasts: float = math.inf
+
+
+class Due(NamedTuple):
+    """A server that is to be looked at.
+
+    :ivar json: its entry.
+    :ivar place: who posted it.
+    :ivar refreshes: see :class:`Terms`.
+    """
+
+    json: bytes
+    place: str
+    refreshes: bool
+
+
+class IEntryStore(Interface):
+    """Entries by key."""
+
+    dropped = Attribute("Dropped: told of entries that the store lets go of; may be set.")
+
+    def post(entry: Entry, now: float, terms: Terms = ...) -> Deferred[bool]:
+        """Store a verified entry in place of the key's present one.
+
+        What is too much then, of its place or in all, is dropped, the oldest first.
+
+        Fires with True for the first entry of a key, False for a later one.
+        Fails with EntryInvalid when sequence or timestamp do not follow.
+        """
+
+    def get(static: str) -> Deferred[bytes]:
+        """The JSON of a key's entry.  Fails with EntryNotFound."""
+
+    def delete(deletion: Deletion, now: float) -> Deferred[None]:
+        """Carry out a verified deletion.  Fails with EntryNotFound or EntryInvalid."""
+
+    def available(most: int, since: float) -> Deferred[list[bytes]]:
+        """JSON of at most ``most`` random servers with free connections posted after ``since``, checked."""
+
+    def quiet(most: int, since: float) -> Deferred[list[bytes]]:
+        """JSON of at most ``most`` random quiet servers that were seen after ``since``."""
+
+    def listed(statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
+        """JSON of those of ``statics`` that are among what ``available`` draws from."""
+
+    def due(most: int, now: float, next_look: float) -> Deferred[list[Due]]:
+        """At most ``most`` servers that are to be looked at now, those first that wait longest.
+
+        It is time for them again at ``next_look``.
+        """
+
+    def seen(static: str, at: float | None, next_look: float, lasts: float = ..., listed: bool = ...) -> Deferred[None]:
+        """A server was there at that time, or was not (None); look at it again at ``next_look``.
+
+        :param lasts: seconds for which a quiet one that was there is kept at least.
+        :param listed: one that was not there stays listed if it is; else it is not before it was there again.
+        """
+
+    def sweep(now: float, most: int) -> Deferred[int]:
+        """Drop at most ``most`` entries whose time is over; fires with how many."""
+
+    def count() -> Deferred[int]:
+        """Entries that are there."""
+
+    def counts() -> Deferred[dict[str, int]]:
+        """The same by kind: ``client``, ``server``, ``both``."""
+
+    def size() -> Deferred[int]:
+        """Bytes that are kept."""
+
+    def close() -> Deferred[None]:
+        """Let go of files and connections."""
+
+
+def nobody_told(reason: str, place: str, number: int) -> None:
+    """The first ``dropped`` of a store."""
+
+
+def listable(entry: Entry) -> bool:
+    """Whether clients are sent there."""
+    return entry.server is not None and entry.server.available_connections > 0
+
+
+def kind(entry: Entry) -> str:
+    """One of ``KINDS``."""
+    if entry.server is None:
+        return "client"
+    return "server" if entry.client is None else "both"
+
+
+def size_of(body: bytes) -> int:
+    """What an entry counts."""
+    return len(body) + OVERHEAD
+
+
+def target(entry: Entry) -> str:
+    """Where a server is; empty: it is none."""
+    return "" if entry.server is None else entry.server.address
+
+
+def ends(now: float, lasts: float) -> float:
+    """When an entry is dropped; finite, as databases want it."""
+    return min(NEVER, now + lasts)

@@ -1,0 +1,45 @@
+"""A store from what ``--store`` says."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.discovery.store.base import StoreError
+from dmsg.discovery.store.memory import MemoryStore
+from dmsg.discovery.store.redis import RedisStore
+from dmsg.discovery.store.sqlite import SQLiteStore
+from dmsg.net.redis import RedisUnavailable, open_redis, without_password
+
+REDIS_PATIENCE = 1.5
+"""Seconds for an answer of Redis: who asks discovery hears within two that it cannot be had now."""
+STORE_LIMIT = 4096 * 1024 * 1024
+"""Bytes of entries that a file or Redis has, by default; in memory it is :func:`dmsg.memory.default_limit`."""
+
+
+async def open_store(description: str, reactor: IReactorTime, limit: float = math.inf) -> Any:
+    """A store from what ``--store`` says.
+
+    :param description: ``memory:``, ``sqlite:PATH`` or
+        ``redis://HOST[:PORT][/DATABASE]``; the password of Redis is taken from
+        the environment, ``DMSG_REDIS_PASSWORD``.
+    :param limit: bytes that are kept, in all.
+    :raises StoreError: unknown, cannot be opened, or Redis does not answer.
+    """
+    kind, colon, rest = description.partition(":")
+    if kind == "memory" and colon and not rest:
+        return MemoryStore(limit=limit)
+    if kind == "sqlite" and rest:
+        return SQLiteStore(rest, limit)
+    if kind == "redis":
+        try:
+            connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
+            store = RedisStore(connection, limit=limit)
+            await store.adopt(time.time())
+        except RedisUnavailable as error:
+            raise StoreError(str(error)) from None
+        return store
+    raise StoreError(f"{without_password(description)}: not memory:, sqlite:PATH or redis://HOST:PORT")

@@ -1,0 +1,372 @@
+"""Entries in a file of SQLite."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from twisted.internet.defer import Deferred, fail, succeed
+from zope.interface import implementer
+
+from dmsg.discovery.entry import (
+    REFRESHING,
+    Deletion,
+    Entry,
+    EntryInvalid,
+    Form,
+    Head,
+    check_deletion,
+    check_iteration,
+    decode,
+    features,
+    time_order,
+)
+from dmsg.discovery.store.base import (
+    KINDS,
+    NEVER,
+    OVERHEAD,
+    TOMBSTONE_TTL,
+    Dropped,
+    Due,
+    IEntryStore,
+    StoreError,
+    Terms,
+    ends,
+    kind,
+    listable,
+    nobody_told,
+    size_of,
+    target,
+)
+from dmsg.errors import EntryError, EntryNotFound
+
+MIGRATED_TTL = 90 * 86400.0
+"""Seconds after its last POST when an entry of an earlier version's file is dropped."""
+
+_ENTRIES = """CREATE TABLE IF NOT EXISTS entries (
+    static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
+    json BLOB, posted REAL NOT NULL, listable INTEGER NOT NULL) WITHOUT ROWID"""
+_COLUMNS = (
+    "quiet INTEGER NOT NULL DEFAULT 0",
+    "seen REAL NOT NULL DEFAULT 0",
+    "look_at REAL NOT NULL DEFAULT 0",
+    "kind TEXT NOT NULL DEFAULT 'client'",
+    "place TEXT NOT NULL DEFAULT ''",
+    f"size INTEGER NOT NULL DEFAULT {OVERHEAD}",
+    f"ends REAL NOT NULL DEFAULT {NEVER!r}",
+    "target TEXT NOT NULL DEFAULT ''",
+    "checked INTEGER NOT NULL DEFAULT 1",
+)
+_INDICES = (
+    "CREATE INDEX IF NOT EXISTS servers ON entries (posted) WHERE listable",
+    "DROP INDEX IF EXISTS looks",
+    "CREATE INDEX IF NOT EXISTS looking ON entries (look_at) WHERE listable",
+    "CREATE INDEX IF NOT EXISTS oldest ON entries (place, posted)",
+    "CREATE INDEX IF NOT EXISTS ending ON entries (ends)",
+    "CREATE INDEX IF NOT EXISTS greediest ON places (size)",
+)
+# What is counted is counted by the file itself, also for a process of another version that writes to it.
+_TRIGGERS = (
+    "counts_new AFTER INSERT ON entries WHEN NEW.json IS NOT NULL BEGIN "
+    "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
+    "counts_was AFTER UPDATE ON entries WHEN OLD.json IS NOT NULL BEGIN "
+    "UPDATE counts SET number = number - 1 WHERE kind = OLD.kind; END",
+    "counts_became AFTER UPDATE ON entries WHEN NEW.json IS NOT NULL BEGIN "
+    "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
+    "counts_gone AFTER DELETE ON entries WHEN OLD.json IS NOT NULL BEGIN "
+    "UPDATE counts SET number = number - 1 WHERE kind = OLD.kind; END",
+    "places_new AFTER INSERT ON entries BEGIN "
+    "INSERT INTO places SELECT NEW.place, 0 WHERE NOT EXISTS (SELECT 1 FROM places WHERE place = NEW.place); "
+    "UPDATE places SET size = size + NEW.size WHERE place = NEW.place; "
+    "UPDATE total SET size = size + NEW.size; END",
+    "places_became AFTER UPDATE OF place, size ON entries BEGIN "
+    "UPDATE places SET size = size - OLD.size WHERE place = OLD.place; "
+    "INSERT INTO places SELECT NEW.place, 0 WHERE NOT EXISTS (SELECT 1 FROM places WHERE place = NEW.place); "
+    "UPDATE places SET size = size + NEW.size WHERE place = NEW.place; "
+    "DELETE FROM places WHERE place = OLD.place AND size <= 0; "
+    "UPDATE total SET size = size + NEW.size - OLD.size; END",
+    "places_gone AFTER DELETE ON entries BEGIN "
+    "UPDATE places SET size = size - OLD.size WHERE place = OLD.place; "
+    "DELETE FROM places WHERE place = OLD.place AND size <= 0; "
+    "UPDATE total SET size = size - OLD.size; END",
+)
+_POST = (
+    "INSERT INTO entries "
+    "(static, sequence, time_order, json, posted, listable, quiet, seen, look_at, kind, place, size, ends, target, "
+    "checked) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (static) DO UPDATE SET "
+    "sequence = excluded.sequence, time_order = excluded.time_order, json = excluded.json, "
+    "posted = excluded.posted, listable = excluded.listable, quiet = excluded.quiet, "
+    "seen = excluded.seen, look_at = excluded.look_at, kind = excluded.kind, "
+    "place = excluded.place, size = excluded.size, ends = excluded.ends, "
+    "target = excluded.target, checked = excluded.checked"
+)
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """All of it or nothing.  A full disk has SQLite roll back by itself, and the error is to be that one."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+@implementer(IEntryStore)
+class SQLiteStore:
+    """Entries in a file, write-ahead logged.
+
+    A statement takes some tens of microseconds and none waits for the disk
+    (``synchronous=NORMAL``), so they run in the reactor thread: what is
+    answered survives ``kill -9``; a power cut may take the last seconds, and
+    never leaves a damaged file.
+
+    :param limit: bytes of entries that are kept, in all; the file is about twice as large.
+    """
+
+    def __init__(self, path: str, limit: float = math.inf) -> None:
+        """:raises StoreError: cannot be opened, or is not a database of ours."""
+        self._limit = limit
+        self.dropped: Dropped = nobody_told
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            with _transaction(self._db):
+                _prepare(self._db)
+        except sqlite3.Error as error:
+            raise StoreError(f"{path}: {error}") from None
+
+    def _head(self, static: str) -> Head | None:
+        row = self._db.execute(
+            "SELECT sequence, time_order, json IS NULL FROM entries WHERE static = ?", (static,)
+        ).fetchone()
+        return None if row is None else Head(int(row[0]), row[1], bool(row[2]))
+
+    def post(self, entry: Entry, now: float, terms: Terms = Terms()) -> Deferred[bool]:
+        db = self._db
+        dropped: list[tuple[str, str]] = []
+        try:
+            with _transaction(db):
+                first = check_iteration(self._head(entry.static), entry)
+                body = entry.to_json()
+                checked, look_at = self._looks_of(entry, now, terms)
+                db.execute(
+                    _POST,
+                    (
+                        entry.static,
+                        str(entry.sequence),
+                        time_order(entry.timestamp),
+                        body,
+                        now,
+                        listable(entry),
+                        not terms.refreshes,
+                        now,
+                        look_at,
+                        kind(entry),
+                        terms.place,
+                        size_of(body),
+                        ends(now, terms.lasts),
+                        target(entry),
+                        checked,
+                    ),
+                )
+                dropped = self._make_room(terms)
+        except (EntryInvalid, sqlite3.Error):
+            return fail()
+        self._tell(dropped)
+        return succeed(first)
+
+    def _looks_of(self, entry: Entry, now: float, terms: Terms) -> tuple[bool, float]:
+        """Whether a server is listed now, and when it is looked at."""
+        if terms.checked:
+            return True, NEVER
+        row = self._db.execute(
+            "SELECT checked, look_at FROM entries WHERE static = ? AND listable AND target IN ('', ?)",
+            (entry.static, target(entry)),
+        ).fetchone()
+        if row is None:
+            return False, now
+        return bool(row[0]), row[1] if terms.refreshes else now
+
+    def _make_room(self, terms: Terms) -> list[tuple[str, str]]:
+        """Drop what is too much.
+
+        :returns: reason and place of each.
+        """
+        dropped = []
+        while self._one("SELECT size FROM places WHERE place = ?", terms.place) > terms.most:
+            self._drop_oldest(terms.place)
+            dropped.append(("address", terms.place))
+        while self._one("SELECT size FROM total") > self._limit:
+            row = self._db.execute("SELECT place FROM places ORDER BY size DESC LIMIT 1").fetchone()
+            self._drop_oldest(row[0])
+            dropped.append(("total", row[0]))
+        return dropped
+
+    def _drop_oldest(self, place: str) -> None:
+        self._db.execute(
+            "DELETE FROM entries WHERE static = (SELECT static FROM entries WHERE place = ? ORDER BY posted LIMIT 1)",
+            (place,),
+        )
+
+    def _one(self, question: str, *arguments: str) -> int:
+        row = self._db.execute(question, arguments).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def _tell(self, dropped: list[tuple[str, str]]) -> None:
+        for reason, place in dropped:
+            self.dropped(reason, place, 1)
+
+    def get(self, static: str) -> Deferred[bytes]:
+        row = self._db.execute("SELECT json FROM entries WHERE static = ?", (static,)).fetchone()
+        return fail(EntryNotFound()) if row is None or row[0] is None else succeed(row[0])
+
+    def delete(self, deletion: Deletion, now: float) -> Deferred[None]:
+        db = self._db
+        try:
+            with _transaction(db):
+                check_deletion(self._head(deletion.static), deletion)
+                db.execute(
+                    "UPDATE entries SET time_order = ?, json = NULL, listable = 0, size = ?, ends = ? WHERE static = ?",
+                    (time_order(deletion.timestamp), OVERHEAD, ends(now, TOMBSTONE_TTL), deletion.static),
+                )
+        except KeyError:
+            return fail(EntryNotFound())
+        except (EntryInvalid, sqlite3.Error):
+            return fail()
+        return succeed(None)
+
+    def available(self, most: int, since: float) -> Deferred[list[bytes]]:
+        rows = self._db.execute(
+            "SELECT json FROM entries WHERE listable AND NOT quiet AND checked AND posted >= ? "
+            "ORDER BY random() LIMIT ?",
+            (since, most),
+        ).fetchall()
+        return succeed([row[0] for row in rows])
+
+    def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
+        rows = self._db.execute(
+            "SELECT json FROM entries WHERE listable AND quiet AND checked AND seen >= ? ORDER BY random() LIMIT ?",
+            (since, most),
+        ).fetchall()
+        return succeed([row[0] for row in rows])
+
+    def listed(self, statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
+        rows = [
+            self._db.execute(
+                "SELECT json FROM entries WHERE static = ? AND listable AND NOT quiet AND checked AND posted >= ?",
+                (static, since),
+            ).fetchone()
+            for static in statics
+        ]
+        return succeed([row[0] for row in rows if row is not None])
+
+    def due(self, most: int, now: float, next_look: float) -> Deferred[list[Due]]:
+        try:
+            with _transaction(self._db):
+                rows = self._db.execute(
+                    "SELECT static, json, place, quiet FROM entries WHERE listable AND look_at <= ? "
+                    "ORDER BY look_at LIMIT ?",
+                    (now, most),
+                ).fetchall()
+                for static, *_ in rows:
+                    self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_look, static))
+        except sqlite3.Error:
+            return fail()
+        return succeed([Due(body, place, not quiet) for _, body, place, quiet in rows])
+
+    def seen(
+        self, static: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
+    ) -> Deferred[None]:
+        if at is None:
+            self._db.execute(
+                "UPDATE entries SET look_at = ?, checked = checked AND ? WHERE static = ? AND listable",
+                (next_look, listed, static),
+            )
+        else:
+            self._db.execute(
+                "UPDATE entries SET seen = ?, look_at = ?, checked = 1, "
+                "ends = CASE WHEN quiet THEN max(ends, ?) ELSE ends END WHERE static = ? AND listable",
+                (at, next_look, ends(at, lasts), static),
+            )
+        return succeed(None)
+
+    def sweep(self, now: float, most: int) -> Deferred[int]:
+        try:
+            with _transaction(self._db):
+                rows = self._db.execute(
+                    "SELECT static, place, json IS NULL FROM entries WHERE ends <= ? ORDER BY ends LIMIT ?", (now, most)
+                ).fetchall()
+                self._db.executemany("DELETE FROM entries WHERE static = ?", [(static,) for static, _, _ in rows])
+        except sqlite3.Error:
+            return fail()
+        self._tell([("deleted" if was_deleted else "ended", place) for _, place, was_deleted in rows])
+        return succeed(len(rows))
+
+    def count(self) -> Deferred[int]:
+        return succeed(self._one("SELECT sum(number) FROM counts"))
+
+    def counts(self) -> Deferred[dict[str, int]]:
+        rows = self._db.execute("SELECT kind, number FROM counts WHERE number").fetchall()
+        return succeed({str(kind): int(number) for kind, number in rows})
+
+    def size(self) -> Deferred[int]:
+        return succeed(self._one("SELECT size FROM total"))
+
+    def close(self) -> Deferred[None]:
+        self._db.close()
+        return succeed(None)
+
+
+def _prepare(db: sqlite3.Connection) -> None:
+    """Tables, columns, indices and triggers, as far as a new file, or that of an earlier version, has them not."""
+    db.execute(_ENTRIES)
+    there = {row[1] for row in db.execute("PRAGMA table_info(entries)")}
+    for column in _COLUMNS:
+        if column.split()[0] not in there:
+            db.execute(f"ALTER TABLE entries ADD COLUMN {column}")
+    if "quiet" not in there:
+        _read_entries_again(db)
+    if "ends" not in there:
+        db.execute(
+            "UPDATE entries SET size = ? + coalesce(length(json), 0), "
+            "ends = posted + CASE WHEN json IS NULL THEN ? ELSE ? END",
+            (OVERHEAD, TOMBSTONE_TTL, MIGRATED_TTL),
+        )
+    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if "counts" not in tables:
+        db.execute("CREATE TABLE counts (kind TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID")
+        for one in KINDS:
+            db.execute(
+                "INSERT INTO counts SELECT ?, count(*) FROM entries WHERE json IS NOT NULL AND kind = ?", (one, one)
+            )
+    if "places" not in tables:
+        db.execute("CREATE TABLE places (place TEXT PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID")
+        db.execute("INSERT INTO places SELECT place, sum(size) FROM entries GROUP BY place")
+        db.execute("CREATE TABLE total (size INTEGER NOT NULL)")
+        db.execute("INSERT INTO total SELECT coalesce(sum(size), 0) FROM entries")
+    for statement in _INDICES:
+        db.execute(statement)
+    for trigger in _TRIGGERS:
+        db.execute(f"CREATE TRIGGER IF NOT EXISTS {trigger}")
+
+
+def _read_entries_again(db: sqlite3.Connection) -> None:
+    """What the first version's file does not say of servers."""
+    for static, body, posted in db.execute(
+        "SELECT static, json, posted FROM entries WHERE listable AND json IS NOT NULL"
+    ).fetchall():
+        try:
+            entry, _ = decode(bytes(body), Form.GO2019)
+        except EntryError:
+            continue
+        db.execute(
+            "UPDATE entries SET quiet = ?, seen = ?, kind = ? WHERE static = ?",
+            (not features(entry.version) & REFRESHING, posted, kind(entry), static),
+        )

@@ -1,0 +1,68 @@
+"""Entries end: what was not posted again in time is dropped, a little at a time; what was dropped is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.logger import Logger
+
+from dmsg.net.again import Again
+from dmsg.telemetry.metrics import Metrics
+
+SWEEP_EVERY = 30.0
+"""Seconds between sweeps when nothing is left to drop."""
+FIRST_SWEEP = 2400.0
+"""Seconds after the start: clients post every half hour, and discovery may have been away for longer than they last."""
+SLICE = 100
+"""Entries that are dropped at a time: in SQLite this takes a few milliseconds of the reactor."""
+PAUSE = 0.05
+"""Seconds between slices."""
+TOLD_EVERY = 60.0
+"""Seconds between lines of the log about addresses that lose entries because there are too many."""
+
+_log = Logger()
+
+
+class Sweep:
+    """Drops what is over, and tells of all that a store drops.
+
+    :param store: provides :class:`~dmsg.discovery.store.IEntryStore`; its ``dropped`` is set.
+    :param now: seconds since 1970.
+    """
+
+    def __init__(self, reactor: Any, store: Any, now: Callable[[], float], metrics: Metrics) -> None:
+        self._reactor = reactor
+        self._store = store
+        self._now = now
+        self._metrics = metrics
+        self._told_at = -TOLD_EVERY
+        self._again = Again(reactor, self._sweep, lambda failures: SWEEP_EVERY, "dropping old entries")
+        store.dropped = self._dropped
+
+    def start(self) -> None:
+        """From now on."""
+        self._again.start()
+        self._again.soon(FIRST_SWEEP)
+
+    def stop(self) -> None:
+        """No more."""
+        self._again.stop()
+
+    async def _sweep(self) -> float:
+        try:
+            swept = await self._store.sweep(self._now(), SLICE)
+        except Exception as error:  # the store is away; who asks discovery something has it logged
+            _log.info("old entries are not dropped: {error}", error=str(error))
+            swept = 0
+        return PAUSE if swept == SLICE else SWEEP_EVERY
+
+    def _dropped(self, reason: str, place: str, number: int) -> None:
+        self._metrics.dropped.labels(reason).inc(number)
+        now = self._reactor.seconds()
+        if reason in ("ended", "deleted") or now - self._told_at < TOLD_EVERY:
+            return
+        self._told_at = now
+        why = "it has more than an address may have" if reason == "address" else "there are too many in all"
+        whose = place or "an unknown address"
+        _log.warn("entries of {whose} are dropped, the oldest first: {why}", whose=whose, why=why)
