@@ -71,9 +71,11 @@ _INDICES = (
 _TRIGGERS = (
     "counts_new AFTER INSERT ON entries WHEN NEW.json IS NOT NULL BEGIN "
     "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
-    "counts_was AFTER UPDATE ON entries WHEN OLD.json IS NOT NULL BEGIN "
+    "counts_was AFTER UPDATE ON entries "
+    "WHEN OLD.json IS NOT NULL AND (NEW.json IS NULL OR NEW.kind <> OLD.kind) BEGIN "
     "UPDATE counts SET number = number - 1 WHERE kind = OLD.kind; END",
-    "counts_became AFTER UPDATE ON entries WHEN NEW.json IS NOT NULL BEGIN "
+    "counts_became AFTER UPDATE ON entries "
+    "WHEN NEW.json IS NOT NULL AND (OLD.json IS NULL OR NEW.kind <> OLD.kind) BEGIN "
     "UPDATE counts SET number = number + 1 WHERE kind = NEW.kind; END",
     "counts_gone AFTER DELETE ON entries WHEN OLD.json IS NOT NULL BEGIN "
     "UPDATE counts SET number = number - 1 WHERE kind = OLD.kind; END",
@@ -81,7 +83,7 @@ _TRIGGERS = (
     "INSERT INTO places SELECT NEW.place, 0 WHERE NOT EXISTS (SELECT 1 FROM places WHERE place = NEW.place); "
     "UPDATE places SET size = size + NEW.size WHERE place = NEW.place; "
     "UPDATE total SET size = size + NEW.size; END",
-    "places_became AFTER UPDATE OF place, size ON entries BEGIN "
+    "places_became AFTER UPDATE OF place, size ON entries WHEN NEW.place <> OLD.place OR NEW.size <> OLD.size BEGIN "
     "UPDATE places SET size = size - OLD.size WHERE place = OLD.place; "
     "INSERT INTO places SELECT NEW.place, 0 WHERE NOT EXISTS (SELECT 1 FROM places WHERE place = NEW.place); "
     "UPDATE places SET size = size + NEW.size WHERE place = NEW.place; "
@@ -353,8 +355,11 @@ def _prepare(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO total SELECT coalesce(sum(size), 0) FROM entries")
     for statement in _INDICES:
         db.execute(statement)
+    there = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE type = 'trigger'")}
     for trigger in _TRIGGERS:
-        db.execute(f"CREATE TRIGGER IF NOT EXISTS {trigger}")
+        if f"CREATE TRIGGER {trigger}" not in there:
+            db.execute(f"DROP TRIGGER IF EXISTS {trigger.split()[0]}")
+            db.execute(f"CREATE TRIGGER {trigger}")
 
 
 def _read_entries_again(db: sqlite3.Connection) -> None:
