@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
 
 from dmsg.errors import DropReason
 from dmsg.memory import Holding, Memory
@@ -18,10 +17,6 @@ SMALL = 4096
 """Bytes below which what waits for a client is not worth a look."""
 HANDSHAKE_SIZE = 8192
 """Bytes that a handshake under way is taken to hold."""
-TELL_EVERY = 10.0
-"""Seconds between lines about what was given up."""
-
-_log = Logger()
 
 
 class LinkHoldings(Looks[Link]):
@@ -30,13 +25,13 @@ class LinkHoldings(Looks[Link]):
     :param factory: a :class:`~dmsg.delegation.server.ServingFactory`.
     """
 
+    what = "clients"
+
     def __init__(self, reactor: IReactorTime, factory: Any, memory: Memory) -> None:
         super().__init__(reactor, memory)
         self._factory = factory
-        self._told_at = -TELL_EVERY
-        self._untold = 0
         memory.add(self._holdings)
-        memory.told = self._tell
+        memory.told = self.tell
 
     def _holdings(self) -> Iterator[Holding]:
         self.next_look()
@@ -53,22 +48,6 @@ class LinkHoldings(Looks[Link]):
             yield Holding(owner, "queues", size, age, _Ending(link))
         for link in list(self._factory.shaking):
             yield Holding((block_of(link.address),), "handshakes", HANDSHAKE_SIZE, self.now - link.made_at, link.evict)
-
-    def _tell(self, holding: Holding) -> None:
-        self._untold += 1
-        now = self._reactor.seconds()
-        if now - self._told_at >= TELL_EVERY:
-            _log.warn(
-                "{held} MiB are held for clients, more than {limit}: {kind} of {owner} ({size} KiB) is given up{more}",
-                held=self._memory.total >> 20,
-                limit=self._memory.limit >> 20,
-                kind=holding.kind,
-                owner=holding.owner[0],
-                size=holding.size >> 10,
-                more=f", and {self._untold - 1} more since the last line" if self._untold > 1 else "",
-            )
-            self._told_at = now
-            self._untold = 0
 
 
 class _Ending:

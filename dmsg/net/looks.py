@@ -11,10 +11,12 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from dmsg.memory import LOOK_INTERVAL, Memory
+from dmsg.memory import LOOK_INTERVAL, Holding, Memory
 
 MARKS = 240
 """Looks that are remembered of a holder."""
+TELL_EVERY = 10.0
+"""Seconds between lines about what was given up."""
 WORTH_GIVING_BACK = 32 * 1024 * 1024
 """Bytes by which what is held has to fall before the allocator is asked to give to the system what it keeps."""
 
@@ -37,10 +39,12 @@ class Looks(Generic[Holder]):
     A source calls :meth:`next_look` before it goes through its holders, then :meth:`age` for each.
 
     :cvar interval: seconds between looks.
+    :cvar what: for whom is held, as a line of the log names them.
     :ivar now: when the look under way began.
     """
 
     interval = LOOK_INTERVAL
+    what = "others"
 
     def __init__(self, reactor: IReactorTime, memory: Memory) -> None:
         self._reactor = reactor
@@ -49,6 +53,8 @@ class Looks(Generic[Holder]):
         self._before: dict[Holder, deque[tuple[int, float]]] = {}
         self._marks: dict[Holder, deque[tuple[int, float]]] = {}
         self._most = 0
+        self._told_at = -TELL_EVERY
+        self._untold = 0
         self._call = LoopingCall(self._look)
         self._call.clock = reactor
 
@@ -63,6 +69,25 @@ class Looks(Generic[Holder]):
 
     def given_up(self, count: int) -> None:
         """A look gave up so many holdings, one or more."""
+
+    def tell(self, holding: Holding) -> None:
+        """Say in the log who gives, one line in a while; for :attr:`dmsg.memory.Memory.told`."""
+        self._untold += 1
+        now = self._reactor.seconds()
+        if now - self._told_at < TELL_EVERY:
+            return
+        _log.warn(
+            "{held} MiB are held for {what}, more than {limit}: {kind} of {owner} ({size} KiB) is given up{more}",
+            held=self._memory.total >> 20,
+            what=self.what,
+            limit=self._memory.limit >> 20,
+            kind=holding.kind,
+            owner=holding.owner[0],
+            size=holding.size >> 10,
+            more=f", and {self._untold - 1} more since the last line" if self._untold > 1 else "",
+        )
+        self._told_at = now
+        self._untold = 0
 
     def _look(self) -> None:
         try:

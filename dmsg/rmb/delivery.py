@@ -44,17 +44,19 @@ class Message:
 
     :ivar until: seconds since 1970 when its life ends.
     :ivar owner: of the session that sent it; None for what the relay itself says.
+    :ivar sender: the twin that sent it; 0: the relay.
     :ivar kept: its id in the queue of the receiver, or None.
     :ivar keeping: it is being written to the queue.
     """
 
-    __slots__ = ("confirmed", "data", "keeping", "kept", "owner", "settled", "until")
+    __slots__ = ("confirmed", "data", "keeping", "kept", "owner", "sender", "settled", "until")
 
-    def __init__(self, data: bytes, until: float, owner: Ledger | None, kept: Any = None) -> None:
+    def __init__(self, data: bytes, until: float, owner: Ledger | None, kept: Any = None, sender: int = 0) -> None:
         self.data = data
         self.until = until
         self.owner = owner
         self.kept = kept
+        self.sender = sender
         self.keeping = False
         self.settled = False
         self.confirmed = False
@@ -247,6 +249,11 @@ class Delivery:
 
     def __len__(self) -> int:
         return len(self._window) + len(self._line)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its window and its line."""
+        return self._size + self._line_size
 
     def start(self) -> None:
         """Deliver what is in the queue."""

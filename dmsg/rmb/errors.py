@@ -34,6 +34,7 @@ class Drop(Enum):
     OFFLINE = "offline"
     EXPIRED = "expired"
     QUEUE_FULL = "queue_full"
+    MEMORY = "memory"
     QUEUE_FAILED = "queue_failed"
     BUSY = "busy"
     # a message from another relay

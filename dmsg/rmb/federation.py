@@ -8,59 +8,45 @@ receiver at another of its relays.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from random import Random
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.client import Agent
-from twisted.web.http_headers import Headers
-from twisted.web.iweb import IBodyProducer
-from zope.interface import implementer
 
-from dmsg.net.body import read_body
-from dmsg.net.fetch import make_pool
+from dmsg.rmb.address import Session
 from dmsg.rmb.delivery import SPILL_AFTER, Message
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
 from dmsg.rmb.queues import FEDERATION, Queued
 from dmsg.rmb.ranker import Ranker
 from dmsg.rmb.relay import EXPIRED, NO_RELAY, OFFLINE, REMOTE
-from dmsg.rmb.twin import relay_url
+from dmsg.rmb.slots import Slots
 from dmsg.rmb.wire import decode, life, life_ends
 
-CONNECT_TIMEOUT = 2.0
-"""Seconds."""
-POST_TIMEOUT = 3.0
-"""Seconds for one request."""
 PASSES = 3
 """Rounds over the relays of a twin before a message has to wait."""
 PASS_DELAY = 0.1
 """Seconds between the first two rounds, twice that before the third; and up to half more."""
 RETRY_FIRST, RETRY_MOST = 2.0, 30.0
 """Seconds before a message that has to wait is tried again; doubled each time."""
-MAX_POSTS = 256
-"""Messages in an attempt at once."""
-MAX_POSTS_OF_ONE = 16
-"""Of these for one set of relays; one only, while these do not answer."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
 """Messages under way, and their bytes; what comes beyond goes to the queue at once."""
-MAX_ANSWER = 4096
-"""Bytes of another relay's answer."""
 MAX_COUNTED = 1000
 """Relays of which successes and errors are counted apart; all others are counted together."""
 REMEMBERED = 1000
 """Messages that were dealt with and are known for a moment."""
+MAX_OFFERS, MAX_OFFERS_OF_TWIN = 128, 16
+"""Messages that are offered at once, in all, and of one twin."""
 MAX_OFFERED = 10_000
 """Messages that are kept here and offered elsewhere; the others wait for their receiver to come here."""
 FULL = "too many messages for other relays"
-ONLY_CONNECTED = b"x-rmb-only-connected"
-"""A header: refuse this unless the session is connected.  Relays of the reference do not know it."""
 
 _log = Logger()
 
@@ -75,80 +61,12 @@ class Outcome(Enum):
     """At least one did not answer, or may say something else later."""
 
 
-@implementer(IBodyProducer)
-class _Body:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.length = len(data)
-
-    def startProducing(self, consumer: Any) -> Deferred[None]:
-        consumer.write(self._data)
-        done: Deferred[None] = Deferred()
-        done.callback(None)
-        return done
-
-    def pauseProducing(self) -> None:
-        """Everything was written at once."""
-
-    def resumeProducing(self) -> None:
-        """Everything was written at once."""
-
-    def stopProducing(self) -> None:
-        """Everything was written at once."""
-
-
-class Poster:
-    """POSTs to other relays.
-
-    :param plain: ``http:`` relays are reached too; else only ``https:``, so
-        that nobody makes a public relay talk to what is beside it.
-    """
-
-    def __init__(self, reactor: Any, *, plain: bool) -> None:
-        self._reactor = reactor
-        self._plain = plain
-        self._pool = make_pool(reactor, most=MAX_POSTS)
-        self._pool.cachedConnectionTimeout = 50
-        self._agent = Agent(reactor, connectTimeout=CONNECT_TIMEOUT, pool=self._pool)
-
-    async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:
-        """The status that the relay answers; 0 when it does not."""
-        url = relay_url(relay)
-        if not (self._plain or url.startswith("https:")):
-            return 0
-        headers = Headers({"content-type": ["application/octet-stream"]})
-        if only_connected:
-            headers.addRawHeader(ONLY_CONNECTED, b"1")
-        try:
-            request = self._agent.request(b"POST", url.encode("ascii"), headers, _Body(data))
-            response: Any = await request.addTimeout(POST_TIMEOUT, self._reactor)
-        except CancelledError:
-            raise
-        except TimeoutError:
-            return 0
-        except Exception as error:  # whatever a connection can die of
-            _log.debug("relay {relay}: {error!r}", relay=relay, error=error)
-            return 0
-        code: int = response.code
-        try:
-            # it says nothing, and is only read so that the connection can be used again
-            await read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor)
-        except CancelledError:
-            raise
-        except Exception as error:  # whatever a connection can die of: the answer is known
-            _log.debug("relay {relay}: {error!r}", relay=relay, error=error)
-        return code
-
-    def close(self) -> Deferred[Any]:
-        """End the connections that are kept."""
-        result: Deferred[Any] = self._pool.closeCachedConnections()
-        return result
-
-
 class _Item:
     """A message that belongs elsewhere."""
 
     __slots__ = (
+        "answered",
+        "asked",
         "data",
         "delay",
         "done",
@@ -180,6 +98,9 @@ class _Item:
         self.kept: Any = None
         self.keeping = False
         self.running = False
+        self.asked = False
+        self.answered: float | None = None
+        """Seconds until somebody said something about it."""
         self.next = 0.0
         self.delay = RETRY_FIRST
 
@@ -214,7 +135,10 @@ class Federation:
         wall_clock: Callable[[], float],
         domains: frozenset[str],
         random: Random | None = None,
+        max_size: int = MAX_ITEMS_SIZE,
     ) -> None:
+        """:param max_size: bytes of the messages under way."""
+        self._max_size = max_size
         self._reactor = reactor
         self._poster = poster
         self._ranker = ranker
@@ -223,17 +147,16 @@ class Federation:
         self._now = wall_clock
         self._domains = domains
         self._random = random or Random()
-        # by relays, so that some that do not answer hold up no others
-        self._ready: OrderedDict[frozenset[str], deque[_Item]] = OrderedDict()
-        self._running: Counter[frozenset[str]] = Counter()
-        self._failing: OrderedDict[frozenset[str], None] = OrderedDict()
+        self._slots: Slots[_Item] = Slots()
         self._size = 0
         self._items: dict[_Item, None] = {}
         self._kept: dict[Any, _Item] = {}
         self._finished_ids: deque[Any] = deque(maxlen=REMEMBERED)
-        self._posts = 0
         self._offers: dict[str, _Offers] = {}
         self._offered = 0
+        self._offering: Counter[int] = Counter()
+        self.not_offered = 0
+        """Messages that nobody was asked to take, because too many were offered."""
         self._under_way: set[Deferred[Any]] = set()
         self._taking = False
         self._stopped = False
@@ -257,9 +180,25 @@ class Federation:
 
         return running.addBoth(done)
 
-    def offer(self, data: bytes, relays: Iterable[str]) -> Deferred[Outcome]:
-        """Ask each relay once, the best first, whether it has the session connected."""
-        return self._run(self._ask_all(data, relays, only_connected=True))
+    def offer(self, data: bytes, relays: Iterable[str], whose: int) -> Deferred[Outcome]:
+        """Ask each relay once, the best first, whether it has the session connected.
+
+        Where too much is offered already nobody is asked, which is as if nobody had answered.
+
+        :param whose: the twin that sent it, or that it is for.
+        """
+        if self._offering.total() >= MAX_OFFERS or self._offering[whose] >= MAX_OFFERS_OF_TWIN:
+            self.not_offered += 1
+            return succeed(Outcome.FAILED)
+        self._offering[whose] += 1
+
+        def done(result: Any) -> Any:
+            self._offering[whose] -= 1
+            if not self._offering[whose]:
+                del self._offering[whose]
+            return result
+
+        return self._run(self._ask_all(data, relays, only_connected=True)).addBoth(done)
 
     async def _ask_all(self, data: bytes, relays: Iterable[str], *, only_connected: bool) -> Outcome:
         failed = False
@@ -296,7 +235,7 @@ class Federation:
         :param done: called with an error's text, or None when it was taken.
         """
         item = _Item(message.data, envelope, relays, message, done, self._reactor.seconds())
-        if len(self._items) >= MAX_ITEMS or self._size >= MAX_ITEMS_SIZE:
+        if len(self._items) >= MAX_ITEMS or self._size >= self._max_size:
             self._only_keep(item)
             return
         self._hold(item)
@@ -315,38 +254,30 @@ class Federation:
             item.done(item.message or Message(item.data, 0.0, None), item.envelope, FULL)
 
         until = life_ends(item.envelope, self._now())
-        self._queue.append(FEDERATION, item.data, until).addCallbacks(kept, failed)
+        self._queue.append(FEDERATION, item.data, until, item.envelope.source.twin).addCallbacks(kept, failed)
 
     def _hold(self, item: _Item) -> None:
         self._items[item] = None
         self._size += len(item.data)
 
     def _make_ready(self, item: _Item) -> None:
-        self._ready.setdefault(item.relays, deque()).append(item)
+        self._slots.add(item, item.relays, item.envelope.source.twin)
         self._next()
 
     def _next(self) -> None:
-        """Begin as many attempts as may be, each set of relays in its turn."""
-        for relays in list(self._ready):
-            most = 1 if relays in self._failing else MAX_POSTS_OF_ONE
-            line = self._ready[relays]
-            while line and self._posts < MAX_POSTS and self._running[relays] < most and not self._stopped:
-                item = line.popleft()
-                if item in self._items and not item.running:
-                    item.running = True
-                    self._posts += 1
-                    self._running[relays] += 1
-                    self._run(self._attempt(item)).addBoth(self._attempted, item, relays)
-            if not line:
-                self._ready.pop(relays, None)
-            elif relays in self._ready:
-                self._ready.move_to_end(relays)
+        """Begin as many attempts as may be."""
+        while not self._stopped and (item := self._slots.take()) is not None:
+            if item in self._items and not item.running:
+                item.running, item.asked, item.answered = True, False, None
+                self._run(self._attempt(item)).addBoth(self._attempted, item)
+            else:
+                self._slots.cancel(item)
 
-    def _attempted(self, result: Any, item: _Item, relays: frozenset[str]) -> None:
-        self._posts -= 1
-        self._running[relays] -= 1
-        if not self._running[relays]:
-            del self._running[relays]
+    def _attempted(self, result: Any, item: _Item) -> None:
+        if item.asked:
+            self._slots.done(item, item.answered)
+        else:
+            self._slots.cancel(item)
         item.running = False
         if isinstance(result, Failure) and not result.check(CancelledError):
             _log.failure("forwarding failed", result)
@@ -355,10 +286,6 @@ class Federation:
 
     def _later(self, item: _Item) -> None:
         """Nobody took it: it waits, and survives the process meanwhile."""
-        self._failing[item.relays] = None
-        self._failing.move_to_end(item.relays)
-        if len(self._failing) > MAX_COUNTED:
-            self._failing.popitem(last=False)
         item.next = self._reactor.seconds() + item.delay
         item.delay = min(RETRY_MOST, 2 * item.delay)
         self._keep(item)
@@ -372,9 +299,10 @@ class Federation:
             if life(item.envelope, int(self._now())) is None:
                 self._finish(item, EXPIRED)
                 return
+            began, item.asked = self._reactor.seconds(), True
             outcome = await self._ask_all(item.data, item.relays, only_connected=False)
             if outcome is not Outcome.FAILED:
-                self._failing.pop(item.relays, None)
+                item.answered = self._reactor.seconds() - began if not number else math.inf
                 self._finish(item, None if outcome is Outcome.TAKEN else REMOTE + OFFLINE)
                 return
         self._later(item)
@@ -411,7 +339,8 @@ class Federation:
             item.keeping = False
 
         until = life_ends(item.envelope, self._now())
-        self._queue.append(FEDERATION, item.data, until).addCallback(kept).addErrback(lambda _: None).addBoth(done)
+        keeping = self._queue.append(FEDERATION, item.data, until, item.envelope.source.twin)
+        keeping.addCallback(kept).addErrback(lambda _: None).addBoth(done)
 
     def round(self) -> None:
         """Every second: what takes long is kept, what waited long is tried again, what others left is taken up."""
@@ -425,7 +354,7 @@ class Federation:
                 self._run(self._again(item)).addErrback(self._failed)
         for session in list(self._offers):
             self._hand_over_next(session, now)
-        if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < MAX_ITEMS_SIZE // 2:
+        if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < self._max_size // 2:
             self._taking = True
             self._queue.take_federation().addCallbacks(self._taken, lambda _: None).addBoth(self._took)
 
@@ -512,7 +441,7 @@ class Federation:
                 offers.next = self._reactor.seconds() + offers.delay
                 offers.delay = min(RETRY_MOST, 2 * offers.delay)
 
-        self.offer(data, offers.relays).addBoth(done)
+        self.offer(data, offers.relays, Session.parse(session).twin).addBoth(done)
 
     # --- the end ---
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from dmsg.memory import Memory
 from dmsg.rmb.errors import Drop
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 class RelayMetrics:
     """Reads what the switch counts when Prometheus asks."""
 
-    def __init__(self, switch: Switch) -> None:
+    def __init__(self, switch: Switch, memory: Memory) -> None:
         self._switch = switch
+        self._memory = memory
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
@@ -53,7 +55,19 @@ class RelayMetrics:
         yield CounterMetricFamily("rmb_cache_flushes", "Times that all twins were forgotten", value=cache.flushes)
         yield GaugeMetricFamily("rmb_cache_entries", "Twins that are known", value=len(cache))
         yield GaugeMetricFamily("rmb_federation_waiting", "Messages under way to other relays", value=len(federation))
+        yield CounterMetricFamily(
+            "rmb_not_offered",
+            "Messages that other relays were not offered: too many are",
+            value=federation.not_offered,
+        )
         yield CounterMetricFamily("rmb_queue_dropped", "Oldest messages of full queues", value=switch.dropped_oldest)
+        held = GaugeMetricFamily(
+            "rmb_held_bytes", "Bytes held for sessions in memory, at the last look", labels=["kind"]
+        )
+        for kind in ("messages", "parked"):
+            held.add_metric([kind], self._memory.held[kind])
+        yield held
+        yield GaugeMetricFamily("rmb_memory_limit_bytes", "Bytes that may be held", value=self._memory.limit)
         limited = CounterMetricFamily(
             "rmb_limited", "Messages refused because their twin sends too much; 0: other twins", labels=["twin"]
         )

@@ -29,6 +29,7 @@ class Parking:
     :param later: calls something in the next reactor turn.
     :param hold: stops reading the socket; ``release``: reads it again.
     :param confirms: whether the session has something to confirm.
+    :ivar size: bytes that wait here; ``come``: that have so far.
     """
 
     __slots__ = (
@@ -40,8 +41,9 @@ class Parking:
         "_message",
         "_ping",
         "_release",
-        "_size",
         "_waiting",
+        "come",
+        "size",
     )
 
     def __init__(
@@ -57,7 +59,8 @@ class Parking:
         self._hold, self._release, self._confirms = hold, release, confirms
         self._for: set[Any] = set()
         self._waiting: deque[tuple[bool, bytes]] = deque()
-        self._size = 0
+        self.size = 0
+        self.come = 0
         self._going_on = False
 
     def __len__(self) -> int:
@@ -80,15 +83,16 @@ class Parking:
     def put(self, data: bytes, *, is_message: bool) -> None:
         """The session sent this."""
         self._waiting.append((is_message, data))
-        self._size += len(data) + OVERHEAD
-        if self._size >= PARKED_SIZE * (BOTH_WAYS if self._confirms() else 1):
+        self.size += len(data) + OVERHEAD
+        self.come += len(data) + OVERHEAD
+        if self.size >= PARKED_SIZE * (BOTH_WAYS if self._confirms() else 1):
             self._hold()
 
     def clear(self) -> None:
         """The session is gone: it sends again what nobody confirmed."""
         self._waiting.clear()
         self._for.clear()
-        self._size = 0
+        self.size = 0
 
     def _soon(self) -> None:
         if self._waiting and not self._for and not self._going_on:
@@ -101,8 +105,8 @@ class Parking:
             if self._for or not self._waiting:
                 break
             is_message, data = self._waiting.popleft()
-            self._size -= len(data) + OVERHEAD
+            self.size -= len(data) + OVERHEAD
             (self._message if is_message else self._ping)(data)
-        if self._size < PARKED_SIZE // 2:
+        if self.size < PARKED_SIZE // 2:
             self._release()
         self._soon()

@@ -6,6 +6,7 @@ Every session has a queue of its own; what is for other relays is in one more.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,10 +27,23 @@ BATCH = 1000
 
 BATCH_BYTES = 4 * 1024 * 1024
 """Bytes after which a read ends; one message may be larger."""
+PART = 8
+"""Of what is kept in all: the part of one twin."""
 EXPIRED = 1000
 """Messages whose time has passed that are taken out at once."""
 
 _log = Logger()
+
+
+def _twin(session: str) -> str:
+    """Whose a session is, by its name."""
+    return session.partition(":")[0]
+
+
+def _take(counter: Counter[Any], key: Any, number: int) -> None:
+    counter[key] -= number
+    if counter[key] <= 0:
+        del counter[key]
 
 
 def _some(cursor: sqlite3.Cursor, column: int) -> list[Any]:
@@ -51,7 +65,8 @@ class QueueLimits:
 
     :ivar messages: of one session; then the oldest go.
     :ivar size: bytes of one session; then the oldest go.
-    :ivar total: bytes of all; then nothing more is taken.
+    :ivar total: bytes of all; then nothing more is taken.  The messages that one twin sent, or that are for one, may
+        be the ``PART``-th part of it, and twice ``size`` at least.
     """
 
     messages: int = 10_000
@@ -69,10 +84,12 @@ class Queued(NamedTuple):
 class RelayQueue(Interface):
     """Messages by session."""
 
-    def append(session: str, data: bytes, until: float) -> Deferred[Any]:
+    def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[Any]:
         """Keep a message until a time.  Fires with its id once it survives the process.
 
         Fails with QueueUnavailable.
+
+        :param sender: the twin that sent it; 0: the relay.
         """
 
     def read(session: str, after: Any) -> Deferred[list[Queued]]:
@@ -135,12 +152,16 @@ class SQLiteQueue:
             self._db.execute(
                 """CREATE TABLE IF NOT EXISTS messages (
                     id INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, until REAL NOT NULL,
-                    data BLOB NOT NULL)"""
+                    data BLOB NOT NULL, sender INTEGER NOT NULL DEFAULT 0)"""
             )
+            if "sender" not in {row[1] for row in self._db.execute("PRAGMA table_info(messages)")}:
+                self._db.execute("ALTER TABLE messages ADD COLUMN sender INTEGER NOT NULL DEFAULT 0")
             self._db.execute("CREATE INDEX IF NOT EXISTS of_session ON messages (session, id)")
             self._db.execute("CREATE INDEX IF NOT EXISTS by_time ON messages (until)")
             self._db.execute("COMMIT")
             self._sizes: dict[str, list[int]] = {}
+            self._from: Counter[int] = Counter()
+            self._for: Counter[str] = Counter()
             self.total = 0
             self._count()
         except sqlite3.Error as error:
@@ -185,14 +206,33 @@ class SQLiteQueue:
         rows = self._db.execute("SELECT session, count(*), sum(length(data)) FROM messages GROUP BY session")
         self._sizes = {row[0]: [row[1], row[2]] for row in rows}
         self.total = sum(size for _, size in self._sizes.values())
+        self._for = Counter()
+        for session, (_, size) in self._sizes.items():
+            self._for[_twin(session)] += size
+        self._from = Counter(
+            dict(self._db.execute("SELECT sender, sum(length(data)) FROM messages WHERE sender GROUP BY sender"))
+        )
 
-    def append(self, session: str, data: bytes, until: float) -> Deferred[Any]:
-        if self.total + len(data) > self.limits.total:
-            return fail(QueueUnavailable("the relay keeps as much as it may"))
+    def _refusal(self, session: str, size: int, sender: int) -> str | None:
+        """Why a message of so many bytes is too much."""
+        part = max(self.limits.total // PART, 2 * self.limits.size)
+        if self.total + size > self.limits.total:
+            return "the relay keeps as much as it may"
+        if sender and self._from[sender] + size > part:
+            return f"the relay keeps as much from twin {sender} as it may"
+        if session != FEDERATION and self._for[_twin(session)] + size > part:
+            return f"the relay keeps as much for twin {_twin(session)} as it may"
+        return None
+
+    def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[Any]:
+        refusal = self._refusal(session, len(data), sender)
+        if refusal is not None:
+            return fail(QueueUnavailable(refusal))
         try:
             self._begin()
             cursor = self._db.execute(
-                "INSERT INTO messages (session, until, data) VALUES (?, ?, ?)", (session, until, data)
+                "INSERT INTO messages (session, until, data, sender) VALUES (?, ?, ?, ?)",
+                (session, until, data, sender),
             )
         except sqlite3.Error as error:
             return fail(QueueUnavailable(str(error)))
@@ -200,6 +240,9 @@ class SQLiteQueue:
         sizes[0] += 1
         sizes[1] += len(data)
         self.total += len(data)
+        self._for[_twin(session)] += len(data)
+        if sender:
+            self._from[sender] += len(data)
         deferred: Deferred[Any] = Deferred()
         self._waiting.append((deferred, cursor.lastrowid or 0))
         if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
@@ -221,12 +264,17 @@ class SQLiteQueue:
 
     def _delete(self, session: str, ids: Sequence[int]) -> None:
         for number in ids:
-            row = self._db.execute("DELETE FROM messages WHERE id = ? RETURNING length(data)", (number,)).fetchone()
+            row = self._db.execute(
+                "DELETE FROM messages WHERE id = ? RETURNING length(data), sender", (number,)
+            ).fetchone()
             if row is not None:
-                self._forget(session, row[0])
+                self._forget(session, *row)
 
-    def _forget(self, session: str, length: int) -> None:
+    def _forget(self, session: str, length: int, sender: int) -> None:
         self.total -= length
+        _take(self._for, _twin(session), length)
+        if sender:
+            _take(self._from, sender, length)
         sizes = self._sizes.get(session)
         if sizes is None:
             return

@@ -157,7 +157,7 @@ class RedisQueue:
 
     # --- messages ---
 
-    def append(self, session: str, data: bytes, until: float) -> Deferred[Any]:
+    def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[Any]:
         # what a reactor turn appends goes in one call: a call costs more than all that Redis does for it
         appended: Deferred[Any] = Deferred()
         if not self._batch:

@@ -16,13 +16,16 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from dmsg.isolate import isolated
+from dmsg.memory import Memory
 from dmsg.net.socketopts import tune_listening
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb import token
 from dmsg.rmb.errors import Drop, QueueUnavailable
-from dmsg.rmb.federation import Federation, Poster
+from dmsg.rmb.federation import MAX_ITEMS_SIZE, Federation
+from dmsg.rmb.holdings import SessionHoldings
 from dmsg.rmb.limiter import FixedWindow
 from dmsg.rmb.metrics import RelayMetrics
+from dmsg.rmb.poster import Poster
 from dmsg.rmb.queues import QueueLimits, SQLiteQueue
 from dmsg.rmb.ranker import PERIOD, Ranker
 from dmsg.rmb.redis_queue import RedisQueue
@@ -30,11 +33,13 @@ from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.relay import Relay
 from dmsg.rmb.site import CONNECT_RATE, RelaySite
-from dmsg.rmb.switch import ROUND, Switch
+from dmsg.rmb.switch import MAX_UNFINISHED, ROUND, Switch
 from dmsg.rmb.websocket import GOING_AWAY, UpgradeResource
 
 MAX_SESSIONS = 100_000
 """Sessions of a relay, unless there are fewer descriptors."""
+PART = 4
+"""Of the limit of memory: so much for messages to other relays, and as much for those that are not whole."""
 CLOSE_WAIT = 2.0
 """Seconds that stopping waits for sessions to say good-bye."""
 
@@ -48,6 +53,7 @@ class RelaySettings:
     :ivar queue: ``sqlite:PATH`` or ``redis://HOST:PORT/DB``.
     :ivar durable: what clients send that will not send it again is in the queue before it is delivered.
     :ivar limit: messages and bytes a minute of each twin, or None.
+    :ivar memory: bytes that are held for sessions in memory, in all; None: :func:`~dmsg.memory.default_limit`.
     """
 
     listen: Sequence[str]
@@ -62,6 +68,7 @@ class RelaySettings:
     connect_rate: float = CONNECT_RATE
     token_reuse: bool = False
     durable: bool = False
+    memory: int | None = None
     queue_limits: QueueLimits = field(default_factory=QueueLimits)
 
 
@@ -108,6 +115,8 @@ class RmbRelay(Service):
         self._registry: CachedRegistry | None = None
         self._federation: Federation | None = None
         self._round: LoopingCall | None = None
+        self.memory = Memory(settings.memory)
+        self._holdings: SessionHoldings | None = None
         self._draining = False
         self.ready: Deferred[list[IListeningPort]] = Deferred()
 
@@ -133,6 +142,7 @@ class RmbRelay(Service):
             self._wall_clock,
             settings.domains,
             self._random,
+            max_size=min(MAX_ITEMS_SIZE, self.memory.limit // PART),
         )
         self.switch = switch = Switch(
             self._reactor,
@@ -142,8 +152,11 @@ class RmbRelay(Service):
             self._federation,
             self._wall_clock,
             durable=self.settings.durable,
+            max_unfinished=min(MAX_UNFINISHED, self.memory.limit // PART),
         )
-        metrics = RelayMetrics(switch)
+        self._holdings = SessionHoldings(self._reactor, switch, self.memory)
+        self._holdings.start()
+        metrics = RelayMetrics(switch, self.memory)
         page = RelaySite(
             switch,
             UpgradeResource(self._reactor, TurnFlush(self._reactor)),
@@ -192,6 +205,8 @@ class RmbRelay(Service):
         self.ready.cancel()
         await DeferredList([maybeDeferred(port.stopListening) for port in self.ports], consumeErrors=True)
         self.ports.clear()
+        if self._holdings is not None:
+            self._holdings.stop()
         if self._round is not None and self._round.running:
             self._round.stop()
         if self.switch is not None:

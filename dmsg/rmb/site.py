@@ -24,9 +24,9 @@ from dmsg.rmb.address import Session
 from dmsg.rmb.door import DoorFactory, Upgrade
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TokenError, TwinNotFound
-from dmsg.rmb.federation import ONLY_CONNECTED
 from dmsg.rmb.identity import verify
 from dmsg.rmb.limiter import FixedWindow
+from dmsg.rmb.poster import ONLY_CONNECTED
 from dmsg.rmb.relay import OFFLINE, Refused
 from dmsg.rmb.switch import RelaySession, Switch
 from dmsg.rmb.twin import Twin

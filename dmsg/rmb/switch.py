@@ -154,6 +154,7 @@ class RelaySession:
 
     def received(self, data: bytes) -> None:
         if self.parking.closed:
+            self.switch.parked[self] = None
             self.parking.put(data, is_message=True)
         else:
             self._receive(data)
@@ -234,9 +235,14 @@ class Switch:
         wall_clock: Callable[[], float],
         *,
         durable: bool = False,
+        max_unfinished: int = MAX_UNFINISHED,
     ) -> None:
-        """:param durable: what sessions send that will not send it again is written down first."""
+        """:param durable: what sessions send that will not send it again is written down first.
+
+        :param max_unfinished: bytes of all messages that are not whole.
+        """
         self.durable = durable
+        self._max_unfinished = max_unfinished
         self._started = clock.seconds()
         self._coming_back: dict[Session, list[Deferred[bool]]] = {}
         self._to_ping: dict[Delivery, float] = {}
@@ -256,7 +262,11 @@ class Switch:
         self.counters: Counter[str] = Counter()
         self.evictions: Counter[str] = Counter()
         self.dropped_oldest = 0
-        self._busy: dict[Delivery, None] = {}
+        self.waiting: dict[Delivery, None] = {}
+        """Those that have something in their window or line, and some that had."""
+        self.parked: dict[RelaySession, None] = {}
+        """Sessions that have sent something while they were held; those that have not any more are taken out by who
+        looks."""
         self._lookups: dict[int, deque[Callable[[Twin | Failure | None], None]]] = {}
         self._present_at = 0.0
         self._to_poll: list[Session] = []
@@ -303,8 +313,9 @@ class Switch:
             if not self.sessions_of[session.owner]:
                 del self.sessions_of[session.owner]
             self.queue.absent(str(session.session))
-        self._busy.pop(session.delivery, None)
+        self.waiting.pop(session.delivery, None)
         session.parking.clear()
+        self.parked.pop(session, None)
         for message in session.delivery.close():
             isolated(self._enqueue, session.session, message, None)
 
@@ -312,7 +323,7 @@ class Switch:
         """For :class:`~dmsg.rmb.delivery.Store`: it waits for a confirmation."""
         if delivery.since is None:
             delivery.since = self._clock.seconds()
-        self._busy[delivery] = None
+        self.waiting[delivery] = None
 
     def ping_later(self, delivery: Delivery) -> None:
         """For :class:`~dmsg.rmb.delivery.Store`."""
@@ -359,7 +370,7 @@ class Switch:
 
     def waits(self, delivery: Delivery) -> None:
         """For :class:`~dmsg.rmb.delivery.Store`: it has a line."""
-        self._busy[delivery] = None
+        self.waiting[delivery] = None
 
     def later(self, call: Callable[[], None]) -> None:
         """In the next turn of the reactor."""
@@ -384,9 +395,9 @@ class Switch:
     def _look_at_deliveries(self) -> None:
         """Confirmations that take long."""
         now = self._clock.seconds()
-        for delivery in list(self._busy):
+        for delivery in list(self.waiting):
             if not len(delivery):
-                del self._busy[delivery]
+                del self.waiting[delivery]
                 continue
             delivery.look()
             if delivery.since is not None and now - delivery.since >= SPILL_AFTER:
@@ -406,7 +417,7 @@ class Switch:
             since = session.unfinished_since
             if session.socket is None:
                 continue
-            if total > MAX_UNFINISHED or (since is not None and now - since >= UNFINISHED_FOR):
+            if total > self._max_unfinished or (since is not None and now - since >= UNFINISHED_FOR):
                 total -= session.socket.unfinished
                 session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
             elif since is None:
@@ -499,7 +510,7 @@ class Switch:
             self._refuse(envelope, refused.drop, session)
             return
         destination = destination_of(envelope)
-        message = Message(data, life_ends(envelope, self.now()), session.ledger)
+        message = Message(data, life_ends(envelope, self.now()), session.ledger, sender=session.owner)
         session.ledger.add(message)
         receiver = self.sessions.get(destination)
         if receiver is not None:
@@ -633,7 +644,8 @@ class Switch:
             else:
                 self._offline(envelope, message)
 
-        self.federation.offer(message.data, relays).addErrback(lambda _: Outcome.FAILED).addCallback(probed)
+        offering = self.federation.offer(message.data, relays, source_of(envelope).twin)
+        offering.addErrback(lambda _: Outcome.FAILED).addCallback(probed)
 
     def _forwarded(self, message: Message, envelope: Envelope, error: str | None) -> None:
         """A message for another relay was taken there, or will never be."""
@@ -722,7 +734,8 @@ class Switch:
             if connected is not None:
                 connected.delivery.retry()
 
-        self.queue.append(str(session), message.data, message.until).addBoth(ended).addCallbacks(kept, failed)
+        kept_for = self.queue.append(str(session), message.data, message.until, message.sender)
+        kept_for.addBoth(ended).addCallbacks(kept, failed)
 
     def _say_now(self, envelope: Envelope, text: str) -> None:
         """Without a queue, which just failed."""
@@ -734,7 +747,7 @@ class Switch:
 
     def keep(self, session: Session, message: Message) -> Deferred[Any]:
         """For :class:`~dmsg.rmb.delivery.Store`."""
-        result: Deferred[Any] = self.queue.append(str(session), message.data, message.until)
+        result: Deferred[Any] = self.queue.append(str(session), message.data, message.until, message.sender)
         return result
 
     def read(self, session: Session, after: Any) -> Deferred[list[Queued]]:
@@ -792,7 +805,8 @@ class Switch:
         taken: Deferred[None] = Deferred()
         destination = destination_of(envelope)
         ledger = Ledger(lambda payload: taken.callback(None))
-        message = Message(data, life_ends(envelope, self.now()), ledger)
+        sender = source_of(envelope).twin
+        message = Message(data, life_ends(envelope, self.now()), ledger, sender=sender)
         ledger.add(message)
         ledger.ping(b"")
         receiver = self.sessions.get(destination)
@@ -822,7 +836,7 @@ class Switch:
                 return
             self._count_in(len(data))
             if not there.delivery.offer(message):
-                self.queue.append(str(destination), data, message.until).addCallbacks(kept, failed)
+                self.queue.append(str(destination), data, message.until, sender).addCallbacks(kept, failed)
 
         def keep(elsewhere: bool) -> None:
             """Where another process on the same queue has the session, the queue is the way."""
@@ -833,7 +847,7 @@ class Switch:
                     taken.errback(Refused(decision.drop))
                 return
             self._count_in(len(data))
-            self.queue.append(str(destination), data, message.until).addCallbacks(kept, failed)
+            self.queue.append(str(destination), data, message.until, sender).addCallbacks(kept, failed)
 
         if receiver is None and decision.drop is Drop.OFFLINE:
             self.queue.elsewhere(str(destination)).addErrback(lambda _: False).addCallback(keep)

@@ -220,6 +220,11 @@ class Socket:
         """Bytes of a frame that is not whole."""
         return self._frames.held if self._frames is not None else 0
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the other end to read."""
+        return (queued(self.transport) or 0) if self.transport is not None else 0
+
     def onOpen(self) -> None:
         self._opened = True
         self._patience_over()
@@ -316,7 +321,7 @@ class Socket:
         out, self._out = self._out, None
         if out and self.sendable:
             self.transport.write(b"".join(out))
-            if (queued(self.transport) or 0) > MAX_UNSENT:
+            if self.unsent > MAX_UNSENT:
                 self.abort()  # who sends pings and does not read the answers
 
     def send(self, data: bytes) -> None:

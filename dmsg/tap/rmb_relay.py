@@ -67,6 +67,13 @@ class Options(EntityOptions):
         ["queue-length", None, "10000", "messages kept for one session; then the oldest go", str],
         ["queue-size", None, "64", "MiB kept for one session; then the oldest go", str],
         ["queue-total", None, "4096", "MiB kept for all; then nothing more is taken", str],
+        [
+            "memory",
+            None,
+            None,
+            "MiB held in memory for sessions that read slowly, in all [default: a quarter of the machine's]",
+            str,
+        ],
         ["token-ttl", None, str(MAX_TTL), "seconds that a token may be good for; 0 means any", str],
         ["connect-rate", None, str(CONNECT_RATE), "connections a second of one address; 0 means no limit", str],
         ["log-format", None, "text", "text or json", str],
@@ -146,6 +153,8 @@ class Options(EntityOptions):
             ("connect-rate", 0, 10**6),
         ):
             self[name] = number(self[name], low, high)
+        if self["memory"] is not None:
+            self["memory"] = number(self["memory"], 1, 2**20) << 20
         sessions = MAX_SESSIONS
         if self["workers"] is not None or self["user-per-worker"] is not None:
             sessions = number(self["workers"] or "500", 1, 10**6) * number(self["user-per-worker"] or "1000", 1, 10**6)
@@ -178,6 +187,7 @@ class Options(EntityOptions):
             connect_rate=self["connect-rate"],
             token_reuse=bool(self["token-reuse"]),
             durable=bool(self["durable"]),
+            memory=self["memory"],
             queue_limits=QueueLimits(
                 self["queue-length"], self["queue-size"] * 1024 * 1024, self["queue-total"] * 1024 * 1024
             ),

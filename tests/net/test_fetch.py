@@ -23,7 +23,7 @@ from dmsg.keys import SecKey
 from dmsg.net.body import read_body
 from dmsg.net.fetch import MAX_HEAD, WebClient, make_pool, parse_json
 from dmsg.rmb.errors import RegistryUnavailable
-from dmsg.rmb.federation import Poster
+from dmsg.rmb.poster import Poster
 from dmsg.rmb.registry.client import HTTPRegistry
 from tests.support import asynchronous
 

@@ -15,7 +15,7 @@ from dmsg.rmb.address import Session
 from dmsg.rmb.delivery import Delivery, Ledger, Message
 from dmsg.rmb.errors import CallTimeout
 from dmsg.rmb.frames import Frames, FrameTooLarge
-from dmsg.rmb.queues import Queued, QueueLimits, SQLiteQueue
+from dmsg.rmb.queues import FEDERATION, Queued, QueueLimits, SQLiteQueue
 from dmsg.rmb.uplink import OutboxFull, Uplink
 
 
@@ -287,6 +287,33 @@ class SQLiteQueueTests(SynchronousTestCase):
         self.assertEqual([], self.successResultOf(self.queue.read("1", ids[-1])))
         self.queue.remove("1", ids[:2])
         self.assertEqual(1, len(self.queue))
+
+    def test_one_twin_has_its_part(self) -> None:
+        """Of what one sent, and of what is for one, in however many sessions; others have room."""
+        queue = SQLiteQueue(":memory:", self.clock, QueueLimits(100, 50, 800))
+
+        def append(session: str, sender: int, size: int = 50) -> str:
+            said: list[str] = []
+            result = queue.append(session, bytes(size), 10.0, sender)
+            result.addCallbacks(lambda number: said.append(""), lambda failure: said.append(str(failure.value)))
+            self.clock.advance(0)
+            return said[0]
+
+        self.assertEqual([append(f"{number}:s", 1) for number in (5, 6)], ["", ""])
+        self.assertIn("from twin 1 ", append("7:s", 1))
+        self.assertEqual([append("8:a", 2), append("8:b", 3)], ["", ""])
+        self.assertIn("for twin 8 ", append("8:c", 4))
+        self.assertEqual(append("9", 4), "")
+        self.assertEqual(append(FEDERATION, 4), "")
+        self.assertIn("from twin 4 ", append(FEDERATION, 4))
+        # what is gone counts no more, and what is in the file counts after a failure, or a new start
+        queue.remove("5:s", [queued.id for queued in self.successResultOf(queue.read("5:s", None))])
+        self.assertEqual(append("7:s", 1), "")
+        self.clock.advance(0)
+        queue._count()
+        self.assertIn("from twin 1 ", append("7:s", 1))
+        self.assertIn("for twin 8 ", append("8:c", 5))
+        self.assertEqual(queue._from, {1: 100, 2: 50, 3: 50, 4: 100})
 
     def test_limits(self) -> None:
         """Of number, of size, of all."""

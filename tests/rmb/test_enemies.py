@@ -93,8 +93,8 @@ class SessionTests(PairCase):
     @asynchronous
     async def test_a_message_that_does_not_end(self) -> None:
         """After a time, or when there is too much of such, the session with most goes."""
-        self.patch(switch, "MAX_UNFINISHED", 3_000_000)
         a, b = await self.pair()
+        self.one.switch._max_unfinished = 3_000_000
         head = b"\x82\xff" + (10_000_000).to_bytes(8, "big") + b"mask"
         b.socket.transport.write(head + bytes(1_000_000))
         a.socket.transport.write(head + bytes(2_500_000))

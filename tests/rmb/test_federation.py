@@ -10,13 +10,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
-from dmsg.rmb import federation, switch, wire
+from dmsg.rmb import federation, poster, switch, wire
 from dmsg.rmb.address import Session
 from dmsg.rmb.delivery import Message
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
-from dmsg.rmb.federation import Federation, Outcome, Poster
+from dmsg.rmb.federation import Federation, Outcome
 from dmsg.rmb.metrics import RelayMetrics
+from dmsg.rmb.poster import Poster
 from dmsg.rmb.queues import SQLiteQueue
 from dmsg.rmb.ranker import Ranker
 from dmsg.rmb.twin import check_relay
@@ -66,7 +67,7 @@ class ForwardTests(FederationCase):
         """A message and its answer, the bytes as they were; nothing stays in any queue (A11)."""
         # on a busy machine fifty posts take longer than that, and are kept meanwhile: then the ping is answered before
         self.patch(federation, "SPILL_AFTER", 30.0)
-        self.patch(federation, "POST_TIMEOUT", 30.0)
+        self.patch(poster, "POST_TIMEOUT", 30.0)
         await self.two()
         self.twin("A", self.first.domain), self.twin("B", self.second.domain)
         a, b = await self.raw("A", self.first, "s"), await self.raw("B", self.second)
@@ -158,7 +159,7 @@ class ForwardTests(FederationCase):
     @asynchronous
     async def test_A9_retries_and_ranking(self) -> None:
         """500, then no answer at all, then it works; who failed is tried last."""
-        self.patch(federation, "POST_TIMEOUT", 0.2)
+        self.patch(poster, "POST_TIMEOUT", 0.2)
         await self.two()
         failing, posts = await self.scripted(500, None, 202)
         self.twin("A", self.first.domain)
@@ -458,7 +459,7 @@ class LimitTests(FederationCase):
         self.assertRegex(
             said[0], rf"^rate limit: \d+ messages of 1 twins refused in \d+ s \(twin {self.ids['A']}: \d+\)$"
         )
-        text = RelayMetrics(self.one.switch).render().decode()
+        text = RelayMetrics(self.one.switch, self.one.memory).render().decode()
         self.assertIn(f'rmb_limited_total{{twin="{self.ids["A"]}"}} 7.0', text)
         for twin in range(10_000, 10_500):
             self.one.switch.count_limited(twin)
@@ -543,6 +544,6 @@ class PassTests(SynchronousTestCase):
     def test_offer_asks_once(self) -> None:
         """The best first."""
         answers = Answers(r1=[404], r2=[202])
-        outcome = self.successResultOf(self.federation(answers).offer(b"x", ["r1", "r2"]))
+        outcome = self.successResultOf(self.federation(answers).offer(b"x", ["r1", "r2"], 1))
         self.assertIs(Outcome.TAKEN, outcome)
         self.assertEqual("r2", answers.asked[-1])

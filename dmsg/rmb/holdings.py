@@ -1,0 +1,61 @@
+"""What a relay holds for its sessions in memory: a source of :mod:`dmsg.memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.memory import Holding, Memory
+from dmsg.net.looks import Looks
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.switch import RelaySession, Switch
+from dmsg.rmb.websocket import TRY_LATER
+
+SMALL = 64 * 1024
+"""Bytes below which what is held for a session is not worth a look."""
+
+
+class SessionHoldings(Looks[RelaySession]):
+    """What waits for receivers, and what held senders have sent, by twin.
+
+    A session gives by its end: what it had not confirmed is in its queue then, and what it sent and nobody confirmed it
+    sends again.
+    """
+
+    what = "sessions"
+
+    def __init__(self, reactor: IReactorTime, switch: Switch, memory: Memory) -> None:
+        super().__init__(reactor, memory)
+        self._switch = switch
+        memory.add(self._holdings)
+        memory.told = self.tell
+
+    def _holdings(self) -> Iterator[Holding]:
+        self.next_look()
+        switch = self._switch
+        for delivery in list(switch.waiting):
+            session = switch.sessions.get(delivery.session)
+            if session is None or session.delivery is not delivery:
+                continue
+            size = delivery.size + (session.socket.unsent if session.socket is not None else 0)
+            if size >= SMALL:
+                age = 0.0 if delivery.since is None else self.now - delivery.since
+                yield Holding((f"twin {session.owner}",), "messages", size, age, _Ending(session))
+        for session in list(switch.parked):
+            parking = session.parking
+            if session.gone or not len(parking):
+                del switch.parked[session]
+            elif parking.size >= SMALL:
+                age = self.age(session, parking.come - parking.size, parking.come)
+                yield Holding((f"twin {session.owner}",), "parked", parking.size, age, _Ending(session))
+
+
+class _Ending:
+    """Ends a session."""
+
+    def __init__(self, session: RelaySession) -> None:
+        self._session = session
+
+    def __call__(self) -> None:
+        self._session.end(Drop.MEMORY, TRY_LATER, "this relay holds too much for it")

@@ -1,0 +1,71 @@
+"""What a relay holds for its sessions has one limit."""
+
+from __future__ import annotations
+
+from dmsg.rmb import wire
+from dmsg.rmb.errors import Drop
+from tests.rmb.test_relay import PairCase
+from tests.support import asynchronous
+
+MIB = 1024 * 1024
+
+
+class MemoryTests(PairCase):
+    """With real websockets."""
+
+    @asynchronous
+    async def test_who_confirms_nothing_gives(self) -> None:
+        """Its messages are in its queues; who confirms, and who sends, feel nothing."""
+        a, b = await self.pair(memory=8 * MIB)
+        self.twin("C", self.one.domain)
+        greedy = [await self.raw("C", self.one, f"s{number}", answers_pings=False) for number in range(6)]
+        for raw in greedy:
+            a.send(a.envelope(raw.session, payload=bytes(3 * MIB)), self.now())
+        await self.until(lambda: self.drops(Drop.MEMORY) > 0)
+        await self.until(lambda: self.one.memory.total <= 8 * MIB)
+        a.send(a.envelope(b.session, uid="after"), self.now())
+        self.assertEqual((await b.messages.get()).uid, "after")
+        self.assertTrue(a.socket.sendable and b.socket.sendable)
+        gone = [raw for raw in greedy if raw.session not in self.one.switch.sessions]
+        self.assertTrue(0 < len(gone) < 6)
+        for raw in gone:
+            await raw.closed
+        again = await self.raw("C", self.one, gone[0].session.sid)
+        self.assertEqual(len((await again.messages.get()).plain), 3 * MIB)
+        a.socket.ping(b"settled?")
+        self.assertEqual(b"settled?", await a.pongs.get())
+
+    @asynchronous
+    async def test_metrics(self) -> None:
+        a, b = await self.pair(memory=64 * MIB)
+        b.answers_pings = False
+        a.send(a.envelope(b.session, payload=bytes(2 * MIB)), self.now())
+        await b.messages.get()
+        await self.until(lambda: self.one.memory.total > 0)
+        _, text = await self.metrics()
+        self.assertIn("rmb_memory_limit_bytes 6.7108864e+07", text)
+        held = [line for line in text.splitlines() if line.startswith('rmb_held_bytes{kind="messages"}')]
+        self.assertGreater(float(held[0].split()[1]), 2 * MIB)
+
+    async def metrics(self) -> tuple[int, str]:
+        from tests.rmb.test_relay import status_of
+
+        return await status_of(f"http://127.0.0.1:{self.one.port}/metrics")
+
+
+class ParkingTests(PairCase):
+    @asynchronous
+    async def test_what_held_senders_have_sent_counts(self) -> None:
+        """A session that is held is ended when there is too much; what nobody confirmed it sends again."""
+        a, b = await self.pair(memory=1 * MIB)
+        session = self.one.switch.sessions[a.session]
+        session.parking.wait_for(self)
+        for number in range(8):
+            a.send(a.envelope(b.session, uid=str(number), payload=bytes(MIB // 4)), self.now())
+        await a.closed
+        self.assertEqual(self.drops(Drop.MEMORY), 1)
+        self.assertEqual(len(self.one.switch.parked), 0)
+        self.assertEqual(b.raw, [])
+        again = await self.raw("A", self.one)
+        again.send(again.envelope(b.session, uid="again"), self.now())
+        self.assertEqual(wire.decode((await b.messages.get()).SerializeToString()).uid, "again")

@@ -1,0 +1,142 @@
+"""Which messages for other relays are tried next."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.rmb.slots import (
+    MAX_POSTS,
+    MAX_POSTS_OF_ONE,
+    MAX_SLOW_OF_SENDER,
+    MAX_SLOW_POSTS,
+    QUICK,
+    Slots,
+)
+
+
+def relays(name: object) -> frozenset[str]:
+    return frozenset({f"relay {name}"})
+
+
+class SlotsTests(SynchronousTestCase):
+    """By plain calls."""
+
+    def setUp(self) -> None:
+        self.slots: Slots[str] = Slots()
+
+    def take_all(self) -> list[str]:
+        taken = []
+        while (item := self.slots.take()) is not None:
+            taken.append(item)
+        return taken
+
+    def make_quick(self, name: str) -> None:
+        self.slots.add(f"first to {name}", relays(name), 0)
+        self.slots.done(self.take_all()[0], QUICK)
+
+    def test_a_sender_whose_relays_say_nothing_keeps_others_from_nothing(self) -> None:
+        """Relays that answer have places of their own; so have other senders."""
+        self.make_quick("good")
+        for number in range(1000):
+            self.slots.add(f"tarpit {number}", relays(number), 1)
+        self.assertEqual(len(self.take_all()), MAX_SLOW_OF_SENDER)
+        self.slots.add("to an unknown relay", relays("unknown"), 2)
+        self.slots.add("to a good relay", relays("good"), 2)
+        self.assertEqual(self.take_all(), ["to a good relay", "to an unknown relay"])
+
+    def test_many_senders_whose_relays_say_nothing(self) -> None:
+        self.make_quick("good")
+        for number in range(1000):
+            self.slots.add(f"tarpit {number}", relays(number), number)
+        self.assertEqual(len(self.take_all()), MAX_SLOW_POSTS)
+        for number in range(MAX_POSTS):
+            self.slots.add(f"good {number}", relays("good"), 1)
+        self.assertEqual(len(self.take_all()), MAX_POSTS_OF_ONE)
+        # places that become free are taken by others that wait
+        self.slots.done("tarpit 0", None)
+        self.assertEqual(self.take_all(), [f"tarpit {MAX_SLOW_POSTS}"])
+
+    def test_one_at_a_time_where_nobody_answers(self) -> None:
+        for number in range(100):
+            self.slots.add(str(number), relays("away"), 1)
+        taken = self.take_all()
+        self.assertEqual(len(taken), MAX_POSTS_OF_ONE)
+        for item in taken[:-1]:
+            self.slots.done(item, None)
+            self.assertEqual(self.take_all(), [])
+        self.slots.done(taken[-1], None)
+        after = self.take_all()
+        self.assertEqual(len(after), 1)
+        # it answers, though late
+        self.slots.done(after[0], QUICK + 1)
+        self.assertEqual(len(self.take_all()), MAX_POSTS_OF_ONE)
+
+    def test_one_that_becomes_slow(self) -> None:
+        self.make_quick("good")
+        for number in range(MAX_SLOW_OF_SENDER):
+            self.slots.add(f"tarpit {number}", relays(number), 1)
+        self.take_all()
+        self.slots.add("quick", relays("good"), 1)
+        self.assertEqual(self.take_all(), ["quick"])
+        self.slots.done("quick", QUICK + 1)
+        self.slots.add("slow", relays("good"), 1)
+        self.assertEqual(self.take_all(), [])
+        self.slots.cancel("tarpit 0")
+        self.assertEqual(self.take_all(), ["slow"])
+
+    def test_senders_take_turns(self) -> None:
+        for number in range(MAX_SLOW_POSTS):
+            self.slots.add(f"many {number}", relays(number % 7), 1)
+        self.slots.add("one", relays("x"), 2)
+        self.assertIn("one", self.take_all()[:2])
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["add", "take", "quick", "late", "none", "cancel"]),
+                st.integers(0, 40),
+                st.integers(0, 3),
+            ),
+            max_size=300,
+        )
+    )
+    def test_every_one_has_its_attempt_once(self, steps: list[tuple[str, int, int]]) -> None:
+        """Whatever comes, limits hold, and in the end nobody was forgotten."""
+        slots: Slots[int] = Slots()
+        added = 0
+        running: dict[int, frozenset[str]] = {}
+        to: dict[int, frozenset[str]] = {}
+        taken: list[int] = []
+
+        def take() -> bool:
+            item = slots.take()
+            if item is not None:
+                running[item] = to[item]
+                taken.append(item)
+            return item is not None
+
+        def end(what: str) -> None:
+            item, _ = running.popitem()
+            if what == "cancel":
+                slots.cancel(item)
+            else:
+                slots.done(item, {"quick": 0.1, "late": QUICK * 2, "none": None}[what])
+
+        for what, number, sender in steps:
+            if what == "add":
+                to[added] = relays(number)
+                slots.add(added, to[added], sender)
+                added += 1
+            elif what == "take":
+                take()
+            elif running:
+                end(what)
+            self.assertLessEqual(len(running), MAX_POSTS)
+            for one in set(running.values()):
+                self.assertLessEqual(list(running.values()).count(one), MAX_POSTS_OF_ONE)
+        while take() or running:
+            if not take():
+                end("quick")
+        self.assertEqual(sorted(taken), list(range(added)))
