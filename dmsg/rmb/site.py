@@ -97,7 +97,7 @@ class RelaySite(Resource):
         self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
         self._taking = 0
         self._taken: OrderedDict[bytes, float] = OrderedDict()
-        self._used: OrderedDict[bytes, int] | None = None if token_reuse else OrderedDict()
+        self._used = None if token_reuse else token.UsedTokens(MAX_USED_TOKENS)
 
     def make_site(self) -> DoorFactory:
         """The factory to listen with."""
@@ -257,20 +257,10 @@ class RelaySite(Resource):
 
     def _first_use(self, parsed: token.Token) -> bool:
         """A token is in a URL, and proxies write these down: it opens one connection, and no second one."""
-        used = self._used
-        if used is None:
+        if self._used is None:
             return True
         now = int(self._switch.now())
-        while used and next(iter(used.values())) < now:
-            used.popitem(last=False)
-        # all of it, but not its text: that can be spelled in several ways
-        key = hashlib.sha256(parsed.signed + b"." + parsed.signature).digest()
-        if key in used:
-            return abs(now - parsed.issued) <= SAME_TIME
-        used[key] = parsed.expires
-        if len(used) > MAX_USED_TOKENS:
-            used.popitem(last=False)
-        return True
+        return self._used.first_use(parsed, now) or abs(now - parsed.issued) <= SAME_TIME
 
     # --- other relays ---
 

@@ -6,15 +6,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from binascii import Error as Base64Error
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from dmsg.ranked import Ranked
 from dmsg.rmb.address import MAX_SID, MAX_TWIN, Session
 from dmsg.rmb.errors import SignatureInvalid, TokenError
 from dmsg.rmb.identity import Signer, verify
@@ -161,3 +164,61 @@ def parse(text: bytes) -> Token:
         _decode(parts[2]),
         claims.get("ack") is True,
     )
+
+
+class UsedTokens:
+    """Tokens that have opened a connection, each until it expires.
+
+    Where there are too many, the one used first is forgotten of the twin that has most: nobody makes others' tokens
+    good for a second time.
+
+    :param most: how many are remembered.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._of: dict[int, OrderedDict[bytes, int]] = {}
+        self._greediest: Ranked[int] = Ranked()
+        self._ends: Ranked[int] = Ranked()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def first_use(self, parsed: Token, now: int) -> bool:
+        """Whether it was not used before; from now on it was.  :param now: seconds since 1970."""
+        self._forget(now)
+        # all of it, but not its text: that can be spelled in several ways
+        key = hashlib.sha256(parsed.signed + b"." + parsed.signature).digest()
+        twin = parsed.session.twin
+        used = self._of.setdefault(twin, OrderedDict())
+        if key in used:
+            return False
+        used[key] = parsed.expires
+        self._count += 1
+        self._rank(twin)
+        if self._count > self._most:
+            greediest = self._greediest.first()
+            assert greediest is not None
+            self._drop(greediest)
+        return True
+
+    def _forget(self, now: int) -> None:
+        while (twin := self._ends.first()) is not None and self._ends.rank(twin) < now:
+            self._drop(twin)
+
+    def _drop(self, twin: int) -> None:
+        """The one used first of a twin."""
+        self._of[twin].popitem(last=False)
+        self._count -= 1
+        self._rank(twin)
+
+    def _rank(self, twin: int) -> None:
+        used = self._of[twin]
+        if used:
+            self._greediest.put(twin, -len(used))
+            self._ends.put(twin, next(iter(used.values())))
+        else:
+            del self._of[twin]
+            self._greediest.remove(twin)
+            self._ends.remove(twin)

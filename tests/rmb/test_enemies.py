@@ -106,6 +106,31 @@ class SessionTests(PairCase):
         self.assertEqual(self.drops(Drop.UNFINISHED), 2)
 
 
+class UsedTokenTests(SynchronousTestCase):
+    def parsed(self, twin: int, number: int, expires: int = 100) -> token.Token:
+        return token.Token(Session(twin), 0, expires, b"%d" % number, b"signature")
+
+    def test_nobody_makes_others_good_again(self) -> None:
+        """Where there are too many, who has most loses the one used first."""
+        used = token.UsedTokens(10)
+        self.assertTrue(used.first_use(self.parsed(1, 0), 0))
+        for number in range(1000):
+            self.assertTrue(used.first_use(self.parsed(2, number), 0))
+        self.assertEqual(len(used), 10)
+        self.assertFalse(used.first_use(self.parsed(1, 0), 0))
+        self.assertTrue(used.first_use(self.parsed(2, 0), 0))
+        self.assertFalse(used.first_use(self.parsed(2, 999), 0))
+
+    def test_they_end(self) -> None:
+        used = token.UsedTokens(10)
+        for twin in range(5):
+            used.first_use(self.parsed(twin, 0, 100 + twin), 0)
+        used.first_use(self.parsed(9, 0, 500), 102)
+        self.assertEqual(len(used), 4)
+        used.first_use(self.parsed(9, 1, 500), 501)
+        self.assertEqual((len(used), list(used._of)), (1, [9]))
+
+
 class ReadTests(TestCase):
     @asynchronous
     async def test_a_read_ends_with_bytes(self) -> None:

@@ -549,6 +549,33 @@ class DistrustTests(PeerCase):
         self.assertFalse(Path("/tmp/escape").exists())
 
 
+class ListTests(PeerCase):
+    """Lists of local programs have a size, too."""
+
+    @asynchronous
+    async def test_the_oldest_go_when_they_are_too_large(self) -> None:
+        """Also when somebody reads from the list meanwhile."""
+        self.patch(peer_store, "QUEUE_SIZE", 10_000)
+        one = await self.named_relay()
+        self.twin("A", one.domain)
+        peer, _ = await self.peer("A", one)
+        store = peer._store
+        for number in range(9):
+            await store.hand_over("msgbus.x", b"%d" % number + bytes(999))
+        redis = store._redis
+        self.assertEqual((await redis.llen("msgbus.x"), store.dropped), (9, 0))
+        for _ in range(5):
+            await redis.rpop("msgbus.x")
+        for number in range(9, 15):
+            await store.hand_over("msgbus.x", b"%d" % (number % 10) + bytes(999))
+        self.assertEqual((await redis.llen("msgbus.x"), store.dropped), (10, 0))
+        await store.hand_over("msgbus.x", bytes(1000))
+        self.assertEqual((await redis.llen("msgbus.x"), store.dropped), (7, 4))
+        self.assertEqual((await redis.rpop("msgbus.x"))[:1], b"9")
+        await store.hand_over("msgbus.x", bytes(50_000))
+        self.assertEqual(await redis.llen("msgbus.x"), 1)
+
+
 class LocalSideTests(PeerCase):
     """What local programs write, and what they are told."""
 

@@ -45,6 +45,7 @@ from dmsg.rmb.setup import find_twin, patiently, publish
 from dmsg.rmb.twin import Twin
 from dmsg.rmb.uplink import MessageTooLarge, Uplink, dealt_with
 from dmsg.rmb.wire import SENT_EXPIRATION, stamp, ttl
+from dmsg.seldom import Seldom
 
 CACHE_TWINS = 5000
 """Twins that a peer remembers."""
@@ -118,6 +119,7 @@ class RmbPeer(Service):
         self._running: set[Deferred[Any]] = set()
         self._stopping = False
         self._commands: dict[int, dict[str, float]] = {}
+        self._seldom = Seldom(reactor.seconds)
         self.drops: Counter[Drop] = Counter()
         self.ready: Deferred[None] = Deferred()
 
@@ -233,7 +235,7 @@ class RmbPeer(Service):
             request = parse_request(raw)
         except LocalError as error:
             self.drops[Drop.BAD_REQUEST] += 1
-            _log.info("{list}: {error}", list=LOCAL, error=str(error))
+            self._say(LOCAL, f"{LOCAL}: {error}")
             if error.reply_to is not None:
                 await self._tell(error.reply_to, error.reference, (LOCAL_ERROR, str(error)), once=(uid, "local"))
             return
@@ -319,7 +321,7 @@ class RmbPeer(Service):
             response = parse_response(raw)
         except LocalError as error:
             self.drops[Drop.BAD_REQUEST] += 1
-            _log.info("{list}: {error}", list=REPLY, error=str(error))
+            self._say(REPLY, f"{REPLY}: {error}")
         else:
             await self._send_answer(response, int(at))
 
@@ -348,7 +350,7 @@ class RmbPeer(Service):
             await self._send_answer(failed, at)
         except RmbError as error:
             self.drops[Drop.UNKNOWN_REPLY] += 1
-            _log.warn("an answer to {to} was not sent: {error}", to=str(to), error=str(error))
+            self._say("answer", f"an answer to {to} was not sent: {error}")
 
     # --- the network ---
 
@@ -361,7 +363,7 @@ class RmbPeer(Service):
             received = await self._opened(data)
         except Rejected as rejected:
             self.drops[rejected.drop] += 1
-            _log.info("dropped: {why}", why=str(rejected))
+            self._say(rejected.drop, f"dropped: {rejected}")
             envelope = rejected.envelope
             if rejected.code is not None and envelope is not None and envelope.WhichOneof("message") == "request":
                 self._answer(envelope, b"", (rejected.code, str(rejected)))
@@ -370,6 +372,12 @@ class RmbPeer(Service):
             await self._requested(received)
         elif received.kind in ("response", "error"):
             await self._answered(received)
+
+    def _say(self, kind: object, text: str) -> None:
+        """A line about a message; one of a kind in a while, because anybody can send many."""
+        more = self._seldom.more(str(kind))
+        if more is not None:
+            _log.info("{text}{more}", text=text, more=more)
 
     async def _opened(self, data: bytes) -> Received:
         """What came; while the registry is away it waits, for as long as it lives, and the relay with it."""
@@ -450,7 +458,7 @@ class RmbPeer(Service):
         except DmsgError:
             raise
         except Exception as error:  # what Redis says of this one, as that the key is no list
-            _log.warn("{key}: {error}", key=key, error=str(error))
+            self._say(key, f"{key}: {error}")
             self.drops[Drop.BAD_REQUEST] += 1
             if received.kind == "request":
                 self._answer(envelope, b"", (RELAY_ERROR, "the service cannot be reached"))
@@ -464,7 +472,7 @@ class RmbPeer(Service):
         backlog = await self._store.recall(envelope.uid)
         if backlog is None:
             self.drops[Drop.UNKNOWN_REPLY] += 1
-            _log.info("received reply of an expired message")
+            self._say("expired", "received reply of an expired message")
             return
         if not received.by_relay and backlog.destinations and received.source.twin not in backlog.destinations:
             # signed, but by somebody who was not asked

@@ -4,7 +4,7 @@ Shared with local programs, under the reference's names: ``msgbus.system.local``
 ``msgbus.system.reply``, ``msgbus.<command>``, the lists that clients name,
 ``msgbus.backlog.<uid>``.  The peer's own: ``msgbus.system.*.taken`` (read, not
 yet named), ``msgbus.outgoing.*`` (named, not yet confirmed by a relay), and
-``msgbus.seen.<hash>`` (handed over already).
+``msgbus.seen.<hash>`` (handed over already), ``msgbus.size.<list>`` (bytes pushed to it).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ LOCAL, REPLY = "msgbus.system.local", "msgbus.system.reply"
 REQUESTS, RESPONSES = "msgbus.outgoing.requests", "msgbus.outgoing.responses"
 QUEUE_LENGTH = 10_000
 """Messages in the list of a command, or of a client; then the oldest go."""
+QUEUE_SIZE = 256 * 1024 * 1024
+"""Bytes of the messages in it; then the oldest go until three quarters are left."""
 QUEUE_TTL = 3600
 """Seconds after the last message when a list goes."""
 BATCH = 100
@@ -60,6 +62,22 @@ redis.call('LPUSH', KEYS[2], ARGV[2])
 local over = redis.call('LLEN', KEYS[2]) - tonumber(ARGV[3])
 if over > 0 then redis.call('LTRIM', KEYS[2], 0, ARGV[3] - 1) else over = 0 end
 redis.call('EXPIRE', KEYS[2], ARGV[4])
+-- what was pushed since the list was measured last: who reads it tells nobody
+local size, most = redis.call('INCRBY', KEYS[3], #ARGV[2]), tonumber(ARGV[5])
+redis.call('EXPIRE', KEYS[3], ARGV[4])
+if size <= most then return over end
+size = 0
+local length = redis.call('LLEN', KEYS[2])
+for at = 0, length - 1, 100 do
+  for _, one in ipairs(redis.call('LRANGE', KEYS[2], at, at + 99)) do size = size + #one end
+end
+if size > most then
+  while size > most * 3 / 4 and redis.call('LLEN', KEYS[2]) > 1 do
+    size = size - #redis.call('RPOP', KEYS[2])
+    over = over + 1
+  end
+end
+redis.call('SET', KEYS[3], size, 'EX', ARGV[4])
 return over
 """
 
@@ -172,8 +190,9 @@ class PeerStore:
         :param ttl: seconds that this is remembered.
         """
         mark = "msgbus.seen." + hashlib.sha256("\0".join(once).encode()).hexdigest()[:40]
-        arguments = [str(ttl) if once else "", message, str(QUEUE_LENGTH), str(QUEUE_TTL)]
-        over = int(await self._insist(lambda: self._redis.eval(_HAND_OVER, [mark, key], arguments)))
+        arguments = [str(ttl) if once else "", message, str(QUEUE_LENGTH), str(QUEUE_TTL), str(QUEUE_SIZE)]
+        keys = [mark, key, f"msgbus.size.{key}"]
+        over = int(await self._insist(lambda: self._redis.eval(_HAND_OVER, keys, arguments)))
         self.dropped += max(0, over)
         return over >= 0
 
