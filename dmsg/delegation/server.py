@@ -45,6 +45,8 @@ TOO_FAST = 8
 FRAME_RATE = 100_000.0
 """Frames a second of one address that are handled one by one, by default: control frames, frames of no transport, and
 those that go elsewhere than the ones before them.  More is read later."""
+CLOSED_AT_ONCE = 512
+"""Transports of a connection that ended that are closed in one turn of the reactor."""
 STRAY_RATE = 2_000.0
 """Frames of no transport a second of one address, beyond what each client may send, before its connection ends."""
 STRAY_BURST = 200_000.0
@@ -133,10 +135,19 @@ class ServedSession:
             self._factory.relay.relieve(self._peer)
 
     def link_lost(self, reason: Failure) -> None:
-        if self._peer is not None:
-            isolated(self._factory.relay.remove, self._peer)
+        self._leave()
         self._factory.session_down(self)
         self.link = None
+
+    def _leave(self) -> None:
+        """A little at a time: others are not to wait until thousands of transports are closed."""
+
+        def close_some() -> None:
+            if not self._factory.relay.remove(self._peer, CLOSED_AT_ONCE):
+                self._factory.later(self._leave)
+
+        if self._peer is not None:
+            isolated(close_some)
 
 
 class ServingFactory(Acceptor):
@@ -183,6 +194,10 @@ class ServingFactory(Acceptor):
             link = session.link
             if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:
                 session.refuse()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """In the next turn of the reactor."""
+        self._reactor.callLater(0, call)
 
     def _once_after(self, seconds: float, peer: Any, call: Callable[[Any], None]) -> None:
         """Tell the relay something of ``peer`` in a while, unless that is due already."""

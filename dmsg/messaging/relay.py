@@ -123,10 +123,10 @@ class Relay:
                 self._end_peer(oldest, DropReason.REPLACED)
         return peer
 
-    def remove(self, peer: RelayPeer) -> None:
-        """The link ended: its channels are closed at their other ends."""
+    def remove(self, peer: RelayPeer, most: int = ID_COUNT) -> bool:
+        """The link ended: its channels, of which there are few, are closed at their other ends; True."""
         if peer not in self.peers:
-            return
+            return True
         del self.peers[peer]
         same = self._of_key[peer.key]
         same.remove(peer)
@@ -140,6 +140,7 @@ class Relay:
             self.drops[DropReason.PEER_DISCONNECTED] += 1
             self._close(end, tell=False)
         self.congestion.gone(peer)
+        return True
 
     def _end_peer(self, peer: RelayPeer, reason: DropReason) -> None:
         if not peer.closing:

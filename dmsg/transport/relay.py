@@ -20,6 +20,7 @@ the route is closed with a reason while the others go on.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -264,6 +265,8 @@ class Relay:
         self.transports_opened = 0
         self.route_count = 0
         """Ends of routes; twice the number of transports."""
+        self.leaving: dict[RelayPeer, None] = {}
+        """Connections that ended whose transports are not all closed yet."""
         self.frames_gone = 0
         self.bytes_gone = 0
         self.draining = False
@@ -291,11 +294,30 @@ class Relay:
                 oldest.port.close(DropReason.REPLACED)
         return peer
 
-    def remove(self, peer: RelayPeer) -> None:
-        """The connection ended: its transports are closed at their other ends."""
-        if peer not in self.peers:
-            return
+    def remove(self, peer: RelayPeer, most: int = sys.maxsize) -> bool:
+        """The connection ended: its transports are closed at their other ends.
+
+        :param most: transports that are closed now.
+        :returns: whether all are; else call it again, in another turn of the reactor.
+        """
+        if peer in self.peers:
+            self._forget(peer)
+        for own_id in list(itertools.islice(peer.routes, most)):
+            route = peer.routes.get(own_id)
+            if route is not None:  # a transport to oneself is in the table twice
+                self._drop_route(peer, own_id, route, CloseReason.PEER_DISCONNECTED)
+                if route.peer is not peer:
+                    self.drops[DropReason.PEER_DISCONNECTED] += 1
+                    self._answer(route.peer, encode_close(route.to_id, CloseReason.PEER_DISCONNECTED))
+        if not peer.routes:
+            self.leaving.pop(peer, None)
+        return not peer.routes
+
+    def _forget(self, peer: RelayPeer) -> None:
+        """Nothing more is heard from it, and nothing can be sent to it."""
         del self.peers[peer]
+        self.leaving[peer] = None
+        peer.congested = False
         same = self._of_key[peer.key]
         same.remove(peer)
         if not same:
@@ -307,13 +329,7 @@ class Relay:
         self._release_sources(peer)
         if peer.paused_by is not None:
             peer.paused_by.pausing.discard(peer)
-        for own_id in list(peer.routes):
-            route = peer.routes.get(own_id)
-            if route is not None:  # a transport to oneself is in the table twice
-                self._drop_route(peer, own_id, route, CloseReason.PEER_DISCONNECTED)
-                if route.peer is not peer:
-                    self.drops[DropReason.PEER_DISCONNECTED] += 1
-                    self._answer(route.peer, encode_close(route.to_id, CloseReason.PEER_DISCONNECTED))
+            peer.paused_by = None
 
     @property
     def frames(self) -> int:
@@ -712,16 +728,18 @@ class Relay:
         :raises AssertionError: they disagree; never seen unless this module is wrong.
         """
         ends = 0
-        for peer in self.peers:
+        present = self.peers | self.leaving
+        for peer in present:
             counted: Counter[RelayPeer] = Counter()
             for own_id, route in peer.routes.items():
                 ends += 1
                 counted[route.peer] += 1
-                assert route.peer in self.peers
+                assert route.peer in present
                 assert route.back.to_id == own_id and route.back.peer is peer
                 assert route.peer.routes[route.to_id] is route.back
             assert counted == Counter(peer.destinations)
-            assert peer in self._of_key[peer.key]
+            assert (peer in self.peers) is not (peer in self.leaving)
+            assert peer in self.leaving or peer in self._of_key[peer.key]
             assert peer.paused_by is None or peer in peer.paused_by.pausing
         assert ends == self.route_count
         for key, newest in self.newest.items():

@@ -149,6 +149,32 @@ class RelayTests(RelayCase):
         self.assertEqual({frame.payload[0] for frame in self.ports[1].take()}, {CloseReason.PEER_DISCONNECTED})
         self.peers[0] = self.relay.add(KEYS[0], self.ports[0])
 
+    def test_the_transports_of_a_lost_peer_are_closed_a_few_at_a_time(self) -> None:
+        """Until then its other ends may send: that goes nowhere, and nobody is held for it."""
+        for number in range(10):
+            self.open(0, 1, 2 * number)
+        a, b = self.peers[:2]
+        self.relay.congest(a)
+        self.ports[1].take()
+        self.assertFalse(self.relay.remove(a, 4))
+        self.relay.check()
+        self.assertEqual(len(self.ports[1].take()), 4)
+        self.assertEqual(self.relay.route_count, 12)
+        self.ports[0].take()
+        for own_id in list(b.routes):
+            feed(self.relay, b, Frame(FWD, own_id, bytes(60_000)))
+        self.assertEqual((self.ports[1].paused, self.relay.drops[DropReason.QUEUE_FULL]), (0, 0))
+        self.assertFalse(self.relay.remove(a, 4))
+        self.relay.check()
+        self.assertFalse(self.relay.remove(b, 1))
+        self.relay.check()
+        self.assertTrue(self.relay.remove(a, 4))
+        self.assertTrue(self.relay.remove(b, 4))
+        self.relay.check()
+        self.assertEqual((self.relay.route_count, self.relay.leaving), (0, {}))
+        for number in (0, 1):
+            self.peers[number] = self.relay.add(KEYS[number], self.ports[number])
+
     def test_the_end_of_an_old_connection_does_not_touch_the_new_one(self) -> None:
         """Defect 12 of the reference."""
         new = self.relay.add(KEYS[0], FakePort())
@@ -337,6 +363,7 @@ class RelayMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.relay = Relay(limits=Limits(max_transports=6))
         self.peers: list[tuple[RelayPeer, FakePort]] = []
+        self.left: list[RelayPeer] = []
 
     @rule(which=st.integers(0, 3))
     def connect(self, which: int) -> None:
@@ -344,10 +371,17 @@ class RelayMachine(RuleBasedStateMachine):
             port = FakePort()
             self.peers.append((self.relay.add(KEYS[which], port), port))
 
-    @rule(which=st.integers(0, 7))
-    def disconnect(self, which: int) -> None:
+    @rule(which=st.integers(0, 7), most=st.integers(1, 9))
+    def disconnect(self, which: int, most: int) -> None:
         if which < len(self.peers):
-            self.relay.remove(self.peers.pop(which)[0])
+            peer, _ = self.peers.pop(which)
+            if not self.relay.remove(peer, most):
+                self.left.append(peer)
+
+    @rule(which=st.integers(0, 7), most=st.integers(1, 4))
+    def go_on(self, which: int, most: int) -> None:
+        if which < len(self.left) and self.relay.remove(self.left[which], most):
+            del self.left[which]
 
     @rule(
         which=st.integers(0, 7),
