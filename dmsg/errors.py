@@ -122,6 +122,7 @@ class DropReason(Enum):
     PEER_DISCONNECTED = "peer_disconnected"
     BAD_FRAME = "bad_frame"
     BUFFER_FULL = "buffer_full"
+    BAD_RECEIPT = "bad_receipt"
     # what the operator set
     RATE_LIMITED = "rate_limited"
     FLOOD = "flood"

@@ -70,6 +70,15 @@ class Receipt:
         return body + key.sign(_CONTEXT + body)
 
 
+def names_in(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """The transport, the server's key and the signer's that a receipt names, nothing of it checked.
+
+    :param data: ``RECEIPT_SIZE`` bytes.
+    """
+    _, _, transport, server, signer, _, _, _ = _BODY.unpack_from(data)
+    return transport, server, signer
+
+
 def parse_receipt(data: bytes) -> Receipt:
     """What a receipt says, if its signer said it.
 

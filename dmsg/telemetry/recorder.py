@@ -68,7 +68,9 @@ class Recorder:
         self._queue: deque[tuple[int, str, float, float, dict[str, Any]]] = deque()
         self._encode = JSONEncoder(separators=(",", ":"), default=names.client, check_circular=False).encode
         self._prefix = f'"producer":"{producer}","role":"{role}","boot":"{self.boot}",'
-        self.spool = Spool(directory, prefix + self.boot, self._ending, rotate_seconds=rotate_seconds, limit=limit)
+        self.spool = Spool(
+            directory, prefix + self.boot, self._ending, rotate_seconds=rotate_seconds, limit=limit, family=prefix
+        )
 
     def record(self, event: str, fields: dict[str, Any]) -> None:
         """Take an event.

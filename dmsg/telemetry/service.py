@@ -32,6 +32,8 @@ STOP_TIMEOUT = 5.0
 """Seconds that stopping waits for the disk."""
 REPEATS_LIMIT = 4096
 """Kinds of repeated events that are kept apart within a heartbeat; the oldest makes room."""
+RECEIPTS_PART = 4
+"""Of the limit of a server's spool: so much is for receipts, which never make room among events."""
 TARGETS_LIMIT = 1024
 """Different targets of a repeated event that are counted."""
 
@@ -105,7 +107,9 @@ class Telemetry:
         self.load: Callable[[], dict[str, Any]] = dict
         self.about: Callable[[], dict[str, Any]] = dict
 
-        def recorder(prefix: str) -> Recorder:
+        for_receipts = settings.limit // RECEIPTS_PART if role == "server" else 0
+
+        def recorder(prefix: str, limit: int) -> Recorder:
             return Recorder(
                 settings.directory,
                 producer or f"{role}-{names.name()}",
@@ -113,13 +117,13 @@ class Telemetry:
                 names,
                 prefix=prefix,
                 rotate_seconds=settings.rotate_seconds,
-                limit=settings.limit,
+                limit=limit,
                 wall=wall,
                 monotonic=reactor.seconds,
             )
 
-        self._recorder = recorder(EVENTS_PREFIX)
-        self._receipts = recorder(RECEIPTS_PREFIX)
+        self._recorder = recorder(EVENTS_PREFIX, settings.limit - for_receipts)
+        self._receipts = recorder(RECEIPTS_PREFIX, for_receipts)
         self.record = self._recorder.record
         self.record_receipt = self._receipts.record
         self.network = self._recorder.network

@@ -49,6 +49,7 @@ class Spool:
     """One process's files in a directory.
 
     :param stem: what their names begin with.
+    :param family: what the names of the files begin with that make room; those of others are not touched.
     :param ending: makes the last line from (lines, SHA-256 in hex).
     :ivar removed: sealed files that made room for newer ones.
     """
@@ -62,11 +63,13 @@ class Spool:
         rotate_bytes: int = ROTATE_BYTES,
         rotate_seconds: float = ROTATE_SECONDS,
         limit: int = SPOOL_LIMIT,
+        family: str = "",
     ) -> None:
         self._directory = directory
         self._stem = stem
         self._ending = ending
         self._rotate_bytes, self._rotate_seconds, self._limit = rotate_bytes, rotate_seconds, limit
+        self._family = family
         self._number = 0
         self._file: IO[bytes] | None = None
         self._opened = 0.0
@@ -140,7 +143,7 @@ class Spool:
         self._make_room()
 
     def _make_room(self) -> None:
-        paths = self._directory.glob(f"*{SEGMENT_SUFFIX}")
+        paths = self._directory.glob(f"{self._family}*{SEGMENT_SUFFIX}")
         sealed = sorted((stat.st_mtime_ns, stat.st_size, path) for path, stat in _stats(paths))
         total = sum(size for _, size, _ in sealed)
         for _, size, path in sealed:

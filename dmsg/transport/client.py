@@ -30,6 +30,7 @@ from dmsg.errors import (
     close_reason_text,
 )
 from dmsg.keys import PubKey, SecKey
+from dmsg.noise.handshake import HandshakeResult
 from dmsg.telemetry.receipts import Receipt, Role
 from dmsg.transport.agreement import Hello, Offer, Proposal, is_secure
 from dmsg.transport.events import (
@@ -162,6 +163,12 @@ class ClientConnection:
         self._outgoing.append(encode_frame(REQUEST, transport_id, payload))
         return transport
 
+    def _new_end(
+        self, transport: ClientTransport, result: HandshakeResult, initiator: bool, window: int, token: bytes | None
+    ) -> SecureEnd:
+        peer = bytes(transport.remote)
+        return SecureEnd(result.hash, initiator=initiator, window=window, token=token, budget=self._budget, peer=peer)
+
     def accept(self, transport: ClientTransport) -> None:
         """Answer a REQUEST with ACCEPT.
 
@@ -183,7 +190,7 @@ class ClientConnection:
         result, payload = offer.accept(hello)
         if end is None:
             token = offer.hello.token
-            end = SecureEnd(result.hash, initiator=False, window=hello.window, token=token, budget=self._budget)
+            end = self._new_end(transport, result, False, hello.window, token)
         end.attach(transport, result, offer.hello, hello.window)
         self._identify(transport, payload)
         self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
@@ -421,7 +428,7 @@ class ClientConnection:
                 return
             if end is None:
                 token = hello.token if hello.token == proposal.hello.token else None
-                end = SecureEnd(result.hash, initiator=True, window=transport.told, token=token, budget=self._budget)
+                end = self._new_end(transport, result, True, transport.told, token)
             elif hello.resume is None or hello.resume.token != end.token:
                 raise HandshakeError("ACCEPT resumes no stream, or another")
             else:

@@ -136,7 +136,9 @@ class ServerFactory(ServingFactory):
         telemetry: Telemetry | None = None,
     ) -> None:
         self._key = key
-        self.telemetry = RelayTelemetry(telemetry, reactor.seconds) if telemetry is not None else None
+        self.telemetry: RelayTelemetry | None = None
+        if telemetry is not None:
+            self.telemetry = RelayTelemetry(telemetry, reactor.seconds, bytes(key.public))
         self.relay_seconds = relay_seconds("dmsg_server")
         self._turn = TurnFlush(reactor, self.relay_seconds.observe)
         self._ephemeral = ephemeral

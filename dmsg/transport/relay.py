@@ -227,8 +227,8 @@ class Observer(Protocol):
     def look(self, carried: Carried, route: Route, data: int, acks: int) -> None:
         """Frames passed on a route whose gate was open: ``data`` FWD and ``acks`` ACK frames."""
 
-    def receipt(self, source: RelayPeer, payload: bytes) -> None:
-        """A client hands in a receipt."""
+    def receipt(self, source: RelayPeer, payload: bytes) -> bool:
+        """A client hands in a receipt; False: none was due, or it is no good."""
 
 
 class Relay:
@@ -510,8 +510,12 @@ class Relay:
                 self._answer(peer, encode_frame(PONG, 0, payload))
             return
         if frame_type == RECEIPT and own_id == 0 and len(payload) == RECEIPT_SIZE:
-            if self._allows(peer, Kind.RECEIPT) and self.observer is not None:
-                self.observer.receipt(peer, payload)
+            if (
+                self._allows(peer, Kind.RECEIPT)
+                and self.observer is not None
+                and not self.observer.receipt(peer, payload)
+            ):
+                self.drops[DropReason.BAD_RECEIPT] += 1
             return
         if frame_type not in (ACCEPT, CLOSE, FWD, ACK):
             raise RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")

@@ -11,7 +11,7 @@ the specification.  No I/O, no clock.
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import Counter, deque
 from hashlib import blake2b
 from typing import Any
 
@@ -70,23 +70,32 @@ class SecureError(DmsgError):
 
 
 class Budget:
-    """Bytes that windows may grow by, all together."""
+    """Bytes that windows may grow by, all together.
 
-    __slots__ = ("left",)
+    What one peer has is never more than what is still left: the first may have half, two a third each, and who comes
+    late finds some.
+    """
+
+    __slots__ = ("_of", "left")
 
     def __init__(self, size: int = WINDOW_BUDGET) -> None:
         self.left = size
+        self._of: Counter[bytes] = Counter()
 
-    def take(self, size: int) -> bool:
-        """Whether there was so much."""
-        if size > self.left:
+    def take(self, peer: bytes, size: int) -> bool:
+        """Whether ``peer`` may have so much more."""
+        if self._of[peer] + size > self.left - size:
             return False
         self.left -= size
+        self._of[peer] += size
         return True
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, peer: bytes, size: int) -> None:
         """What was taken is free again."""
         self.left += size
+        self._of[peer] -= size
+        if not self._of[peer]:
+            del self._of[peer]
 
 
 BUDGET = Budget()
@@ -99,6 +108,7 @@ class SecureEnd:
     :param binding: 32 bytes, the handshake hash of the stream's first transport.
     :param window: bytes that this end lets the other have unacknowledged.
     :param token: 16 bytes if the stream can be resumed, else None.
+    :param peer: the other end's key, which has its part of the budget.
     :ivar in_flight: (data, token of the caller) of frames that are not acknowledged.
     :ivar acknowledged: bytes of the stream that the other end has.
     :ivar received: bytes of the stream that this end has.
@@ -116,6 +126,7 @@ class SecureEnd:
         "_next_sequence",
         "_open_nonce",
         "_opening",
+        "_peer",
         "_received_hash",
         "_received_sequence",
         "_seal_nonce",
@@ -147,8 +158,10 @@ class SecureEnd:
         window: int = INITIAL_WINDOW,
         token: bytes | None = None,
         budget: Budget | None = None,
+        peer: bytes = b"",
     ) -> None:
         self.initiator = initiator
+        self._peer = peer
         self.token = token
         self.generation = 0
         self.transport: Any = None
@@ -247,7 +260,7 @@ class SecureEnd:
 
     def release(self) -> None:
         """The stream is over: its share of the budget is free."""
-        self._budget.give_back(max(0, self.window - INITIAL_WINDOW))
+        self._budget.give_back(self._peer, max(0, self.window - INITIAL_WINDOW))
         self.window = min(self.window, INITIAL_WINDOW)
         self.detach()
         self.in_flight.clear()
@@ -413,6 +426,6 @@ class SecureEnd:
         within = EARLY_GROW_WITHIN if early else GROW_WITHIN
         if before is not None and self.round_trip is not None and now - before <= within * self.round_trip:
             more = min(self.window * (3 if early else 1), MAX_WINDOW - self.window)
-            if more and self._budget.take(more):
+            if more and self._budget.take(self._peer, more):
                 self.window += more
         self.measure_at = self.consumed + self.window

@@ -9,6 +9,7 @@ from dmsg.errors import CloseReason, DropReason
 from dmsg.net.link import Link
 from dmsg.telemetry.service import Telemetry
 from dmsg.transport.observe import Carried
+from dmsg.transport.owed import Owed
 from dmsg.transport.relay import Relay, RelayPeer, Route
 from dmsg.transport.wire import HANDSHAKE_PAYLOAD_SIZE
 
@@ -29,9 +30,13 @@ def reason_name(reason: int) -> str:
 class RelayTelemetry:
     """Observes a relay (:class:`~dmsg.transport.relay.Observer`) and its sessions."""
 
-    def __init__(self, telemetry: Telemetry, now: Any) -> None:
-        """:param now: seconds of the reactor's clock."""
+    def __init__(self, telemetry: Telemetry, now: Any, server: bytes) -> None:
+        """:param now: seconds of the reactor's clock.
+
+        :param server: the server's key.
+        """
         self._telemetry = telemetry
+        self._owed = Owed(server)
         self._now = now
         self.relay: Relay
         self._sessions = 0
@@ -80,6 +85,8 @@ class RelayTelemetry:
         carried.accept(payload, now)
         assert carried.identity is not None
         self._open[carried] = now
+        if carried.secure:
+            self._owed.carries(carried.identity, carried.source, carried.target)
         self._telemetry.record(
             "transport_open",
             {
@@ -113,6 +120,8 @@ class RelayTelemetry:
             "total_ab": counts[0],
             "total_ba": counts[1],
         }
+        if carried.identity is not None:
+            self._owed.ended(carried.identity, now)
         if carried.identity is not None and carried.accepted is not None:
             fields["transport"] = carried.identity.hex()
             fields["accept_ms"] = round((carried.accepted - carried.opened) * 1000)
@@ -133,8 +142,11 @@ class RelayTelemetry:
         # while an ACK is waited for, the gate of the way that it comes stays open
         route.tick = tick if back.asked_at is None else -1
 
-    def receipt(self, source: RelayPeer, payload: bytes) -> None:
+    def receipt(self, source: RelayPeer, payload: bytes) -> bool:
+        if not self._owed.takes(payload, bytes(source.key)):
+            return False
         self._telemetry.record_receipt("receipt", {"receipt": payload.hex()})
+        return True
 
     # --- from time to time ---
 

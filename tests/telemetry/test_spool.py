@@ -25,7 +25,7 @@ from dmsg.telemetry import recorder as recorder_module
 from dmsg.telemetry import service as service_module
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.recorder import Recorder
-from dmsg.telemetry.schema import EVENT, columns, markdown
+from dmsg.telemetry.schema import EVENT, RECEIPTS_PREFIX, columns, markdown
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
 from dmsg.telemetry.spool import recover
 
@@ -161,6 +161,20 @@ class RecorderTests(SpoolCase):
         self.assertLessEqual(sum(path.stat().st_size for path in kept), 1000)
         self.assertEqual(kept[-1].name, f"events-{recorder.boot}-000010.jsonl.gz")
         self.assertEqual(recorder.spool.removed, 10 - len(kept))
+
+    def test_receipts_push_no_events_out(self) -> None:
+        """Each kind has its own room."""
+        events = self.recorder(limit=100_000)
+        events.record("stop", {})
+        events.flush(last=True)
+        receipts = self.recorder(limit=500, prefix=RECEIPTS_PREFIX)
+        for number in range(10):
+            receipts.record("receipt", {"receipt": f"{number:04}" * 100})
+            receipts.flush(last=True)
+        self.assertEqual(len(list(self.directory.glob("events-*.gz"))), 1)
+        left = list(self.directory.glob("receipts-*.gz"))
+        self.assertEqual(receipts.spool.removed, 10 - len(left))
+        self.assertTrue(0 < len(left) < 10)
 
 
 class RecoverTests(SpoolCase):

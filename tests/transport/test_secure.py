@@ -239,6 +239,22 @@ class EndTests(SynchronousTestCase):
             one.seal_data(b"", None)
         self.assertFalse(one.may_send)
 
+    def test_a_peer_has_a_part_of_the_budget(self) -> None:
+        """However many streams it has, others find some."""
+        budget = Budget(1200)
+        self.assertTrue(budget.take(b"greedy", 400))
+        self.assertTrue(budget.take(b"greedy", 200))
+        self.assertFalse(budget.take(b"greedy", 1))
+        self.assertTrue(budget.take(b"other", 300))
+        self.assertFalse(budget.take(b"other", 1))
+        self.assertTrue(budget.take(b"third", 150))
+        budget.give_back(b"greedy", 600)
+        self.assertEqual(budget.left, 750)
+        self.assertTrue(budget.take(b"other", 100))
+        for peer, size in ((b"other", 400), (b"third", 150)):
+            budget.give_back(peer, size)
+        self.assertEqual((budget.left, budget._of), (1200, {}))
+
     def test_windows_grow_while_that_helps_and_there_is_budget(self) -> None:
         for seconds, budget, grows in ((0.1, 10**9, True), (0.7, 10**9, False), (0.1, 1000, False)):
             end = SecureEnd(bytes(32), initiator=True, budget=Budget(budget))

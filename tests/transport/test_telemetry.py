@@ -58,7 +58,7 @@ class ObservedCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.memory = Memory()
-        self.telemetry = RelayTelemetry(self.memory, self.clock.seconds)  # type: ignore[arg-type]
+        self.telemetry = RelayTelemetry(self.memory, self.clock.seconds, bytes(KEYS[4]))  # type: ignore[arg-type]
         self.relay = Relay(now=self.clock.seconds, observer=self.telemetry)
         self.telemetry.relay = self.relay
         self.ports = [FakePort() for _ in range(3)]
@@ -205,9 +205,10 @@ class RelayTelemetryTests(ObservedCase):
         # 3 ms: upper bounds 0.1 * 2 ** (i / 2): 3.2 ms is number 10; 100 ms: 102.4 is number 20
         self.assertEqual({index: count for index, count in enumerate(closed["rtt"]) if count}, {10: 1, 20: 1})
 
-    def test_receipts_are_handed_on_as_they_are(self) -> None:
+    def test_what_is_no_receipt(self) -> None:
+        """It is counted, and never written."""
         feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(198)))
-        self.assertEqual(self.memory.of("receipt"), [{"receipt": "00" * 198}])
+        self.assertEqual((self.memory.of("receipt"), self.relay.drops[DropReason.BAD_RECEIPT]), ([], 1))
         self.relay.observer = None
         feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(198)))  # one who keeps none takes them all the same
         self.assertEqual(self.ports[0].take(), [])
@@ -225,11 +226,12 @@ class ReceiptCase(SecureCase):
         test = self
 
         class Observer(RelayTelemetry):
-            def receipt(self, source: Any, payload: bytes) -> None:
+            def receipt(self, source: Any, payload: bytes) -> bool:
                 test.receipts.append(payload)
+                return super().receipt(source, payload)
 
         self.memory = Memory()
-        relay.observer = Observer(self.memory, self.network.clock.seconds)  # type: ignore[arg-type]
+        relay.observer = Observer(self.memory, self.network.clock.seconds, bytes(SERVER_KEY.public))  # type: ignore[arg-type]
         relay.observer.relay = relay
         for name in "AB":
             self.sessions[name] = self.network.client(CLIENTS[name], streams=self.streams[name], receipts=self.willing)
@@ -260,6 +262,16 @@ class ReceiptTests(ReceiptCase):
         self.assertEqual((closed["total_ab"], closed["total_ba"]), (100_000, 777))
         self.assertEqual({first.transport.hex(), second.transport.hex()}, {closed["transport"]})
         self.assertEqual(first.server, SERVER_KEY.public)
+        # each once, whoever says it again
+        written = [fields["receipt"] for fields in self.memory.of("receipt")]
+        self.assertEqual(written, [data.hex() for data in self.receipts])
+        relay = self.network.factory.relay
+        for peer in list(relay.peers):
+            for data in self.receipts[:2]:
+                feed(relay, peer, Frame(RECEIPT, 0, data))
+        self.assertEqual(
+            (len(self.memory.of("receipt")), relay.drops[DropReason.BAD_RECEIPT]), (2, 2 * len(relay.peers))
+        )
 
     def test_a_stream_that_moved_is_settled_transport_by_transport(self) -> None:
         one, other = self.open()
@@ -281,6 +293,7 @@ class ReceiptTests(ReceiptCase):
             way = receipt.delivered_out if receipt.role is Role.INITIATOR else receipt.delivered_in
             by_transport.setdefault(receipt.transport, set()).add(way)
         self.assertEqual(sorted(map(sorted, by_transport.values())), [[500], [1000]])
+        self.assertEqual(len(self.memory.of("receipt")), 4)
 
 
 class UnwillingTests(ReceiptCase):
