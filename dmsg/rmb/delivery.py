@@ -275,8 +275,7 @@ class Delivery:
                 self._behind += 1
                 self._wait_for_me(holder)
             # into the queue before what comes now, so that the order stays
-            self._spill_line()
-            self.spill()
+            self._spill_all()
             self.catching_up = True
             self._again = True
             return False
@@ -321,18 +320,18 @@ class Delivery:
     def look(self) -> None:
         """Every second: what waited longer than one goes to the queue, so that its sender need not wait for it."""
         if self._line and self._lined - len(self._line) < self._marks[0]:
-            self._spill_line()
+            self._spill_all()
         self._marks = (self._marks[1], self._lined)
 
     def stall(self) -> None:
         """It confirms nothing: let the queue keep everything, and nobody be held for it."""
         self.stalled = True
-        self.spill()
-        self._spill_line()
+        self._spill_all()
         self._release()
 
-    def _spill_line(self) -> None:
-        """All of the line into the queue, from where it comes back."""
+    def _spill_all(self) -> None:
+        """The window into the queue, and the line behind it, so that they have their order there too."""
+        self.spill()
         if not self._line:
             return
         line, self._line = self._line, deque()

@@ -6,14 +6,14 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.rmb import delivery, frames, uplink
 from dmsg.rmb.address import Session
 from dmsg.rmb.delivery import Delivery, Ledger, Message
-from dmsg.rmb.errors import CallTimeout
+from dmsg.rmb.errors import CallTimeout, QueueUnavailable
 from dmsg.rmb.frames import Frames, FrameTooLarge
 from dmsg.rmb.queues import FEDERATION, Queued, QueueLimits, SQLiteQueue
 from dmsg.rmb.uplink import OutboxFull, Uplink
@@ -85,8 +85,18 @@ class QueueStore:
         self.next = 1
         self.waiting: list[tuple[Deferred[int], int]] = []
         self.slow = False
+        self.reads: list[tuple[Deferred[list[Queued]], Any]] = []
+        self.old_reads: list[tuple[Deferred[list[Queued]], Any]] = []
+        """Of connections that are gone."""
+        self.slow_reads = False
+        self.failing = 0
+        """So many appends fail."""
+        self.told: list[str] = []
 
     def keep(self, session: Session, message: Message) -> Deferred[Any]:
+        if self.failing:
+            self.failing -= 1
+            return fail(QueueUnavailable("full"))
         number = self.next
         self.next += 1
         self.kept[number] = message.data
@@ -102,8 +112,23 @@ class QueueStore:
             deferred.callback(number)
 
     def read(self, session: Session, after: Any) -> Deferred[list[Queued]]:
-        found = [Queued(number, data) for number, data in sorted(self.kept.items()) if number > (after or 0)]
-        return succeed(found[:5])
+        if not self.slow_reads:
+            return succeed(self.found(after))
+        assert not self.reads, "two reads at once"
+        deferred: Deferred[list[Queued]] = Deferred()
+        self.reads.append((deferred, after))
+        return deferred
+
+    def found(self, after: Any) -> list[Queued]:
+        return [Queued(number, data) for number, data in sorted(self.kept.items()) if number > (after or 0)][:5]
+
+    def answer_reads(self, *, well: bool = True) -> None:
+        reads, self.reads, self.old_reads = self.old_reads + self.reads, [], []
+        for deferred, after in reads:
+            if well:
+                deferred.callback(self.found(after))
+            else:
+                deferred.errback(QueueUnavailable("away"))
 
     def remove(self, session: Session, ids: list[Any]) -> None:
         for number in ids:
@@ -114,10 +139,13 @@ class QueueStore:
         return 1e9
 
     def busy(self, delivery: Delivery) -> None:
-        pass
+        self.told.append("busy")
 
     def waits(self, delivery: Delivery) -> None:
-        pass
+        self.told.append("waits")
+
+    def ping_later(self, delivery: Delivery) -> None:
+        self.told.append("ping later")
 
 
 class DeliveryTests(SynchronousTestCase):
@@ -132,18 +160,25 @@ class DeliveryTests(SynchronousTestCase):
                 st.just("answer"),
                 st.just("lose"),
                 st.just("slow"),
+                st.sampled_from(
+                    ["large", "late reads", "answer reads", "fail reads", "look", "stall", "round", "confirm all"]
+                ),
             ),
             max_size=80,
-        )
+        ),
+        st.sampled_from([(4, 10**6, 3), (2, 10**6, 4096), (100, 20, 4096), (3, 30, 2)]),
     )
-    def test_nothing_lost_nothing_twice_in_order(self, steps: list[str]) -> None:
+    def test_nothing_lost_nothing_twice_in_order(self, steps: list[str], sizes: tuple[int, int, int]) -> None:
         """On one connection nothing comes twice; over all of them everything comes, in order but for repetitions."""
-        window = delivery.WINDOW_MESSAGES
-        delivery.WINDOW_MESSAGES = 4
+        names = ("WINDOW_MESSAGES", "WINDOW_SIZE")
+        before = [getattr(delivery, name) for name in names]
         try:
-            self.play(steps)
+            for name, value in zip(names, sizes, strict=False):
+                setattr(delivery, name, value)
+            self.play(steps, sizes[2])
         finally:
-            delivery.WINDOW_MESSAGES = window
+            for name, value in zip(names, before, strict=True):
+                setattr(delivery, name, value)
 
     def test_a_long_queue(self) -> None:
         """Of which nothing is delivered any more: read to its end, however long it is."""
@@ -155,12 +190,23 @@ class DeliveryTests(SynchronousTestCase):
         current.start()
         self.assertEqual(({}, False), (store.kept, current.catching_up))
 
-    def play(self, steps: list[str]) -> None:
+    def check(self, current: Delivery) -> None:
+        """The sums are those of what is there, and the window is no larger than it may be, but for one message."""
+        sizes = [len(message.data) for message in current._window]
+        self.assertEqual(current._size, sum(sizes))
+        self.assertEqual(current._line_size, sum(len(message.data) for message in current._line))
+        self.assertEqual(current.size, current._size + current._line_size)
+        self.assertEqual(len(current), len(sizes) + len(current._line))
+        # what a read brought is sent as a whole: at most five here
+        self.assertLessEqual(len(sizes), delivery.WINDOW_MESSAGES + 4)
+        self.assertLessEqual(sum(sizes[:-5]), delivery.WINDOW_SIZE)
+
+    def play(self, steps: list[str], line: int) -> None:
         store = QueueStore()
         pongs: list[bytes] = []
         ledger = Ledger(pongs.append)
         session = FakeSession()
-        current = Delivery(Session(1), session, store)
+        current = Delivery(Session(1), session, store, line)
         current.start()
         sent = 0
         connections = [session]
@@ -173,14 +219,28 @@ class DeliveryTests(SynchronousTestCase):
             store.keep(Session(1), message).addCallback(kept)
 
         for step in steps:
-            if step == "message":
-                message = Message(b"%d" % sent, 0.0, ledger)
+            if step in ("message", "large"):
+                message = Message(b"%d" % sent if step == "message" else b"%012d" % sent, 0.0, ledger)
                 sent += 1
                 ledger.add(message)
                 if not current.offer(message):
                     enqueue(message)
             elif step == "confirm" and session.pings:
                 current.confirmed(session.pings.pop(0))
+            elif step == "confirm all" and session.pings:
+                last = session.pings[-1]
+                session.pings.clear()
+                current.confirmed(last)
+            elif step == "late reads":
+                store.slow_reads = not store.slow_reads
+            elif step in ("answer reads", "fail reads"):
+                store.answer_reads(well=step == "answer reads")
+            elif step == "look":
+                current.look()
+            elif step == "stall":
+                current.stall()
+            elif step == "round":
+                current.retry()
             elif step == "spill":
                 current.spill()
             elif step == "answer":
@@ -189,17 +249,21 @@ class DeliveryTests(SynchronousTestCase):
                 store.slow = not store.slow
             elif step == "lose":
                 left = current.close()
+                store.old_reads, store.reads = store.old_reads + store.reads, []
                 session = FakeSession()
                 connections.append(session)
-                current = Delivery(Session(1), session, store)
+                current = Delivery(Session(1), session, store, line)
+                self.assertEqual(len(set(map(id, left))), len(left))
                 for message in left:
                     enqueue(message)
                 store.answer()
                 current.start()
+            self.check(current)
             for one in connections:
                 self.assertEqual(len(one.got), len(set(one.got)))
-        store.slow = False
+        store.slow = store.slow_reads = False
         store.answer()
+        store.answer_reads()
         for _ in range(sent + 5):
             current.retry()
             if session.pings:
@@ -207,10 +271,212 @@ class DeliveryTests(SynchronousTestCase):
         ledger.ping(b"all")
         self.assertEqual([b"all"], pongs)
         self.assertEqual({}, store.kept)
-        seen = [data for one in connections for data in one.got]
-        self.assertEqual({b"%d" % number for number in range(sent)}, set(seen))
+        self.check(current)
+        self.assertEqual((len(current), current.closed, current.catching_up), (0, False, False))
+        seen = {int(data) for one in connections for data in one.got}
+        self.assertEqual(set(range(sent)), seen)
         for one in connections:
             self.assertEqual(sorted(map(int, one.got)), list(map(int, one.got)))
+
+
+class KeepingTests(SynchronousTestCase):
+    """What the queue keeps of the window and the line, and what becomes of it when it does not."""
+
+    def setUp(self) -> None:
+        self.broken: list[None] = []
+        self.pongs: list[bytes] = []
+        self.ledger = Ledger(self.pongs.append, lambda: self.broken.append(None))
+        self.store = QueueStore()
+        self.session = FakeSession()
+        self.current = Delivery(Session(1), self.session, self.store, 2)
+        self.current.start()
+
+    def message(self, data: bytes = b"x", owner: Ledger | None = None) -> Message:
+        message = Message(data, 0.0, self.ledger if owner is None else owner)
+        (self.ledger if owner is None else owner).add(message)
+        return message
+
+    def test_a_window_that_cannot_be_kept_is_kept_later(self) -> None:
+        """The round comes by again; nobody has to send it again meanwhile."""
+        message = self.message()
+        self.assertTrue(self.current.offer(message))
+        self.store.failing = 1
+        self.current.spill()
+        self.assertEqual((message.kept, message.keeping, message.settled, self.broken), (None, False, False, []))
+        self.current.spill()
+        self.assertEqual((message.kept, message.settled), (1, True))
+        self.current.spill()
+        self.assertEqual(list(self.store.kept), [1])
+        self.current.confirmed(1)
+        self.assertEqual(self.store.kept, {})
+
+    def test_what_is_lost_on_the_way_into_the_queue_is_said(self) -> None:
+        """After the connection is gone nobody else has it: its sender sends it again."""
+        message = self.message()
+        self.current.offer(message)
+        self.store.slow = True
+        self.current.spill()
+        ((deferred, number),) = self.store.waiting
+        self.assertEqual(self.current.close(), [])
+        del self.store.kept[number]
+        deferred.errback(QueueUnavailable("full"))
+        self.assertEqual((self.broken, message.settled), ([None], False))
+
+    def test_a_line_that_cannot_be_kept(self) -> None:
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        for _ in range(4):
+            self.assertTrue(self.current.offer(self.message()))
+        self.store.failing = 3
+        self.current.stall()
+        self.assertEqual(len(self.broken), 2)  # one of the three was in the window, and is kept later
+
+    def test_nothing_goes_before_what_is_on_its_way_into_the_queue(self) -> None:
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        for number in range(3):
+            self.current.offer(self.message(b"%d" % number))
+        self.store.slow = True
+        self.current.stall()
+        self.assertTrue(self.current.catching_up)
+        self.current.confirmed(1)
+        self.assertFalse(self.current.stalled)
+        self.assertTrue(self.current.offer(self.message(b"3")))
+        self.assertEqual(self.session.got, [b"0"])
+        self.store.answer()
+        while self.session.pings[-1] > self.current._confirmed:
+            self.current.confirmed(self.session.pings[-1])
+        self.assertEqual(self.session.got, [b"0", b"1", b"2", b"3"])
+        self.assertRaises(ValueError, self.current.confirmed, 5)
+
+    def test_a_read_that_answers_after_the_end(self) -> None:
+        """It goes nowhere: the next connection reads it."""
+        self.store.slow_reads = True
+        self.store.kept[1] = b"kept"
+        self.current.poke()
+        self.current.close()
+        self.store.answer_reads()
+        self.assertEqual((self.session.got, self.store.kept), ([], {1: b"kept"}))
+
+    def test_a_read_that_fails_is_made_again_in_the_round(self) -> None:
+        self.store.slow_reads = True
+        self.store.kept[1] = b"kept"
+        self.current.poke()
+        self.store.answer_reads(well=False)
+        self.assertEqual((self.session.got, self.store.reads), ([], []))
+        self.current.retry()
+        self.store.answer_reads()
+        self.assertEqual(self.session.got, [b"kept"])
+
+    def test_what_comes_into_the_queue_while_it_is_read(self) -> None:
+        """It is read too, without being told of again."""
+        self.store.slow_reads = True
+        self.store.kept[1] = b"one"
+        self.current.poke()
+        self.store.kept[2] = b"two"
+        self.current.poke()
+        while self.store.reads:
+            self.store.answer_reads()
+        self.assertEqual((self.session.got, self.current.catching_up), ([b"one", b"two"], False))
+
+    def test_what_is_over_is_taken_out_and_not_sent(self) -> None:
+        self.store.until = lambda queued: None if queued.data == b"old" else 1e9  # type: ignore[method-assign]
+        self.store.kept.update({1: b"old", 2: b"new"})
+        self.current.poke()
+        self.assertEqual((self.session.got, list(self.store.kept)), ([b"new"], [2]))
+        self.current.confirmed(1)
+        self.assertEqual(self.store.kept, {})
+
+    def test_senders_are_held_and_let_go(self) -> None:
+        """From two waiting on, until one or none is; those of other relays, who cannot be held, go on to twice that."""
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        held: list[str] = []
+
+        class Holder:
+            def wait_for(self, delivery: Delivery) -> None:
+                held.append("held")
+
+            def go_on(self, delivery: Delivery) -> None:
+                held.append("free")
+
+        self.ledger.holder = Holder()  # type: ignore[assignment]
+        for _ in range(2):
+            self.current.offer(self.message())
+        self.assertEqual(held, [])
+        self.current.offer(self.message())
+        self.current.offer(self.message())
+        self.assertEqual(held, ["held"])
+        stranger = Ledger(self.pongs.append)
+        self.assertTrue(self.current.offer(self.message(owner=stranger)))
+        self.assertFalse(self.current.offer(self.message(owner=stranger)))
+        self.assertEqual(len(self.store.kept), 5)
+        self.assertEqual(held, ["held"])
+        for number in range(1, 6):
+            self.current.confirmed(number)
+        self.assertEqual(held, ["held", "free"])
+
+    def test_a_large_line_holds_senders_too(self) -> None:
+        self.patch(delivery, "WINDOW_SIZE", 10)
+        self.patch(delivery, "LINE_SIZE", 20)
+        current = Delivery(Session(1), self.session, self.store)
+        current.start()
+        self.assertTrue(current.offer(self.message(bytes(11))))
+        self.assertFalse(current._crowded(1))
+        self.assertTrue(current.offer(self.message(bytes(19))))
+        self.assertFalse(current._crowded(1))
+        self.assertTrue(current.offer(self.message(bytes(1))))
+        self.assertTrue(current._crowded(1))
+        self.assertTrue(current.offer(self.message(bytes(20))))
+        self.assertFalse(current.offer(self.message(bytes(1))))
+        self.assertEqual((current.size, self.session.got), (11, [bytes(11)]))
+
+    def test_what_waits_for_long_goes_to_the_queue(self) -> None:
+        """At the second look that finds it there."""
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        for _ in range(2):
+            self.current.offer(self.message())
+        self.current.look()
+        self.current.look()
+        self.assertEqual(self.store.kept, {})
+        self.current.look()
+        self.assertEqual(len(self.store.kept), 2)
+
+    def test_pings_behind(self) -> None:
+        """One at a time; a session that logs each has few of them."""
+        self.current.offer(self.message())
+        self.current.offer(self.message())
+        self.assertEqual(self.session.pings, [1])
+        self.current.confirmed(1)
+        self.assertEqual(self.session.pings, [1, 2])
+        self.current.confirmed(2)
+        self.assertEqual((self.session.pings, self.current._barrier), ([1, 2], False))
+        self.current.lazy = True
+        self.current.offer(self.message())
+        self.assertEqual((self.session.pings, self.store.told[-1]), ([1, 2], "ping later"))
+        self.assertTrue(self.current.few)
+        self.current.ping_behind()
+        self.assertEqual((self.session.pings, self.store.told[-1]), ([1, 2, 3], "busy"))
+        self.current.confirmed(3)
+        self.current.ping_behind()
+        self.assertEqual(self.session.pings, [1, 2, 3])
+        for _ in range(delivery.FEW_IN_WINDOW):
+            self.current.offer(self.message())
+        self.assertFalse(self.current.few)
+        self.current.since = 5.0
+        self.current.confirmed(3)
+        self.assertEqual(self.current.since, 5.0)
+        self.current.confirmed(4)
+        self.assertIsNone(self.current.since)
+
+    def test_what_has_to_be_written_down_first(self) -> None:
+        """Of who will not send it again: kept before it counts as taken, and delivered all the same."""
+        self.patch(delivery, "WINDOW_MESSAGES", 2)
+        self.ledger.durable = True
+        first, second, third = (self.message(b"%d" % number) for number in range(3))
+        self.assertTrue(self.current.offer(first))
+        self.assertEqual((first.kept, first.settled, self.session.got), (1, True, [b"0"]))
+        self.assertTrue(self.current.offer(second))
+        self.assertFalse(self.current.offer(third))
+        self.current.confirmed(2)
+        self.assertEqual(self.store.kept, {})
 
 
 class FramesTests(SynchronousTestCase):
