@@ -88,15 +88,22 @@ def sample(session: Path, source: str, number: int, seed: int) -> None:
 
     places = left_out(source)
     with use_db(str(session)) as db:
-        kept, skipped = [], []
+        every: list[str] = []
+        places_of: dict[tuple[int, int], list[str]] = {}
         for item in db.work_items:
+            every.append(item.job_id)
             (mutation,) = item.mutations
             within = [everything for start, end, everything in places if start <= mutation.start_pos < end]
             of_number = "Number" in mutation.operator_name or "Operator" in mutation.operator_name
-            (skipped if any(one or of_number for one in within) else kept).append(item.job_id)
-        kept.sort()
-        random.Random(seed).shuffle(kept)
-        for job in skipped + kept[number:]:
+            # "is" in place of "==" is the same for what is compared here
+            of_identity = mutation.operator_name.endswith(("_Is", "_IsNot"))
+            if not of_identity and not any(one or of_number for one in within):
+                places_of.setdefault(mutation.start_pos, []).append(item.job_id)
+        # one of each place, so that an operator, of which a dozen mutants are made, counts no more than a number
+        chance = random.Random(seed)
+        chosen = [chance.choice(sorted(jobs)) for _, jobs in sorted(places_of.items())]
+        chance.shuffle(chosen)
+        for job in set(every) - set(chosen[:number]):
             db.set_result(job, WorkResult(worker_outcome=WorkerOutcome.SKIPPED))
 
 

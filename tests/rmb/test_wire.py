@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from mnemonic import Mnemonic
@@ -109,6 +112,38 @@ class EnvelopeTests(SynchronousTestCase):
             (now + 300, 10, None),
         ):
             self.assertEqual(why, wire.times_error(Envelope(timestamp=timestamp, expiration=expiration), now))
+
+    def test_when_a_life_ends(self) -> None:
+        """As its sender says, as far as a receiver would believe it."""
+        for timestamp, expiration, now, expected in (
+            (1000, 60, 900.5, 1060.0),
+            (1000, 3600, 1000.0, 4600.0),
+            (1000, 10**9, 1000.0, 4600.0),
+            (10**9, 60, 1000.0, 1000.0 + 300 + 3600),
+            (4900, 60, 1000.0, 1000.0 + 300 + 3600),
+            (4840, 60, 1000.0, 1000.0 + 300 + 3600),
+            (4839, 60, 1000.0, 4899.0),
+        ):
+            self.assertEqual(
+                wire.life_ends(Envelope(timestamp=timestamp, expiration=expiration), now), expected, timestamp
+            )
+        for timestamp, expiration, now, left in (
+            (1000, 60, 1000, 60),
+            (1000, 60, 1059, 1),
+            (1000, 60, 1060, None),
+            (1000, 4000, 1000, 3600),
+            (1000, 4000, 1500, 3500),
+        ):
+            self.assertEqual(wire.life(Envelope(timestamp=timestamp, expiration=expiration), now), left)
+
+    def test_the_payload_of_a_pong(self) -> None:
+        """Behind what was plain; what was encrypted is for somebody else."""
+        for which, expected in (("plain", b"xhello world"), ("cipher", b"hello world"), ("bound", b"hello world")):
+            ping = Envelope()
+            ping.ping.SetInParent()
+            setattr(ping, which, b"x")
+            wire.to_pong(ping)
+            self.assertEqual((ping.plain, ping.WhichOneof("payload")), (expected, "plain"))
 
     def test_fail_fast(self) -> None:
         """Which tags mean it."""
@@ -299,6 +334,44 @@ class TokenTests(SynchronousTestCase):
             self.assertRaises(TokenError, parsed.check_times, now)
         longer = token.parse(token.make(ALICE["ed25519"], Session(1), 1000, token.MAX_TTL + 1).encode())
         self.assertRaises(TokenError, longer.check_times, 1000)
+
+    def test_borders(self) -> None:
+        """Of lengths and numbers; and letters that are not those of the alphabet of URLs."""
+
+        def made(**claims: Any) -> bytes:
+            claims = {"sub": 1, "iat": 100, "exp": 160, **claims}
+            head = token._encode(b'{"alg":"RS512"}')
+            return head + b"." + token._encode(json.dumps(claims, separators=(",", ":")).encode()) + b".e30"
+
+        for claims, good in (
+            ({"sid": "s" * 256}, True),
+            ({"sid": "s" * 257}, False),
+            ({"sid": 5}, False),
+            ({"sub": 0}, True),
+            ({"sub": 2**32 - 1}, True),
+            ({"sub": 2**32}, False),
+            ({"sub": -1}, False),
+            ({"sub": True}, False),
+            ({"iat": 2**64 - 1}, True),
+            ({"iat": 2**64}, False),
+            ({"exp": 2**64 - 1}, True),
+            ({"exp": 2**64}, False),
+            ({"exp": 1.5}, False),
+            ({"ack": 1}, True),
+        ):
+            if good:
+                self.assertEqual(token.parse(made(**claims)).asks, False)
+            else:
+                self.assertRaises(TokenError, token.parse, made(**claims))
+        whole = made()
+        for rest, good in ((token.MAX_TOKEN - len(whole), True), (token.MAX_TOKEN - len(whole) + 1, False)):
+            text = whole + b"A" * rest
+            if good:
+                self.assertGreater(len(token.parse(text).signature), 2000)
+            else:
+                self.assertRaises(TokenError, token.parse, text)
+        for end in (b"e3+", b"e3/", b"e3A=", b"+/=", b"e"):
+            self.assertRaises(TokenError, token.parse, whole[:-3] + end)
 
     @given(st.one_of(st.binary(max_size=100), st.text("eyJ.{}01=", max_size=100).map(str.encode)))
     def test_random_bytes(self, data: bytes) -> None:

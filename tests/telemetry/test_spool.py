@@ -162,6 +162,46 @@ class RecorderTests(SpoolCase):
         self.assertEqual(kept[-1].name, f"events-{recorder.boot}-000010.jsonl.gz")
         self.assertEqual(recorder.spool.removed, 10 - len(kept))
 
+    def test_so_many_of_the_oldest(self) -> None:
+        """As few as are needed, by the time of the files."""
+        recorder = self.recorder(limit=10**6)
+        for number in range(5):
+            recorder.record("session_open", {"peer": bytes([2, number] * 16 + [1])})
+            recorder.flush(last=True)
+        paths = sorted(self.directory.glob("*.gz"))
+        for age, path in zip((3, 1, 2, 0, 4), paths, strict=True):
+            os.utime(path, (age, age))
+        sizes = [path.stat().st_size for path in paths]
+        recorder.spool._limit = sum(sizes) - sizes[3] - 1
+        recorder.spool._make_room()
+        self.assertEqual(sorted(self.directory.glob("*.gz")), [paths[0], paths[2], paths[4]])
+        self.assertEqual(recorder.spool.removed, 2)
+        recorder.spool._limit = sum(path.stat().st_size for path in self.directory.glob("*.gz"))
+        recorder.spool._make_room()
+        self.assertEqual(recorder.spool.removed, 2)
+
+    def test_a_file_is_written_to_the_disk_as_it_comes(self) -> None:
+        """What a killed process had written is there; and the file is sealed when its time is over, not before."""
+        recorder = self.recorder(rotate_seconds=100)
+        self.now = 50.0
+        recorder.record("stop", {})
+        recorder.flush()
+        (path,) = self.directory.glob(".*.open")
+        size = path.stat().st_size
+        self.assertGreater(size, 0)
+        self.now = 149.0
+        recorder.record("stop", {})
+        recorder.flush()
+        self.assertGreater(path.stat().st_size, size)
+        self.assertEqual(list(self.directory.glob("*.gz")), [])
+        self.now = 150.0
+        recorder.flush()
+        self.assertEqual(len(list(self.directory.glob("*.gz"))), 1)
+        # an empty file is not sealed
+        self.now = 1000.0
+        recorder.flush()
+        self.assertEqual(len(list(self.directory.glob("*.gz"))), 1)
+
     def test_receipts_push_no_events_out(self) -> None:
         """Each kind has its own room."""
         events = self.recorder(limit=100_000)
@@ -205,6 +245,20 @@ class RecoverTests(SpoolCase):
         self.assertEqual(recover(self.directory), 1)
         (path,) = self.directory.glob("*.gz")
         self.assertEqual(gzip.decompress(path.read_bytes()), b"hello\nworld\n")
+
+    def test_parts_of_the_dead_are_removed(self) -> None:
+        """Those of a process that lives, or whose file is still to be sealed, are not."""
+        dead = self.directory / ".events-dead-000001.jsonl.gz.part"
+        alive = self.directory / ".events-aa-000001.jsonl.gz.part"
+        for path in (dead, alive):
+            path.write_bytes(b"x")
+        path = self.leave(self.line(0), ".events-aa-000002.open")
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.assertEqual(recover(self.directory), 0)
+            self.assertEqual((dead.exists(), alive.exists()), (False, True))
+        self.assertEqual(recover(self.directory), 1)
+        self.assertFalse(alive.exists())
 
     def test_a_living_process_is_left_alone(self) -> None:
         path = self.leave(self.line(0))
