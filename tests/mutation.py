@@ -30,7 +30,7 @@ TESTS = {
     "dmsg/discovery/store/sqlite.py": "tests.discovery.test_store",
     "dmsg/messaging/client.py": "tests.messaging",
     "dmsg/messaging/relay.py": "tests.messaging",
-    "dmsg/net/stream.py": "tests.net.test_stream tests.transport.test_protocol tests.transport.test_streams",
+    "dmsg/net/stream.py": "tests.net.test_stream",
     "dmsg/noise/records.py": "tests.noise",
     "dmsg/ranked.py": "tests.discovery.test_store tests.rmb.test_enemies.UsedTokenTests",
     "dmsg/rmb/delivery.py": "tests.rmb.test_delivery",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
+from unittest import mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,31 @@ class LedgerTests(SynchronousTestCase):
         one.settle()
         one.settle()
         self.assertEqual([b"none", b"two", b"three"], self.pongs)
+
+    def test_each_ping_waits_for_what_was_before_it(self) -> None:
+        one, two = self.message(), self.message()
+        self.assertEqual((len(self.ledger), self.ledger.size), (2, 2))
+        self.ledger.ping(b"two")
+        three = self.message()
+        self.ledger.ping(b"three")
+        one.settle()
+        self.assertEqual(self.pongs, [])
+        two.settle()
+        self.assertEqual((self.pongs, len(self.ledger), self.ledger.size), ([b"two"], 1, 1))
+        three.settle()
+        self.assertEqual((self.pongs, self.ledger.size), ([b"two", b"three"], 0))
+
+    def test_relaxed_by_bytes_too(self) -> None:
+        self.patch(delivery, "FEW_BYTES", 10)
+        called: list[int] = []
+        messages = []
+        for size in (1, 9, 2, 8):
+            messages.append(Message(bytes(size), 0.0, self.ledger))
+            self.ledger.add(messages[-1])
+        self.ledger.relaxed = lambda: called.append(self.ledger.size)
+        for message in messages:
+            message.settle()
+        self.assertEqual(called, [10])
 
     def test_pings_have_a_limit(self) -> None:
         """The oldest go unanswered."""
@@ -326,8 +353,12 @@ class KeepingTests(SynchronousTestCase):
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         for _ in range(4):
             self.assertTrue(self.current.offer(self.message()))
+        self.assertEqual(self.store.told.count("waits"), 1)
+        self.assertEqual((self.current.size, len(self.current)), (4, 4))
         self.store.failing = 3
         self.current.stall()
+        self.assertTrue(self.current.stalled)
+        self.assertFalse(self.current.offer(self.message()))
         self.assertEqual(len(self.broken), 2)  # one of the three was in the window, and is kept later
 
     def test_nothing_goes_before_what_is_on_its_way_into_the_queue(self) -> None:
@@ -428,6 +459,54 @@ class KeepingTests(SynchronousTestCase):
         self.assertFalse(current.offer(self.message(bytes(1))))
         self.assertEqual((current.size, self.session.got), (11, [bytes(11)]))
 
+    def test_how_many_wait_before_senders_are_held(self) -> None:
+        """The line and what of it is in the queue, by numbers; the line alone by bytes."""
+        current = Delivery(Session(1), self.session, self.store, 6)
+        for line, behind, size, held, let_go in (
+            (5, 0, 0, False, False),
+            (6, 0, 0, True, False),
+            (3, 2, 0, False, False),
+            (3, 3, 0, True, False),
+            (1, 1, 0, False, True),
+            (2, 1, 0, False, False),
+            (1, 0, 7, False, True),
+            (1, 0, 8, False, False),
+            (1, 0, 15, False, False),
+            (1, 0, 16, True, False),
+        ):
+            with mock.patch.object(delivery, "LINE_SIZE", 16):
+                current._line = deque([self.message()] * line)
+                current._behind, current._line_size = behind, size
+                self.assertEqual((current._crowded(1), not current._crowded(2)), (held, let_go), (line, behind, size))
+        for line, size, too_long in ((11, 31, False), (12, 0, True), (1, 32, True)):
+            with mock.patch.object(delivery, "LINE_SIZE", 16):
+                current._line, current._line_size = deque([self.message()] * line), size
+                self.assertEqual(current._too_long, too_long, (line, size))
+        for count, size, full in ((2, 9, False), (3, 0, True), (1, 10, True)):
+            with mock.patch.multiple(delivery, WINDOW_MESSAGES=3, WINDOW_SIZE=10):
+                current._window, current._size = deque([self.message()] * count), size
+                self.assertEqual(current._full, full, (count, size))
+
+    def test_nothing_is_sent_before_the_queue_was_read(self) -> None:
+        """There may be something in it that goes first."""
+        current = Delivery(Session(1), self.session, self.store)
+        self.store.kept[1] = b"kept"
+        self.assertTrue(current.offer(self.message(b"new")))
+        self.assertEqual(self.session.got, [])
+        current.start()
+        self.assertEqual(self.session.got, [b"kept", b"new"])
+
+    def test_what_is_left_at_the_end(self) -> None:
+        """What nobody keeps, in order; and the sums are those of nothing."""
+        self.patch(delivery, "WINDOW_MESSAGES", 2)
+        messages = [self.message(b"%d" % number) for number in range(4)]
+        self.current.offer(messages[0])
+        self.current.spill()
+        for message in messages[1:]:
+            self.current.offer(message)
+        self.assertEqual(self.current.close(), messages[1:])
+        self.assertEqual((len(self.current), self.current.size, self.current.closed), (0, 0, True))
+
     def test_what_waits_for_long_goes_to_the_queue(self) -> None:
         """At the second look that finds it there."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
@@ -452,6 +531,12 @@ class KeepingTests(SynchronousTestCase):
         self.current.offer(self.message())
         self.assertEqual((self.session.pings, self.store.told[-1]), ([1, 2], "ping later"))
         self.assertTrue(self.current.few)
+        with mock.patch.object(delivery, "WINDOW_SIZE", 4):
+            self.assertTrue(self.current.few)
+        with mock.patch.object(delivery, "WINDOW_SIZE", 3):
+            self.assertFalse(self.current.few)
+        with mock.patch.object(delivery, "FEW_IN_WINDOW", 1):
+            self.assertFalse(self.current.few)
         self.current.ping_behind()
         self.assertEqual((self.session.pings, self.store.told[-1]), ([1, 2, 3], "busy"))
         self.current.confirmed(3)

@@ -72,4 +72,8 @@ class OwedTests(SynchronousTestCase):
             self.carry(bytes([number]) * 16)
             self.owed.ended(bytes([number]) * 16, float(number))
         self.assertEqual(len(self.owed), 4)
+        self.assertEqual([one[0] for one in self.owed._ended], [7, 8, 9])
+        self.owed.ended(TRANSPORT, 20.0)
+        self.owed.ended(bytes(16), 8.0 + OWED_FOR)
+        self.assertEqual([one[0] for one in self.owed._ended], [9, 0])
         self.assertTrue(self.owed.takes(RECEIPT.sign(A), key(A)))
