@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import socket
 import statistics
@@ -46,9 +47,10 @@ END = b"the end!"
 class Connection:
     """A link on a plain socket."""
 
-    def __init__(self, address: tuple[str, int], server: PubKey) -> None:
+    def __init__(self, address: tuple[str, int], server: PubKey, source: str = "") -> None:
+        """:param source: the address to come from."""
         self.key = SecKey.generate()
-        self.socket = socket.create_connection(address, TIMEOUT)
+        self.socket = socket.create_connection(address, TIMEOUT, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._frames = FrameBuffer(PROFILE)
         self._ready: list[Frame] = []
@@ -85,6 +87,12 @@ class Connection:
                 raise ConnectionError("server closed the link")
             self._ready += self._frames.feed(data)
         return self._ready.pop(0)
+
+    def skip(self) -> None:
+        """Read what there is, and look at none of it."""
+        while select.select([self.socket], [], [], 0)[0]:
+            if not self.socket.recv(1 << 16):
+                raise ConnectionError("server closed the link")
 
     def open(self, other: Connection, number: int) -> int:
         """A channel; its id at the other end."""

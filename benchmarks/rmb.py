@@ -55,10 +55,11 @@ class Twins:
 class WebSocket:
     """A session: plain sockets, so that the relay is what is measured."""
 
-    def __init__(self, port: int, identity: Identity, session: Session) -> None:
+    def __init__(self, port: int, identity: Identity, session: Session, source: str = "") -> None:
+        """:param source: the address to come from."""
         self.session = session
         self._identity = identity
-        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket = socket.create_connection(("127.0.0.1", port), None, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         query = token.make(identity, session, int(time.time()))
         self.socket.sendall(
@@ -108,13 +109,13 @@ class WebSocket:
             for ready in select.select(list(sockets), [], [])[0]:
                 sockets[ready].take()
 
-    def message(self, to: Session) -> bytes:
+    def message(self, to: Session, payload: bytes = b"x" * PAYLOAD) -> bytes:
         """A request, as a frame; signed, for other relays ask for that."""
         envelope = Envelope(uid="x" * 36, timestamp=int(time.time()), expiration=600, schema="application/json")
         envelope.request.command = "testme"
         wire.set_address(envelope.source, self.session)
         wire.set_address(envelope.destination, to)
-        envelope.plain = b"x" * PAYLOAD
+        envelope.plain = payload
         envelope.signature = self._identity.sign(wire.challenge(envelope))
         return frames.encode(frames.BINARY, envelope.SerializeToString(), KEY)
 

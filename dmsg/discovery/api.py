@@ -43,9 +43,9 @@ from dmsg.discovery.entry import (
 from dmsg.discovery.quota import ServerQuota
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import KINDS, Terms
-from dmsg.errors import DmsgError, EntryNotFound, KeyFormatError
+from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.net.addresses import block_of, kind_of, literal, parse_address
+from dmsg.net.addresses import block_of, kind_of, literal
 from dmsg.net.site import answer, answer_http_error, gated_site
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
@@ -117,14 +117,6 @@ def _path_key(text: str) -> str:
         if is_key_text(text):
             return text.lower()
         raise
-
-
-def _host(address: str) -> str:
-    """Where a server is, as its entry says; what is no address is one host for all of its kind."""
-    try:
-        return parse_address(address)[0]
-    except DmsgError:
-        return ""
 
 
 def _check_size(entry: Entry) -> None:
@@ -239,7 +231,7 @@ class DiscoveryAPI:
         _check_size(entry)
         poster = self.client_of(request)
         if entry.server is not None:
-            refusal = self._quota.refusal(entry.static, poster, _host(entry.server.address), self._now())
+            refusal = self._quota.refusal(entry.static, poster, self._now())
             if refusal is not None:
                 raise TooManyServers(refusal)
         terms = self._terms(entry, form, poster)
@@ -248,8 +240,10 @@ class DiscoveryAPI:
             result = "first" if first else "next"
             self._metrics.posted.labels(result).inc()
             self._tell(entry, result)
-            if entry.server is not None and self._looks is not None:
-                self._looks()
+            if entry.server is not None:
+                self._quota.count(entry.static, poster, self._now())
+                if self._looks is not None:
+                    self._looks()
             return answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
 
         return self._ask("post", entry, self._now(), terms).addCallback(posted)
@@ -261,7 +255,8 @@ class DiscoveryAPI:
         refreshes = bool(marks & REFRESHING)
         lasts = 0.0
         if entry.server is not None:
-            lasts = REFRESHING_TTL if refreshes else self._entry_ttl
+            # one that is looked at lasts longer when it was seen
+            lasts = REFRESHING_TTL if refreshes or self._looks is not None else self._entry_ttl
         if entry.client is not None or entry.server is None:
             lasts = max(lasts, CLIENT_TTL if REFRESH in marks else self._entry_ttl)
         source = literal(poster)

@@ -17,46 +17,42 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.internet.error import ConnectError
-from twisted.internet.interfaces import IResolutionReceiver
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from zope.interface import implementer
 
 from dmsg.discovery import proof
 from dmsg.discovery.entry import Entry, Form, decode
+from dmsg.discovery.manners import Allowance, Hosts, Names, Postponed
 from dmsg.discovery.proof import OPENINGS, Opening, Openings, openings_of
 from dmsg.discovery.store.base import NEVER, Due
 from dmsg.errors import DmsgError, EntryError, HandshakeError
-from dmsg.net.addresses import Address, kind_of, literal, parse_address
+from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
 from dmsg.net.again import Again
 
 LOOK_EVERY = 5.0
 """Seconds between rounds."""
 SOON = 0.05
 """Seconds after which a server is looked at whose entry came just now."""
-AT_ONCE = 64
-"""Connections at a time."""
-IN_ROUND = 256
+AT_ONCE, AT_ONCE_OWN = 64, 32
+"""Connections at a time; and to servers that have proved their keys there before, or are posted from there."""
+AT_ONCE_OF_PLACE = 8
+"""Of these, for entries that are posted from one place."""
+IN_ROUND = 2048
 """Servers that are looked at, or wait for it, at a time."""
+POSTPONED_FOR = 10.0
+"""Seconds after which a server is looked at again for which there was no room."""
 LOST_AFTER = 120.0
 """Seconds after which a server is looked at again whose look never ended: the process did."""
-PORTS = 4
-"""Ports of one address that are looked at in the time between two looks: nobody has discovery look for open ones."""
-PROOFS = 32
-"""Proofs that one address is asked for in that time."""
 PROVED_FOR = 3600.0
 """Seconds for which a proof is good."""
 UNLISTED_AFTER = 3
 """Looks in a row after which a server is not listed any more that was not there."""
 TRIES = 6
 """Looks in a row after which a quiet server is not looked at any more before its entry is posted again."""
-LOOK_TIMEOUT = 3.0
-"""Seconds for resolving a name."""
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?")
 LOOKS_IN_TTL = 3
 """How often a quiet server is looked at in the time after which it is no longer listed."""
@@ -103,6 +99,14 @@ def _read(address: str) -> tuple[Address | None, str, int] | None:
     return number, host, port
 
 
+class _Way(NamedTuple):
+    """An address as a number, a port, and who has posted it."""
+
+    number: str
+    port: int
+    place: str
+
+
 _Target = tuple[str, int, str]
 """An address as a number, a port, and the key whose proof is asked for; empty: whoever is there."""
 
@@ -147,9 +151,12 @@ class Looks:
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._results: OrderedDict[_Target, tuple[float, str]] = OrderedDict()
         self._proved: OrderedDict[_Target, float] = OrderedDict()
-        self._pending: dict[_Target, list[Deferred[str]]] = {}
-        self._addresses: OrderedDict[str, tuple[float, set[int], int]] = OrderedDict()
-        self._semaphore = DeferredSemaphore(AT_ONCE)
+        self._pending: dict[_Target, list[Deferred[str | None]]] = {}
+        self._allowance = Allowance(ttl / LOOKS_IN_TTL)
+        self._names = Names(reactor)
+        self._hosts = Hosts(2 * PROVED_FOR)
+        self._turn, self._own_turn = DeferredSemaphore(AT_ONCE), DeferredSemaphore(AT_ONCE_OWN)
+        self._turns: dict[str, DeferredSemaphore] = {}
         self.looked = 0
 
     def start(self) -> None:
@@ -199,29 +206,37 @@ class Looks:
             return
         if entry.server is None:
             return
-        why = await self._why_not(entry, due.place, due.refreshes)
+        address = entry.server.address
+        try:
+            why = await self._why_not(entry, due.place, due.refreshes)
+        except Postponed:
+            await self._store.seen(entry.static, address, None, self._now() + POSTPONED_FOR)
+            return
         now = self._now()
         if not why:
             if self._failures.pop(entry.static, 0) >= UNLISTED_AFTER:
                 _log.info("server {key} is there again", key=entry.static)
             next_look = now + (PROVED_FOR if due.refreshes else self._ttl / LOOKS_IN_TTL)
-            await self._store.seen(entry.static, now, next_look, self._lasts)
+            await self._store.seen(entry.static, address, now, next_look, self._lasts)
             return
         failures = self._failures.pop(entry.static, 0) + 1
         if failures == 1:
             _log.info("server {key} is not there: {why}", key=entry.static, why=why)
-        _remember(self._failures, entry.static, failures)
+        remember(self._failures, entry.static, failures)
         listed = failures < UNLISTED_AFTER
         if failures >= TRIES and not due.refreshes:
             self._failures.pop(entry.static, None)
-            await self._store.seen(entry.static, None, NEVER, listed=False)
+            await self._store.seen(entry.static, address, None, NEVER, listed=False)
             return
         longest = LONGEST_REFRESHING if due.refreshes else LONGEST
         delay = min(longest, self._ttl / LOOKS_IN_TTL * 2 ** min(failures - 1, 20))
-        await self._store.seen(entry.static, None, now + delay, listed=listed)
+        await self._store.seen(entry.static, address, None, now + delay, listed=listed)
 
     async def _why_not(self, entry: Entry, place: str, refreshes: bool) -> str:
-        """Why a server is not there; empty: it is."""
+        """Why a server is not there; empty: it is.
+
+        :raises Postponed: it cannot be looked at now.
+        """
         assert entry.server is not None
         found = _read(entry.server.address)
         if found is None:
@@ -229,78 +244,92 @@ class Looks:
         number, host, port = found
         kinds = _kinds(place, self._anywhere)
         # what is connected to is the number, never a text that somebody wrote
-        candidates = [number] if number is not None else await self._resolve(host)
-        numbers = [str(one) for one in candidates if kind_of(one) in kinds]
+        candidates = [number] if number is not None else await self._names.resolve(host, place)
+        numbers = [one for one in candidates if kind_of(one) in kinds]
         if not numbers:
             return "its address is not one that is looked at for who posted it" if candidates else "no such host"
         why = ""
         for one in numbers[:2]:
-            why = await self._ask(one, port, entry, refreshes)
+            why = await self._ask(_Way(str(one), port, place), entry, refreshes)
             if not why:
+                if number is None:
+                    self._names.led_to_a_server(host, [one])
                 break
         return why
 
-    async def _ask(self, number: str, port: int, entry: Entry, refreshes: bool) -> str:
+    async def _ask(self, way: _Way, entry: Entry, refreshes: bool) -> str:
         """By a proof, if one is due, or by a connection."""
-        target = number, port, entry.static
+        target = way.number, way.port, entry.static
         now = self._reactor.seconds()
-        if not refreshes and now - self._proved.get(target, -PROVED_FOR) < PROVED_FOR:
-            return await self._once((number, port, ""), lambda: self._try(number, port, None))
-        why = await self._once(target, lambda: self._prove(number, port, entry))
+        proved = self._proved.get(target)
+        known = proved is not None
+        if not refreshes and proved is not None and now - proved < PROVED_FOR:
+            return await self._once((way.number, way.port, ""), way, known, lambda: self._try(way, None))
+        why = await self._once(target, way, known, lambda: self._prove(way, entry))
+        if not why and not self._hosts.has_room(way.number, entry.static, now):
+            return "there are as many servers at its address as may be"
         if not why:
-            _remember(self._proved, target, now)
+            remember(self._proved, target, now)
         return why
 
-    async def _once(self, target: _Target, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
-        """As an earlier look, or one under way, found it, or by a new one."""
-        number, port, _ = target
+    async def _once(self, target: _Target, way: _Way, known: bool, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
+        """As an earlier look, or one under way, found it, or by a new one.
+
+        :param known: it has proved its key there before.
+        """
         now = self._reactor.seconds()
-        for known in (target, (number, port, "")):
-            at, why = self._results.get(known, (-self._ttl, ""))
+        anybody = way.number, way.port, ""
+        for one in (target, anybody):
+            at, why = self._results.get(one, (-self._ttl, ""))
             # that somebody is there does not say that it is who is looked for
-            if now - at < self._ttl / LOOKS_IN_TTL and (known == target or why):
+            if now - at < self._ttl / LOOKS_IN_TTL and (one == target or why):
                 return why
         waiting = self._pending.get(target)
         if waiting is not None:
-            shared: Deferred[str] = Deferred()
+            shared: Deferred[str | None] = Deferred()
             waiting.append(shared)
-            return await shared
-        if not self._allows(number, port, now):
-            return "too many servers are said to be at its address"
+            said = await shared
+            if said is None:
+                raise Postponed("another look at it came to nothing")
+            return said
+        self._allowance.take(way.number, way.port, way.place, known=known, now=now)
         self._pending[target] = []
-        why = "it was not asked"
+        found: str | None = None
         try:
-            await self._semaphore.acquire()
-            try:
-                why = await ask()
-            finally:
-                self._semaphore.release()
+            found = await self._in_turn(way, known, ask)
         finally:
             for shared in self._pending.pop(target):
-                shared.callback(why)
-        _remember(self._results, target, (now, why))
-        return why
+                shared.callback(found)
+        remember(self._results, target, (now, found))
+        return found
 
-    def _allows(self, number: str, port: int, now: float) -> bool:
-        since, ports, looks = self._addresses.pop(number, (now, set(), 0))
-        if now - since >= self._ttl / LOOKS_IN_TTL:
-            since, ports, looks = now, set(), 0
-        allowed = looks < PROOFS and (port in ports or len(ports) < PORTS)
-        if allowed:
-            ports.add(port)
-            looks += 1
-        _remember(self._addresses, number, (since, ports, looks))
-        return allowed
+    async def _in_turn(self, way: _Way, known: bool, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
+        """Few at a time, and few of them for who posts from one place; what is known has places of its own."""
+        own = known or block_of(way.number) == way.place
+        turns = self._turns.setdefault(way.place, DeferredSemaphore(AT_ONCE_OF_PLACE))
+        await turns.acquire()
+        try:
+            semaphore = self._own_turn if own else self._turn
+            await semaphore.acquire()
+            try:
+                return await ask()
+            finally:
+                semaphore.release()
+        finally:
+            turns.release()
+            if turns.tokens == AT_ONCE_OF_PLACE and not turns.waiting:
+                self._turns.pop(way.place, None)
 
-    async def _prove(self, number: str, port: int, entry: Entry) -> str:
+    async def _prove(self, way: _Way, entry: Entry) -> str:
         why = "nothing is known that it might speak"
         for opening in openings_of(entry, self._openings):
-            why = await self._try(number, port, opening(entry.key))
-            if not why or (number, port, "") in self._results:
+            why = await self._try(way, opening(entry.key))
+            if not why or (way.number, way.port, "") in self._results:
                 break
         return why
 
-    async def _try(self, number: str, port: int, opening: Opening | None) -> str:
+    async def _try(self, way: _Way, opening: Opening | None) -> str:
+        number, port = way.number, way.port
         self.looked += 1
         self._results.pop((number, port, ""), None)
         try:
@@ -315,36 +344,12 @@ class Looks:
             _log.debug("{host}:{port} is not there: {error!r}", host=number, port=port, error=error)
             why = f"{number}:{port}: {str(error) or type(error).__name__}"
             if isinstance(error, ConnectError):
-                _remember(self._results, (number, port, ""), (self._reactor.seconds(), why))
+                remember(self._results, (number, port, ""), (self._reactor.seconds(), why))
             return why
         return ""
 
-    async def _resolve(self, host: str) -> list[Address]:
-        found: list[str] = []
-        done: Deferred[None] = Deferred()
 
-        @implementer(IResolutionReceiver)
-        class Receiver:
-            def resolutionBegan(self, resolution: Any) -> None:
-                """The addresses follow."""
-
-            def addressResolved(self, address: Any) -> None:
-                if isinstance(address, IPv4Address | IPv6Address):
-                    found.append(address.host)
-
-            def resolutionComplete(self) -> None:
-                if not done.called:
-                    done.callback(None)
-
-        try:
-            self._reactor.nameResolver.resolveHostName(Receiver(), host)
-            await done.addTimeout(LOOK_TIMEOUT, self._reactor)
-        except Exception:
-            return []
-        return [number for one in found if (number := literal(one)) is not None]
-
-
-def _remember(known: OrderedDict[Any, Any], name: Any, value: Any) -> None:
+def remember(known: OrderedDict[Any, Any], name: Any, value: Any) -> None:
     """As the newest of at most ``MAX_REMEMBERED``."""
     known.pop(name, None)
     known[name] = value

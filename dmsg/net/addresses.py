@@ -25,7 +25,7 @@ def parse_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or len(port) > 5 or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise DmsgError(f"{address[:80]!r} is not HOST:PORT")
     return host, int(port)
 

@@ -5,26 +5,35 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet import reactor
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
 from twisted.internet.error import ConnectionRefusedError
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from dmsg.discovery import proof
+from dmsg.discovery import looks as looks_module
+from dmsg.discovery import manners, proof
 from dmsg.discovery.entry import Entry, ServerMeta
 from dmsg.discovery.looks import (
     AT_ONCE,
-    IN_ROUND,
+    AT_ONCE_OF_PLACE,
     LONGEST_REFRESHING,
     LOOK_EVERY,
-    PORTS,
-    PROOFS,
     PROVED_FOR,
     TRIES,
     UNLISTED_AFTER,
     Looks,
     may_look,
+)
+from dmsg.discovery.manners import (
+    OWN_LOOKS,
+    PORTS,
+    PORTS_OF_PLACE,
+    PROOFS_OF_PLACE,
+    RESOLVING_OF_PLACE,
+    Names,
+    Postponed,
 )
 from dmsg.discovery.proof import Opening, reach
 from dmsg.discovery.store import MemoryStore, Terms
@@ -196,12 +205,78 @@ class LooksTests(SynchronousTestCase):
         self.assertLess(len(self.reached), 10)
 
     def test_an_address_that_many_entries_name_is_asked_so_often(self) -> None:
-        """Or entries would be a way to have discovery flood somebody."""
+        """Or entries would be a way to have discovery flood somebody.  Others have their part."""
         for number in range(100):
             self.post(server(number))
         self.advance(30.0)
-        self.assertEqual(len(self.reached), PROOFS)
-        self.assertEqual(self.listed(), PROOFS)
+        self.assertEqual((len(self.reached), self.listed()), (PROOFS_OF_PLACE, PROOFS_OF_PLACE))
+        self.post(server(100), place="2.2.2.2")
+        self.advance(5.0)
+        self.assertEqual(self.listed(), PROOFS_OF_PLACE + 1)
+
+    def test_who_posts_from_where_the_server_is(self) -> None:
+        """Has looks of his own, whatever others say is there."""
+        for number in range(400):
+            self.post(server(number, f"8.8.8.8:{number + 1}"), place=f"1.1.1.{number % 50}")
+        self.advance(5.0)
+        self.assertLessEqual(len(self.reached), PORTS)
+        self.post(server(500, "8.8.8.8:7777"), place="8.8.8.8")
+        self.advance(5.0)
+        self.assertEqual(self.reached[-1], ("8.8.8.8", 7777))
+        for number in range(600, 700):
+            self.post(server(number, "8.8.8.8:7777"), place="8.8.8.8")
+        self.advance(5.0)
+        self.assertLessEqual(self.reached.count(("8.8.8.8", 7777)), OWN_LOOKS + PROOFS_OF_PLACE)
+
+    def test_what_is_listed_is_not_unlisted_by_what_others_say(self) -> None:
+        """Ports that somebody names at its host; its looks are postponed, which says nothing of it."""
+        self.post(server(1, "8.8.8.8:1", version="0.0.1+relay1"), refreshes=True)
+        self.advance(5.0)
+        self.assertEqual(self.available(), 1)
+        for number in range(2, 400):
+            self.post(server(number, f"8.8.8.8:{number}"), place=f"1.1.1.{number % 50}")
+        for sequence in range(1, 200):
+            self.post(server(1, "8.8.8.8:1", sequence=sequence, version="0.0.1+relay1"), refreshes=True)
+            self.advance(30.0)
+        self.assertEqual(self.available(), 1)
+        self.assertGreater(self.reached.count(("8.8.8.8", 1)), 1)
+
+    def test_one_place_has_few_at_a_time(self) -> None:
+        """Servers that take connections and say nothing keep nobody else waiting."""
+        waiting: list[tuple[str, int]] = []
+
+        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
+            if host.startswith("8.8.8."):
+                waiting.append((host, port))
+                return Deferred()
+            return self.reach(host, port, opening)
+
+        self.looks._reach = reach
+        for number in range(200):
+            self.post(server(number, f"8.8.8.{number}:1"))
+        self.post(server(300, "8.8.4.4:1"), place="2.2.2.2")
+        self.advance(5.0)
+        self.assertEqual((len(waiting), self.listed()), (AT_ONCE_OF_PLACE, 1))
+
+    def test_a_look_that_is_over_when_the_server_has_moved(self) -> None:
+        """It says nothing of where it is now."""
+        looks: list[Deferred[Any]] = []
+
+        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
+            if host == "8.8.8.8":
+                looks.append(Deferred())
+                return looks[-1]
+            return fail(HandshakeError("another key"))
+
+        self.looks._reach = reach
+        self.post(server(1, "8.8.8.8:1", version="0.0.1+relay1"), refreshes=True)
+        self.advance(5.0)
+        self.post(server(1, "10.0.0.1:80", sequence=1, version="0.0.1+relay1"), refreshes=True)
+        looks[0].callback(None)
+        self.advance(5.0)
+        self.assertEqual(self.available(), 0)
+        self.advance(60.0)
+        self.assertEqual(self.successResultOf(self.store.available(10, 0.0)), [])
 
     def test_an_address_where_nobody_is_is_connected_to_once(self) -> None:
         self.there = False
@@ -211,10 +286,9 @@ class LooksTests(SynchronousTestCase):
         self.assertEqual(len(self.reached), 1)
 
     def test_few_at_a_time(self) -> None:
-        for number in range(200):
-            self.post(server(number, f"8.8.8.{number}:1"))
-        for number in range(200, 500):
-            self.post(server(number, f"8.8.4.{number - 200}:1"))
+        self.patch(looks_module, "IN_ROUND", 300)
+        for number in range(500):
+            self.post(server(number, f"8.8.{number // 200}.{number % 200}:1"), place=f"1.1.1.{number % 50}")
         under_way: list[Deferred[Any]] = []
 
         def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
@@ -224,7 +298,7 @@ class LooksTests(SynchronousTestCase):
         self.looks._reach = reach
         self.advance(60.0)
         self.assertEqual(len(under_way), AT_ONCE)
-        self.assertEqual(len(self.looks._under_way), IN_ROUND)
+        self.assertEqual(len(self.looks._under_way), 300)
         under_way[0].callback(None)
         self.assertEqual(len(under_way), AT_ONCE + 1)
 
@@ -244,7 +318,7 @@ class LooksTests(SynchronousTestCase):
         for number in range(50):
             self.post(server(number, f"8.8.8.8:{number + 1}"))
         self.advance(LOOK_EVERY)
-        self.assertEqual(len(self.reached), PORTS)
+        self.assertEqual(len(self.reached), PORTS_OF_PLACE)
 
     def test_spellings_of_one_address_are_one(self) -> None:
         self.there = False
@@ -280,6 +354,61 @@ class LooksTests(SynchronousTestCase):
         self.store.due = due  # type: ignore[method-assign]
         self.advance(LOOK_EVERY * 2)
         self.assertEqual(len(self.reached), 1)
+
+
+class NamesTests(SynchronousTestCase):
+    """A resolver that answers when the test says."""
+
+    def setUp(self) -> None:
+        self.clock: Any = Clock()
+        self.asked: list[tuple[Any, str]] = []
+        self.clock.nameResolver = self
+        self.names = Names(self.clock)
+
+    def resolveHostName(self, receiver: Any, host: str) -> None:
+        self.asked.append((receiver, host))
+
+    def resolve(self, host: str, place: str) -> Deferred[Any]:
+        return Deferred.fromCoroutine(self.names.resolve(host, place))
+
+    def answer(self, *addresses: str) -> None:
+        receiver, _ = self.asked.pop(0)
+        for address in addresses:
+            receiver.addressResolved(IPv4Address("TCP", address, 0))
+        receiver.resolutionComplete()
+
+    def test_names_that_take_long_keep_few_threads(self) -> None:
+        """One that nobody waits for any more keeps its place: its thread is busy."""
+        slow = [self.resolve(f"{number}.slow", "1.1.1.1") for number in range(50)]
+        self.assertEqual(len(self.asked), RESOLVING_OF_PLACE)
+        for one in slow[RESOLVING_OF_PLACE:]:
+            self.failureResultOf(one, Postponed)
+        self.clock.advance(manners.NAME_TIMEOUT)
+        self.failureResultOf(slow[0], Postponed)
+        self.failureResultOf(self.resolve("more.slow", "1.1.1.1"), Postponed)
+        honest = self.resolve("honest.example", "2.2.2.2")
+        self.assertEqual(self.asked[-1][1], "honest.example")
+        self.asked = self.asked[-1:] + self.asked[:-1]
+        self.answer("8.8.8.8")
+        self.assertEqual([str(one) for one in self.successResultOf(honest)], ["8.8.8.8"])
+        self.answer()
+        self.assertNoResult(self.resolve("more.slow", "1.1.1.1"))
+
+    def test_a_name_that_led_to_a_server(self) -> None:
+        """While there is no room the server is looked for where it was."""
+        first = self.resolve("honest.example", "2.2.2.2")
+        self.answer("8.8.8.8")
+        addresses = self.successResultOf(first)
+        self.names.led_to_a_server("honest.example", addresses)
+        for number in range(manners.RESOLVING):
+            self.resolve(f"{number}.slow", f"1.1.1.{number}")
+        self.assertEqual(self.successResultOf(self.resolve("honest.example", "2.2.2.2")), addresses)
+        self.failureResultOf(self.resolve("other.example", "2.2.2.2"), Postponed)
+
+    def test_there_is_no_such_name(self) -> None:
+        none = self.resolve("none.example", "2.2.2.2")
+        self.answer()
+        self.assertEqual(self.successResultOf(none), [])
 
 
 class ProofTests(TestCase):

@@ -16,6 +16,7 @@ from zope.interface.verify import verifyObject
 from dmsg.discovery.entry import ClientMeta, Deletion, Entry, EntryInvalid, ServerMeta, time_order
 from dmsg.discovery.store import (
     OVERHEAD,
+    ROOM_AT_ONCE,
     TOMBSTONE_TTL,
     Due,
     IEntryStore,
@@ -167,9 +168,9 @@ class StoreMixin:
         self.assertEqual(set(await self.store.quiet(10, 0.0)), set(quiet))
         self.assertEqual(len(set(await self.store.quiet(2, 0.0))), 2)
         self.assertEqual(await self.store.quiet(10, 3.5), [])
-        await self.store.seen(server_entry(1).static, 100.0, 200.0)
-        await self.store.seen(server_entry(2).static, None, 200.0)
-        await self.store.seen(server_entry(0).static, 100.0, 200.0)
+        await self.store.seen(server_entry(1).static, "h:1", 100.0, 200.0)
+        await self.store.seen(server_entry(2).static, "h:1", None, 200.0)
+        await self.store.seen(server_entry(0).static, "h:1", 100.0, 200.0)
         self.assertEqual(await self.store.quiet(10, 3.5), [server_entry(1).to_json()])
         # it refreshes now
         await self.store.post(server_entry(1, 1), 101.0)
@@ -201,9 +202,9 @@ class StoreMixin:
         await self.store.post(one, 10.0, UNCHECKED)
         self.assertEqual(await self.store.available(10, 0.0), [])
         self.assertEqual(await self.store.listed([one.static], 0.0), [])
-        await self.store.seen(one.static, None, 20.0)
+        await self.store.seen(one.static, "h:1", None, 20.0)
         self.assertEqual(await self.store.available(10, 0.0), [])
-        await self.store.seen(one.static, 12.0, 100.0)
+        await self.store.seen(one.static, "h:1", 12.0, 100.0)
         self.assertEqual(await self.store.available(10, 0.0), [one.to_json()])
         self.assertEqual(await self.store.listed([server_entry(9).static, one.static], 0.0), [one.to_json()])
         await self.store.post(server_entry(1, 1), 40.0, UNCHECKED)
@@ -212,17 +213,25 @@ class StoreMixin:
         self.assertEqual(await self.store.listed([one.static], 40.5), [])
         self.assertEqual(await self.store.due(10, 99.0, 200.0), [])
         # not there once, and then not for good
-        await self.store.seen(one.static, None, 100.0)
+        await self.store.seen(one.static, "h:1", None, 100.0)
         self.assertEqual(len(await self.store.available(10, 0.0)), 1)
-        await self.store.seen(one.static, None, 100.0, listed=False)
+        await self.store.seen(one.static, "h:1", None, 100.0, listed=False)
         self.assertEqual(await self.store.available(10, 0.0), [])
         await self.store.post(server_entry(1, 2), 50.0, UNCHECKED)
         self.assertEqual(await self.store.available(10, 0.0), [])
-        await self.store.seen(one.static, 60.0, 300.0)
+        await self.store.seen(one.static, "h:1", 60.0, 300.0)
         self.assertEqual(await self.store.available(10, 0.0), [server_entry(1, 2).to_json()])
-        # it has moved
-        moved = Entry("0.0.1", 3, 9, one.static, server=ServerMeta("h:2", 5))
+        # full for a while
+        await self.store.post(server_entry(1, 3, free=0), 61.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.post(server_entry(1, 4), 62.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [server_entry(1, 4).to_json()])
+        # it has moved: what is found out about where it was says nothing
+        moved = Entry("0.0.1", 5, 9, one.static, server=ServerMeta("h:2", 5))
         await self.store.post(moved, 70.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.seen(one.static, "h:1", 70.0, 1000.0)
+        await self.store.seen(one.static, "h:1", None, 1000.0)
         self.assertEqual(await self.store.available(10, 0.0), [])
         self.assertEqual(await self.store.due(10, 70.0, 100.0), [Due(moved.to_json(), "", True)])
 
@@ -231,11 +240,11 @@ class StoreMixin:
         one = server_entry(1)
         await self.store.post(one, 10.0, Terms(refreshes=False, checked=False))
         self.assertEqual(await self.store.quiet(10, 0.0), [])
-        await self.store.seen(one.static, 12.0, 100.0)
+        await self.store.seen(one.static, "h:1", 12.0, 100.0)
         self.assertEqual(await self.store.due(10, 100.0, 100.0), [Due(one.to_json(), "", False)])
         self.assertEqual(await self.store.quiet(10, 12.0), [one.to_json()])
         self.assertEqual(await self.store.available(10, 0.0), [])
-        await self.store.seen(one.static, None, 100.0, listed=False)
+        await self.store.seen(one.static, "h:1", None, 100.0, listed=False)
         self.assertEqual(await self.store.quiet(10, 0.0), [])
 
     @asynchronous
@@ -295,6 +304,18 @@ class StoreMixin:
         await self.refused(self.store.get(server_entry(3).static), EntryNotFound)
 
     @asynchronous
+    async def test_much_less_room_than_before(self) -> None:
+        """As after a start with another limit: some go at a time, the rest in later sweeps."""
+        for number in range(ROOM_AT_ONCE + 20):
+            await self.store.post(server_entry(number), float(number), Terms(place=f"p{number % 3}"))
+        self.store._limit = 10 * (len(server_entry(0).to_json()) + OVERHEAD)
+        await self.store.post(client_entry(), 1000.0)
+        self.assertEqual(await self.store.count(), 21)
+        self.assertEqual(await self.store.sweep(0.0, 10), 0)
+        self.assertLessEqual(await self.store.count(), 10)
+        self.assertLessEqual(await self.store.size(), self.store._limit)
+
+    @asynchronous
     async def test_entries_end(self) -> None:
         """Unless they are posted again; a quiet server when it is not seen any more."""
         dropped: list[tuple[str, str, int]] = []
@@ -305,8 +326,8 @@ class StoreMixin:
         await self.store.post(server_entry(3), 0.0)
         self.assertEqual(await self.store.sweep(49.0, 10), 0)
         await self.store.post(client_entry(1, 2), 40.0, Terms(place="p", lasts=100.0))
-        await self.store.seen(server_entry(1).static, 30.0, 60.0, 50.0)
-        await self.store.seen(server_entry(1).static, None, 60.0, 500.0)
+        await self.store.seen(server_entry(1).static, "h:1", 30.0, 60.0, 50.0)
+        await self.store.seen(server_entry(1).static, "h:1", None, 60.0, 500.0)
         self.assertEqual(await self.store.sweep(50.0, 10), 1)
         self.assertEqual(await self.store.sweep(79.0, 10), 0)
         self.assertEqual(await self.store.sweep(80.0, 10), 1)

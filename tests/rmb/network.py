@@ -199,9 +199,10 @@ class RmbCase(TestCase):
         client.startService()
         return client
 
-    async def until(self, condition: Any, seconds: float = 10.0) -> None:
-        for _ in range(int(seconds / 0.01)):
-            if condition():
-                return
+    async def until(self, condition: Any, seconds: float = 30.0) -> None:
+        """Wait for something to become true.  The time is for a machine that has other things to do."""
+        deadline = reactor.seconds() + seconds  # type: ignore[attr-defined]
+        while not condition():
+            if reactor.seconds() > deadline:  # type: ignore[attr-defined]
+                self.fail(f"that did not come about within {seconds:g} s")
             await pause(0.01)
-        self.fail("that did not come about")

@@ -13,6 +13,7 @@ it is posted again.
 from dmsg.discovery.store.base import (
     KINDS,
     OVERHEAD,
+    ROOM_AT_ONCE,
     TOMBSTONE_TTL,
     Dropped,
     Due,
@@ -29,6 +30,7 @@ __all__ = [
     "KINDS",
     "OVERHEAD",
     "REDIS_PATIENCE",
+    "ROOM_AT_ONCE",
     "STORE_LIMIT",
     "TOMBSTONE_TTL",
     "Dropped",

@@ -15,7 +15,9 @@ from dmsg.errors import DmsgError
 
 NEVER = 1e18
 """Seconds since 1970."""
-OVERHEAD = 1024
+ROOM_AT_ONCE = 100
+"""Entries that make room at a time, where there is too much in all: the rest in the next sweep, or POST."""
+OVERHEAD = 1536
 """Bytes that an entry takes beside its JSON, and that a deleted one takes."""
 TOMBSTONE_TTL = 86400.0
 """Seconds for which it is remembered that an entry was deleted, so that nobody posts it again."""
@@ -102,9 +104,12 @@ class IEntryStore(Interface):
         It is time for them again at ``next_look``.
         """
 
-    def seen(static: str, at: float | None, next_look: float, lasts: float = ..., listed: bool = ...) -> Deferred[None]:
+    def seen(
+        static: str, target: str, at: float | None, next_look: float, lasts: float = ..., listed: bool = ...
+    ) -> Deferred[None]:
         """A server was there at that time, or was not (None); look at it again at ``next_look``.
 
+        :param target: the address that was looked at; if its entry has another by now, nothing is done.
         :param lasts: seconds for which a quiet one that was there is kept at least.
         :param listed: one that was not there stays listed if it is; else it is not before it was there again.
         """

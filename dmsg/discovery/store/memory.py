@@ -15,6 +15,7 @@ from dmsg.discovery.entry import Deletion, Entry, EntryInvalid, Head, check_dele
 from dmsg.discovery.store.base import (
     NEVER,
     OVERHEAD,
+    ROOM_AT_ONCE,
     TOMBSTONE_TTL,
     Dropped,
     Due,
@@ -108,7 +109,10 @@ class MemoryStore:
             self._looks.put(static, look_at)
             if checked:
                 self._list(static, kept, now)
-        self._make_room(terms)
+        place = self._places[terms.place]
+        while place.size > terms.most:
+            self._drop(next(iter(place.statics)), "address")
+        self._make_room()
         return succeed(first)
 
     def get(self, static: str) -> Deferred[bytes]:
@@ -150,9 +154,9 @@ class MemoryStore:
         return succeed([Due(one.json or b"", one.place, one.refreshes) for one in kept])
 
     def seen(
-        self, static: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
+        self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
     ) -> Deferred[None]:
-        if static not in self._looks:
+        if static not in self._looks or self._kept[static].target != target:
             return succeed(None)
         self._looks.put(static, next_look)
         kept = self._kept[static]
@@ -173,6 +177,7 @@ class MemoryStore:
         while swept < most and (first := self._ends.first()) is not None and self._ends.rank(first) <= now:
             self._drop(first, "ended")
             swept += 1
+        self._make_room()
         return succeed(swept)
 
     def count(self) -> Deferred[int]:
@@ -226,11 +231,9 @@ class MemoryStore:
             del self._places[name]
             self._greediest.remove(name)
 
-    def _make_room(self, terms: Terms) -> None:
-        place = self._places[terms.place]
-        while place.size > terms.most:
-            self._drop(next(iter(place.statics)), "address")
-        while self._size > self._limit:
+    def _make_room(self) -> None:
+        room = ROOM_AT_ONCE
+        while self._size > self._limit and (room := room - 1) >= 0:
             greediest = self._greediest.first()
             assert greediest is not None
             self._drop(next(iter(self._places[greediest].statics)), "total")

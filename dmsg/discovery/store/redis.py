@@ -28,6 +28,7 @@ from dmsg.discovery.entry import (
 from dmsg.discovery.store.base import (
     NEVER,
     OVERHEAD,
+    ROOM_AT_ONCE,
     TOMBSTONE_TTL,
     Dropped,
     Due,
@@ -81,7 +82,21 @@ local function drop(name)
   end
   return kept[1], kept[3] or ''
 end
-"""
+local function drop_oldest(reason, whose, answer)
+  local oldest = whose and redis.call('ZRANGE', places .. ':' .. whose, 0, 0)[1]
+  if not oldest then return false end
+  drop(oldest)
+  answer[#answer + 1] = reason
+  answer[#answer + 1] = whose
+  return true
+end
+local function make_room(limit, answer)
+  for _ = 1, ROOM_AT_ONCE do
+    if tonumber(redis.call('GET', size) or 0) <= limit then return end
+    if not drop_oldest('total', redis.call('ZREVRANGE', places, 0, 0)[1], answer) then return end
+  end
+end
+""".replace("ROOM_AT_ONCE", str(ROOM_AT_ONCE))
 _POST = (
     _ROOM
     + """
@@ -115,20 +130,10 @@ redis.call('ZADD', places .. ':' .. place, ARGV[5], KEYS[1])
 redis.call('ZADD', ends, ARGV[14], KEYS[1])
 resize(place, taken)
 local answer = {kind}
-local function drop_oldest(reason, whose)
-  local oldest = whose and redis.call('ZRANGE', places .. ':' .. whose, 0, 0)[1]
-  if not oldest then return false end
-  drop(oldest)
-  answer[#answer + 1] = reason
-  answer[#answer + 1] = whose
-  return true
-end
 while tonumber(redis.call('ZSCORE', places, place) or 0) > most do
-  if not drop_oldest('address', place) then break end
+  if not drop_oldest('address', place, answer) then break end
 end
-while tonumber(redis.call('GET', size) or 0) > limit do
-  if not drop_oldest('total', redis.call('ZREVRANGE', places, 0, 0)[1]) then break end
-end
+make_room(limit, answer)
 return answer
 """
 )
@@ -158,7 +163,9 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', ARGV[1], 'LIMIT'
   answer[#answer + 1] = body and 'ended' or 'deleted'
   answer[#answer + 1] = place
 end
-return answer
+local swept = #answer / 2
+make_room(tonumber(ARGV[3]), answer)
+return {swept, answer}
 """
 )
 _ADOPT = (
@@ -211,6 +218,8 @@ _SEEN = (
     _ROOM
     + """
 if not redis.call('ZSCORE', looks, KEYS[1]) then return end
+local target = redis.call('HGET', KEYS[1], 'target')
+if target and target ~= ARGV[5] then return end
 redis.call('ZADD', looks, ARGV[2], KEYS[1])
 if ARGV[1] == '' then
   if ARGV[4] == '0' then
@@ -378,22 +387,25 @@ class RedisStore:
         return self._run(_DUE, ["looks"], [repr(now), str(most), repr(next_look)]).addCallback(triples)
 
     def seen(
-        self, static: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
+        self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
     ) -> Deferred[None]:
         arguments = [
             "" if at is None else repr(at),
             repr(next_look),
             repr(ends(at or 0.0, lasts)),
             "1" if listed else "0",
+            target,
         ]
         return self._run(_SEEN, [f"entry:{static}", *_KEYS], arguments).addCallback(lambda _: None)
 
     def sweep(self, now: float, most: int) -> Deferred[int]:
-        def swept(answer: list[bytes]) -> int:
-            self._tell(answer)
-            return len(answer) // 2
+        def swept(answer: Any) -> int:
+            number, dropped = answer
+            self._tell(dropped)
+            return int(number)
 
-        return self._run(_SWEEP, ["entry:", *_KEYS], [repr(now), str(most)]).addCallback(swept)
+        arguments = [repr(now), str(most), repr(self._limit)]
+        return self._run(_SWEEP, ["entry:", *_KEYS], arguments).addCallback(swept)
 
     def counts(self) -> Deferred[dict[str, int]]:
         def counted(found: dict[Any, Any]) -> dict[str, int]:

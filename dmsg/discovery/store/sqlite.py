@@ -27,6 +27,7 @@ from dmsg.discovery.store.base import (
     KINDS,
     NEVER,
     OVERHEAD,
+    ROOM_AT_ONCE,
     TOMBSTONE_TTL,
     Dropped,
     Due,
@@ -60,8 +61,10 @@ _COLUMNS = (
     "checked INTEGER NOT NULL DEFAULT 1",
 )
 _INDICES = (
-    "CREATE INDEX IF NOT EXISTS servers ON entries (posted) WHERE listable",
+    "DROP INDEX IF EXISTS servers",
     "DROP INDEX IF EXISTS looks",
+    "CREATE INDEX IF NOT EXISTS live ON entries (posted) WHERE listable AND NOT quiet AND checked",
+    "CREATE INDEX IF NOT EXISTS live_quiet ON entries (seen) WHERE listable AND quiet AND checked",
     "CREATE INDEX IF NOT EXISTS looking ON entries (look_at) WHERE listable",
     "CREATE INDEX IF NOT EXISTS oldest ON entries (place, posted)",
     "CREATE INDEX IF NOT EXISTS ending ON entries (ends)",
@@ -178,7 +181,10 @@ class SQLiteStore:
                         checked,
                     ),
                 )
-                dropped = self._make_room(terms)
+                while self._one("SELECT size FROM places WHERE place = ?", terms.place) > terms.most:
+                    self._drop_oldest(terms.place)
+                    dropped.append(("address", terms.place))
+                dropped += self._make_room()
         except (EntryInvalid, sqlite3.Error):
             return fail()
         self._tell(dropped)
@@ -189,23 +195,20 @@ class SQLiteStore:
         if terms.checked:
             return True, NEVER
         row = self._db.execute(
-            "SELECT checked, look_at FROM entries WHERE static = ? AND listable AND target IN ('', ?)",
+            "SELECT checked, look_at FROM entries WHERE static = ? AND json IS NOT NULL AND target = ?",
             (entry.static, target(entry)),
         ).fetchone()
         if row is None:
             return False, now
         return bool(row[0]), row[1] if terms.refreshes else now
 
-    def _make_room(self, terms: Terms) -> list[tuple[str, str]]:
-        """Drop what is too much.
+    def _make_room(self) -> list[tuple[str, str]]:
+        """Drop what is too much in all, some of it at a time.
 
         :returns: reason and place of each.
         """
-        dropped = []
-        while self._one("SELECT size FROM places WHERE place = ?", terms.place) > terms.most:
-            self._drop_oldest(terms.place)
-            dropped.append(("address", terms.place))
-        while self._one("SELECT size FROM total") > self._limit:
+        dropped: list[tuple[str, str]] = []
+        while len(dropped) < ROOM_AT_ONCE and self._one("SELECT size FROM total") > self._limit:
             row = self._db.execute("SELECT place FROM places ORDER BY size DESC LIMIT 1").fetchone()
             self._drop_oldest(row[0])
             dropped.append(("total", row[0]))
@@ -246,15 +249,16 @@ class SQLiteStore:
 
     def available(self, most: int, since: float) -> Deferred[list[bytes]]:
         rows = self._db.execute(
-            "SELECT json FROM entries WHERE listable AND NOT quiet AND checked AND posted >= ? "
-            "ORDER BY random() LIMIT ?",
+            "SELECT json FROM entries WHERE static IN (SELECT static FROM entries "
+            "WHERE listable AND NOT quiet AND checked AND posted >= ? ORDER BY random() LIMIT ?)",
             (since, most),
         ).fetchall()
         return succeed([row[0] for row in rows])
 
     def quiet(self, most: int, since: float) -> Deferred[list[bytes]]:
         rows = self._db.execute(
-            "SELECT json FROM entries WHERE listable AND quiet AND checked AND seen >= ? ORDER BY random() LIMIT ?",
+            "SELECT json FROM entries WHERE static IN (SELECT static FROM entries "
+            "WHERE listable AND quiet AND checked AND seen >= ? ORDER BY random() LIMIT ?)",
             (since, most),
         ).fetchall()
         return succeed([row[0] for row in rows])
@@ -284,18 +288,19 @@ class SQLiteStore:
         return succeed([Due(body, place, not quiet) for _, body, place, quiet in rows])
 
     def seen(
-        self, static: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
+        self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
     ) -> Deferred[None]:
         if at is None:
             self._db.execute(
-                "UPDATE entries SET look_at = ?, checked = checked AND ? WHERE static = ? AND listable",
-                (next_look, listed, static),
+                "UPDATE entries SET look_at = ?, checked = checked AND ? WHERE static = ? AND listable AND target = ?",
+                (next_look, listed, static, target),
             )
         else:
             self._db.execute(
                 "UPDATE entries SET seen = ?, look_at = ?, checked = 1, "
-                "ends = CASE WHEN quiet THEN max(ends, ?) ELSE ends END WHERE static = ? AND listable",
-                (at, next_look, ends(at, lasts), static),
+                "posted = CASE WHEN quiet OR checked THEN posted ELSE ? END, "
+                "ends = CASE WHEN quiet THEN max(ends, ?) ELSE ends END WHERE static = ? AND listable AND target = ?",
+                (at, next_look, at, ends(at, lasts), static, target),
             )
         return succeed(None)
 
@@ -306,8 +311,10 @@ class SQLiteStore:
                     "SELECT static, place, json IS NULL FROM entries WHERE ends <= ? ORDER BY ends LIMIT ?", (now, most)
                 ).fetchall()
                 self._db.executemany("DELETE FROM entries WHERE static = ?", [(static,) for static, _, _ in rows])
+                dropped = self._make_room()
         except sqlite3.Error:
             return fail()
+        self._tell(dropped)
         self._tell([("deleted" if was_deleted else "ended", place) for _, place, was_deleted in rows])
         return succeed(len(rows))
 
@@ -333,8 +340,8 @@ def _prepare(db: sqlite3.Connection) -> None:
     for column in _COLUMNS:
         if column.split()[0] not in there:
             db.execute(f"ALTER TABLE entries ADD COLUMN {column}")
-    if "quiet" not in there:
-        _read_entries_again(db)
+    if "target" not in there:
+        _read_entries_again(db, all_of_them="quiet" not in there)
     if "ends" not in there:
         db.execute(
             "UPDATE entries SET size = ? + coalesce(length(json), 0), "
@@ -362,8 +369,8 @@ def _prepare(db: sqlite3.Connection) -> None:
             db.execute(f"CREATE TRIGGER {trigger}")
 
 
-def _read_entries_again(db: sqlite3.Connection) -> None:
-    """What the first version's file does not say of servers."""
+def _read_entries_again(db: sqlite3.Connection, *, all_of_them: bool) -> None:
+    """What earlier versions' files do not say of servers; the first one's nothing but that they are some."""
     for static, body, posted in db.execute(
         "SELECT static, json, posted FROM entries WHERE listable AND json IS NOT NULL"
     ).fetchall():
@@ -371,7 +378,10 @@ def _read_entries_again(db: sqlite3.Connection) -> None:
             entry, _ = decode(bytes(body), Form.GO2019)
         except EntryError:
             continue
+        if not all_of_them:
+            db.execute("UPDATE entries SET target = ? WHERE static = ?", (target(entry), static))
+            continue
         db.execute(
-            "UPDATE entries SET quiet = ?, seen = ?, kind = ? WHERE static = ?",
-            (not features(entry.version) & REFRESHING, posted, kind(entry), static),
+            "UPDATE entries SET quiet = ?, seen = ?, kind = ?, target = ? WHERE static = ?",
+            (not features(entry.version) & REFRESHING, posted, kind(entry), target(entry), static),
         )

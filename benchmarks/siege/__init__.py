@@ -1,0 +1,1 @@
+"""Entities under attack, and what those feel who have nothing to do with it."""

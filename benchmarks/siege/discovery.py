@@ -1,0 +1,139 @@
+"""Discovery, with its entries in a file."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from itertools import count
+
+from benchmarks.machine import Entity, away
+from benchmarks.siege.scene import ENEMY, Scene, again, silent, until
+from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta
+from dmsg.keys import SecKey
+
+
+def _request(method: str, path: str, body: bytes = b"") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: discovery\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _ask(connection: socket.socket, request: bytes) -> int:
+    """Its status; the whole answer is read."""
+    connection.sendall(request)
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        data = connection.recv(65536)
+        if not data:
+            raise ConnectionError("no answer")
+        answer += data
+    head, _, body = answer.partition(b"\r\n\r\n")
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            while len(body) < int(line.partition(b":")[2]):
+                body += connection.recv(65536)
+    return int(head.split()[1])
+
+
+def _entry(key: SecKey, size: int = 0) -> Entry:
+    servers = tuple(SecKey.from_seed(b"%d" % number).public.hex() for number in range(size))
+    return Entry("0.0.1", 0, time.time_ns(), key.public.hex(), ClientMeta(servers)).sign(key)
+
+
+def _flood(seconds: float, host: str, port: str, requests: list[bytes]) -> None:
+    """The same requests again and again, a few ahead of the answers."""
+    goes_on = until(seconds)
+
+    def act() -> None:
+        with socket.create_connection((host, int(port)), 5, (ENEMY, 0)) as connection:
+            connection.settimeout(1.0)
+            for number in count():
+                if not goes_on():
+                    return
+                connection.sendall(requests[number % len(requests)])
+                connection.setblocking(False)
+                with suppress(BlockingIOError):
+                    connection.recv(1 << 16)
+                connection.settimeout(1.0)
+
+    again(goes_on, act)
+
+
+def _unsigned(seconds: float, host: str, port: str) -> None:
+    """Entries of 64 KB that nobody has signed."""
+    body = _entry(SecKey.generate(), 900).to_json()
+    _flood(seconds, host, port, [_request("POST", "/discovery/entries", body[:-8] + b'000000"}')])
+
+
+def _signed(seconds: float, host: str, port: str) -> None:
+    """Good entries, each of another key."""
+    keys = [SecKey.generate() for _ in range(3000)]
+    _flood(seconds, host, port, [_request("POST", "/discovery/entries", _entry(key, 60).to_json()) for key in keys])
+
+
+def _fake_servers(seconds: float, host: str, port: str) -> None:
+    """Servers that take connections and say nothing."""
+    trap = socket.create_server((ENEMY, 0), backlog=1024)
+    address = f"{ENEMY}:{trap.getsockname()[1]}"
+    requests = []
+    for _ in range(1000):
+        key = SecKey.generate()
+        entry = Entry("0.0.1+relay1", 0, time.time_ns(), key.public.hex(), server=ServerMeta(address, 1000)).sign(key)
+        requests.append(_request("POST", "/discovery/entries", entry.to_json()))
+    _flood(seconds, host, port, requests)
+
+
+def _lookups(seconds: float, host: str, port: str) -> None:
+    _flood(seconds, host, port, [_request("GET", "/discovery/available_servers")])
+
+
+class DiscoveryScene(Scene):
+    """Somebody who looks an entry up, and clients that come: they look for servers and post their entries."""
+
+    attacks = {
+        "unsigned entries of 64 KB": _unsigned,
+        "signed entries": _signed,
+        "fake servers": _fake_servers,
+        "lookups": _lookups,
+        "unfinished requests": lambda seconds, host, port: silent(
+            seconds, (host, int(port)), b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\n"
+        ),
+    }
+
+    def __init__(self) -> None:
+        self.entity = Entity(
+            "dmsg-discovery", "--listen=tcp:0:interface=127.0.0.1", "--store=sqlite:discovery.sqlite", core=away()
+        )
+        self._where = self.entity.address()
+        self._server = Entity(
+            "dmsg-server",
+            "--listen=tcp:0:interface=127.0.0.1",
+            f"--discovery=http://127.0.0.1:{self._where[1]}",
+            "--key-file=server.key",
+            "--create",
+            core=away(),
+        )
+        self._static = self._server.wait_for(r"server ([0-9a-f]{66}) listens")[1].encode()
+        self._server.wait_for("registered in discovery")
+        key = SecKey.generate()
+        self._connection = socket.create_connection(self._where, 30)
+        _ask(self._connection, _request("POST", "/discovery/entries", _entry(key).to_json()))
+        self._get = _request("GET", f"/discovery/entries/{key.public}")
+
+    def there_and_back(self) -> None:
+        time.sleep(0.005)  # below the limit of one address
+        if _ask(self._connection, self._get) != 200:
+            raise AssertionError("the entry is gone")
+
+    def newcomer(self) -> None:
+        with socket.create_connection(self._where, 5) as connection:
+            post = _request("POST", "/discovery/entries", _entry(SecKey.generate(), 2).to_json())
+            assert _ask(connection, _request("GET", "/discovery/available_servers")) == 200
+            assert _ask(connection, post) == 200
+
+    def words(self) -> list[str]:
+        return [*map(str, self._where)]
+
+    def close(self) -> None:
+        self._connection.close()
+        self._server.stop()
+        self.entity.stop()

@@ -1,0 +1,92 @@
+"""What every scene of the siege is: somebody who is attacked, two who are innocent, somebody new, and enemies.
+
+Enemies come from addresses of their own, 127.0.0.2 and further; who must not suffer
+from them is at 127.0.0.1.  Each attack runs in a process of its own and ends by
+itself.  Traffic goes to loopback only.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any, ClassVar
+
+from benchmarks.machine import Entity, raise_descriptor_limit
+from dmsg.errors import DmsgError
+
+ENEMY = "127.0.0.2"
+LOST = (OSError, DmsgError, EOFError, AssertionError)
+"""How a connection ends that somebody has had enough of."""
+
+Address = tuple[str, int]
+Attack = Callable[..., None]
+"""Called with seconds and the words of :meth:`Scene.words`."""
+
+
+class Scene:
+    """One attacked entity, with default limits.
+
+    :cvar attacks: by the names that the table has.
+    :ivar entity: the process whose memory and CPU time count.
+    """
+
+    attacks: ClassVar[dict[str, Attack]] = {}
+    entity: Entity
+
+    def there_and_back(self) -> None:
+        """What the innocent do all the time; how long it takes is what the table has."""
+        raise NotImplementedError
+
+    def newcomer(self) -> None:
+        """Somebody new comes, gets what he wants, and leaves.  Raises one of ``LOST`` when he does not."""
+        raise NotImplementedError
+
+    def words(self) -> list[str]:
+        """What an attack has to know."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End all processes."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def until(seconds: float) -> Callable[[], bool]:
+    """True for so many seconds."""
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() < end
+
+
+def again(goes_on: Callable[[], bool], act: Callable[[], None]) -> None:
+    """Do it, and again when it is thrown out."""
+    while goes_on():
+        try:
+            act()
+        except LOST:
+            time.sleep(0.02)
+
+
+def silent(seconds: float, where: Address, first: bytes = b"") -> None:
+    """Connections that say nothing, or no more than ``first``, as many as go."""
+    goes_on = until(seconds)
+    most = min(1500, raise_descriptor_limit() - 100)
+    held: list[socket.socket] = []
+    for number in count():
+        if not goes_on():
+            return
+        if len(held) >= most:
+            held.pop(0).close()
+        with suppress(OSError):
+            source = f"127.0.0.{2 + number % 100}"
+            held.append(socket.create_connection(where, 1.0, (source, 0)))
+            if first:
+                held[-1].sendall(first)
+        time.sleep(0.0004)

@@ -1,0 +1,177 @@
+"""How much discovery does to others because of what strangers write into entries.
+
+Whoever posts an entry names an address: connections to it, and questions for its
+name, are counted by address and by who posted.  What cannot be done now is
+postponed, which says nothing of the server.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Any
+
+from attrs import Factory, define
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IResolutionReceiver
+from zope.interface import implementer
+
+from dmsg.net.addresses import Address, block_of, kind_of, literal
+
+PORTS, PORTS_OF_PLACE = 16, 4
+"""Ports of one address that are looked at in a window, in all, and for who posts from one place: nobody has discovery
+look for open ones."""
+PROOFS, PROOFS_OF_PLACE = 32, 8
+"""Looks at one address in a window, in all, and for who posts from one place."""
+OWN_LOOKS = 16
+"""Looks in a window at servers that are posted from that very address."""
+OF_HOST = 32
+"""Servers that may be listed at one public address, or block."""
+RESOLVING, RESOLVING_OF_PLACE = 8, 2
+"""Names that are resolved at a time, in all, and for who posts from one place: each keeps a thread until it is over."""
+NAME_TIMEOUT = 3.0
+"""Seconds for a name."""
+MAX_REMEMBERED = 10_000
+"""Addresses, and names that led to servers."""
+
+
+class Postponed(Exception):
+    """Nothing is known of the server: it is looked at later.  The text says why."""
+
+
+@define
+class _Window:
+    since: float
+    own: int = 0
+    looks: Counter[str] = Factory(Counter)
+    ports: dict[str, set[int]] = Factory(dict)
+
+
+class Allowance:
+    """Looks at addresses.
+
+    :param seconds: of a window.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+
+    def take(self, number: str, port: int, place: str, *, known: bool, now: float) -> None:
+        """One look more.
+
+        :param place: who posted the entry.
+        :param known: the server has proved its key there before.
+        :raises Postponed: in this window there were enough.
+        """
+        block = block_of(number)
+        window = self._windows.pop(block, None)
+        if window is None or now - window.since >= self._seconds:
+            window = _Window(now)
+        self._windows[block] = window
+        if len(self._windows) > MAX_REMEMBERED:
+            self._windows.popitem(last=False)
+        if known:  # of these there are few at one address: OF_HOST
+            return
+        if place == block and window.own < OWN_LOOKS:
+            window.own += 1
+            return
+        ports = window.ports.setdefault(place, set())
+        every = set[int]().union(*window.ports.values())
+        if (
+            window.looks[place] >= PROOFS_OF_PLACE
+            or window.looks.total() >= PROOFS
+            or (port not in ports and len(ports) >= PORTS_OF_PLACE)
+            or (port not in every and len(every) >= PORTS)
+        ):
+            raise Postponed("too many servers are said to be at its address")
+        ports.add(port)
+        window.looks[place] += 1
+
+
+class Names:
+    """Names of servers, as few at a time as do not keep the resolver's threads from others."""
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self._resolving: Counter[str] = Counter()
+        self._good: OrderedDict[str, list[Address]] = OrderedDict()
+
+    def led_to_a_server(self, host: str, addresses: list[Address]) -> None:
+        """While there is no room its server is looked for there."""
+        self._good.pop(host, None)
+        self._good[host] = addresses
+        if len(self._good) > MAX_REMEMBERED:
+            self._good.popitem(last=False)
+
+    async def resolve(self, host: str, place: str) -> list[Address]:
+        """The addresses of a name; none: there is no such name.
+
+        :raises Postponed: there is no room for another, or it takes long.
+        """
+        if self._resolving.total() >= RESOLVING or self._resolving[place] >= RESOLVING_OF_PLACE:
+            known = self._good.get(host)
+            if known is None:
+                raise Postponed("too many names are resolved")
+            return known
+        found: list[str] = []
+        done: Deferred[None] = Deferred()
+        self._resolving[place] += 1
+
+        def over() -> None:
+            self._resolving[place] -= 1
+            if not self._resolving[place]:
+                del self._resolving[place]
+
+        @implementer(IResolutionReceiver)
+        class Receiver:
+            def resolutionBegan(self, resolution: Any) -> None:
+                """The addresses follow."""
+
+            def addressResolved(self, address: Any) -> None:
+                if isinstance(address, IPv4Address | IPv6Address):
+                    found.append(address.host)
+
+            def resolutionComplete(self) -> None:
+                over()  # also of one that nobody waits for any more: its thread was busy until now
+                if not done.called:
+                    done.callback(None)
+
+        try:
+            self._reactor.nameResolver.resolveHostName(Receiver(), host)
+        except Exception:
+            over()
+            return []
+        try:
+            await done.addTimeout(NAME_TIMEOUT, self._reactor)
+        except Exception:
+            known = self._good.get(host)
+            if known is None:
+                raise Postponed("its name takes long to resolve") from None
+            return known
+        return [number for one in found if (number := literal(one)) is not None]
+
+
+class Hosts:
+    """How many servers have proved their keys at one public address: clients are all sent there."""
+
+    def __init__(self, seconds: float) -> None:
+        """:param seconds: after which a server that proved nothing again is forgotten."""
+        self._seconds = seconds
+        self._at: OrderedDict[str, dict[str, float]] = OrderedDict()
+
+    def has_room(self, number: str, static: str, now: float) -> bool:
+        """Whether a server that has proved its key there is not one too many; it is counted then."""
+        address = literal(number)
+        if address is None or kind_of(address) != "public":
+            return True
+        block = block_of(number)
+        there = self._at.pop(block, {})
+        there = {one: at for one, at in there.items() if now - at < self._seconds}
+        room = static in there or len(there) < OF_HOST
+        if room:
+            there[static] = now
+        self._at[block] = there
+        if len(self._at) > MAX_REMEMBERED:
+            self._at.popitem(last=False)
+        return room
