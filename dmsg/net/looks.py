@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections import deque
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
@@ -15,6 +17,8 @@ from dmsg.memory import LOOK_INTERVAL, Holding, Memory
 
 MARKS = 240
 """Looks that are remembered of a holder."""
+LOOKS_BETWEEN = 20
+"""Looks between those at what the process has in all: 5 seconds."""
 TELL_EVERY = 10.0
 """Seconds between lines about what was given up."""
 WORTH_GIVING_BACK = 32 * 1024 * 1024
@@ -28,6 +32,14 @@ def _give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has; 0 where nobody says."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 Holder = TypeVar("Holder", bound=Hashable)
@@ -53,6 +65,9 @@ class Looks(Generic[Holder]):
         self._before: dict[Holder, deque[tuple[int, float]]] = {}
         self._marks: dict[Holder, deque[tuple[int, float]]] = {}
         self._most = 0
+        self._count = 0
+        self._resident = _resident()
+        """Bytes of the process beyond what is held, when it last gave back."""
         self._told_at = -TELL_EVERY
         self._untold = 0
         self._call = LoopingCall(self._look)
@@ -102,6 +117,11 @@ class Looks(Generic[Holder]):
         if held < self._most // 2 and held < self._most - WORTH_GIVING_BACK:
             self._most = held
             _give_back()
+        self._count = (self._count + 1) % LOOKS_BETWEEN
+        if not self._count and _resident() > self._resident + held + WORTH_GIVING_BACK:
+            # not all that takes memory is booked, as what a request needs for a moment
+            _give_back()
+            self._resident = max(0, _resident() - held)
 
     def next_look(self) -> None:
         """Who is not asked about until the next one is forgotten."""

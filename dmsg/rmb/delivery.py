@@ -31,6 +31,8 @@ SPILL_AFTER = 2.0
 """Seconds without confirmation after which the queue keeps a message too."""
 LINE_MESSAGES, LINE_SIZE = 4096, 8 * 1024 * 1024
 """Messages that wait for the window of a connected session, and their bytes; who sends more is held."""
+OVERHEAD = 300
+"""Bytes that a message takes in memory besides its own."""
 FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
 """Unsettled messages of a session, and their bytes, at which it is read from again, after there were too many."""
 FEW_IN_WINDOW = 64
@@ -252,8 +254,8 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """Bytes of its window and its line."""
-        return self._size + self._line_size
+        """Bytes of its window and its line, with what each message takes besides."""
+        return self._size + self._line_size + OVERHEAD * len(self)
 
     def start(self) -> None:
         """Deliver what is in the queue."""

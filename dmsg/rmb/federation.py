@@ -8,14 +8,13 @@ receiver at another of its relays.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from random import Random
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -38,6 +37,12 @@ RETRY_FIRST, RETRY_MOST = 2.0, 30.0
 """Seconds before a message that has to wait is tried again; doubled each time."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
 """Messages under way, and their bytes; what comes beyond goes to the queue at once."""
+PART = 8
+"""Of these for one sender, and of what is offered for one session."""
+PASSED_OVER_FOR = 10.0
+"""Seconds between looks through the whole queue for what was passed over."""
+OFFER_PATIENCE, OFFER_RETRY = 2.0, 0.1
+"""Seconds for which an offer waits until there is room for it, and between looks."""
 MAX_COUNTED = 1000
 """Relays of which successes and errors are counted apart; all others are counted together."""
 REMEMBERED = 1000
@@ -149,12 +154,19 @@ class Federation:
         self._random = random or Random()
         self._slots: Slots[_Item] = Slots()
         self._size = 0
+        self._items_of: Counter[int] = Counter()
+        self._size_of: Counter[int] = Counter()
+        self._passed_over = False
+        """Something in the queue was not taken up, because its sender has his part under way."""
+        self._again_at = 0.0
         self._items: dict[_Item, None] = {}
         self._kept: dict[Any, _Item] = {}
         self._finished_ids: deque[Any] = deque(maxlen=REMEMBERED)
         self._offers: dict[str, _Offers] = {}
         self._offered = 0
-        self._offering: Counter[int] = Counter()
+        self._offering: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
+        self._waiting_offers = 0
+        self._offered_size = 0
         self.not_offered = 0
         """Messages that nobody was asked to take, because too many were offered."""
         self._under_way: set[Deferred[Any]] = set()
@@ -183,29 +195,49 @@ class Federation:
     def offer(self, data: bytes, relays: Iterable[str], whose: int) -> Deferred[Outcome]:
         """Ask each relay once, the best first, whether it has the session connected.
 
-        Where too much is offered already nobody is asked, which is as if nobody had answered.
+        Where too much is offered it waits a little; then nobody is asked, which is as if nobody had answered.
 
         :param whose: the twin that sent it, or that it is for.
         """
-        if self._offering.total() >= MAX_OFFERS or self._offering[whose] >= MAX_OFFERS_OF_TWIN:
-            self.not_offered += 1
-            return succeed(Outcome.FAILED)
-        self._offering[whose] += 1
+        return self._run(self._offer(data, frozenset(relays), whose))
 
-        def done(result: Any) -> Any:
-            self._offering[whose] -= 1
-            if not self._offering[whose]:
-                del self._offering[whose]
-            return result
+    async def _offer(self, data: bytes, relays: frozenset[str], whose: int) -> Outcome:
+        # relays that answer have places of their own
+        offering = self._offering[self._slots.is_quick(relays)]
+        until = self._reactor.seconds() + OFFER_PATIENCE
+        while offering.total() >= MAX_OFFERS or offering[whose] >= MAX_OFFERS_OF_TWIN:
+            if self._reactor.seconds() >= until or self._waiting_offers >= MAX_OFFERED:
+                self.not_offered += 1
+                return Outcome.FAILED
+            self._waiting_offers += 1
+            try:
+                await deferLater(self._reactor, OFFER_RETRY)
+            finally:
+                self._waiting_offers -= 1
+        offering[whose] += 1
+        try:
+            began = self._reactor.seconds()
+            outcome = await self._ask_all(data, relays, only_connected=True)
+            failed = outcome is Outcome.FAILED
+            self._slots.learn(relays, None if failed else self._reactor.seconds() - began)
+            return outcome
+        finally:
+            offering[whose] -= 1
+            if not offering[whose]:
+                del offering[whose]
 
-        return self._run(self._ask_all(data, relays, only_connected=True)).addBoth(done)
-
-    async def _ask_all(self, data: bytes, relays: Iterable[str], *, only_connected: bool) -> Outcome:
+    async def _ask_all(
+        self, data: bytes, relays: Iterable[str], *, only_connected: bool, item: _Item | None = None
+    ) -> Outcome:
         failed = False
         for relay in self._ranker.order(relays, self._now()):
             if self._stopped:
                 return Outcome.FAILED
+            began = self._reactor.seconds()
             code = await self._poster.post(relay, data, only_connected=only_connected)
+            if item is not None and code:
+                # whatever it said: it is there
+                item.answered = self._reactor.seconds() - began
             if code == 202:
                 self._count(self.success, relay)
                 return Outcome.TAKEN
@@ -235,7 +267,7 @@ class Federation:
         :param done: called with an error's text, or None when it was taken.
         """
         item = _Item(message.data, envelope, relays, message, done, self._reactor.seconds())
-        if len(self._items) >= MAX_ITEMS or self._size >= self._max_size:
+        if not self._has_room(item):
             self._only_keep(item)
             return
         self._hold(item)
@@ -256,9 +288,21 @@ class Federation:
         until = life_ends(item.envelope, self._now())
         self._queue.append(FEDERATION, item.data, until, item.envelope.source.twin).addCallbacks(kept, failed)
 
+    def _has_room(self, item: _Item) -> bool:
+        """Also for its sender, of whom the ``PART``-th part of all may be under way."""
+        sender = item.envelope.source.twin
+        return (
+            len(self._items) < MAX_ITEMS
+            and self._size < self._max_size
+            and self._items_of[sender] < MAX_ITEMS // PART
+            and self._size_of[sender] < self._max_size // PART
+        )
+
     def _hold(self, item: _Item) -> None:
         self._items[item] = None
         self._size += len(item.data)
+        self._items_of[item.envelope.source.twin] += 1
+        self._size_of[item.envelope.source.twin] += len(item.data)
 
     def _make_ready(self, item: _Item) -> None:
         self._slots.add(item, item.relays, item.envelope.source.twin)
@@ -299,10 +343,9 @@ class Federation:
             if life(item.envelope, int(self._now())) is None:
                 self._finish(item, EXPIRED)
                 return
-            began, item.asked = self._reactor.seconds(), True
-            outcome = await self._ask_all(item.data, item.relays, only_connected=False)
+            item.asked = True
+            outcome = await self._ask_all(item.data, item.relays, only_connected=False, item=item)
             if outcome is not Outcome.FAILED:
-                item.answered = self._reactor.seconds() - began if not number else math.inf
                 self._finish(item, None if outcome is Outcome.TAKEN else REMOTE + OFFLINE)
                 return
         self._later(item)
@@ -311,6 +354,11 @@ class Federation:
         if self._items.pop(item, self) is self:
             return
         self._size -= len(item.data)
+        sender = item.envelope.source.twin
+        self._items_of[sender] -= 1
+        self._size_of[sender] -= len(item.data)
+        if not self._items_of[sender]:
+            del self._items_of[sender], self._size_of[sender]
         if item.kept is not None:
             self._kept.pop(item.kept, None)
             # an answer that has it as one to take up may be on its way
@@ -393,8 +441,15 @@ class Federation:
             item = _Item(queued.data, envelope, frozenset(), None, self.finished, self._reactor.seconds())
             item.kept = queued.id
             item.next = self._reactor.seconds()
-            self._hold(item)
-            self._kept[queued.id] = item
+            if self._has_room(item):
+                self._hold(item)
+                self._kept[queued.id] = item
+            else:
+                self._passed_over = True
+        if not batch and self._passed_over and self._reactor.seconds() >= self._again_at:
+            self._passed_over = False
+            self._again_at = self._reactor.seconds() + PASSED_OVER_FOR
+            self._queue.federation_again()
 
     def _took(self, result: Any) -> None:
         self._taking = False
@@ -403,14 +458,20 @@ class Federation:
 
     def hand_over(self, session: str, queued: Queued, relays: frozenset[str], until: float) -> None:
         """Offer a kept message to other relays, until one has the session, or it comes here."""
-        if self._offered >= MAX_OFFERED:
-            return
         offers = self._offers.get(session)
+        of_session = len(offers.items) if offers is not None else 0
+        if (
+            self._offered >= MAX_OFFERED
+            or of_session >= MAX_OFFERED // PART
+            or self._offered_size + len(queued.data) > self._max_size // PART
+        ):
+            return  # it stays in the queue, until its receiver comes here
         if offers is None:
             offers = self._offers[session] = _Offers(relays)
         offers.relays = relays
         offers.items[queued.id] = (queued.data, until)
         self._offered += 1
+        self._offered_size += len(queued.data)
         self._hand_over_next(session, self._reactor.seconds())
 
     def _hand_over_next(self, session: str, now: float) -> None:
@@ -418,11 +479,11 @@ class Federation:
         if offers.running or offers.next > now or self._stopped:
             return
         while offers.items and next(iter(offers.items.values()))[1] <= self._now():
-            offers.items.popitem(last=False)
-            self._offered -= 1
+            self._forget_offer(offers, next(iter(offers.items)))
         if not offers.items or self.is_connected(session):
             # delivered from the queue, where all of this is too
-            self._offered -= len(offers.items)
+            for number in list(offers.items):
+                self._forget_offer(offers, number)
             del self._offers[session]
             return
         number, (data, _) = next(iter(offers.items.items()))
@@ -431,8 +492,7 @@ class Federation:
         def done(outcome: Outcome | Failure) -> None:
             offers.running = False
             if outcome is Outcome.TAKEN:
-                if offers.items.pop(number, None) is not None:
-                    self._offered -= 1
+                self._forget_offer(offers, number)
                 self._queue.remove(session, [number])
                 offers.delay, offers.next = RETRY_FIRST, 0.0
                 if self._offers.get(session) is offers:
@@ -442,6 +502,12 @@ class Federation:
                 offers.delay = min(RETRY_MOST, 2 * offers.delay)
 
         self.offer(data, offers.relays, Session.parse(session).twin).addBoth(done)
+
+    def _forget_offer(self, offers: _Offers, number: Any) -> None:
+        offered = offers.items.pop(number, None)
+        if offered is not None:
+            self._offered -= 1
+            self._offered_size -= len(offered[0])
 
     # --- the end ---
 

@@ -12,7 +12,7 @@ from dmsg.rmb.errors import Drop
 from dmsg.rmb.switch import RelaySession, Switch
 from dmsg.rmb.websocket import TRY_LATER
 
-SMALL = 64 * 1024
+SMALL = 16 * 1024
 """Bytes below which what is held for a session is not worth a look."""
 
 

@@ -35,11 +35,6 @@ EXPIRED = 1000
 _log = Logger()
 
 
-def _twin(session: str) -> str:
-    """Whose a session is, by its name."""
-    return session.partition(":")[0]
-
-
 def _take(counter: Counter[Any], key: Any, number: int) -> None:
     counter[key] -= number
     if counter[key] <= 0:
@@ -65,8 +60,8 @@ class QueueLimits:
 
     :ivar messages: of one session; then the oldest go.
     :ivar size: bytes of one session; then the oldest go.
-    :ivar total: bytes of all; then nothing more is taken.  The messages that one twin sent, or that are for one, may
-        be the ``PART``-th part of it, and twice ``size`` at least.
+    :ivar total: bytes of all; then nothing more is taken.  The messages that one twin sent may be the ``PART``-th part
+        of it, and twice ``size`` at least.
     """
 
     messages: int = 10_000
@@ -119,6 +114,9 @@ class RelayQueue(Interface):
     def take_federation() -> Deferred[list[Queued]]:
         """Some of what is for other relays and nobody has taken yet."""
 
+    def federation_again() -> None:
+        """What was taken and not dealt with is to be taken once more."""
+
     def elsewhere(session: str) -> Deferred[bool]:
         """Whether it is connected to another process on the same queue."""
 
@@ -161,7 +159,6 @@ class SQLiteQueue:
             self._db.execute("COMMIT")
             self._sizes: dict[str, list[int]] = {}
             self._from: Counter[int] = Counter()
-            self._for: Counter[str] = Counter()
             self.total = 0
             self._count()
         except sqlite3.Error as error:
@@ -206,26 +203,21 @@ class SQLiteQueue:
         rows = self._db.execute("SELECT session, count(*), sum(length(data)) FROM messages GROUP BY session")
         self._sizes = {row[0]: [row[1], row[2]] for row in rows}
         self.total = sum(size for _, size in self._sizes.values())
-        self._for = Counter()
-        for session, (_, size) in self._sizes.items():
-            self._for[_twin(session)] += size
         self._from = Counter(
             dict(self._db.execute("SELECT sender, sum(length(data)) FROM messages WHERE sender GROUP BY sender"))
         )
 
-    def _refusal(self, session: str, size: int, sender: int) -> str | None:
+    def _refusal(self, size: int, sender: int) -> str | None:
         """Why a message of so many bytes is too much."""
         part = max(self.limits.total // PART, 2 * self.limits.size)
         if self.total + size > self.limits.total:
             return "the relay keeps as much as it may"
         if sender and self._from[sender] + size > part:
             return f"the relay keeps as much from twin {sender} as it may"
-        if session != FEDERATION and self._for[_twin(session)] + size > part:
-            return f"the relay keeps as much for twin {_twin(session)} as it may"
         return None
 
     def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[Any]:
-        refusal = self._refusal(session, len(data), sender)
+        refusal = self._refusal(len(data), sender)
         if refusal is not None:
             return fail(QueueUnavailable(refusal))
         try:
@@ -240,7 +232,6 @@ class SQLiteQueue:
         sizes[0] += 1
         sizes[1] += len(data)
         self.total += len(data)
-        self._for[_twin(session)] += len(data)
         if sender:
             self._from[sender] += len(data)
         deferred: Deferred[Any] = Deferred()
@@ -272,7 +263,6 @@ class SQLiteQueue:
 
     def _forget(self, session: str, length: int, sender: int) -> None:
         self.total -= length
-        _take(self._for, _twin(session), length)
         if sender:
             _take(self._from, sender, length)
         sizes = self._sizes.get(session)
@@ -338,6 +328,9 @@ class SQLiteQueue:
             return batch
 
         return self.read(FEDERATION, self._taken).addCallback(taken)
+
+    def federation_again(self) -> None:
+        self._taken = None
 
     def elsewhere(self, session: str) -> Deferred[bool]:
         return succeed(False)

@@ -312,6 +312,9 @@ class RedisQueue:
         # unless it went to another process, whose word this is then
         self._redis.eval(_ABSENT, [PRESENT + session], [self._name]).addErrback(lambda _: None)
 
+    def federation_again(self) -> None:
+        """It is another process's after a while, or this one's again."""
+
     def elsewhere(self, session: str) -> Deferred[bool]:
         result: Deferred[Any] = self._redis.execute_command("GET", PRESENT + session)
         return result.addCallbacks(lambda name: name not in (None, self._name.encode()), lambda _: False)

@@ -35,6 +35,7 @@ from dmsg.rmb.relay import Relay
 from dmsg.rmb.site import CONNECT_RATE, RelaySite
 from dmsg.rmb.switch import MAX_UNFINISHED, ROUND, Switch
 from dmsg.rmb.websocket import GOING_AWAY, UpgradeResource
+from dmsg.rmb.wire import MAX_MESSAGE
 
 MAX_SESSIONS = 100_000
 """Sessions of a relay, unless there are fewer descriptors."""
@@ -152,7 +153,8 @@ class RmbRelay(Service):
             self._federation,
             self._wall_clock,
             durable=self.settings.durable,
-            max_unfinished=min(MAX_UNFINISHED, self.memory.limit // PART),
+            # two of the largest messages at least, or nobody could send one
+            max_unfinished=min(MAX_UNFINISHED, max(2 * MAX_MESSAGE, self.memory.limit // PART)),
         )
         self._holdings = SessionHoldings(self._reactor, switch, self.memory)
         self._holdings.start()

@@ -72,6 +72,8 @@ MAX_COMING_BACK = 10_000
 """Sessions that are waited for after a start."""
 MAX_LOOKUPS = 200
 """Questions to the registry that a session has begun; then it is not read from."""
+MAX_LOOKING_SIZE = 64 * 1024 * 1024
+"""Bytes of messages that wait for the registry, of all sessions; then who sends more is not read from."""
 LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
 """Seconds for which a registry that is away is asked again about a receiver, and between."""
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
@@ -103,6 +105,7 @@ class RelaySession:
         "session",
         "socket",
         "switch",
+        "unfinished",
         "unfinished_since",
     )
 
@@ -124,6 +127,8 @@ class RelaySession:
         self.ledger.holder = self.parking
         self._asks(asks)
         self.heard_at = 0.0
+        self.unfinished = 0
+        """Bytes of a message that is not whole."""
         self.unfinished_since: float | None = None
         """When it began to send the message that is not whole."""
         self.lookups = 0
@@ -138,7 +143,14 @@ class RelaySession:
 
     def opened(self, socket: Socket) -> None:
         self.socket = socket
+        socket.grew = self._unfinished
         self.switch.connected(self)
+
+    def _unfinished(self, size: int) -> None:
+        if size != self.unfinished and not self.gone:
+            self.switch.unfinished += size - self.unfinished
+            self.unfinished = size
+            self.switch.look_at_unfinished()
 
     def _asks(self, asks: bool) -> None:
         self.ledger.durable = self.switch.durable and not asks
@@ -205,6 +217,8 @@ class RelaySession:
         self.switch.lost(self)
         if self.socket is not None:
             self.socket.close(code, why)
+            if drop is Drop.UNFINISHED:
+                self.socket.forget()
 
     # --- the delivery ---
 
@@ -268,6 +282,11 @@ class Switch:
         """Sessions that have sent something while they were held; those that have not any more are taken out by who
         looks."""
         self._lookups: dict[int, deque[Callable[[Twin | Failure | None], None]]] = {}
+        self.unfinished = 0
+        """Bytes of all messages that are not whole."""
+        self._looking_size = 0
+        self._looking_for: dict[RelaySession, None] = {}
+        """Sessions that are not read because of what waits for the registry."""
         self._present_at = 0.0
         self._to_poll: list[Session] = []
         # what goes from a line into the queue must not make that drop its oldest
@@ -314,6 +333,9 @@ class Switch:
                 del self.sessions_of[session.owner]
             self.queue.absent(str(session.session))
         self.waiting.pop(session.delivery, None)
+        self._looking_for.pop(session, None)
+        self.unfinished -= session.unfinished
+        session.unfinished = 0
         session.parking.clear()
         self.parked.pop(session, None)
         for message in session.delivery.close():
@@ -411,20 +433,15 @@ class Switch:
     def _look_at_sessions(self) -> None:
         """Sessions that are silent, or that hold what they never finish."""
         now = self._clock.seconds()
-        unfinished = [one for one in self.sessions.values() if one.socket is not None and one.socket.unfinished > SMALL]
-        total = sum(one.socket.unfinished for one in unfinished if one.socket is not None)
-        for session in sorted(unfinished, key=lambda one: one.socket.unfinished if one.socket is not None else 0)[::-1]:
+        for session in [one for one in self.sessions.values() if one.unfinished > SMALL]:
             since = session.unfinished_since
-            if session.socket is None:
-                continue
-            if total > self._max_unfinished or (since is not None and now - since >= UNFINISHED_FOR):
-                total -= session.socket.unfinished
-                session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
-            elif since is None:
+            if since is None:
                 session.unfinished_since = now
+            elif now - since >= UNFINISHED_FOR:
+                session.end(Drop.UNFINISHED, TRY_LATER, "a message that does not end")
         for session in list(self.sessions.values()):
             socket = session.socket
-            if socket is not None and socket.unfinished <= SMALL:
+            if session.unfinished <= SMALL:
                 session.unfinished_since = None
             if socket is not None and socket.heard:
                 socket.heard = False
@@ -439,6 +456,15 @@ class Switch:
             elif now - session.heard_at >= IDLE_PING and socket is not None:
                 socket.ping(b"")
             session.delivery.retry()
+
+    def look_at_unfinished(self) -> None:
+        """When there is too much of such messages, the sessions with most are ended."""
+        if self.unfinished <= self._max_unfinished:
+            return
+        for session in sorted(self.sessions.values(), key=lambda one: one.unfinished, reverse=True):
+            if self.unfinished <= self._max_unfinished or session.unfinished <= SMALL:
+                break
+            session.end(Drop.UNFINISHED, TRY_LATER, "too much is not whole, and most of it is here")
 
     def _answer_all_expired(self) -> None:
         def taken(expired: list[tuple[str, bytes]]) -> None:
@@ -532,12 +558,14 @@ class Switch:
         """Messages to one twin wait in line, so that they keep their order."""
 
         def found(result: Twin | Failure | None) -> None:
+            self._looking(session, -len(message.data))
             if isinstance(result, Failure):
                 self.relay.drops[Drop.REGISTRY_DOWN] += 1
                 self._not_routed(envelope, message, session, f"failed to get twin: {result.value}")
                 return
             self._route(session, envelope, message, destination, result)
 
+        self._looking(session, len(message.data))
         line = self._lookups.get(destination.twin)
         if line is not None:
             line.append(found)
@@ -568,6 +596,18 @@ class Switch:
                 isolated(one, said)
 
         ask()
+
+    def _looking(self, session: RelaySession, size: int) -> None:
+        """So much more, or less, waits for the registry; where it is too much, who sends more is not read."""
+        self._looking_size += size
+        if size > 0 and self._looking_size > MAX_LOOKING_SIZE and session.socket is not None:
+            self._looking_for[session] = None
+            session.socket.hold("registry")
+        elif self._looking_size <= MAX_LOOKING_SIZE // 2 and self._looking_for:
+            held, self._looking_for = self._looking_for, {}
+            for one in held:
+                if one.socket is not None:
+                    one.socket.release("registry")
 
     def _not_routed(self, envelope: Envelope, message: Message, session: RelaySession, why: str) -> None:
         """A request is answered; of anything else nobody would know, so it has to be sent again."""

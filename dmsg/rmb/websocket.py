@@ -101,6 +101,7 @@ class Socket:
     state: int
     data: bytes
     transport: Any
+    message_data_total_length: int
     log = _Silence()
     masked_here = False
     """What this end sends is masked: it is a client."""
@@ -115,6 +116,8 @@ class Socket:
     _feeding: Iterator[tuple[int, bytes]] | None = None
     _waits = False
     _behind: deque[bytes]
+    grew: Callable[[int], None] | None = None
+    """Told of the bytes of a message that is not whole, after each read."""
     _bounded = False
     """Both ends must not wait for each other: only servers stop reading when they cannot send."""
 
@@ -143,6 +146,8 @@ class Socket:
             self._next_turn()
             return
         self._feed(self._frames.feed(data))
+        if self.grew is not None:
+            self.grew(self.unfinished)
 
     def _owner(self) -> Hashable:
         """Whose part of a turn it uses: a twin's, by however many sessions."""
@@ -217,8 +222,9 @@ class Socket:
 
     @property
     def unfinished(self) -> int:
-        """Bytes of a frame that is not whole."""
-        return self._frames.held if self._frames is not None else 0
+        """Bytes of a message that is not whole: of its frame, and of those before, which autobahn keeps."""
+        before = self.message_data_total_length if getattr(self, "message_data", None) is not None else 0
+        return before + (self._frames.held if self._frames is not None else 0)
 
     @property
     def unsent(self) -> int:
@@ -294,7 +300,9 @@ class Socket:
         self._patience_over()
         if not self._told:
             self._told = True
-            self.receiver.lost(self._why(code, reason))
+            why = self._why(code, reason)
+            self._drop_data()
+            self.receiver.lost(why)
 
     def _why(self, code: int | None, reason: str | None) -> str:
         return reason or f"connection closed ({code or 'no code'})"
@@ -347,6 +355,20 @@ class Socket:
             self.sendCloseFrame(code, why.encode()[:100], False)  # type: ignore[attr-defined]
         elif self.state != WebSocketServerProtocol.STATE_CLOSED:
             self.abort()
+
+    def forget(self) -> None:
+        """Read nothing more, and let go of what has come of a message."""
+        self.hold("over")
+        self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
+        self._behind.clear()
+        self._feeding = None
+        self._drop_data()
+
+    def _drop_data(self) -> None:
+        """Autobahn keeps it for as long as there is the object, and that is part of a circle."""
+        for name in ("message_data", "frame_data", "data"):
+            if name in self.__dict__:
+                self.__dict__[name] = b"" if name == "data" else []
 
     def abort(self) -> None:
         """Drop the connection."""

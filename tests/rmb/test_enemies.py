@@ -91,6 +91,19 @@ class SessionTests(PairCase):
         self.assertGreater(turns, number // STEPS // 2)
 
     @asynchronous
+    async def test_a_message_in_pieces_that_does_not_end(self) -> None:
+        """What came of it counts, in whatever frames."""
+        a, _ = await self.pair()
+        self.one.switch._max_unfinished = 3_000_000
+        first = True
+        for _ in range(5):
+            head = (b"\x02" if first else b"\x00") + b"\xff" + (1_000_000).to_bytes(8, "big") + b"mask"
+            a.socket.transport.write(head + bytes(1_000_000))
+            first = False
+        await a.closed
+        self.assertEqual(self.drops(Drop.UNFINISHED), 1)
+
+    @asynchronous
     async def test_a_message_that_does_not_end(self) -> None:
         """After a time, or when there is too much of such, the session with most goes."""
         a, b = await self.pair()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
@@ -18,9 +18,9 @@ from dmsg.rmb.errors import Drop
 from dmsg.rmb.federation import Federation, Outcome
 from dmsg.rmb.metrics import RelayMetrics
 from dmsg.rmb.poster import Poster
-from dmsg.rmb.queues import SQLiteQueue
+from dmsg.rmb.queues import Queued, SQLiteQueue
 from dmsg.rmb.ranker import Ranker
-from dmsg.rmb.twin import check_relay
+from dmsg.rmb.twin import Twin, check_relay
 from tests.rmb.network import RmbCase, pause
 from tests.rmb.test_relay import status_of
 from tests.support import asynchronous
@@ -547,3 +547,71 @@ class PassTests(SynchronousTestCase):
         outcome = self.successResultOf(self.federation(answers).offer(b"x", ["r1", "r2"], 1))
         self.assertIs(Outcome.TAKEN, outcome)
         self.assertEqual("r2", answers.asked[-1])
+
+    def test_a_sender_has_its_part(self) -> None:
+        """What is beyond waits in the queue, and nobody else's does; it is brought when there is room again."""
+        self.patch(federation, "MAX_ITEMS", 2 * federation.PART)
+        answers = Answers(slow=[0] * 100, good=[202] * 100)
+        one = self.federation(answers)
+
+        class Registry:
+            def get(self, twin: int) -> Deferred[Twin]:
+                return succeed(Twin(twin, bytes(32), "good"))
+
+        one._registry = Registry()
+        finished: list[str] = []
+        one.finished = lambda message, envelope, error: finished.append(envelope.uid)
+
+        def forward(uid: str, sender: int, relay: str) -> None:
+            envelope = Envelope(uid=uid, timestamp=0, expiration=3000)
+            envelope.source.twin, envelope.destination.twin = sender, 9
+            data = envelope.SerializeToString()
+            one.forward(Message(data, 3000.0, None), envelope, frozenset({relay}), one.finished)
+
+        for number in range(6):
+            forward(f"greedy {number}", 1, "slow")
+        forward("other", 2, "good")
+        self.clock.advance(0)
+        self.assertEqual((finished, len(one), one._items_of[1]), (["other"], 2, 2))
+        self.assertEqual(len(self.queue), 4)
+        for _ in range(60):
+            self.clock.advance(1.0)
+            one.round()
+        self.assertEqual(sorted(finished), sorted(["other", *(f"greedy {number}" for number in range(6))]))
+        self.assertEqual((len(one), len(self.queue), one._items_of, one._size_of, one._size), (0, 0, {}, {}, 0))
+
+    def test_offers_wait_for_room(self) -> None:
+        """Those of relays that answer have room of their own; what waits too long is not offered."""
+        self.patch(federation, "MAX_OFFERS", 2)
+        asked: list[Deferred[int]] = []
+
+        class Slow(Answers):
+            def post(self, relay: str, data: bytes, *, only_connected: bool) -> Deferred[int]:
+                if relay == "good":
+                    return succeed(202)
+                asked.append(Deferred())
+                return asked[-1]
+
+        one = self.federation(Slow())
+        self.assertIs(self.successResultOf(one.offer(b"x", ["good"], 1)), Outcome.TAKEN)
+        slow = [one.offer(b"x", [f"slow {number}"], number) for number in range(4)]
+        self.assertEqual(len(asked), 2)
+        self.assertIs(self.successResultOf(one.offer(b"x", ["good"], 9)), Outcome.TAKEN)
+        asked[0].callback(404)
+        self.clock.advance(federation.OFFER_RETRY)
+        self.assertEqual(len(asked), 3)
+        self.clock.pump([federation.OFFER_RETRY] * 30)
+        self.assertIs(self.successResultOf(slow[3]), Outcome.FAILED)
+        self.assertEqual((one.not_offered, one._waiting_offers), (1, 0))
+
+    def test_what_is_offered_has_a_size(self) -> None:
+        answers = Answers(slow=[0] * 100)
+        one = self.federation(answers)
+        one._max_size = 8 * 1000
+        for number in range(20):
+            one.hand_over("5:s", Queued(number, bytes(300)), frozenset({"slow"}), 1000.0)
+        self.assertEqual((one._offered, one._offered_size), (3, 900))
+        one.is_connected = lambda session: True
+        self.clock.advance(60)
+        one.round()
+        self.assertEqual((one._offered, one._offered_size, one._offers), (0, 0, {}))

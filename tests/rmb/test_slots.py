@@ -9,6 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.rmb.slots import (
     MAX_POSTS,
     MAX_POSTS_OF_ONE,
+    MAX_QUICK_OF_SENDER,
     MAX_SLOW_OF_SENDER,
     MAX_SLOW_POSTS,
     QUICK,
@@ -57,6 +58,39 @@ class SlotsTests(SynchronousTestCase):
         # places that become free are taken by others that wait
         self.slots.done("tarpit 0", None)
         self.assertEqual(self.take_all(), [f"tarpit {MAX_SLOW_POSTS}"])
+
+    def test_a_sender_whose_relays_were_quick(self) -> None:
+        """And then say nothing, under any number of names: others go on."""
+        for number in range(300):
+            self.make_quick(f"trap {number}")
+        self.make_quick("good")
+        for number in range(300):
+            self.slots.add(f"trap {number}", relays(f"trap {number}"), 1)
+        self.slots.add("good", relays("good"), 2)
+        taken = self.take_all()
+        self.assertEqual(len(taken), MAX_QUICK_OF_SENDER + 1)
+        self.assertIn("good", taken[:2])
+        # what waits for a relay that is not quick any more is no longer in the quick line
+        self.slots.add("again", relays("trap 0"), 3)
+        self.slots.done("trap 0", None)
+        self.assertFalse(self.slots.is_quick(relays("trap 0")))
+        self.assertEqual(set(self.take_all()), {"again", f"trap {MAX_QUICK_OF_SENDER}"})
+        self.assertEqual(self.slots._slow, 1)
+
+    def test_relays_that_fail_are_shared(self) -> None:
+        """A sender has its turn there however much another waits with."""
+        for number in range(100):
+            self.slots.add(f"many {number}", relays("bad"), 1)
+        taken = self.take_all()
+        self.slots.add("one", relays("bad"), 2)
+        self.assertEqual(self.take_all(), [])
+        for item in taken:
+            self.slots.done(item, None)
+        seen = self.take_all()
+        while "one" not in seen:
+            self.slots.done(seen[-1], None)
+            seen += self.take_all()
+        self.assertLessEqual(len(seen), 3)
 
     def test_one_at_a_time_where_nobody_answers(self) -> None:
         for number in range(100):

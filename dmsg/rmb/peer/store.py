@@ -4,7 +4,7 @@ Shared with local programs, under the reference's names: ``msgbus.system.local``
 ``msgbus.system.reply``, ``msgbus.<command>``, the lists that clients name,
 ``msgbus.backlog.<uid>``.  The peer's own: ``msgbus.system.*.taken`` (read, not
 yet named), ``msgbus.outgoing.*`` (named, not yet confirmed by a relay), and
-``msgbus.seen.<hash>`` (handed over already), ``msgbus.size.<list>`` (bytes pushed to it).
+``msgbus.seen.<hash>`` (handed over already), ``msgbus.system.size.<list>`` (bytes pushed to it).
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class PeerStore:
         """
         mark = "msgbus.seen." + hashlib.sha256("\0".join(once).encode()).hexdigest()[:40]
         arguments = [str(ttl) if once else "", message, str(QUEUE_LENGTH), str(QUEUE_TTL), str(QUEUE_SIZE)]
-        keys = [mark, key, f"msgbus.size.{key}"]
+        keys = [mark, key, f"msgbus.system.size.{key}"]
         over = int(await self._insist(lambda: self._redis.eval(_HAND_OVER, keys, arguments)))
         self.dropped += max(0, over)
         return over >= 0
