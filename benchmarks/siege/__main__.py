@@ -34,7 +34,7 @@ MEMORY_BACK = 1.2
 """Part of the memory before that may be left ``SETTLE`` seconds after, and ``MEMORY_SLACK`` bytes."""
 MEMORY_SLACK = 24 << 20
 SETTLE = 20.0
-CHEAP = 0.5
+CHEAP = 0.75
 """Of a core: so much more than its enemy an entity may work."""
 
 

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import time
+import urllib.request
 from typing import Any
 
 from benchmarks.machine import Entity, away
 from benchmarks.siege.scene import ENEMY, Scene, again, until
 from benchmarks.wire import Connection
+from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.keys import PubKey, SecKey
 from dmsg.transport.agreement import Hello, Proposal
 from dmsg.transport.wire import ACK, CLOSE, FWD, REQUEST, encode_frame
@@ -39,7 +41,9 @@ class _Process(Entity):
     """A program of Python as an entity: its memory and CPU time can be asked for."""
 
     def __init__(self, *words: str) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", *words], stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         assert self.process.stdout is not None
@@ -132,7 +136,7 @@ class ClientScene(Scene):
 
     def __init__(self) -> None:
         self._discovery = Entity("dmsg-discovery", "--listen=tcp:0:interface=127.0.0.1", "--store=memory:", core=away())
-        url = f"http://127.0.0.1:{self._discovery.address()[1]}"
+        self._url = url = f"http://127.0.0.1:{self._discovery.address()[1]}"
         self._relay = Entity(
             "dmsg-server",
             "--listen=tcp:0:interface=127.0.0.1",
@@ -152,6 +156,11 @@ class ClientScene(Scene):
 
     def _opened(self) -> tuple[Connection, int]:
         one = Connection(self._where, PubKey.from_hex(self._server))
+        # plain transports are taken from clients of 2019, whose entries say so
+        entry = Entry("0.0.1", 0, time.time_ns(), one.key.public.hex(), ClientMeta((self._server,))).sign(one.key)
+        request = urllib.request.Request(f"{self._url}/discovery/entries", entry.to_json(), method="POST")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            answer.read()
         one.send(encode_frame(REQUEST, 2, bytes(one.key.public) + bytes(self._victim)))
         answer = one.receive()
         if answer.type == CLOSE:

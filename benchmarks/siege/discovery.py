@@ -10,6 +10,7 @@ from itertools import count
 from benchmarks.machine import Entity, away
 from benchmarks.siege.scene import ENEMY, Scene, again, silent, until
 from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta
+from dmsg.discovery.quota import OF_POSTER
 from dmsg.keys import SecKey
 
 
@@ -71,14 +72,17 @@ def _signed(seconds: float, host: str, port: str) -> None:
 
 
 def _fake_servers(seconds: float, host: str, port: str) -> None:
-    """Servers that take connections and say nothing."""
+    """As many servers as one public address may have, which take connections and say nothing, posted again and again."""
     trap = socket.create_server((ENEMY, 0), backlog=1024)
     address = f"{ENEMY}:{trap.getsockname()[1]}"
+    keys = [SecKey.generate() for _ in range(OF_POSTER)]
     requests = []
-    for _ in range(1000):
-        key = SecKey.generate()
-        entry = Entry("0.0.1+relay1", 0, time.time_ns(), key.public.hex(), server=ServerMeta(address, 1000)).sign(key)
-        requests.append(_request("POST", "/discovery/entries", entry.to_json()))
+    for sequence in range(40):
+        for key in keys:
+            entry = Entry(
+                "0.0.1+relay1", sequence, time.time_ns(), key.public.hex(), server=ServerMeta(address, 1000)
+            ).sign(key)
+            requests.append(_request("POST", "/discovery/entries", entry.to_json()))
     _flood(seconds, host, port, requests)
 
 
@@ -101,7 +105,10 @@ class DiscoveryScene(Scene):
 
     def __init__(self) -> None:
         self.entity = Entity(
-            "dmsg-discovery", "--listen=tcp:0:interface=127.0.0.1", "--store=sqlite:discovery.sqlite", core=away()
+            "dmsg-discovery",
+            "--listen=tcp:0:interface=127.0.0.1",
+            "--store=sqlite:discovery.sqlite",
+            core=away(),
         )
         self._where = self.entity.address()
         self._server = Entity(

@@ -43,7 +43,9 @@ AT_ONCE_OF_PLACE = 8
 """Of these, for entries that are posted from one place."""
 IN_ROUND = 2048
 """Servers that are looked at, or wait for it, at a time."""
-POSTPONED_FOR = 10.0
+IN_SLICE = 32
+"""Servers whose looks begin in one turn of the reactor: a millisecond each."""
+POSTPONED_FOR = 20.0
 """Seconds after which a server is looked at again for which there was no room."""
 LOST_AFTER = 120.0
 """Seconds after which a server is looked at again whose look never ended: the process did."""
@@ -177,17 +179,17 @@ class Looks:
             look.cancel()
 
     async def _round(self) -> float:
-        room = IN_ROUND - len(self._under_way)
+        room = min(IN_SLICE, IN_ROUND - len(self._under_way))
+        due: list[Due] = []
         if room > 0:
             now = self._now()
             try:
                 due = await self._store.due(room, now, now + LOST_AFTER)
             except Exception as error:  # the store is away; who asks discovery something has it logged
                 _log.info("servers are not looked at: {error}", error=str(error))
-                due = []
             for one in due:
                 self._begin(one)
-        return LOOK_EVERY
+        return SOON if len(due) == IN_SLICE else LOOK_EVERY
 
     def _begin(self, due: Due) -> None:
         def over(result: Any) -> None:

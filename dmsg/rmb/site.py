@@ -50,6 +50,8 @@ MAX_SESSIONS_OF_TWIN = 1024
 """Sessions of one twin at a time."""
 MAX_TAKEN = 65_536
 """Messages of other relays that are remembered as long as they are good: each is taken once, and counted once."""
+WORTHLESS = 20
+"""Messages that one counts for which is malformed, or not signed by who is said to have sent it."""
 MAX_USED_TOKENS = 100_000
 """Tokens that are remembered until they expire."""
 MAX_INTAKE = 1024
@@ -271,6 +273,8 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.DRAINING, 503, "shutting down")
         address = self._address_of(request)
         if self._taking >= MAX_INTAKE or not self._intakes.allow(address, self._reactor.seconds()):
+            # who goes on all the same shall at least have to connect again
+            close_after(request)
             return self._later(request, Drop.INTAKE_RATE, "too many messages")
         self._taking += 1
         assert request.content is not None
@@ -290,8 +294,10 @@ class RelaySite(Resource):
         try:
             envelope = decode(data)
         except EnvelopeError as error:
+            self._charge(request)
             return self._refuse(request, Drop.BAD_INTAKE, 400, f"bad request: {error}")
         if not (envelope.source.twin and envelope.destination.twin):
+            self._charge(request)
             return self._refuse(request, Drop.BAD_INTAKE, 400, "bad request: without source or destination")
         try:
             switch.relay.check_message(envelope, switch.now())
@@ -305,6 +311,7 @@ class RelaySite(Resource):
         except TwinNotFound as error:  # perhaps its registry is ahead of ours
             return self._later(request, Drop.INTAKE_SIGNATURE, str(error), 5)
         except SignatureInvalid as error:
+            self._charge(request)
             return self._refuse(request, Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}")
         except DmsgError as error:
             return self._later(request, Drop.REGISTRY_DOWN, f"failed to get twin: {error}")
@@ -332,6 +339,10 @@ class RelaySite(Resource):
             self._taken.popitem(last=False)
         request.setResponseCode(202)
         return b""
+
+    def _charge(self, request: Request) -> None:
+        """What was worth nothing counts as many: checking it is what costs."""
+        self._intakes.charge(self._address_of(request), WORTHLESS, self._reactor.seconds())
 
     async def _check_source(self, envelope: Envelope) -> None:
         twin = await self._switch.registry.get(envelope.source.twin)

@@ -359,7 +359,6 @@ class Socket:
     def forget(self) -> None:
         """Read nothing more, and let go of what has come of a message."""
         self.hold("over")
-        self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
         self._behind.clear()
         self._feeding = None
         self._drop_data()
@@ -369,6 +368,8 @@ class Socket:
         for name in ("message_data", "frame_data", "data"):
             if name in self.__dict__:
                 self.__dict__[name] = b"" if name == "data" else []
+        if self._frames is not None:
+            self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
 
     def abort(self) -> None:
         """Drop the connection."""
