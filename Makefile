@@ -8,7 +8,7 @@ PIP =
 # pip only warns of an extra that it does not find under that name, and goes on without what is in it
 PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs bench bench-pipeline siege soak lab fuzz spark-long clean
+.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs bench bench-pipeline siege mutate soak lab fuzz spark-long clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
@@ -23,7 +23,8 @@ help:
 	@echo "make bench-pipeline  the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)"
 	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
 	@echo "make rmb-long  the bus: 10,000 messages over sixty kills; the official TypeScript client (node)"
-	@echo "make siege     servers under attack, and what others feel of it (four minutes; SIEGE=--seconds=6 for less)"
+	@echo "make siege     all entities under attack, and what others feel of it (nine minutes; SIEGE='--seconds=4 --scene=relay' for less)"
+	@echo "make mutate    what part of seeded mutants the tests notice (FILES='dmsg/rmb/wire.py' SAMPLE=60)"
 	@echo "make soak      a network under load and faults for SECONDS=600"
 	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"
 	@echo "make fuzz      the property tests with many more examples"
@@ -101,6 +102,16 @@ bench: $(VENV)/.test
 
 siege: $(VENV)/.test
 	$(BIN)/python -m benchmarks.siege $(SIEGE)
+
+$(VENV)/.mutation: $(VENV)/.test
+	@echo "installing what makes mutants into $(VENV)"
+	$(PIP_INSTALL) --editable '.[mutation,redis,rmb,test]'
+	@touch $@
+
+FILES ?= dmsg/rmb/wire.py
+SAMPLE ?= 60
+mutate: $(VENV)/.mutation
+	$(BIN)/python -m tests.mutation $(FILES) --sample $(SAMPLE)
 
 bench-pipeline: $(VENV)/.spark
 	$(BIN)/python -m benchmarks.pipeline

@@ -72,7 +72,7 @@ def _signed(seconds: float, host: str, port: str) -> None:
 
 
 def _fake_servers(seconds: float, host: str, port: str) -> None:
-    """As many servers as one public address may have, which take connections and say nothing, posted again and again."""
+    """As many servers as one public address may have: they take connections, say nothing, and are posted again."""
     trap = socket.create_server((ENEMY, 0), backlog=1024)
     address = f"{ENEMY}:{trap.getsockname()[1]}"
     keys = [SecKey.generate() for _ in range(OF_POSTER)]
