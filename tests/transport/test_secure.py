@@ -115,6 +115,16 @@ class AgreementTests(SynchronousTestCase):
             head.ljust(HELLO_SIZE - 1, b"\1") + b"\1",
         ):
             self.assertRaises(HandshakeError, Hello.decode, data)
+        for options in (
+            bytes((0x84, 1, 2)),
+            bytes((0x84, 1, 0, OPTION_OPEN, 16)) + bytes(16),
+            bytes((OPTION_RESUME, 60)) + bytes(60) + bytes((0x84, 1, 0)),
+            bytes((0x84, 2, 0, 0)),
+            bytes((0x83, 0)),
+        ):
+            self.assertRaises(HandshakeError, Hello.decode, (head + options).ljust(HELLO_SIZE, b"\0"))
+        for probe in (0, 1):
+            self.assertEqual(Hello.decode(Hello(probe=probe).encode()).probe, probe)
         unknown = head + b"\x7f\3abc"
         self.assertEqual(Hello.decode(unknown.ljust(HELLO_SIZE, b"\0")), Hello())
 
@@ -204,6 +214,30 @@ class EndTests(SynchronousTestCase):
         # one kind of frame cannot stand for another
         self.assert_error(CloseReason.NOT_AUTHENTIC, two.open_ack, frames[1])
         self.assertIsNone(two.open_close(b"\0" + frames[1]))
+
+    def test_authentic_frames_that_cannot_be(self) -> None:
+        """The other end made them, and wrong: its sequence, an ACK of neither size, or of what was never sent."""
+
+        def seal(end: SecureEnd, plain: bytes, kind: int) -> bytes:
+            nonce = end._seal_nonce
+            end._seal_nonce = nonce + 1
+            return end._encrypt(nonce.to_bytes(12, "big"), plain, bytes((kind,)))
+
+        def nonce_like(end: SecureEnd) -> bool:
+            _, other = pair()
+            return other.open_data(seal(end, b"\0\0x", FWD)) == b"x"
+
+        self.assertTrue(nonce_like(pair()[0]))
+        for plain in (b"", b"\0", b"\0\1x", b"\xff\xffx"):
+            one, two = pair()
+            self.assert_error(CloseReason.BAD_FRAME, two.open_data, seal(one, plain, FWD))
+        for plain in (b"", bytes(2), bytes(ACK_HASH_SIZE + 1), bytes(ACK_HASH_SIZE + 3), bytes(ACK_HASH_SIZE + 7)):
+            one, two = pair()
+            one.seal_data(b"x", None)
+            self.assert_error(CloseReason.BAD_FRAME, one.open_ack, seal(two, plain, ACK))
+        one, two = pair()
+        one.seal_data(b"x", None)
+        self.assert_error(CloseReason.BAD_FRAME, one.open_ack, seal(two, b"\0\1" + bytes(ACK_HASH_SIZE), ACK))
 
     @given(st.binary(max_size=200))
     def test_random_frames(self, data: bytes) -> None:
