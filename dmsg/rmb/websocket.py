@@ -117,7 +117,7 @@ class Socket:
     _waits = False
     _behind: deque[bytes]
     grew: Callable[[int], None] | None = None
-    """Told of the bytes of a message that is not whole, after each read."""
+    """Told of the bytes of a message that is not whole, after each read, in whatever turn it is looked at."""
     _bounded = False
     """Both ends must not wait for each other: only servers stop reading when they cannot send."""
 
@@ -146,8 +146,6 @@ class Socket:
             self._next_turn()
             return
         self._feed(self._frames.feed(data))
-        if self.grew is not None:
-            self.grew(self.unfinished)
 
     def _owner(self) -> Hashable:
         """Whose part of a turn it uses: a twin's, by however many sessions."""
@@ -184,6 +182,8 @@ class Socket:
             raise
         if share is not None:
             share.used(self._owner(), share.now() - began)
+        if self.grew is not None:
+            self.grew(self.unfinished)
 
     def _next_turn(self) -> None:
         if self._waits:

@@ -91,6 +91,40 @@ class SessionTests(PairCase):
         self.assertGreater(turns, number // STEPS // 2)
 
     @asynchronous
+    async def test_a_message_that_ends_in_a_later_turn(self) -> None:
+        """Its last piece waited because its twin had used up the turn: then it is whole all the same."""
+        a, b = await self.pair()
+        session = self.one.switch.sessions[a.session]
+
+        class Tired:
+            """No more in this turn."""
+
+            tired = True
+
+            def allows(self, owner: object) -> bool:
+                return not self.tired
+
+            def wait(self, socket: Any) -> None:
+                self.tired = False
+                reactor.callLater(0, socket.go_on)  # type: ignore[attr-defined]
+
+            def now(self) -> float:
+                return 0.0
+
+            def used(self, owner: object, seconds: float) -> None:
+                pass
+
+        envelope = a.envelope(b.session, payload=bytes(300_000))
+        envelope.timestamp = int(self.now())
+        frame = frames.encode(frames.BINARY, envelope.SerializeToString(), b"mask")
+        a.socket.transport.write(frame[:-100])
+        await self.until(lambda: session.unfinished > switch.SMALL)
+        session.socket.share = Tired()
+        a.socket.transport.write(frame[-100:])
+        self.assertEqual(len((await b.messages.get()).plain), 300_000)
+        self.assertEqual((session.unfinished, self.one.switch.unfinished), (0, 0))
+
+    @asynchronous
     async def test_a_message_in_pieces_that_does_not_end(self) -> None:
         """What came of it counts, in whatever frames."""
         a, _ = await self.pair()
