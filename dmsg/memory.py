@@ -14,6 +14,7 @@ the age of the oldest byte.  Only when nothing is old others give.
 from __future__ import annotations
 
 import os
+import resource
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
@@ -62,6 +63,14 @@ def default_limit() -> int:
     except (OSError, ValueError):
         pass  # no limit, or no such thing on this machine
     return max(LEAST, have // SHARE)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has now; where nobody says that, the most that it ever had."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Memory:

@@ -72,6 +72,22 @@ class Recorder(Protocol):
         self.lost = reason
 
 
+class Producer:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def pauseProducing(self) -> None:
+        self.told.append("pause")
+
+    def resumeProducing(self) -> None:
+        self.told.append("resume")
+
+    def stopProducing(self) -> None:
+        self.told.append("stop")
+
+
 class TurnClock(Clock):
     """What is to happen at once happens in the next turn, as a reactor has it."""
 

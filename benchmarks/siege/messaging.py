@@ -5,12 +5,10 @@ from __future__ import annotations
 from itertools import count
 
 from benchmarks.machine import Entity, away
-from benchmarks.messaging import Connection
+from benchmarks.messaging import PROFILE, Connection
 from benchmarks.siege.scene import ENEMY, Scene, again, silent, until
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.wire import OPEN_CHANNEL, SEND, encode_frame
-
-from benchmarks.messaging import PROFILE  # isort: skip
 
 
 def _connect(host: str, port: str, key: str, source: str = ENEMY) -> Connection:
@@ -22,35 +20,30 @@ def _handshakes(seconds: float, host: str, port: str, key: str) -> None:
     again(until(seconds), lambda: _connect(host, port, key).close())
 
 
-def _opens(seconds: float, host: str, port: str, key: str) -> None:
-    """OpenChannels to somebody who is not there."""
+def _flood(seconds: float, host: str, port: str, key: str, frames: bytes) -> None:
+    """The same frames on one link, again and again."""
     goes_on = until(seconds)
 
     def act() -> None:
         one = _connect(host, port, key)
-        absent = bytes(SecKey.generate().public)
-        frames = b"".join(
-            encode_frame(PROFILE, OPEN_CHANNEL, bytes((number % 256,)) + absent + bytes(49)) for number in range(400)
-        )
         while goes_on():
             one.socket.sendall(frames)
             one.skip()
 
     again(goes_on, act)
+
+
+def _opens(seconds: float, host: str, port: str, key: str) -> None:
+    """OpenChannels to somebody who is not there."""
+    absent = bytes(SecKey.generate().public)
+    bodies = (bytes((number % 256,)) + absent + bytes(49) for number in range(400))
+    _flood(seconds, host, port, key, b"".join(encode_frame(PROFILE, OPEN_CHANNEL, body) for body in bodies))
 
 
 def _strays(seconds: float, host: str, port: str, key: str) -> None:
     """Sends of no channel, as small as they can be."""
-    goes_on = until(seconds)
-
-    def act() -> None:
-        one = _connect(host, port, key)
-        frames = b"".join(encode_frame(PROFILE, SEND, bytes((number % 256,)) + bytes(22)) for number in range(3000))
-        while goes_on():
-            one.socket.sendall(frames)
-            one.skip()
-
-    again(goes_on, act)
+    bodies = (bytes((number % 256,)) + bytes(22) for number in range(3000))
+    _flood(seconds, host, port, key, b"".join(encode_frame(PROFILE, SEND, body) for body in bodies))
 
 
 def _deaf(seconds: float, host: str, port: str, key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
@@ -45,16 +46,6 @@ class LinkHoldings(Looks[Link]):
                 continue
             age = self.age(link, link.written - link.queued(), link.written)
             owner = (block_of(link.address), bytes(link.remote))
-            yield Holding(owner, "queues", size, age, _Ending(link))
+            yield Holding(owner, "queues", size, age, partial(link.abort, DropReason.MEMORY))
         for link in list(self._factory.shaking):
             yield Holding((block_of(link.address),), "handshakes", HANDSHAKE_SIZE, self.now - link.made_at, link.evict)
-
-
-class _Ending:
-    """Ends a link: nothing of what waits for it is sent any more."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def __call__(self) -> None:
-        self._link.abort(DropReason.MEMORY)

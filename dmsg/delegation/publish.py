@@ -91,9 +91,6 @@ class EntryPublisher:
         self._posted_at = 0.0
         self.published: tuple[str, ...] | None = None
 
-    def _retry(self, failures: int) -> float:
-        return retry_delay(failures, self._random)
-
     def start(self) -> None:
         """From now on :meth:`soon` has an effect."""
         self._again.start()

@@ -45,7 +45,7 @@ from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import KINDS, Terms
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.net.addresses import block_of, kind_of, literal
+from dmsg.net.addresses import block_of, is_public
 from dmsg.net.site import answer, answer_http_error, gated_site
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
@@ -259,9 +259,8 @@ class DiscoveryAPI:
             lasts = REFRESHING_TTL if refreshes or self._looks is not None else self._entry_ttl
         if entry.client is not None or entry.server is None:
             lasts = max(lasts, CLIENT_TTL if REFRESH in marks else self._entry_ttl)
-        source = literal(poster)
         # who is beside discovery may be a proxy, or everybody
-        most = self._of_place if source is not None and kind_of(source) == "public" else math.inf
+        most = self._of_place if is_public(poster) else math.inf
         return Terms(refreshes, self._looks is None, block_of(poster), most, lasts)
 
     def _tell(self, entry: Entry, result: str) -> None:

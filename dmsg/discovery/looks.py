@@ -32,6 +32,7 @@ from dmsg.discovery.store.base import NEVER, Due
 from dmsg.errors import DmsgError, EntryError, HandshakeError
 from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
 from dmsg.net.again import Again
+from dmsg.tables import remember
 
 LOOK_EVERY = 5.0
 """Seconds between rounds."""
@@ -224,7 +225,7 @@ class Looks:
         failures = self._failures.pop(entry.static, 0) + 1
         if failures == 1:
             _log.info("server {key} is not there: {why}", key=entry.static, why=why)
-        remember(self._failures, entry.static, failures)
+        remember(self._failures, entry.static, failures, MAX_REMEMBERED)
         listed = failures < UNLISTED_AFTER
         if failures >= TRIES and not due.refreshes:
             self._failures.pop(entry.static, None)
@@ -271,7 +272,7 @@ class Looks:
         if not why and not self._hosts.has_room(way.number, entry.static, now):
             return "there are as many servers at its address as may be"
         if not why:
-            remember(self._proved, target, now)
+            remember(self._proved, target, now, MAX_REMEMBERED)
         return why
 
     async def _once(self, target: _Target, way: _Way, known: bool, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
@@ -302,7 +303,7 @@ class Looks:
         finally:
             for shared in self._pending.pop(target):
                 shared.callback(found)
-        remember(self._results, target, (now, found))
+        remember(self._results, target, (now, found), MAX_REMEMBERED)
         return found
 
     async def _in_turn(self, way: _Way, known: bool, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
@@ -346,14 +347,6 @@ class Looks:
             _log.debug("{host}:{port} is not there: {error!r}", host=number, port=port, error=error)
             why = f"{number}:{port}: {str(error) or type(error).__name__}"
             if isinstance(error, ConnectError):
-                remember(self._results, (number, port, ""), (self._reactor.seconds(), why))
+                remember(self._results, (number, port, ""), (self._reactor.seconds(), why), MAX_REMEMBERED)
             return why
         return ""
-
-
-def remember(known: OrderedDict[Any, Any], name: Any, value: Any) -> None:
-    """As the newest of at most ``MAX_REMEMBERED``."""
-    known.pop(name, None)
-    known[name] = value
-    if len(known) > MAX_REMEMBERED:
-        known.popitem(last=False)

@@ -16,7 +16,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IResolutionReceiver
 from zope.interface import implementer
 
-from dmsg.net.addresses import Address, block_of, kind_of, literal
+from dmsg.net.addresses import Address, block_of, is_public, literal
+from dmsg.tables import remember, uncount
 
 PORTS, PORTS_OF_PLACE = 16, 4
 """Ports of one address that are looked at in a window, in all, and for who posts from one place: nobody has discovery
@@ -64,15 +65,13 @@ class Allowance:
         :param known: the server has proved its key there before.
         :raises Postponed: in this window there were enough.
         """
-        block = block_of(number)
-        window = self._windows.pop(block, None)
-        if window is None or now - window.since >= self._seconds:
-            window = _Window(now)
-        self._windows[block] = window
-        if len(self._windows) > MAX_REMEMBERED:
-            self._windows.popitem(last=False)
         if known:  # of these there are few at one address: OF_HOST
             return
+        block = block_of(number)
+        window = self._windows.get(block)
+        if window is None or now - window.since >= self._seconds:
+            window = _Window(now)
+        remember(self._windows, block, window, MAX_REMEMBERED)
         if place == block and window.own < OWN_LOOKS:
             window.own += 1
             return
@@ -99,10 +98,7 @@ class Names:
 
     def led_to_a_server(self, host: str, addresses: list[Address]) -> None:
         """While there is no room its server is looked for there."""
-        self._good.pop(host, None)
-        self._good[host] = addresses
-        if len(self._good) > MAX_REMEMBERED:
-            self._good.popitem(last=False)
+        remember(self._good, host, addresses, MAX_REMEMBERED)
 
     async def resolve(self, host: str, place: str) -> list[Address]:
         """The addresses of a name; none: there is no such name.
@@ -119,9 +115,7 @@ class Names:
         self._resolving[place] += 1
 
         def over() -> None:
-            self._resolving[place] -= 1
-            if not self._resolving[place]:
-                del self._resolving[place]
+            uncount(self._resolving, place)
 
         @implementer(IResolutionReceiver)
         class Receiver:
@@ -162,16 +156,12 @@ class Hosts:
 
     def has_room(self, number: str, static: str, now: float) -> bool:
         """Whether a server that has proved its key there is not one too many; it is counted then."""
-        address = literal(number)
-        if address is None or kind_of(address) != "public":
+        if not is_public(number):
             return True
         block = block_of(number)
-        there = self._at.pop(block, {})
-        there = {one: at for one, at in there.items() if now - at < self._seconds}
+        there = {one: at for one, at in self._at.get(block, {}).items() if now - at < self._seconds}
         room = static in there or len(there) < OF_HOST
         if room:
             there[static] = now
-        self._at[block] = there
-        if len(self._at) > MAX_REMEMBERED:
-            self._at.popitem(last=False)
+        remember(self._at, block, there, MAX_REMEMBERED)
         return room

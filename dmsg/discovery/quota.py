@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-from dmsg.net.addresses import block_of, kind_of, literal
+from dmsg.net.addresses import block_of, is_public
+from dmsg.tables import uncount
 
 OF_POSTER = 32
 """Servers whose entries come from one public address, or block."""
@@ -59,12 +60,9 @@ class ServerQuota:
 
     def _uncount(self, server: tuple[str, float]) -> None:
         block, _ = server
-        self._counts[block] -= 1
-        if not self._counts[block]:
-            del self._counts[block]
+        uncount(self._counts, block)
 
 
 def _counted_as(poster: str) -> str | None:
     """The block of a public address; None: nobody is counted."""
-    source = literal(poster)
-    return block_of(poster) if source is not None and kind_of(source) == "public" else None
+    return block_of(poster) if is_public(poster) else None

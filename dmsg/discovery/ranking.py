@@ -197,6 +197,8 @@ class RankingFile:
         ranking = self.current(now)
         if ranking is None:
             return []
+        if len(ranking.weights) <= most:
+            return list(ranking.weights)
         return self._draw([(weight, static) for static, weight in ranking.weights.items()], most)
 
     def _draw(self, weighted: Sequence[tuple[float, _Drawn]], most: int) -> list[_Drawn]:

@@ -8,6 +8,7 @@ from typing import Any
 from twisted.logger import Logger
 
 from dmsg.net.again import Again
+from dmsg.seldom import Seldom
 from dmsg.telemetry.metrics import Metrics
 
 SWEEP_EVERY = 30.0
@@ -32,11 +33,10 @@ class Sweep:
     """
 
     def __init__(self, reactor: Any, store: Any, now: Callable[[], float], metrics: Metrics) -> None:
-        self._reactor = reactor
         self._store = store
         self._now = now
         self._metrics = metrics
-        self._told_at = -TOLD_EVERY
+        self._seldom = Seldom(reactor.seconds, TOLD_EVERY)
         self._again = Again(reactor, self._sweep, lambda failures: SWEEP_EVERY, "dropping old entries")
         store.dropped = self._dropped
 
@@ -59,10 +59,8 @@ class Sweep:
 
     def _dropped(self, reason: str, place: str, number: int) -> None:
         self._metrics.dropped.labels(reason).inc(number)
-        now = self._reactor.seconds()
-        if reason in ("ended", "deleted") or now - self._told_at < TOLD_EVERY:
+        if reason in ("ended", "deleted") or self._seldom.left_out() is None:
             return
-        self._told_at = now
         why = "it has more than an address may have" if reason == "address" else "there are too many in all"
         whose = place or "an unknown address"
         _log.warn("entries of {whose} are dropped, the oldest first: {why}", whose=whose, why=why)

@@ -23,6 +23,7 @@ from dmsg.net.addresses import block_of
 from dmsg.net.link import Link
 from dmsg.net.share import Share
 from dmsg.net.strangers import Strangers
+from dmsg.tables import uncount
 
 MAX_HANDSHAKES = 512
 """Handshakes under way; one more evicts the oldest."""
@@ -223,16 +224,12 @@ class Acceptor(Factory):
         del self._handshakes[link]
         block = self._addresses.get(link)
         if block is not None:
-            self._shaking_of[block] -= 1
-            if not self._shaking_of[block]:
-                del self._shaking_of[block]
+            uncount(self._shaking_of, block)
 
     def _gone(self, link: Link) -> str | None:
         host = self._addresses.pop(link, None)
         if host is not None:
-            self._of_address[host] -= 1
-            if not self._of_address[host]:
-                del self._of_address[host]
+            uncount(self._of_address, host)
         return host
 
     def _handshake_failed(self, link: Link, failure: Failure) -> None:

@@ -63,6 +63,12 @@ def kind_of(address: Address) -> str:
     return "public" if address.is_global else "private"
 
 
+def is_public(host: str) -> bool:
+    """A text is an address on the internet: whoever is there is a stranger, and no proxy of ours."""
+    found = literal(host)
+    return found is not None and kind_of(found) == "public"
+
+
 def forwarded_client(header: bytes | None) -> str:
     """Whom our own proxy saw, by X-Forwarded-For: the last; what stands before it anybody can write.  Or empty."""
     return (header or b"").decode("latin-1").rpartition(",")[2].strip()[:MAX_ADDRESS]

@@ -19,6 +19,7 @@ from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
 
 from dmsg.net.addresses import block_of
+from dmsg.tables import uncount
 
 MAX_CONNECTIONS = 4096
 """Connections in all, or as many as there are descriptors for."""
@@ -146,9 +147,7 @@ class Guard:
         """It is gone, or is no connection of the site any more."""
         if one in self._open:
             del self._open[one]
-            self._of[one.block] -= 1
-            if not self._of[one.block]:
-                del self._of[one.block]
+            uncount(self._of, one.block)
 
 
 class _Wrapped(Guarded, ProtocolWrapper):

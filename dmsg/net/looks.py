@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections import deque
 from collections.abc import Hashable
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from dmsg.memory import LOOK_INTERVAL, Holding, Memory
+from dmsg.memory import LOOK_INTERVAL, Holding, Memory, resident
+from dmsg.seldom import Seldom
 
 MARKS = 240
 """Looks that are remembered of a holder."""
 LOOKS_BETWEEN = 20
 """Looks between those at what the process has in all: 5 seconds."""
-TELL_EVERY = 10.0
-"""Seconds between lines about what was given up."""
 WORTH_GIVING_BACK = 32 * 1024 * 1024
 """Bytes by which what is held has to fall before the allocator is asked to give to the system what it keeps."""
 
@@ -32,14 +29,6 @@ def _give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _resident() -> int:
-    """Bytes of memory that this process has; 0 where nobody says."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 Holder = TypeVar("Holder", bound=Hashable)
@@ -66,10 +55,9 @@ class Looks(Generic[Holder]):
         self._marks: dict[Holder, deque[tuple[int, float]]] = {}
         self._most = 0
         self._count = 0
-        self._resident = _resident()
+        self._resident = resident()
         """Bytes of the process beyond what is held, when it last gave back."""
-        self._told_at = -TELL_EVERY
-        self._untold = 0
+        self._seldom = Seldom(reactor.seconds)
         self._call = LoopingCall(self._look)
         self._call.clock = reactor
 
@@ -87,9 +75,8 @@ class Looks(Generic[Holder]):
 
     def tell(self, holding: Holding) -> None:
         """Say in the log who gives, one line in a while; for :attr:`dmsg.memory.Memory.told`."""
-        self._untold += 1
-        now = self._reactor.seconds()
-        if now - self._told_at < TELL_EVERY:
+        more = self._seldom.more()
+        if more is None:
             return
         _log.warn(
             "{held} MiB are held for {what}, more than {limit}: {kind} of {owner} ({size} KiB) is given up{more}",
@@ -99,10 +86,8 @@ class Looks(Generic[Holder]):
             kind=holding.kind,
             owner=holding.owner[0],
             size=holding.size >> 10,
-            more=f", and {self._untold - 1} more since the last line" if self._untold > 1 else "",
+            more=more,
         )
-        self._told_at = now
-        self._untold = 0
 
     def _look(self) -> None:
         try:
@@ -118,10 +103,10 @@ class Looks(Generic[Holder]):
             self._most = held
             _give_back()
         self._count = (self._count + 1) % LOOKS_BETWEEN
-        if not self._count and _resident() > self._resident + held + WORTH_GIVING_BACK:
+        if not self._count and resident() > self._resident + held + WORTH_GIVING_BACK:
             # not all that takes memory is booked, as what a request needs for a moment
             _give_back()
-            self._resident = max(0, _resident() - held)
+            self._resident = max(0, resident() - held)
 
     def next_look(self) -> None:
         """Who is not asked about until the next one is forgotten."""

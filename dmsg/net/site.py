@@ -19,6 +19,7 @@ from werkzeug.routing import RequestRedirect
 from dmsg.buckets import RateLimit
 from dmsg.net.addresses import block_of, forwarded_client
 from dmsg.net.share import Share
+from dmsg.tables import uncount
 
 MAX_WAITING = 4096
 """Requests that are delayed at a time, and ``MAX_WAITING_SIZE`` bytes of them; beyond they are refused."""
@@ -279,9 +280,7 @@ class Gate(Resource):
         return int(getattr(request, "received", 0)) + 1024
 
     def _done(self, _: Any, address: str) -> None:
-        self._open[address] -= 1
-        if not self._open[address]:
-            del self._open[address]
+        uncount(self._open, address)
 
     def _left(self, _: Any, request: Request) -> None:
         """The client has gone."""

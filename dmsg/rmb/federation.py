@@ -28,6 +28,7 @@ from dmsg.rmb.ranker import Ranker
 from dmsg.rmb.relay import EXPIRED, NO_RELAY, OFFLINE, REMOTE
 from dmsg.rmb.slots import Slots
 from dmsg.rmb.wire import decode, life, life_ends
+from dmsg.tables import uncount
 
 PASSES = 3
 """Rounds over the relays of a twin before a message has to wait."""
@@ -222,9 +223,7 @@ class Federation:
             self._slots.learn(relays, None if failed else self._reactor.seconds() - began)
             return outcome
         finally:
-            offering[whose] -= 1
-            if not offering[whose]:
-                del offering[whose]
+            uncount(offering, whose)
 
     async def _ask_all(
         self, data: bytes, relays: Iterable[str], *, only_connected: bool, item: _Item | None = None
@@ -355,10 +354,8 @@ class Federation:
             return
         self._size -= len(item.data)
         sender = item.envelope.source.twin
-        self._items_of[sender] -= 1
-        self._size_of[sender] -= len(item.data)
-        if not self._items_of[sender]:
-            del self._items_of[sender], self._size_of[sender]
+        uncount(self._items_of, sender)
+        uncount(self._size_of, sender, len(item.data))
         if item.kept is not None:
             self._kept.pop(item.kept, None)
             # an answer that has it as one to take up may be on its way

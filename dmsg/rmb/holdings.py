@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -41,21 +42,15 @@ class SessionHoldings(Looks[RelaySession]):
             size = delivery.size + (session.socket.unsent if session.socket is not None else 0)
             if size >= SMALL:
                 age = 0.0 if delivery.since is None else self.now - delivery.since
-                yield Holding((f"twin {session.owner}",), "messages", size, age, _Ending(session))
+                yield Holding((f"twin {session.owner}",), "messages", size, age, self._end_of(session))
         for session in list(switch.parked):
             parking = session.parking
             if session.gone or not len(parking):
                 del switch.parked[session]
             elif parking.size >= SMALL:
                 age = self.age(session, parking.come - parking.size, parking.come)
-                yield Holding((f"twin {session.owner}",), "parked", parking.size, age, _Ending(session))
+                yield Holding((f"twin {session.owner}",), "parked", parking.size, age, self._end_of(session))
 
-
-class _Ending:
-    """Ends a session."""
-
-    def __init__(self, session: RelaySession) -> None:
-        self._session = session
-
-    def __call__(self) -> None:
-        self._session.end(Drop.MEMORY, TRY_LATER, "this relay holds too much for it")
+    @staticmethod
+    def _end_of(session: RelaySession) -> Callable[[], None]:
+        return partial(session.end, Drop.MEMORY, TRY_LATER, "this relay holds too much for it")

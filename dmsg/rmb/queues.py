@@ -19,6 +19,7 @@ from zope.interface import Interface, implementer
 from dmsg.isolate import isolated
 from dmsg.rmb.address import Session
 from dmsg.rmb.errors import QueueUnavailable
+from dmsg.tables import uncount
 
 FEDERATION = "relay.federation"
 """The name of the queue of what is for other relays; no session is called so."""
@@ -33,12 +34,6 @@ EXPIRED = 1000
 """Messages whose time has passed that are taken out at once."""
 
 _log = Logger()
-
-
-def _take(counter: Counter[Any], key: Any, number: int) -> None:
-    counter[key] -= number
-    if counter[key] <= 0:
-        del counter[key]
 
 
 def _some(cursor: sqlite3.Cursor, column: int) -> list[Any]:
@@ -264,7 +259,7 @@ class SQLiteQueue:
     def _forget(self, session: str, length: int, sender: int) -> None:
         self.total -= length
         if sender:
-            _take(self._from, sender, length)
+            uncount(self._from, sender, length)
         sizes = self._sizes.get(session)
         if sizes is None:
             return

@@ -33,6 +33,7 @@ from dmsg.rmb.wire import (
     strict_challenge,
     times_error,
 )
+from dmsg.tables import remember
 
 PAYLOAD_TYPE, PAYLOAD_DATA, VALIDATION, UNKNOWN_TWIN, BAD_SIGNATURE, NO_KEY, E2E, OTHER = (
     100,
@@ -235,10 +236,7 @@ class Seal:
             return
         # it is over everything that the other one is over, so one is enough
         verify(envelope.strict_signature, strict_challenge(envelope), sender.account)
-        self._known_strict[source] = now
-        self._known_strict.move_to_end(source)
-        if len(self._known_strict) > MAX_STRICT:
-            self._known_strict.popitem(last=False)
+        remember(self._known_strict, source, now, MAX_STRICT)
 
     def _payload(self, envelope: Envelope, sender: Twin) -> bytes:
         which = envelope.WhichOneof("payload")

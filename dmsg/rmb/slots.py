@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 
 from attrs import define
 
+from dmsg.tables import remember, uncount
+
 MAX_POSTS = 256
 """Messages in an attempt at once."""
 MAX_SLOW_POSTS = 192
@@ -117,11 +119,11 @@ class Slots(Generic[Item]):
     def learn(self, relays: Relays, took: float | None) -> None:
         """They were asked something.  :param took: as for :meth:`done`."""
         if took is None:
-            _remember(self._failing, relays)
+            remember(self._failing, relays, None, REMEMBERED)
         else:
             self._failing.pop(relays, None)
         if took is not None and took <= QUICK:
-            _remember(self._quick, relays)
+            remember(self._quick, relays, None, REMEMBERED)
         else:
             self._quick.pop(relays, None)
 
@@ -129,8 +131,8 @@ class Slots(Generic[Item]):
         """Its attempt came to nothing, and nobody was asked."""
         attempt = self._attempts.pop(item)
         part = attempt.sender, attempt.slow
-        _uncount(self._of_relays, attempt.relays)
-        _uncount(self._of_sender, part)
+        uncount(self._of_relays, attempt.relays)
+        uncount(self._of_sender, part)
         if attempt.slow:
             self._slow -= 1
         self._unblock(attempt.relays, self._most(attempt.relays) - self._of_relays[attempt.relays])
@@ -163,16 +165,3 @@ class Slots(Generic[Item]):
             self.add(*lines.take())
         if not lines:
             self._blocked.pop(key, None)
-
-
-def _uncount(counter: Counter[Item], key: Item) -> None:
-    counter[key] -= 1
-    if not counter[key]:
-        del counter[key]
-
-
-def _remember(known: OrderedDict[Relays, None], relays: Relays) -> None:
-    known[relays] = None
-    known.move_to_end(relays)
-    if len(known) > REMEMBERED:
-        known.popitem(last=False)

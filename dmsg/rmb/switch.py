@@ -39,6 +39,7 @@ from dmsg.rmb.wire import (
     source_of,
     to_pong,
 )
+from dmsg.tables import uncount
 
 ASKING_PING = 8
 """Bytes of the pings by which clients of this package ask whether all before was taken."""
@@ -328,9 +329,7 @@ class Switch:
         # not by its name: a newer connection may have it by now
         if self.sessions.get(session.session) is session:
             del self.sessions[session.session]
-            self.sessions_of[session.owner] -= 1
-            if not self.sessions_of[session.owner]:
-                del self.sessions_of[session.owner]
+            uncount(self.sessions_of, session.owner)
             self.queue.absent(str(session.session))
         self.waiting.pop(session.delivery, None)
         self._looking_for.pop(session, None)

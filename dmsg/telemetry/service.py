@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from twisted.logger import Logger
 
 from dmsg.errors import DmsgError
 from dmsg.isolate import isolated
+from dmsg.memory import resident
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX
@@ -230,7 +230,7 @@ class Telemetry:
                 **self.load(),
                 "lag_ms": round(self._lag * 1000),
                 "cpu_ms": round((cpu - self._cpu) * 1000),
-                "rss_kb": _resident(),
+                "rss_kb": resident() // 1024,
                 "lost": lost - self._lost,
             },
         )
@@ -269,12 +269,3 @@ class Telemetry:
                 _log.failure("writing telemetry failed", result)
 
         return done.addBoth(finished)
-
-
-def _resident() -> int:
-    """KiB of memory that the process has now."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize() // 1024
-    except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

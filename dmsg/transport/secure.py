@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dmsg.errors import CloseReason, DmsgError
 from dmsg.noise.handshake import HandshakeResult
+from dmsg.tables import uncount
 from dmsg.transport.agreement import HASH_SIZE, Hello, Resume
 from dmsg.transport.wire import ACK, CLOSE, FWD, MAX_FRAME_PAYLOAD, SEQUENCE_SIZE
 
@@ -93,9 +94,7 @@ class Budget:
     def give_back(self, peer: bytes, size: int) -> None:
         """What was taken is free again."""
         self.left += size
-        self._of[peer] -= size
-        if not self._of[peer]:
-            del self._of[peer]
+        uncount(self._of, peer, size)
 
 
 BUDGET = Budget()

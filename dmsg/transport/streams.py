@@ -24,6 +24,7 @@ from twisted.python.failure import Failure
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.tables import uncount
 from dmsg.transport.agreement import Resume
 from dmsg.transport.doorman import Doorman
 from dmsg.transport.secure import BUDGET, Budget, SecureEnd
@@ -296,6 +297,10 @@ class Streams:
         """Those that can go on over another transport, with one now or not."""
         return list(self._live.values())
 
+    def is_live(self, stream: StreamTransport) -> bool:
+        """Whether it may go on over another transport: it is not over, and the client does not stop."""
+        return not self._stopped and stream.end.token is not None and self._live.get(stream.end.token) is stream
+
     def offered(self, resume: Resume, remote: PubKey) -> StreamTransport | int | None:
         """The stream that ``remote`` wants to go on with; the reason if it is over; None if there is none."""
         stream = self._live.get(resume.token)
@@ -334,7 +339,7 @@ class Streams:
         return 0.0 if idle <= 0 else min(IDLE_PAUSE, 0.1 * 1.5 ** min(idle, 20))
 
     def _search(self, stream: StreamTransport) -> None:
-        if stream in self._searching or self.reconnect is None:
+        if stream in self._searching or self.reconnect is None or not self.is_live(stream):
             return
         searching = self.reconnect(stream)
         self._searching[stream] = searching
@@ -370,9 +375,7 @@ class Streams:
         if waiting[0].active():
             waiting[0].cancel()
         peer = stream.getPeer()
-        self._waiting_of[peer] -= 1
-        if not self._waiting_of[peer]:
-            del self._waiting_of[peer]
+        uncount(self._waiting_of, peer)
 
     # --- what stands still ---
 

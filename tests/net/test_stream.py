@@ -28,7 +28,7 @@ from dmsg.net.stream import (
     StreamTimeout,
     StreamTransport,
 )
-from tests.support import Recorder
+from tests.support import Producer, Recorder
 
 ADDRESS = DmsgAddress(SecKey.from_seed(b"stream").public, 7)
 FRAME = 1000
@@ -571,22 +571,6 @@ class EndTests(StreamCase):
         self.assertEqual((self.stream.getPeer(), self.stream.getHost()), (ADDRESS, ADDRESS))
         self.assertEqual(str(ADDRESS), f"dmsg:{ADDRESS.public_key}:7")
         self.assertEqual(str(DmsgAddress(ADDRESS.public_key)), f"dmsg:{ADDRESS.public_key}")
-
-
-class Producer:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def pauseProducing(self) -> None:
-        self.told.append("pause")
-
-    def resumeProducing(self) -> None:
-        self.told.append("resume")
-
-    def stopProducing(self) -> None:
-        self.told.append("stop")
 
 
 class ProducerTests(StreamCase):

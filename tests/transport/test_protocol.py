@@ -31,7 +31,7 @@ from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory
 from dmsg.transport.session import ClientSession
 from dmsg.transport.wire import WINDOW_BYTES
-from tests.support import KEYS, SERVER_KEY, Accepting, MemoryNetwork, RawClient, Recorder
+from tests.support import KEYS, SERVER_KEY, Accepting, MemoryNetwork, Producer, RawClient, Recorder
 
 
 class NetworkCase(SynchronousTestCase):
@@ -297,22 +297,6 @@ class EndTests(NetworkCase):
         self.network.settle()
         self.assertTrue(two.lost.check(ConnectionDone))
         self.assertIsNotNone(one.lost)
-
-
-class Producer:
-    """Notes what it is told."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    def pauseProducing(self) -> None:
-        self.told.append("pause")
-
-    def resumeProducing(self) -> None:
-        self.told.append("resume")
-
-    def stopProducing(self) -> None:
-        self.told.append("stop")
 
 
 class FlowTests(NetworkCase):

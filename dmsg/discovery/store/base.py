@@ -21,6 +21,8 @@ OVERHEAD = 1536
 """Bytes that an entry takes beside its JSON, and that a deleted one takes."""
 TOMBSTONE_TTL = 86400.0
 """Seconds for which it is remembered that an entry was deleted, so that nobody posts it again."""
+MIGRATED_TTL = 90 * 86400.0
+"""Seconds for which an entry is kept that an earlier version wrote, unless it is posted again."""
 KINDS = ("client", "server", "both")
 """Of entries: by the halves that they have."""
 

@@ -26,6 +26,7 @@ from dmsg.discovery.entry import (
     time_order,
 )
 from dmsg.discovery.store.base import (
+    MIGRATED_TTL,
     NEVER,
     OVERHEAD,
     ROOM_AT_ONCE,
@@ -43,8 +44,6 @@ from dmsg.discovery.store.base import (
 )
 from dmsg.errors import EntryNotFound
 
-MIGRATED_TTL = 90 * 86400.0
-"""Seconds after which an entry is dropped that an earlier version wrote, when this one first sees it."""
 ADOPTED_AT_ONCE = 500
 """Entries of an earlier version that one script takes over: Redis does nothing else meanwhile."""
 _UNKNOWN_LIMIT = 1e18

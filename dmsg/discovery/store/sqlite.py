@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from dmsg.discovery.entry import (
 )
 from dmsg.discovery.store.base import (
     KINDS,
+    MIGRATED_TTL,
     NEVER,
     OVERHEAD,
     ROOM_AT_ONCE,
@@ -42,9 +44,6 @@ from dmsg.discovery.store.base import (
     target,
 )
 from dmsg.errors import EntryError, EntryNotFound
-
-MIGRATED_TTL = 90 * 86400.0
-"""Seconds after its last POST when an entry of an earlier version's file is dropped."""
 
 _ENTRIES = """CREATE TABLE IF NOT EXISTS entries (
     static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
@@ -264,14 +263,12 @@ class SQLiteStore:
         return succeed([row[0] for row in rows])
 
     def listed(self, statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
-        rows = [
-            self._db.execute(
-                "SELECT json FROM entries WHERE static = ? AND listable AND NOT quiet AND checked AND posted >= ?",
-                (static, since),
-            ).fetchone()
-            for static in statics
-        ]
-        return succeed([row[0] for row in rows if row is not None])
+        rows = self._db.execute(
+            "SELECT json FROM entries WHERE static IN (SELECT value FROM json_each(?)) "
+            "AND listable AND NOT quiet AND checked AND posted >= ?",
+            (json.dumps(list(statics)), since),
+        ).fetchall()
+        return succeed([row[0] for row in rows])
 
     def due(self, most: int, now: float, next_look: float) -> Deferred[list[Due]]:
         try:

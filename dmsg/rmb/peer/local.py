@@ -24,7 +24,7 @@ MAX_DESTINATIONS = 1000
 """Twins in one request."""
 MAX_JSON = 24 * 1024 * 1024
 """Bytes of a message in Redis."""
-RESERVED = ("system.", "backlog.", "seen.", "outgoing.", "size.")
+RESERVED = ("system.", "backlog.", "seen.", "outgoing.")
 """How no command may begin: ``msgbus.<command>`` is a key that is the peer's own."""
 
 

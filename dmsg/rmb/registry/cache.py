@@ -15,6 +15,7 @@ from zope.interface import implementer
 from dmsg.rmb.errors import RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twin import Twin
+from dmsg.tables import remember
 
 TTL = 300.0
 """Seconds that a twin is believed without asking again."""
@@ -116,10 +117,7 @@ class CachedRegistry:
             result = self._known[twin][1]
         elif result.check(TwinNotFound):
             self._known.pop(twin, None)
-            self._none.pop(twin, None)
-            self._none[twin] = now
-            if len(self._none) > MAX_NONE:
-                self._none.popitem(last=False)
+            remember(self._none, twin, now, MAX_NONE)
         else:
             self._away_until = now + AWAY
             known = self._known.get(twin)
@@ -136,10 +134,7 @@ class CachedRegistry:
             _log.error("the registry says something else of twin {twin} than before", twin=twin)
             value = before[1]
         self._none.pop(twin, None)
-        self._known[twin] = (self._clock.seconds(), value)
-        self._known.move_to_end(twin)
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        remember(self._known, twin, (self._clock.seconds(), value), self._most)
 
     def _changed(self, twin: Twin) -> None:
         # also one that was said not to be there

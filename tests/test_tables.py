@@ -1,0 +1,26 @@
+"""Tables that do not grow for ever."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.tables import remember, uncount
+
+
+class TableTests(SynchronousTestCase):
+    def test_what_counts_nothing_has_no_place(self) -> None:
+        counter = Counter({"a": 2, "b": 5})
+        uncount(counter, "a")
+        self.assertEqual(counter, {"a": 1, "b": 5})
+        uncount(counter, "a")
+        uncount(counter, "b", 5)
+        self.assertEqual(list(counter), [])
+
+    def test_the_oldest_is_forgotten(self) -> None:
+        """What is remembered again is the newest."""
+        known: OrderedDict[str, int] = OrderedDict()
+        for number, key in enumerate("abcad"):
+            remember(known, key, number, 3)
+        self.assertEqual(list(known.items()), [("c", 2), ("a", 3), ("d", 4)])
