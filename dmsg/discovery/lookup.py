@@ -36,7 +36,7 @@ from dmsg.discovery.entry import (
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.body import AnswerTooLong, read_body
-from dmsg.net.fetch import WebClient, make_pool, parse_json
+from dmsg.net.fetch import WebClient, cancellable, make_pool, parse_json
 
 T = TypeVar("T")
 
@@ -96,6 +96,7 @@ class Lookup:
             http = WebClient(reactor, self._pool, timeout)
         self._http = http
         self._under_way: set[Deferred[Any]] = set()
+        self._closed = False
         self._port_signed = True
         """Whether entries of servers are signed with the field ``port``; learned from what is refused."""
         self._posted: dict[PubKey, Entry] = {}
@@ -159,13 +160,14 @@ class Lookup:
             self._under_way.discard(asked)
             return result
 
-        return asked.addBoth(done)
+        return cancellable(asked.addBoth(done))
 
     def close(self) -> Deferred[None]:
         """End what is asked and not answered, and close kept connections.
 
         A connection whose answer comes later would be kept for good.
         """
+        self._closed = True
         for asked in list(self._under_way):
             asked.cancel()
         if self._pool is None:
@@ -179,8 +181,6 @@ class Lookup:
         headers = {"accept": "application/json"}
         if body is not None:
             headers["content-type"] = "application/json"
-        # a little less: clocks and timers round
-        deadline = self._reactor.seconds() + self._timeout - 0.01
         try:
             response = await self._http.request(
                 method, f"{self.url}{path}", data=body, headers=headers, reactor=self._reactor, timeout=self._timeout
@@ -191,10 +191,8 @@ class Lookup:
         except DmsgError:
             raise
         except Exception as error:
-            # treq's time-out cancels, and so does who wants no answer any more
-            if isinstance(error, CancelledError) and self._reactor.seconds() < deadline:
-                raise DiscoveryError(f"discovery {self.url}: the answer is not waited for") from None
-            raise DiscoveryError(f"discovery {self.url}: {_short(error, self._timeout)}") from None
+            why = "it is asked nothing any more" if self._closed else _short(error, self._timeout)
+            raise DiscoveryError(f"discovery {self.url}: {why}") from None
         return response.code, answer
 
     def _error(self, status: int, body: bytes) -> DiscoveryError:
@@ -425,6 +423,7 @@ class Lookups:
         askings = [ask(lookup) for lookup in self.lookups]
         results: list[Any] = [None] * len(askings)
         done: Deferred[None] = Deferred()
+        over = False
         timer: IDelayedCall | None = None
         reactor = self.lookups[0].reactor
         now = reactor.seconds()
@@ -433,20 +432,27 @@ class Lookups:
         def look(result: Any, number: int) -> None:
             nonlocal timer
             results[number] = result
-            if done.called:
+            if over:
                 return
             good = any(one is not None and not isinstance(one, Failure) for one in results)
             missing = {number for number, one in enumerate(results) if one is None}
             if not missing or (good and missing <= hung):
-                done.callback(None)
+                finish()
             elif good and timer is None:
-                timer = reactor.callLater(GRACE, done.callback, None)
+                timer = reactor.callLater(GRACE, finish)
+
+        def finish() -> None:
+            nonlocal over
+            over = True
+            done.callback(None)
 
         for number, asking in enumerate(askings):
             asking.addBoth(look, number)
         try:
             await done
         finally:
+            # who waited may be gone without done having fired: what is cancelled below must not wake it
+            over = True
             if timer is not None and timer.active():
                 timer.cancel()
             for number, lookup in enumerate(self.lookups):

@@ -9,7 +9,7 @@ where nobody wanted to ask.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
@@ -25,6 +25,9 @@ from dmsg.errors import DmsgError
 
 MAX_HEAD = 64 * 1024
 """Bytes of an answer before its body."""
+
+
+T = TypeVar("T")
 
 
 class HeadTooLong(DmsgError):
@@ -117,6 +120,33 @@ class WebClient(HTTPClient):
     def request(self, method: str, url: Any, **options: Any) -> Any:
         """As treq's."""
         return super().request(method, url, **{**options, "allow_redirects": False})
+
+
+def cancellable(asking: Deferred[T]) -> Deferred[T]:
+    """The same answer; who cancels fails with CancelledError at once, and with nothing else.
+
+    A request that is cancelled dies of many things, by how far it was, as of ConnectingCancelledError: who takes them
+    for an answer goes on to the next server, though nobody wants that any more.
+    """
+    wanted = True
+
+    def cancel(_: Deferred[T]) -> None:
+        nonlocal wanted
+        wanted = False
+        asking.cancel()
+
+    answer: Deferred[T] = Deferred(cancel)
+
+    def ended(result: Any) -> None:
+        if not wanted:
+            return
+        if isinstance(result, Failure):
+            answer.errback(result)
+        else:
+            answer.callback(result)
+
+    asking.addBoth(ended)
+    return answer
 
 
 def parse_json(body: bytes | str) -> Any:

@@ -12,7 +12,7 @@ from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
 from dmsg.net.body import read_body
-from dmsg.net.fetch import make_pool
+from dmsg.net.fetch import cancellable, make_pool
 from dmsg.rmb.slots import MAX_POSTS
 from dmsg.rmb.twin import relay_url
 
@@ -74,7 +74,7 @@ class Poster:
             headers.addRawHeader(ONLY_CONNECTED, b"1")
         try:
             request = self._agent.request(b"POST", url.encode("ascii"), headers, _Body(data))
-            response: Any = await request.addTimeout(POST_TIMEOUT, self._reactor)
+            response: Any = await cancellable(request.addTimeout(POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
         except TimeoutError:
@@ -85,7 +85,7 @@ class Poster:
         code: int = response.code
         try:
             # it says nothing, and is only read so that the connection can be used again
-            await read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor)
+            await cancellable(read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
         except Exception as error:  # whatever a connection can die of: the answer is known

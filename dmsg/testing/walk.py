@@ -256,6 +256,7 @@ def walk(seed: int, *, steps: int = STEPS) -> Walk:
     globalLogPublisher.addObserver(observer)
     try:
         one.run()
+        one.lab.stop()
         gc.collect()  # Deferreds that failed and were let go say so now
         if errors:
             raise AssertionError(f"{len(errors)} errors were logged: {errors[0]}")

@@ -313,9 +313,12 @@ class Client(DelegatedClient):
         if (pause := self.streams.before_moving(stream)) > 0.0:
             await deferLater(self._reactor, pause)
         rounds = 0
-        while self._reactor.seconds() < deadline:
+        # what is cancelled may end in any error; then the stream is over, or the client stops
+        while self._reactor.seconds() < deadline and self.streams.is_live(stream):
             moving = stream.end.transport is not None
             for server in await self._ways(remote, left_behind, moving=moving, fresh=rounds > 0):
+                if not self.streams.is_live(stream):
+                    return
                 try:
                     await self._turn_to_resume()
                     session = await self.server_session(server).addTimeout(RESUME_ATTEMPT, self._reactor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import sqlite3
@@ -609,6 +610,20 @@ class LookupTests(APICase):
         asking = several.available_servers()
         self.clock.advance(GRACE)
         self.assertEqual(self.successResultOf(asking), [second])
+
+    def test_a_question_that_is_let_go(self) -> None:
+        """Nobody waits for it any more, nobody will answer: what collects it raises nothing behind everybody's back."""
+
+        class Silent:
+            def request(self, *_: Any, **__: Any) -> Any:
+                return Deferred()
+
+        for many in (1, 2):
+            lookups = Lookups([Lookup(self.clock, "http://silent", http=Silent()) for _ in range(many)])
+            lookups.available_servers()
+            del lookups
+            gc.collect()
+            self.assertEqual(self.flushLoggedErrors(), [])
 
     def test_several_discoveries(self) -> None:
         """One that is away does not matter; writes go to all."""

@@ -130,6 +130,36 @@ class LabTests(SynchronousTestCase):
         lab.stop()
         self.assertIsNotNone(accepting.built[0].lost)
 
+    def test_a_stream_that_is_given_up_while_discovery_is_asked(self) -> None:
+        """Nothing is looked for any more: no server is dialled, and no timer is left, for what is over."""
+        for stopping in (True, False):
+            lab = Lab(8)
+            lab.add_servers(2)
+            alice, bob = lab.add_client("alice"), lab.add_client("bob")
+            lab.settle()
+            bob.listen(Accepting(), 7)
+            one = lab.result(alice.connect(bob.public_key, Accepting(), port=7))
+            lab.network.run(15)
+            # discovery takes the question and does not answer
+            lab.network.host("discovery").pause()
+            alice._entries.doubt(bob.public_key)
+            name = next(n for n, server in lab.servers.items() if server._key.public == one.transport.server)
+            lab.kill(name)
+            lab.network.run_until(lambda alice=alice: alice.streams.suspended, 60)
+            searching = alice.streams._searching[one.transport]
+            over: list[Any] = []
+            dialled: list[Any] = []
+            self.patch(alice, "server_session", dialled.append)
+            if stopping:
+                alice.stopService().addBoth(over.append)
+            else:
+                one.transport.abortConnection()
+            self.assertEqual((alice.streams.suspended, alice.streams._searching), (0, {}))
+            self.assertTrue(searching.called)
+            lab.network.run(30)
+            self.assertEqual((dialled, alice.streams.suspended), ([], 0))
+            self.assertEqual(bool(over), stopping)
+
     def test_very_many_streams_go_on_without_a_flood(self) -> None:
         """The next server polices its clients, and they take their turns."""
         self.patch(service, "RESUME_RATE", 20.0)

@@ -19,7 +19,7 @@ from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError
 from dmsg.isolate import isolated
 from dmsg.net.body import read_body
-from dmsg.net.fetch import WebClient, make_pool, parse_json
+from dmsg.net.fetch import WebClient, cancellable, make_pool, parse_json
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry
 from dmsg.rmb.twin import Twin
@@ -69,8 +69,9 @@ class HTTPRegistry:
         headers = Headers({"content-type": ["application/json"]} if body is not None else {})
         try:
             request = self._http.request(method, f"{self.url}{path}", data=body, headers=headers)
-            response = await request.addTimeout(timeout, self._reactor)
-            content = parse_json(await read_body(response, most).addTimeout(timeout, self._reactor))
+            response = await cancellable(request.addTimeout(timeout, self._reactor))
+            answer = await cancellable(read_body(response, most).addTimeout(timeout, self._reactor))
+            content = parse_json(answer)
         except CancelledError:
             raise
         except TimeoutError:
