@@ -20,7 +20,6 @@ from twisted.python.failure import Failure
 from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory
-from twisted.web.server import Site
 from zope.interface import implementer
 
 from dmsg.cli.files import transfer_progress
@@ -41,6 +40,7 @@ from dmsg.cli.webfiles import file_site
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.names import Names
+from dmsg.net.channel import BoundedSite
 from dmsg.net.endpoints import DmsgClientEndpoint
 from dmsg.net.fetch import make_pool
 from dmsg.net.stream import DmsgAddress
@@ -54,16 +54,14 @@ IDLE_TIMEOUT = 120
 """Seconds that a connection may be silent."""
 
 
-class _Site(Site):
-    noisy = False
-
+class _Site(BoundedSite):
     def __init__(self, resource: Any, allow: tuple[PubKey, ...]) -> None:
-        super().__init__(resource, timeout=IDLE_TIMEOUT)  # type: ignore[no-untyped-call]
+        super().__init__(resource, timeout=IDLE_TIMEOUT)
         self.admits = self._allowed = only(allow)
         self.displayTracebacks = False
 
     def buildProtocol(self, addr: Any) -> Any:
-        return super().buildProtocol(addr) if self._allowed(addr) else None  # type: ignore[no-untyped-call]
+        return super().buildProtocol(addr) if self._allowed(addr) else None
 
     def log(self, request: Any) -> None:
         peer: IAddress = request.getClientAddress()

@@ -14,7 +14,6 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.server import Site
 
 from dmsg.buckets import RateLimit
 from dmsg.delegation.admission import Admission
@@ -28,6 +27,7 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.memory import Memory
 from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.addresses import parse_address
+from dmsg.net.channel import BoundedSite
 from dmsg.net.link import Link
 from dmsg.net.share import STEPS
 from dmsg.net.socketopts import tune_listening
@@ -343,8 +343,7 @@ class RelayServer(Service):
             self.factory.tuned = tune_listening(port) and (self.factory.tuned or len(self.ports) == 1)
             _log.info("server {key} listens on {address}", key=self._key.public.hex(), address=str(port.getHost()))
         if self._metrics is not None:
-            site = Site(StatusPages(self, self.health, self.metrics_prefix, [self.factory.relay_seconds]))
-            site.noisy = False
+            site = BoundedSite(StatusPages(self, self.health, self.metrics_prefix, [self.factory.relay_seconds]))
             # scrapes are no news
             site.log = lambda request: None  # type: ignore[method-assign]
             self.metrics_port = await serverFromString(self._reactor, self._metrics).listen(site)

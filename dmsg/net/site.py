@@ -12,12 +12,13 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource, Resource
-from twisted.web.server import NOT_DONE_YET, Request, Site
+from twisted.web.server import NOT_DONE_YET, Request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import RequestRedirect
 
 from dmsg.buckets import RateLimit
 from dmsg.net.addresses import block_of, forwarded_client
+from dmsg.net.channel import BoundedSite
 from dmsg.net.share import Share
 from dmsg.tables import uncount
 
@@ -333,7 +334,7 @@ def gated_site(
     proxied: bool,
     max_body: int,
     **of_gate: Any,
-) -> Site:
+) -> BoundedSite:
     """The factory to listen with.
 
     :param refused: called with ``too_long``, ``rate_limit`` or ``bad_path``.
@@ -344,8 +345,9 @@ def gated_site(
     """
     gate = Gate(root, reactor, RateLimit(rate, burst), proxied, refused, **of_gate)
     bounded = bounded_request(reactor, max_body, refused)
-    site = Site(gate, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=reactor, parsePOSTFormSubmission=False)
-    site.noisy = False
+    site = BoundedSite(
+        gate, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=reactor, parsePOSTFormSubmission=False
+    )
     # a line for each request is no news
     site.log = gate.log  # type: ignore[method-assign]
     return site

@@ -12,11 +12,12 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
-from twisted.web.server import NOT_DONE_YET, Request, Site
+from twisted.web.server import NOT_DONE_YET, Request
 
 from dmsg.buckets import RateLimit
 from dmsg.errors import DmsgError
 from dmsg.net.addresses import block_of, forwarded_client
+from dmsg.net.channel import BoundedSite
 from dmsg.net.guard import Guard
 from dmsg.net.site import bounded_request, close_after
 from dmsg.rmb import token
@@ -111,10 +112,9 @@ class RelaySite(Resource):
             self._switch.relay.drops[Drop(why)] += 1
 
         bounded = bounded_request(self._reactor, MAX_MESSAGE, refused)
-        site = Site(
+        site = BoundedSite(
             self, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=self._reactor, parsePOSTFormSubmission=False
         )
-        site.noisy = False
         site.displayTracebacks = False
         # the token is in the URL: no line of any log has it
         site.log = lambda request: None  # type: ignore[method-assign]

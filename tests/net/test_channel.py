@@ -1,0 +1,146 @@
+"""Requests that come faster than they are answered, over one connection."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.protocol import connectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+
+from dmsg.net.channel import PIECE, BoundedSite
+
+
+class Echo(Resource):
+    """Answers with path and body, at once or, below /later, when told."""
+
+    isLeaf = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Any] = []
+
+    def render(self, request: Any) -> Any:
+        if request.path.startswith(b"/later"):
+            self.waiting.append(request)
+            return NOT_DONE_YET
+        return self.answer(request)
+
+    def answer(self, request: Any) -> bytes:
+        return request.path + b" " + request.content.read() + b"\n"
+
+    def go_on(self) -> None:
+        while self.waiting:
+            request = self.waiting.pop(0)
+            request.write(self.answer(request))
+            request.finish()
+
+
+class Case:
+    """One connection."""
+
+    def __init__(self) -> None:
+        self.page = Echo()
+        self.site = BoundedSite(self.page, reactor=Clock())
+        self.site.log = lambda request: None  # type: ignore[method-assign]
+        self.transport = StringTransport()
+        self.channel = self.site.buildProtocol(self.transport.getPeer())
+        self.channel.makeConnection(self.transport)
+
+    @property
+    def reading(self) -> bool:
+        return self.transport.producerState == "producing"
+
+    def answers(self) -> list[bytes]:
+        """Their bodies."""
+        return re.findall(rb"(?m)^(/\S* .*)$", self.transport.value())
+
+
+def request(path: str, body: bytes, *, chunked: bool = False) -> bytes:
+    if chunked:
+        parts = b"".join(b"%x\r\n%s\r\n" % (1, body[at : at + 1]) for at in range(len(body)))
+        return f"POST {path} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + parts + b"0\r\n\r\n"
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+class ChannelTests(SynchronousTestCase):
+    """In memory."""
+
+    @given(
+        st.lists(
+            st.tuples(st.booleans(), st.binary(max_size=30).map(lambda data: data.hex().encode()), st.booleans()),
+            max_size=12,
+        ),
+        st.lists(st.integers(1, 3 * PIECE), max_size=12),
+        st.integers(0, 3),
+    )
+    def test_every_request_is_answered_once_and_in_order(
+        self, asked: list[tuple[bool, bytes, bool]], cuts: list[int], big: int
+    ) -> None:
+        """However they are cut, whatever is answered at once, and whatever is as long as some pieces."""
+        case = Case()
+        expected = []
+        data = b""
+        for number, (later, body, chunked) in enumerate(asked):
+            if number == big:
+                body = body * 2000
+            path = f"/{'later' if later else 'now'}/{number}"
+            data += request(path, body, chunked=chunked and number != big)
+            expected.append(path.encode() + b" " + body)
+        for cut in cuts:
+            case.channel.dataReceived(data[:cut])
+            data = data[cut:]
+            case.page.go_on()
+        case.channel.dataReceived(data)
+        case.page.go_on()
+        self.assertEqual(case.answers(), expected)
+        self.assertTrue(case.reading)
+
+    def test_nothing_is_read_while_requests_wait(self) -> None:
+        case = Case()
+        many = request("/later", b"x") * 2000
+        case.channel.dataReceived(many[:65536])
+        self.assertFalse(case.reading)
+        for _ in range(20):
+            request_ = case.page.waiting.pop(0)
+            request_.finish()
+            self.assertEqual(len(case.page.waiting), 1)
+            self.assertFalse(case.reading)
+            self.assertLessEqual(len(case.channel._buffer) + sum(map(len, case.channel._dataBuffer)), 2 * PIECE)
+        while case.page.waiting:
+            case.page.go_on()
+        self.assertTrue(case.reading)
+        self.assertEqual(len(case.answers()) + 20, 65536 // len(request("/later", b"x")))
+
+    def test_one_that_is_answered_and_leaves(self) -> None:
+        """What is behind a request that ends the connection is not looked at."""
+        case = Case()
+        last = b"GET /last HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        case.channel.dataReceived(last + request("/now", b"") * 1000)
+        self.assertEqual(case.answers(), [b"/last "])
+        self.assertTrue(case.transport.disconnecting)
+        self.assertFalse(case.channel._behind)
+
+    def test_what_cannot_be_read(self) -> None:
+        case = Case()
+        case.channel.dataReceived(request("/now", b"") + b"nonsense\r\n" + request("/now", b"") * 1000)
+        self.assertEqual(case.answers(), [b"/now "])
+        self.assertIn(b"400 Bad Request", case.transport.value())
+        self.assertFalse(case.channel._behind)
+
+    def test_a_connection_that_is_lost(self) -> None:
+        case = Case()
+        case.channel.dataReceived(request("/later", b"x") * 1000)
+        gone: list[Any] = []
+        case.page.waiting[0].notifyFinish().addErrback(gone.append)
+        case.channel.connectionLost(connectionDone)
+        self.assertEqual((len(gone), len(case.channel._behind)), (1, 0))
+
+    def test_no_other_protocol_over_TLS(self) -> None:
+        self.assertEqual(Case().site.acceptableProtocols(), [b"http/1.1"])
