@@ -40,6 +40,7 @@ from dmsg.messaging.wire import (
     send_head,
     unpack_send_head,
 )
+from dmsg.noise.handshake import HANDSHAKE_FRAMES
 
 MAX_PINGS = 8
 """Channels that others opened only to see how long that takes; the oldest ends for another one."""
@@ -75,6 +76,10 @@ class ClientConnection:
         self._doubtful: dict[int, None] = {}
         self.accepting = False
         self._pings: list[ClientChannel] = []
+        self.refusal: Callable[[PubKey, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
+        """Why a channel that somebody asks for is refused before any key is worked out; of a ping the ephemeral is
+        None, for it is the initiator's own key."""
+        self._dear = 0
         self._begun = False
         self.drops: Counter[DropReason] = Counter()
         self.broken: RemoteProtocolError | None = None
@@ -272,6 +277,9 @@ class ClientConnection:
                 size_joined = 0
             channel = None
             self._control(frame_type, bytes(view[body:following]), events)
+            if self._dear:
+                most = max(0, most - self._dear)
+                self._dear = 0
         if joined:
             assert channel is not None
             events.append(DataReceived(channel, b"".join(joined)))
@@ -323,6 +331,9 @@ class ClientConnection:
             ping = message[:PUBKEY_SIZE] == bytes(remote)
             if not (ping or self.accepting):
                 raise HandshakeError("nobody listens")
+            if self.refusal(remote, None if ping else message[:PUBKEY_SIZE]) is not None:
+                raise HandshakeError("not looked at")
+            self._dear += HANDSHAKE_FRAMES
             offered = ClientChannel(number, remote)
             offered.name = body[0]
             offered.offer = Offer(self._key, remote, message, self._profile, ephemeral=self._ephemeral())

@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IProtocolFactory
 from twisted.python.failure import Failure
 
 from dmsg.delegation.dial import tcp_endpoint
+from dmsg.delegation.doorman import Doorman
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.handshake import LinkHandshake
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
@@ -41,11 +42,12 @@ class SessionEndpoint:
         *,
         acks: Acks,
         two_ids: bool,
+        doorman: Doorman | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
     ) -> None:
         """:param address: ``host:port``.
 
-        :param acks: and ``two_ids``: see :class:`~dmsg.messaging.session.ClientSession`.
+        :param acks: ``two_ids`` and ``doorman``: see :class:`~dmsg.messaging.session.ClientSession`.
         :raises DmsgError: the address is malformed.
         """
         self._reactor = reactor
@@ -56,6 +58,7 @@ class SessionEndpoint:
         self._accept = accept
         self._acks = acks
         self._two_ids = two_ids
+        self._doorman = doorman
         self._timeout = timeout
         self._endpoint = tcp_endpoint(reactor, address, timeout)
 
@@ -83,6 +86,7 @@ class SessionEndpoint:
                 accept=self._accept,
                 acks=self._acks,
                 two_ids=self._two_ids,
+                doorman=self._doorman,
             )
             session.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
             return session

@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFact
 from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.delegation.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
+from dmsg.delegation.doorman import Doorman
 from dmsg.discovery.entry import Entry, features
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import ConnectFailed
@@ -81,6 +82,7 @@ class Client(DelegatedClient):
             only=only,
             random=random,
         )
+        self._doorman = Doorman(reactor.seconds, self._factories.values)
 
     def connect(
         self,
@@ -159,4 +161,5 @@ class Client(DelegatedClient):
             lambda: self._factories.get(0),
             acks=self._acks,
             two_ids=self._two_ids,
+            doorman=self._doorman,
         )

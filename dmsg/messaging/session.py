@@ -20,6 +20,7 @@ from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.delegation.doorman import Doorman
 from dmsg.errors import (
     CloseReason,
     DmsgTimeout,
@@ -73,6 +74,7 @@ class ClientSession:
     :param accept: the factory for channels that others open, asked for each time; None refuses them.
     :param acks: whether somebody who opens a channel acknowledges.
     :param two_ids: answer OpenChannel with two ids.
+    :param doorman: says which OpenChannels are looked at.
     :ivar lost: fires with None when the link is gone.
     """
 
@@ -93,6 +95,7 @@ class ClientSession:
         accept: Callable[[], IProtocolFactory | None] = lambda: None,
         acks: Acks = False,
         two_ids: bool = False,
+        doorman: Doorman | None = None,
         ephemeral: Callable[[], SecKey | None] = lambda: None,
     ) -> None:
         self._reactor = reactor
@@ -100,6 +103,8 @@ class ClientSession:
         self._local = key.public
         self._profile = profile
         self._core = ClientConnection(key, profile, two_ids=two_ids, ephemeral=ephemeral)
+        if doorman is not None:
+            self._core.refusal = doorman.refusal
         self._acks = acks
         self._accept = accept
         self._link: Link | None = None

@@ -29,6 +29,8 @@ from dmsg.noise.suite import BACKEND, Secp256k1KeyPair
 TAG_SIZE = 16
 MAX_HANDSHAKE_MESSAGE = 65535
 """Bytes; the Noise specification's maximum (section 3)."""
+HANDSHAKE_FRAMES = 64
+"""Of the frames of a read that are taken at a time: what the keys of one handshake cost, a third of a millisecond."""
 
 
 class Pattern(Enum):

@@ -29,8 +29,8 @@ from dmsg.errors import (
     RemoteProtocolError,
     close_reason_text,
 )
-from dmsg.keys import PubKey, SecKey
-from dmsg.noise.handshake import HandshakeResult
+from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
+from dmsg.noise.handshake import HANDSHAKE_FRAMES, HandshakeResult
 from dmsg.telemetry.receipts import Receipt, Role
 from dmsg.transport.agreement import Hello, Offer, Proposal, is_secure
 from dmsg.transport.events import (
@@ -117,7 +117,8 @@ class ClientConnection:
         """The server was shown that this client knows PING, and so PONG, DRAIN and NOTICE."""
         self.transports: dict[int, ClientTransport] = {}
         self.accepting = False
-        self.refusal: Callable[[PubKey, bytes], CloseReason | None] = lambda initiator, payload: None
+        self.refusal: Callable[[PubKey, bytes], CloseReason | None] = lambda initiator, ephemeral: None
+        self._dear = 0
         """Why a secure REQUEST is refused before it is looked at."""
         self.established = False
         self.incoming = 0
@@ -336,6 +337,9 @@ class ClientConnection:
             except RemoteProtocolError as error:
                 self.broken = error  # told behind what came before it
                 break
+            if self._dear:
+                most = max(0, most - self._dear)
+                self._dear = 0
         self.left = not most
         return position, events
 
@@ -488,10 +492,11 @@ class ClientConnection:
                     reason = CloseReason.REFUSED
                 elif self.incoming >= MAX_INCOMING:
                     reason = CloseReason.TOO_MANY_TRANSPORTS
-                elif is_secure(payload) and (unseen := self.refusal(initiator, payload)) is not None:
+                elif is_secure(payload) and (unseen := self._unseen(initiator, payload)) is not None:
                     reason = unseen
                 else:
                     if self._key is not None and is_secure(payload):
+                        self._dear += HANDSHAKE_FRAMES
                         offer = Offer(self._key, payload)
                     transport = self._add(transport_id, initiator, payload, initiator=False)
                     transport.offer = offer
@@ -504,6 +509,10 @@ class ClientConnection:
         except HandshakeError:
             reason = CloseReason.NOT_AUTHENTIC
         self._outgoing.append(encode_close(transport_id, reason))
+
+    def _unseen(self, initiator: PubKey, request: bytes) -> CloseReason | None:
+        # two keys, then the first message of the handshake, which begins with an ephemeral one
+        return self.refusal(initiator, request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE])
 
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
         refused = transport.state is not State.OPEN

@@ -21,12 +21,12 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.delegation.doorman import Doorman
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.tables import uncount
 from dmsg.transport.agreement import Resume
-from dmsg.transport.doorman import Doorman
 from dmsg.transport.secure import BUDGET, Budget, SecureEnd
 from dmsg.transport.wire import INSTANCE_SIZE
 

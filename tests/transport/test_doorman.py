@@ -7,11 +7,11 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.delegation import doorman as doorman_module
+from dmsg.delegation.doorman import OF_ALL_BURST, OF_ONE_BURST, OF_ONE_RATE, Doorman
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
-from dmsg.transport import doorman as doorman_module
 from dmsg.transport.agreement import Offer
-from dmsg.transport.doorman import OF_ALL_BURST, OF_ONE_BURST, OF_ONE_RATE, Doorman
 from dmsg.transport.wire import CLOSE, REQUEST, Frame
 from tests.support import KEYS, SERVER_KEY, Accepting, RawClient
 from tests.transport.secure_support import SecureCase
@@ -20,7 +20,7 @@ A, B = KEYS["A"].public, KEYS["B"].public
 
 
 def request(number: int, of: PubKey = A) -> bytes:
-    return bytes(of + B) + number.to_bytes(33, "big") + bytes(100)
+    return number.to_bytes(33, "big")
 
 
 class DoormanTests(SynchronousTestCase):

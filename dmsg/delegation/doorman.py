@@ -1,6 +1,6 @@
-"""Who may knock: what is looked at before the keys of a secure transport are worked out, which is what costs.
+"""Who may knock: what is looked at before the keys of a transport or channel are worked out, which is what costs.
 
-A REQUEST that is refused here costs microseconds, one that is not a fifth of a
+A handshake that is refused here costs microseconds, one that is not a fifth of a
 millisecond of Diffie-Hellman: whoever repeats what he has once seen, or knocks
 without an end, would have a client do nothing else.
 """
@@ -13,16 +13,16 @@ from typing import Any
 
 from dmsg.buckets import RateLimit
 from dmsg.errors import CloseReason
-from dmsg.keys import PUBKEY_SIZE, PubKey
+from dmsg.keys import PubKey
 from dmsg.net.stream import DmsgAddress
-from dmsg.transport.wire import HANDSHAKE_PAYLOAD_SIZE
+from dmsg.tables import remember
 
 OF_ONE_RATE, OF_ONE_BURST = 200.0, 2000.0
-"""Secure REQUESTs a second of one initiator, and at once: all streams of a lost server come again together."""
+"""Handshakes a second of one initiator, and at once: all streams of a lost server come again together."""
 OF_ALL_RATE, OF_ALL_BURST = 1000.0, 5000.0
 """The same of all."""
 REMEMBERED = 16_384
-"""Ephemeral keys that are remembered: each is good for one REQUEST."""
+"""Ephemeral keys that are remembered: each is good for one handshake."""
 
 
 class Doorman:
@@ -41,17 +41,16 @@ class Doorman:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
         self.refused = 0
 
-    def refusal(self, initiator: PubKey, payload: bytes) -> CloseReason | None:
-        """Why a secure REQUEST is refused unseen; None if it is to be looked at.
+    def refusal(self, initiator: PubKey, ephemeral: bytes | None) -> CloseReason | None:
+        """Why a handshake is refused unseen; None if it is to be looked at.
 
-        :param payload: of the REQUEST: two keys, then the first message of the handshake, which begins with an
-            ephemeral key of 33 bytes.
+        :param ephemeral: the key of 33 bytes with which its first message begins; None where it is always the same.
         """
-        reason = self._reason(initiator, payload[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE])
+        reason = self._reason(initiator, ephemeral)
         self.refused += reason is not None
         return reason
 
-    def _reason(self, initiator: PubKey, ephemeral: bytes) -> CloseReason | None:
+    def _reason(self, initiator: PubKey, ephemeral: bytes | None) -> CloseReason | None:
         if not self._admitted(DmsgAddress(initiator)):
             return CloseReason.REFUSED
         if ephemeral in self._seen:
@@ -59,9 +58,8 @@ class Doorman:
         now = self._now()
         if not self._of_one.allow(initiator.hex(), now) or not self._of_all.allow("", now):
             return CloseReason.RATE_LIMITED
-        self._seen[ephemeral] = None
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
+        if ephemeral is not None:
+            remember(self._seen, ephemeral, None, REMEMBERED)
         return None
 
     def _admitted(self, address: DmsgAddress) -> bool:

@@ -1,0 +1,68 @@
+"""A server that opens channels without an end, in whoever's name."""
+
+from __future__ import annotations
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.delegation.doorman import OF_ONE_BURST, Doorman
+from dmsg.errors import DropReason
+from dmsg.messaging.agreement import Proposal
+from dmsg.messaging.client import ClientConnection
+from dmsg.messaging.events import Event, Requested
+from dmsg.messaging.wire import CHANNEL_CLOSED, ID_COUNT, Profile, encode_close, encode_open
+from dmsg.net.share import FRAMES
+from dmsg.noise.handshake import HANDSHAKE_FRAMES
+from tests.messaging.support import KEYS
+
+A, B = KEYS["A"], KEYS["B"]
+
+
+class DoormanTests(SynchronousTestCase):
+    """At one client's core."""
+
+    def setUp(self) -> None:
+        self.core = ClientConnection(B, Profile.SEED)
+        self.core.accepting = True
+        self.doorman = Doorman(Clock().seconds, tuple)
+        self.core.refusal = self.doorman.refusal
+
+    def opening(self, number: int, *, ping: bool = False, ephemeral: bool = False) -> bytes:
+        proposal = Proposal(A, B.public, Profile.SEED, ephemeral=A if ping else KEYS["X"] if ephemeral else None)
+        return encode_open(Profile.SEED, number, A.public, proposal.message)
+
+    def receive(self, data: bytes) -> list[Event]:
+        _, events = self.core.receive_frames(bytearray(data), len(data), FRAMES)
+        return events
+
+    def test_so_many_of_one_read(self) -> None:
+        """Each is a third of a millisecond of keys: the rest comes in the next turn."""
+        data = bytearray(b"".join(self.opening(number) for number in range(40)))
+        counts = []
+        while data:
+            taken, events = self.core.receive_frames(data, len(data), FRAMES)
+            del data[:taken]
+            counts.append(len(events))
+            self.assertEqual(self.core.left, len(events) == FRAMES // HANDSHAKE_FRAMES)
+        self.assertEqual(counts, [16, 16, 8])
+
+    def test_each_once(self) -> None:
+        once = self.opening(1, ephemeral=True)
+        self.assertEqual([type(event) for event in self.receive(once)], [Requested])
+        self.assertEqual(self.receive(self.opening(2, ephemeral=True)), [])
+        self.assertEqual((self.core.drops[DropReason.REFUSED], self.doorman.refused), (1, 1))
+        self.assertEqual(self.core.data_to_send()[-1][0], CHANNEL_CLOSED)
+
+    def test_pings_have_one_ephemeral_and_come_again(self) -> None:
+        for number in range(3):
+            self.receive(self.opening(number, ping=True))
+        self.assertEqual((len(self.core.channels), self.doorman.refused), (3, 0))
+
+    def test_a_flood(self) -> None:
+        """What is opened and closed again and again in one name."""
+        once = [self.opening(0, ping=True) + encode_close(Profile.SEED, 0)] * 3
+        self.doorman._of_one.charge(A.public.hex(), OF_ONE_BURST - 2, 0.0)
+        for data in once:
+            self.receive(data)
+        self.assertEqual(self.doorman.refused, 1)
+        self.assertLess(len(self.core.channels), ID_COUNT)
