@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
 import select
+import signal
 import socket
 import struct
 import subprocess
@@ -20,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from dmsg.keys import PubKey, SecKey
 
 START_TIMEOUT = 30.0
+PR_SET_PDEATHSIG = 1
 
 # larger reads and writes cost ten times more when malloc gives them back each time
 MALLOC = {
@@ -40,6 +43,15 @@ def cores() -> list[int]:
 def away() -> int | None:
     """The core for what is measured: not the one of the load, where there are two."""
     return cores()[0] if len(cores()) > 1 else None
+
+
+def begin_child(core: int | None = None) -> None:
+    """For ``preexec_fn``: run on that core, and do not outlive the benchmark, however that ends (Linux)."""
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def pin(core: int) -> None:
@@ -68,7 +80,7 @@ class Entity:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             cwd=self.directory,
-            preexec_fn=(lambda: os.sched_setaffinity(0, {core})) if core is not None else None,
+            preexec_fn=lambda: begin_child(core),
             env={**os.environ, **MALLOC},
         )
 

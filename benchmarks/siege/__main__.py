@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import begin_child
 from benchmarks.siege.scene import LOST, Scene
 from benchmarks.siege.scenes import SCENES
 
@@ -100,7 +101,7 @@ def besiege(kind: str, name: str, seconds: float) -> dict[str, Any]:
         p50_before, p99_before = percentiles(scene.there_and_back, seconds / 2)
         memory_before = entity.memory()
         command = [sys.executable, "-m", "benchmarks.siege.attack", kind, name, str(seconds + 1), *scene.words()]
-        attacker = subprocess.Popen(command)
+        attacker = subprocess.Popen(command, preexec_fn=begin_child)
         try:
             time.sleep(1.0)
             cpu, theirs, began = entity.cpu(), _cpu(attacker.pid), time.perf_counter()

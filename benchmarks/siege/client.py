@@ -10,7 +10,7 @@ import time
 import urllib.request
 from typing import Any
 
-from benchmarks.machine import Entity, away
+from benchmarks.machine import Entity, away, begin_child
 from benchmarks.siege.scene import ENEMY, Scene, again, until
 from benchmarks.wire import Connection
 from dmsg.discovery.entry import ClientMeta, Entry
@@ -42,7 +42,11 @@ class _Process(Entity):
 
     def __init__(self, *words: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-c", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=begin_child,
         )
 
     def wait_for(self, pattern: str) -> re.Match[str]:

@@ -327,6 +327,15 @@ class Federation:
             self._later(item)
         self._next()
 
+    def sizes(self) -> dict[int, int]:
+        """Bytes of the messages under way, by the twin that sent them."""
+        return dict(self._size_of)
+
+    def give_up(self, sender: int) -> None:
+        """Messages of a twin that nobody is being asked about just now will not be taken: it is told so."""
+        for item in [one for one in self._items if not one.running and one.envelope.source.twin == sender]:
+            self._finish(item, FULL)
+
     def _later(self, item: _Item) -> None:
         """Nobody took it: it waits, and survives the process meanwhile."""
         item.next = self._reactor.seconds() + item.delay

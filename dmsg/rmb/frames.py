@@ -17,6 +17,8 @@ OTHER = 0
 MAX_CONTROL = 125
 """Bytes in a ping or pong."""
 _READ_HERE = frozenset((BINARY, PING, PONG))
+SMALL, PIECE = 4096, 64 * 1024
+"""Bytes: what comes in pieces that are smaller is kept in pieces of that size."""
 MAX_HEADER = 14
 """Bytes: two, eight of length, four of mask."""
 
@@ -56,31 +58,31 @@ class Frames:
     :param most: bytes of a frame's payload.
     """
 
-    __slots__ = ("_held", "_masked", "_most", "_want")
+    __slots__ = ("_masked", "_most", "_pieces", "_tail", "_want", "held")
 
     def __init__(self, masked: bool, most: int) -> None:
         self._masked = 0x80 if masked else 0
         self._most = most
-        self._held = bytearray()
+        # as they came: a buffer that grows to the length of a message is copied a dozen times on its way
+        self._pieces: list[bytes] = []
+        self._tail = bytearray()
         self._want = 0
-
-    @property
-    def held(self) -> int:
+        self.held = 0
         """Bytes of a frame that is not whole."""
-        return len(self._held)
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         """(:data:`BINARY`, the message), the same for pings and pongs; (:data:`OTHER`, the frame as it came).
 
         :raises FrameTooLarge: a frame will be larger than it may.
         """
-        held = self._held
-        if held:
-            held += data
-            if len(held) < self._want:
+        if self.held:
+            self._hold(data)
+            if self.held < self._want:
                 return
-            data = bytes(held)
-            held.clear()
+            data = b"".join((*self._pieces, self._tail))
+            self._pieces.clear()
+            self._tail.clear()
+            self.held = 0
         start, end = 0, len(data)
         want = 2
         while end - start >= 2:
@@ -112,5 +114,18 @@ class Frames:
             start = stop
             want = 2
         if start < end:
-            held += data[start:end]
+            self._hold(data[start:end])
             self._want = want
+
+    def _hold(self, data: bytes) -> None:
+        self.held += len(data)
+        if len(data) < SMALL:
+            self._tail += data
+            if len(self._tail) < PIECE:
+                return
+            data = b""
+        if self._tail:
+            self._pieces.append(bytes(self._tail))
+            self._tail.clear()
+        if data:
+            self._pieces.append(data)

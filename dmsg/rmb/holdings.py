@@ -18,10 +18,11 @@ SMALL = 16 * 1024
 
 
 class SessionHoldings(Looks[RelaySession]):
-    """What waits for receivers, and what held senders have sent, by twin.
+    """What waits for receivers, what held senders have sent, messages that are not whole, that wait for the registry
+    and that are for other relays, by twin.
 
     A session gives by its end: what it had not confirmed is in its queue then, and what it sent and nobody confirmed it
-    sends again.
+    sends again.  For other relays what is not just being sent gives: who sent it is told.
     """
 
     what = "sessions"
@@ -51,6 +52,19 @@ class SessionHoldings(Looks[RelaySession]):
                 age = self.age(session, parking.come - parking.size, parking.come)
                 yield Holding((f"twin {session.owner}",), "parked", parking.size, age, self._end_of(session))
 
+        for session in switch.growing:
+            age = 0.0 if session.unfinished_since is None else self.now - session.unfinished_since
+            end = self._end_of(session, Drop.UNFINISHED)
+            yield Holding((f"twin {session.owner}",), "unfinished", session.unfinished, age, end)
+        for session, size in switch.looking.items():
+            yield Holding((f"twin {session.owner}",), "registry", size, 0.0, partial(self._forget_lookups, session))
+        for twin, size in switch.federation.sizes().items():
+            yield Holding((f"twin {twin}",), "federation", size, 0.0, partial(switch.federation.give_up, twin))
+
+    def _forget_lookups(self, session: RelaySession) -> None:
+        self._end_of(session)()
+        self._switch.forget_lookups(session)
+
     @staticmethod
-    def _end_of(session: RelaySession) -> Callable[[], None]:
-        return partial(session.end, Drop.MEMORY, TRY_LATER, "this relay holds too much for it")
+    def _end_of(session: RelaySession, why: Drop = Drop.MEMORY) -> Callable[[], None]:
+        return partial(session.end, why, TRY_LATER, "this relay holds too much for it")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -151,6 +151,10 @@ class RelaySession:
         if size != self.unfinished and not self.gone:
             self.switch.unfinished += size - self.unfinished
             self.unfinished = size
+            if size > SMALL:
+                self.switch.growing[self] = None
+            else:
+                self.switch.growing.pop(self, None)
             self.switch.look_at_unfinished()
 
     def _asks(self, asks: bool) -> None:
@@ -232,6 +236,15 @@ class RelaySession:
         self.socket.ping(number.to_bytes(8, "big"))  # type: ignore[union-attr]
 
 
+class _Waits(NamedTuple):
+    """A message that waits for the registry."""
+
+    session: RelaySession
+    envelope: Envelope
+    message: Message
+    destination: Session
+
+
 class Switch:
     """Sessions of a relay and the messages between them.
 
@@ -280,12 +293,16 @@ class Switch:
         self.waiting: dict[Delivery, None] = {}
         """Those that have something in their window or line, and some that had."""
         self.parked: dict[RelaySession, None] = {}
+        self.growing: dict[RelaySession, None] = {}
+        """Those with a message that is not whole."""
         """Sessions that have sent something while they were held; those that have not any more are taken out by who
         looks."""
-        self._lookups: dict[int, deque[Callable[[Twin | Failure | None], None]]] = {}
+        self._lookups: dict[int, deque[_Waits]] = {}
         self.unfinished = 0
         """Bytes of all messages that are not whole."""
         self._looking_size = 0
+        self.looking: Counter[RelaySession] = Counter()
+        """Bytes of messages that wait for the registry, by who sent them."""
         self._looking_for: dict[RelaySession, None] = {}
         """Sessions that are not read because of what waits for the registry."""
         self._present_at = 0.0
@@ -335,6 +352,7 @@ class Switch:
         self._looking_for.pop(session, None)
         self.unfinished -= session.unfinished
         session.unfinished = 0
+        self.growing.pop(session, None)
         session.parking.clear()
         self.parked.pop(session, None)
         for message in session.delivery.close():
@@ -432,7 +450,7 @@ class Switch:
     def _look_at_sessions(self) -> None:
         """Sessions that are silent, or that hold what they never finish."""
         now = self._clock.seconds()
-        for session in [one for one in self.sessions.values() if one.unfinished > SMALL]:
+        for session in list(self.growing):
             since = session.unfinished_since
             if since is None:
                 session.unfinished_since = now
@@ -460,8 +478,8 @@ class Switch:
         """When there is too much of such messages, the sessions with most are ended."""
         if self.unfinished <= self._max_unfinished:
             return
-        for session in sorted(self.sessions.values(), key=lambda one: one.unfinished, reverse=True):
-            if self.unfinished <= self._max_unfinished or session.unfinished <= SMALL:
+        for session in sorted(self.growing, key=lambda one: one.unfinished, reverse=True):
+            if self.unfinished <= self._max_unfinished:
                 break
             session.end(Drop.UNFINISHED, TRY_LATER, "too much is not whole, and most of it is here")
 
@@ -555,21 +573,13 @@ class Switch:
 
     def _look_up(self, session: RelaySession, envelope: Envelope, message: Message, destination: Session) -> None:
         """Messages to one twin wait in line, so that they keep their order."""
-
-        def found(result: Twin | Failure | None) -> None:
-            self._looking(session, -len(message.data))
-            if isinstance(result, Failure):
-                self.relay.drops[Drop.REGISTRY_DOWN] += 1
-                self._not_routed(envelope, message, session, f"failed to get twin: {result.value}")
-                return
-            self._route(session, envelope, message, destination, result)
-
+        waits = _Waits(session, envelope, message, destination)
         self._looking(session, len(message.data))
         line = self._lookups.get(destination.twin)
         if line is not None:
-            line.append(found)
+            line.append(waits)
             return
-        line = self._lookups[destination.twin] = deque([found])
+        self._lookups[destination.twin] = deque([waits])
         # no word is said for it, which would be for ever: who asks for many twins at once is read more slowly
         session.lookups += 1
         if session.lookups >= MAX_LOOKUPS and session.socket is not None:
@@ -592,13 +602,34 @@ class Switch:
                 session.socket.release("lookups")
             waiting = self._lookups.pop(destination.twin)
             for one in waiting:
-                isolated(one, said)
+                isolated(self._looked_up, one, said)
 
         ask()
+
+    def _looked_up(self, waits: _Waits, result: Twin | Failure | None) -> None:
+        session, envelope, message, destination = waits
+        self._looking(session, -len(message.data))
+        if isinstance(result, Failure):
+            self.relay.drops[Drop.REGISTRY_DOWN] += 1
+            self._not_routed(envelope, message, session, f"failed to get twin: {result.value}")
+            return
+        self._route(session, envelope, message, destination, result)
+
+    def forget_lookups(self, session: RelaySession) -> None:
+        """What a session that has ended sent and the registry has to say something about: it sends it again."""
+        for line in self._lookups.values():
+            for waits in [one for one in line if one.session is session]:
+                line.remove(waits)
+                self._looking(session, -len(waits.message.data))
+                waits.message.lose()
 
     def _looking(self, session: RelaySession, size: int) -> None:
         """So much more, or less, waits for the registry; where it is too much, who sends more is not read."""
         self._looking_size += size
+        if size > 0:
+            self.looking[session] += size
+        else:
+            uncount(self.looking, session, -size)
         if size > 0 and self._looking_size > MAX_LOOKING_SIZE and session.socket is not None:
             self._looking_for[session] = None
             session.socket.hold("registry")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
 from dmsg.rmb import wire
-from dmsg.rmb.errors import Drop
+from dmsg.rmb.address import Session
+from dmsg.rmb.errors import Drop, TwinNotFound
+from dmsg.rmb.federation import FULL
 from tests.rmb.test_relay import PairCase
 from tests.support import asynchronous
 
@@ -69,3 +75,57 @@ class ParkingTests(PairCase):
         again = await self.raw("A", self.one)
         again.send(again.envelope(b.session, uid="again"), self.now())
         self.assertEqual(wire.decode((await b.messages.get()).SerializeToString()).uid, "again")
+
+
+class OtherHoldingsTests(PairCase):
+    """What is held before anybody knows where it goes."""
+
+    def held(self, kind: str) -> int:
+        return self.one.memory.held[kind]
+
+    @asynchronous
+    async def test_messages_that_are_not_whole(self) -> None:
+        a, b = await self.pair(memory=3 * MIB)
+        assert a.socket is not None
+        head = b"\x82\xff" + (15 * MIB).to_bytes(8, "big") + b"mask"
+        a.socket.transport.write(head + bytes(2 * MIB))
+        await self.until(lambda: self.held("unfinished") > 2 * MIB)
+        self.assertEqual(list(self.one.switch.growing), [self.one.switch.sessions[a.session]])
+        a.socket.transport.write(bytes(2 * MIB))
+        await a.closed
+        self.assertEqual(self.drops(Drop.UNFINISHED), 1)
+        await self.until(lambda: self.one.memory.total == 0)
+        self.assertEqual((self.one.switch.growing, self.one.switch.unfinished), ({}, 0))
+        self.assertTrue(b.socket.sendable)
+
+    @asynchronous
+    async def test_messages_that_wait_for_the_registry(self) -> None:
+        a, b = await self.pair(memory=3 * MIB)
+        silent: Deferred[Any] = Deferred()
+        self.patch(self.registry, "get", lambda number: silent)
+        unknown = Session(4321)
+        a.send(a.envelope(unknown, payload=bytes(2 * MIB)), self.now())
+        await self.until(lambda: self.held("registry") > 2 * MIB)
+        a.send(a.envelope(unknown, payload=bytes(2 * MIB)), self.now())
+        await a.closed
+        self.assertEqual(self.drops(Drop.MEMORY), 1)
+        await self.until(lambda: self.one.memory.total == 0)
+        self.assertEqual((self.one.switch._looking_size, self.one.switch.looking), (0, {}))
+        silent.errback(TwinNotFound("there is none"))
+        self.assertTrue(b.socket.sendable)
+
+    @asynchronous
+    async def test_messages_for_other_relays(self) -> None:
+        """Their sender is told that they were not taken."""
+        a, _ = await self.pair()
+        switch = self.one.switch
+        elsewhere = self.twin("C", "http://127.0.0.1:1")
+        for number in range(4):
+            a.send(a.envelope(Session(elsewhere), uid=str(number), payload=bytes(MIB)), self.now())
+        await self.until(lambda: self.held("federation") > 4 * MIB)
+        self.one.memory.limit = MIB
+        answer = await a.messages.get()
+        self.assertIn(FULL, answer.error.message)
+        self.assertGreater(self.drops(Drop.FEDERATION_FULL), 0)
+        await self.until(lambda: switch.federation._size <= MIB)
+        self.assertEqual(sum(switch.federation.sizes().values()), switch.federation._size)
