@@ -1,8 +1,9 @@
 """Whether tests notice: seeded mutants of a file, each against the tests that belong to it.
 
 Cosmic Ray makes the mutants and runs the tests, in a copy of the working tree.  Not
-asked for are mutants that no test can notice: in annotations, which nothing evaluates,
-and of a module's constants, which are decisions (docs/limits.md).
+asked for are mutants that no test can notice, or none should: in annotations, which nothing
+evaluates, of a module's constants, which are decisions (docs/limits.md), in what decorators
+are called with, as the size of a cache, and the star of a signature.
 
 ``make mutate FILES="dmsg/rmb/wire.py" SAMPLE=60``
 """
@@ -30,7 +31,7 @@ TESTS = {
     "dmsg/discovery/store/sqlite.py": "tests.discovery.test_store",
     "dmsg/messaging/client.py": "tests.messaging",
     "dmsg/messaging/relay.py": "tests.messaging",
-    "dmsg/net/stream.py": "tests.net.test_stream",
+    "dmsg/net/stream.py": "tests.net.test_stream tests.transport.test_secure tests.transport.test_manners",
     "dmsg/noise/records.py": "tests.noise",
     "dmsg/ranked.py": "tests.discovery.test_store tests.rmb.test_enemies.UsedTokenTests",
     "dmsg/rmb/delivery.py": "tests.rmb.test_delivery",
@@ -39,10 +40,13 @@ TESTS = {
     "dmsg/rmb/wire.py": "tests.rmb.test_wire",
     "dmsg/telemetry/spool.py": "tests.telemetry.test_spool",
     "dmsg/transport/agreement.py": "tests.transport.test_secure",
-    "dmsg/transport/client.py": "tests.transport.test_client tests.transport.test_secure tests.transport.test_protocol",
+    "dmsg/transport/client.py": "tests.transport.test_client tests.transport.test_client_vectors "
+    "tests.transport.test_secure tests.transport.test_protocol tests.transport.test_streams "
+    "tests.telemetry.test_receipts tests.transport.test_telemetry",
     "dmsg/transport/owed.py": "tests.transport.test_owed",
-    "dmsg/transport/relay.py": "tests.transport.test_relay tests.transport.test_protocol tests.transport.test_policing",
-    "dmsg/transport/secure.py": "tests.transport.test_secure tests.transport.test_streams",
+    "dmsg/transport/relay.py": "tests.transport.test_relay tests.transport.test_relay_corners tests.transport.test_vectors "
+    "tests.transport.test_protocol tests.transport.test_policing tests.transport.test_telemetry",
+    "dmsg/transport/secure.py": "tests.transport.test_secure tests.transport.test_windows tests.transport.test_streams",
     "dmsg/transport/streams.py": "tests.transport.test_streams tests.transport.test_secure",
 }
 """By file; others need ``--tests``."""
@@ -58,26 +62,36 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(ROOT / name, target / name)
 
 
-def left_out(source: str) -> list[tuple[tuple[int, int], tuple[int, int], bool]]:
-    """Places, from and to, as (line, column), whose mutants are not asked for; True: all, False: of numbers only."""
-    places = []
+Place = tuple[int, int]
+"""Line and column."""
+ALL, VALUES, STARS = "", ("Number", "Operator"), ("BinaryOperator",)
 
-    def add(node: ast.expr | None, everything: bool) -> None:
+
+def left_out(source: str) -> list[tuple[Place, Place, str | tuple[str, ...]]]:
+    """From where to where mutants are not asked for whose operator's name has one of these words; ``ALL``: none are."""
+    places: list[tuple[Place, Place, str | tuple[str, ...]]] = []
+
+    def add(node: ast.expr | None, words: str | tuple[str, ...]) -> None:
         if node is not None:
             end = node.end_lineno or node.lineno, node.end_col_offset or 0
-            places.append(((node.lineno, node.col_offset), end, everything))
+            places.append(((node.lineno, node.col_offset), end, words))
 
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            add(node.returns, True)
+            add(node.returns, ALL)
+            places.append(((node.lineno, node.col_offset), (node.body[0].lineno, 0), STARS))
         elif isinstance(node, ast.arg | ast.AnnAssign):
-            add(node.annotation, True)
+            add(node.annotation, ALL)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for decorator in node.decorator_list:
+                if isinstance(decorator, ast.Call):
+                    places.append(((decorator.lineno, 0), (decorator.end_lineno or 0, 999), ALL))
     for node in tree.body:
         if isinstance(node, ast.Assign) and all(
             isinstance(name, ast.Name | ast.Tuple) and ast.unparse(name).isupper() for name in node.targets
         ):
-            add(node.value, False)
+            add(node.value, VALUES)
     return places
 
 
@@ -93,11 +107,11 @@ def sample(session: Path, source: str, number: int, seed: int) -> None:
         for item in db.work_items:
             every.append(item.job_id)
             (mutation,) = item.mutations
-            within = [everything for start, end, everything in places if start <= mutation.start_pos < end]
-            of_number = "Number" in mutation.operator_name or "Operator" in mutation.operator_name
+            within = [words for start, end, words in places if start <= mutation.start_pos < end]
+            wanted = not any(words == ALL or any(word in mutation.operator_name for word in words) for words in within)
             # "is" in place of "==" is the same for what is compared here
             of_identity = mutation.operator_name.endswith(("_Is", "_IsNot"))
-            if not of_identity and not any(one or of_number for one in within):
+            if wanted and not of_identity:
                 places_of.setdefault(mutation.start_pos, []).append(item.job_id)
         # one of each place, so that an operator, of which a dozen mutants are made, counts no more than a number
         chance = random.Random(seed)

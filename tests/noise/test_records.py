@@ -102,3 +102,26 @@ class RecordTests(SynchronousTestCase):
         for position in range(len(stream) - 1):
             self.assertEqual(opener.open_into(stream[position : position + 1], buffer, 0), 0)
         self.assertEqual(opener.open_into(stream[-1:], buffer, 0), len(plain))
+
+    def test_nothing_is_opened_behind_a_broken_record(self) -> None:
+        """However good it is."""
+        sealer = RecordSealer(KEY)
+        first, second, third = (bytes(sealer.seal(b"%d" % number)) for number in range(3))
+        opener = RecordOpener(KEY)
+        buffer = bytearray(200_000)
+        end = opener.open_into(first + second[:-1] + bytes((second[-1] ^ 1,)), buffer, 0)
+        self.assertIsNotNone(opener.broken)
+        self.assertEqual((opener.open_into(third, buffer, end), end, opener.held), (1, 1, 0))
+
+    def test_the_length_of_an_empty_record_alone(self) -> None:
+        record = bytes(RecordSealer(KEY).seal(b""))
+        opener = RecordOpener(KEY)
+        for cut in (2, 5, len(record)):
+            self.assertEqual(opener.open_into(record[:cut], bytearray(200_000), 0), 0)
+            record = record[cut:]
+            self.assertIsNone(opener.broken)
+        self.assertEqual((opener.sequence, opener.held), (1, 0))
+
+    def test_when_it_is_exhausted(self) -> None:
+        self.assertIs(RecordSealer(KEY, MAX_SEQUENCE - 1).exhausted, False)
+        self.assertIs(RecordSealer(KEY, MAX_SEQUENCE).exhausted, True)

@@ -326,6 +326,32 @@ class TokenTests(SynchronousTestCase):
         made = token.make(ALICE["ed25519"], Session(100), 1700000000, 4102444800 - 1700000000, unique=False, asks=False)
         self.assertEqual(row["ed25519_token"], made)
 
+    def test_what_a_token_says_beside(self) -> None:
+        """Each is another, and says that its session asks, unless it is told not to."""
+        signer = ALICE["ed25519"]
+        one, two = (token.make(signer, Session(100), 1000) for _ in range(2))
+        self.assertNotEqual(one, two)
+        self.assertTrue(token.parse(one.encode()).asks)
+        self.assertFalse(token.parse(token.make(signer, Session(100), 1000, asks=False).encode()).asks)
+        self.assertFalse(token.Token(Session(1), 0, 1, b"", b"").asks)
+
+    def test_what_is_no_token(self) -> None:
+        """In the words of the reference."""
+
+        def said(text: bytes) -> str:
+            return str(self.assertRaises(TokenError, token.parse, text))
+
+        def part(text: str) -> bytes:
+            return token._encode(text.encode())
+
+        self.assertIn("No claims component", said(b"e30"))
+        self.assertIn("No signature component", said(b"e30.e30"))
+        self.assertIn("Too many components", said(b"e30.e30.e30.e30"))
+        self.assertIn("type Hs256 but found", said(part('{"alg":"HS256"}') + b".e30.e30"))
+        self.assertIn("type none but found", said(part('{"alg":5}') + b".e30.e30"))
+        half = part('{"sub":1,"iat":1,"exp":2,"sid":"\\ud800"}')
+        self.assertIn("sid is no text", said(part('{"alg":"RS512"}') + b"." + half + b".e30"))
+
     def test_times(self) -> None:
         """Equal is still good; the future and more than a day are not."""
         parsed = token.parse(token.make(ALICE["ed25519"], Session(1), 1000, 60).encode())

@@ -40,6 +40,11 @@ def rows(directory: Path) -> list[dict[str, Any]]:
     return found
 
 
+def rows_there(directory: Path) -> list[Path]:
+    """Sealed files that are more than a name."""
+    return [path for path in directory.glob("*.jsonl.gz") if path.exists()]
+
+
 class SpoolCase(SynchronousTestCase):
     """A directory and a clock."""
 
@@ -151,6 +156,26 @@ class RecorderTests(SpoolCase):
         recorder.record("stop", {})
         recorder.flush(last=True)
         self.assertEqual(len(list(self.directory.glob("*.gz"))), 2)
+
+    def test_files_that_cannot_be_sealed_are_so_many(self) -> None:
+        """A disk that stays full loses the oldest, and they are counted."""
+        recorder = self.recorder()
+        full = mock.patch("dmsg.telemetry.spool.os.fsync", side_effect=OSError(28, "No space left on device"))
+        with full, mock.patch("dmsg.telemetry.spool.UNSEALED_LIMIT", 3):
+            for _ in range(5):
+                recorder.record("stop", {})
+                recorder.flush(last=True)
+        names = [path.name[-11:] for path in sorted(self.directory.glob(".*.open"))]
+        self.assertEqual((names, recorder.spool.removed), (["000003.open", "000004.open", "000005.open"], 2))
+
+    def test_files_that_somebody_takes_meanwhile(self) -> None:
+        recorder = self.recorder(limit=0)
+        for name in ("events-000-gone.jsonl.gz", "events-zzz-gone.jsonl.gz"):
+            (self.directory / name).symlink_to("nowhere")
+        recorder.record("stop", {})
+        recorder.flush(last=True)
+        self.assertEqual(rows_there(self.directory), [])
+        self.assertEqual(recorder.spool.removed, 1)
 
     def test_the_oldest_files_make_room(self) -> None:
         recorder = self.recorder(limit=1000)
@@ -275,6 +300,26 @@ class RecoverTests(SpoolCase):
         self.leave(gzip.decompress(before))
         recover(self.directory)
         self.assertEqual([path.read_bytes() for path in self.directory.glob("*.gz")], [before])
+        # or before: its last line is there, and no other is written
+        for path in self.directory.glob("*.gz"):
+            path.unlink()
+        self.leave(gzip.decompress(before))
+        self.assertEqual(recover(self.directory), 1)
+        self.assertEqual([path.read_bytes() for path in self.directory.glob("*.gz")], [before])
+        self.assertEqual(list(self.directory.glob(".*")), [])
+
+    def test_one_that_lives_one_that_goes_and_one_with_nothing_hide_no_other(self) -> None:
+        alive = self.leave(self.line(0), ".events-aa-000001.open")
+        (self.directory / ".events-bb-000001.open").symlink_to("nowhere")
+        self.leave(b"torn", ".events-cc-000001.open")
+        self.leave(self.line(0) + self.line(1) + b"torn", ".events-dd-000001.open")
+        with open(alive, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.assertEqual(recover(self.directory), 1)
+        found = rows(self.directory)
+        digest = hashlib.sha256(self.line(0) + self.line(1)).hexdigest()
+        self.assertEqual((found[-1]["lines"], found[-1]["sha256"], found[-1]["seq"]), (2, digest, 2))
+        self.assertEqual(len(found), 3)
 
     def test_kill_9_while_writing(self) -> None:
         """All lines that were flushed are there, after the next start."""

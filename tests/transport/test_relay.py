@@ -130,6 +130,13 @@ class RelayTests(RelayCase):
             expected = [Frame(f.type, ids[own.index(f.id)], f.payload) for f in frames if own.index(f.id) in which]
             self.assertEqual(self.ports[target].take(), expected)
         self.assertEqual(self.peers[0].frames_in, len(frames) + 3)
+        for own_id in own:
+            route = self.peers[0].routes[own_id]
+            there = [frame for frame in frames if frame.id == own_id]
+            acks = [frame for frame in there if frame.type == ACK]
+            self.assertEqual((route.frames, route.acks), (len(there), len(acks)))
+            self.assertEqual(route.wire, sum(len(frame.encode()) for frame in there))
+            self.assertEqual(route.ack_wire, sum(len(frame.encode()) for frame in acks))
 
     def test_unknown_types_end_the_connection_after_what_came_before(self) -> None:
         own_id = self.open(0, 1, 2)

@@ -113,6 +113,8 @@ class AgreementTests(SynchronousTestCase):
             head + bytes((OPTION_RESUME, 59)) + bytes(61),
             head + b"\xff\0" + bytes(120),
             head.ljust(HELLO_SIZE - 1, b"\1") + b"\1",
+            # an option whose length would be behind the end
+            head + b"\x7f\x77".ljust(2 + 0x77, b"x") + b"\x7f",
         ):
             self.assertRaises(HandshakeError, Hello.decode, data)
         for options in (
@@ -127,6 +129,10 @@ class AgreementTests(SynchronousTestCase):
             self.assertEqual(Hello.decode(Hello(probe=probe).encode()).probe, probe)
         unknown = head + b"\x7f\3abc"
         self.assertEqual(Hello.decode(unknown.ljust(HELLO_SIZE, b"\0")), Hello())
+        # a later version's may be longer; an option without a value may be its end
+        self.assertEqual(Hello.decode(unknown.ljust(HELLO_SIZE + 9, b"\0")), Hello())
+        last = (head + b"\x7f\x76").ljust(HELLO_SIZE - 2, b"x") + b"\x7e\0"
+        self.assertEqual(Hello.decode(last), Hello())
 
     def test_the_keys_are_bound(self) -> None:
         """The prologue has protocol and keys: a REQUEST serves no other pair, and no other role."""

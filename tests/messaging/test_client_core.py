@@ -1,0 +1,193 @@
+"""A client's table of channels, by plain calls: what comes where nothing is as it should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import DropReason
+from dmsg.messaging.agreement import Offer, Proposal
+from dmsg.messaging.client import JOIN_LIMIT, ClientConnection
+from dmsg.messaging.events import DataReceived, Event, Opened, Requested
+from dmsg.messaging.state import ClientChannel, State
+from dmsg.messaging.wire import (
+    CHANNEL_CLOSED,
+    CHANNEL_OPENED,
+    CLOSE_CHANNEL,
+    ID_COUNT,
+    OPEN_CHANNEL,
+    SEND,
+    FrameBuffer,
+    Profile,
+    decode_open,
+    encode_close,
+    encode_closed,
+    encode_frame,
+    encode_open,
+    encode_opened,
+    send_head,
+)
+from tests.messaging.support import KEYS
+
+A, B = KEYS["A"], KEYS["B"]
+
+
+class CoreCase(SynchronousTestCase):
+    """One client; this test is its server and its remote."""
+
+    profile = Profile.SEED
+    two_ids = False
+
+    def setUp(self) -> None:
+        self.core = ClientConnection(A, self.profile, two_ids=self.two_ids)
+        self.core.accepting = True
+        self.ciphers: dict[int, Any] = {}
+
+    def receive(self, data: bytes, most: int = 1000) -> list[Event]:
+        taken, events = self.core.receive_frames(bytearray(data), len(data), most)
+        self.assertTrue(taken == len(data) or self.core.left or self.core.broken)
+        return events
+
+    def sent(self) -> list[Any]:
+        return FrameBuffer(self.profile).feed(b"".join(self.core.data_to_send()))
+
+    def open(self, name: int | None = None, **options: Any) -> ClientChannel:
+        """A channel that A opened and B answered."""
+        channel = self.core.open(B.public, **options)
+        (frame,) = self.sent()
+        _, message = decode_open(frame.body)
+        self.ciphers[channel.id], answer = Offer(B, A.public, message, self.profile).accept()
+        own = (channel.id, answer, name) if self.two_ids else (channel.id, answer)
+        (event,) = self.receive(encode_opened(self.profile, *own))
+        self.assertIsInstance(event, Opened)
+        return channel
+
+    def message(self, channel: ClientChannel, data: bytes) -> bytes:
+        return send_head(self.profile, channel.id, len(data)) + self.ciphers[channel.id].seal(data)
+
+    def asked_for(self, number: int) -> bytes:
+        """An OpenChannel of B."""
+        return encode_open(self.profile, number, B.public, Proposal(B, A.public, self.profile).message)
+
+
+class DataTests(CoreCase):
+    """Messages of one read."""
+
+    def test_a_new_one(self) -> None:
+        self.assertIs(self.core.left, False)
+        self.assertIs(self.core.has_free_id, True)
+        self.assertEqual(self.core.drops, {})
+
+    def test_messages_are_joined_to_so_many_bytes(self) -> None:
+        channel = self.open()
+        half = JOIN_LIMIT // 2 - 16  # with what proves each, which counts
+        for sizes, told in (
+            ((half,) * 4, [3 * half, half]),
+            ((half, half + 1, 5), [2 * half + 1, 5]),
+            ((5, 6, 7), [18]),
+        ):
+            events = self.receive(b"".join(self.message(channel, bytes(size)) for size in sizes))
+            self.assertEqual([len(event.data) for event in events if isinstance(event, DataReceived)], told)
+
+    def test_whole_ones_are_told_one_by_one(self) -> None:
+        channel = self.open(whole=True)
+        events = self.receive(b"".join(self.message(channel, data) for data in (b"one", b"", b"two")))
+        self.assertEqual([event.data for event in events], [b"one", b"", b"two"])  # type: ignore[attr-defined]
+
+    def test_what_is_for_nobody_hides_nothing(self) -> None:
+        channel = self.open()
+        stray = send_head(self.profile, 77, 3) + bytes(3 + 16)
+        good = self.message(channel, b"good"), self.message(channel, b"and more")
+        events = self.receive(stray + good[0] + stray + good[1])
+        self.assertEqual([event.data for event in events], [b"good", b"and more"])  # type: ignore[attr-defined]
+        self.assertEqual(self.core.drops, {DropReason.NO_SUCH_TRANSPORT: 2})
+
+    def test_a_header_that_cannot_be_is_counted_once(self) -> None:
+        self.open()
+        self.receive(encode_frame(self.profile, OPEN_CHANNEL, bytes(200)) * 3)
+        self.assertIsNotNone(self.core.broken)
+        self.assertEqual(self.core.drops.total(), 1)
+
+    def test_the_dialect_is_looked_at_once(self) -> None:
+        """A later frame may look like one of the other dialect."""
+        self.open()
+        other = Profile.SKYWIRE if self.profile is Profile.SEED else Profile.SEED
+        self.receive(encode_closed(other, 5) + bytes(200))
+        self.assertNotIn("first frame", str(self.core.broken))
+
+
+class CountTests(CoreCase):
+    """What is ignored is counted, each once."""
+
+    def test_drops(self) -> None:
+        channel = self.open()
+        for frame, reason in (
+            (encode_frame(self.profile, CHANNEL_OPENED, bytes((channel.id,)) + bytes(49)), "NO_SUCH_TRANSPORT"),
+            (encode_frame(self.profile, CLOSE_CHANNEL, bytes((channel.id, 0))), "BAD_FRAME"),
+            (encode_closed(self.profile, 200), "NO_SUCH_TRANSPORT"),
+            (encode_frame(self.profile, SEND + 3, b"\0"), "UNKNOWN_FRAME"),
+        ):
+            before = self.core.drops.copy()
+            self.assertEqual(self.receive(frame), [])
+            self.assertEqual(self.core.drops - before, {DropReason[reason]: 1})
+        self.core.close(channel)
+        self.receive(encode_closed(self.profile, channel.id))
+        before = self.core.drops.copy()
+        self.receive(encode_closed(self.profile, channel.id) + encode_close(self.profile, channel.id))
+        self.assertEqual(self.core.drops - before, {DropReason.NO_SUCH_TRANSPORT: 2})
+
+
+class IdTests(CoreCase):
+    """There are 256."""
+
+    def test_all_of_them(self) -> None:
+        for number in range(ID_COUNT):
+            self.assertIs(self.core.has_free_id, True)
+            self.assertEqual(self.core.open(B.public).id, number)
+        self.assertIs(self.core.has_free_id, False)
+
+    def test_one_that_was_left_in_doubt_is_used_last(self) -> None:
+        """A ChannelClosed may still be on its way, and would be taken for an answer to the next channel."""
+        channel = self.open()
+        self.receive(encode_close(self.profile, channel.id))
+        self.core.give_up(channel)
+        self.assertEqual(channel.state, State.CLOSED)
+        ids = [self.core.open(B.public).id for _ in range(ID_COUNT)]
+        self.assertEqual((ids[0], ids[-1]), (1, 0))
+
+    def test_giving_up_what_is_over(self) -> None:
+        channel = self.open()
+        self.assertTrue(self.core.close(channel))
+        self.assertIs(self.core.give_up(channel), True)
+        self.assertIs(self.core.give_up(channel), False)
+
+
+class TwoIdsTests(CoreCase):
+    """The server's names are no ids of this side."""
+
+    profile = Profile.SKYWIRE
+    two_ids = True
+
+    def test_a_name_that_is_an_id_here(self) -> None:
+        own = self.open(name=7)
+        self.assertEqual((own.id, own.name), (0, 7))
+        (event,) = self.receive(self.asked_for(0))
+        assert isinstance(event, Requested)
+        self.assertNotEqual(event.channel.id, own.id)
+        self.assertEqual((event.channel.name, len(self.core.channels)), (0, 2))
+
+    def test_a_name_that_is_in_use(self) -> None:
+        """Of a channel that is open: the server shall not have it twice."""
+        self.open(name=7)
+        self.assertEqual(self.receive(self.asked_for(7)), [])
+        self.assertEqual((self.core.drops[DropReason.REFUSED], len(self.core.channels)), (1, 1))
+
+    def test_closing_what_has_that_name(self) -> None:
+        """An id that no channel has is answered, one by which an open channel is known is not."""
+        self.open(name=7)
+        self.sent()
+        self.receive(encode_close(self.profile, 7))
+        self.assertEqual(self.sent(), [])
+        self.receive(encode_close(self.profile, 9))
+        self.assertEqual([frame.type for frame in self.sent()], [CHANNEL_CLOSED])
