@@ -44,7 +44,8 @@ TESTS = {
     "tests.transport.test_secure tests.transport.test_protocol tests.transport.test_streams "
     "tests.telemetry.test_receipts tests.transport.test_telemetry",
     "dmsg/transport/owed.py": "tests.transport.test_owed",
-    "dmsg/transport/relay.py": "tests.transport.test_relay tests.transport.test_relay_corners tests.transport.test_vectors "
+    "dmsg/transport/relay.py": "tests.transport.test_relay tests.transport.test_relay_corners "
+    "tests.transport.test_vectors "
     "tests.transport.test_protocol tests.transport.test_policing tests.transport.test_telemetry",
     "dmsg/transport/secure.py": "tests.transport.test_secure tests.transport.test_windows tests.transport.test_streams",
     "dmsg/transport/streams.py": "tests.transport.test_streams tests.transport.test_secure",
