@@ -8,7 +8,7 @@ PIP =
 # pip only warns of an extra that it does not find under that name, and goes on without what is in it
 PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs bench bench-pipeline siege mutate soak lab fuzz spark-long clean
+.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs bench bench-pipeline siege mutate soak lab fuzz fuzz-guided spark-long clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
@@ -28,6 +28,7 @@ help:
 	@echo "make soak      a network under load and faults for SECONDS=600"
 	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"
 	@echo "make fuzz      the property tests with many more examples"
+	@echo "make fuzz-guided  parsers and tables of strangers' bytes, led by what they reach, for SECONDS=600 (FUZZ=--keep)"
 
 # the marks say which extras are installed, and are renewed when setup.cfg changes
 $(VENV)/.created:
@@ -110,6 +111,14 @@ $(VENV)/.mutation: $(VENV)/.test
 
 FILES ?= dmsg/rmb/wire.py
 SAMPLE ?= 60
+$(VENV)/.fuzz: $(VENV)/.test
+	@echo "installing what guides fuzzing by what it reaches into $(VENV)"
+	$(PIP_INSTALL) --editable '.[fuzz,redis,rmb,test]'
+	@touch $@
+
+fuzz-guided: $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(FUZZ)
+
 mutate: $(VENV)/.mutation
 	$(BIN)/python -m tests.mutation $(FILES) --sample $(SAMPLE)
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 TIMEOUT = 120.0
 """Seconds for the tests of one mutant: one that never ends is noticed."""
 TESTS = {
-    "dmsg/discovery/entry.py": "tests.discovery.test_entry tests.discovery.test_api",
+    "dmsg/discovery/entry.py": "tests.test_signed tests.discovery.test_entry tests.discovery.test_api",
     "dmsg/discovery/store/memory.py": "tests.discovery.test_store tests.discovery.test_looks",
     "dmsg/discovery/store/sqlite.py": "tests.discovery.test_store",
     "dmsg/messaging/client.py": "tests.messaging",
@@ -37,7 +37,7 @@ TESTS = {
     "dmsg/rmb/delivery.py": "tests.rmb.test_delivery",
     "dmsg/rmb/slots.py": "tests.rmb.test_slots",
     "dmsg/rmb/token.py": "tests.rmb.test_wire tests.rmb.test_enemies.UsedTokenTests",
-    "dmsg/rmb/wire.py": "tests.rmb.test_wire",
+    "dmsg/rmb/wire.py": "tests.rmb.test_wire tests.test_signed",
     "dmsg/telemetry/spool.py": "tests.telemetry.test_spool",
     "dmsg/transport/agreement.py": "tests.transport.test_secure",
     "dmsg/transport/client.py": "tests.transport.test_client tests.transport.test_client_vectors "

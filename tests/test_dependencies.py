@@ -55,15 +55,24 @@ class DependencyTests(SynchronousTestCase):
         return {name: path for name, path in imported(folder).items() if not by_name.get(name, {plain(name)}) & wanted}
 
     def test_what_the_package_imports(self) -> None:
-        every = [name for name in asked() if name not in ("", "lint", "docs", "dev", "mutation", "test", "test-spark")]
+        every = [
+            name
+            for name in asked()
+            if name not in ("", "lint", "docs", "dev", "fuzz", "mutation", "test", "test-spark")
+        ]
         self.assertEqual(self.missing("dmsg", *every), {})
 
     def test_what_the_tests_import(self) -> None:
         """With what `make test` installs; only the tests of Spark may need what `make test-core` does not have."""
-        self.assertEqual(self.missing("tests", "mutation", "redis", "rmb", "spark", "test", "test-spark"), {})
+        self.assertEqual(self.missing("tests", "fuzz", "mutation", "redis", "rmb", "spark", "test", "test-spark"), {})
         needed = self.missing("tests", "redis", "rmb", "test")
         self.assertEqual(
-            {name for name, path in needed.items() if not path.startswith(("tests/spark/", "tests/mutation"))}, set()
+            {
+                name
+                for name, path in needed.items()
+                if not path.startswith(("tests/spark/", "tests/mutation", "tests/fuzz/__main__"))
+            },
+            set(),
         )
 
     def test_what_the_benchmarks_import(self) -> None:

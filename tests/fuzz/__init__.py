@@ -1,0 +1,1 @@
+"""Parsers and tables, and bytes that look for a way to break them."""

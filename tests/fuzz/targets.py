@@ -1,0 +1,275 @@
+"""What is fuzzed: each takes any bytes and raises nothing, for what a stranger sends is an error that has a name.
+
+``tests.fuzz`` has atheris look for bytes that reach something new; ``tests.fuzz.test_corpus`` gives
+what was found, and what was once a fault, to the same functions in every run of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from dmsg.discovery.entry import Form, decode, decode_deletion, verified
+from dmsg.errors import DmsgError, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
+from dmsg.keys import PubKey, SecKey, Signature
+from dmsg.messaging.client import ClientConnection as MessagingClient
+from dmsg.messaging.events import Requested as ChannelRequested
+from dmsg.messaging.handshake import LinkHandshake
+from dmsg.messaging.relay import Relay as MessagingRelay
+from dmsg.messaging.wire import Profile
+from dmsg.net.addresses import block_of, forwarded_client, literal, parse_address
+from dmsg.net.socks import SocksError, SocksRequest
+from dmsg.noise.records import MAX_RECORD, RecordOpener, RecordSealer
+from dmsg.printable import printable
+from dmsg.rmb import frames, token, wire
+from dmsg.rmb.door import plain_upgrade
+from dmsg.rmb.errors import EnvelopeError, TokenError
+from dmsg.rmb.twin import Twin
+from dmsg.telemetry.receipts import ReceiptError, parse_receipt
+from dmsg.transport.agreement import Hello
+from dmsg.transport.client import ClientConnection
+from dmsg.transport.events import Requested
+from dmsg.transport.relay import Relay
+from dmsg.transport.wire import OK, Frame, FrameBuffer, parse_drain
+from tests.support import Draws
+from tests.transport.test_relay import FakePort
+
+KEYS = [SecKey.from_seed(b"fuzz %d" % number) for number in range(3)]
+PUBLIC = [key.public for key in KEYS]
+
+
+def pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(a small number, some bytes): two bytes say which and how many, so that the fuzzer says how reads are cut."""
+    while data:
+        which, size, data = data[0], 1 + (data[1] if len(data) > 1 else 0), data[2:]
+        yield which, data[:size]
+        data = data[size:]
+
+
+def relay(data: bytes) -> None:
+    """Three clients of a server; its table adds up whatever they send."""
+    table = Relay(random=Draws(0x1000))  # type: ignore[arg-type]
+    ports = [FakePort() for _ in PUBLIC]
+    peers: list[Any] = [table.add(key, port) for key, port in zip(PUBLIC, ports, strict=True)]
+    left = [b"", b"", b""]
+    for which, piece in pieces(data):
+        which %= 3
+        buffer = bytearray(left[which] + piece)
+        if peers[which] is None:
+            continue
+        try:
+            taken = table.receive_frames(peers[which], buffer, len(buffer), 16)
+        except RemoteProtocolError:
+            table.remove(peers[which])
+            peers[which] = None
+            continue
+        left[which] = bytes(buffer[taken:])
+        table.check()
+    for port in ports:
+        FrameBuffer().feed(port.data)
+
+
+def client(data: bytes) -> None:
+    """A client of a server that says anything."""
+    core = ClientConnection(PUBLIC[0], key=KEYS[0])
+    core.accepting = True
+    first = bytearray(Frame(OK, 0, b"").encode())
+    core.receive_frames(first, len(first))
+    core.request(PUBLIC[1])
+    left = b""
+    for which, piece in pieces(data):
+        buffer = bytearray(left + piece)
+        taken, events = core.receive_frames(buffer, len(buffer), 16)
+        left = bytes(buffer[taken:])
+        for event in events:
+            if isinstance(event, Requested):
+                with suppress(LocalProtocolError):
+                    if event.transport.offer is None:
+                        core.accept(event.transport)
+                    else:
+                        core.accept_secure(event.transport, Hello())
+        if which & 0x80:
+            for transport in list(core.transports.values())[:1]:
+                core.close(transport)
+        core.data_to_send()
+        if core.broken is not None:
+            return
+
+
+def messaging_relay(data: bytes) -> None:
+    """Three clients of the older system's server."""
+    for profile in Profile:
+        table = MessagingRelay(profile)
+        peers: list[Any] = [table.add(key, _Port()) for key in PUBLIC]
+        left = [b"", b"", b""]
+        for which, piece in pieces(data):
+            which %= 3
+            buffer = bytearray(left[which] + piece)
+            if peers[which] is None:
+                continue
+            try:
+                taken = table.receive_frames(peers[which], buffer, len(buffer), 16)
+            except RemoteProtocolError:
+                table.remove(peers[which])
+                peers[which] = None
+                continue
+            left[which] = bytes(buffer[taken:])
+            table.check()
+
+
+class _Port(FakePort):
+    """Also one of the older system."""
+
+    address = "192.0.2.1"
+
+
+def messaging_client(data: bytes) -> None:
+    """A client of the older system, of a server that says anything."""
+    for two_ids in (False, True):
+        core = MessagingClient(KEYS[0], Profile.SKYWIRE if two_ids else Profile.SEED, two_ids=two_ids)
+        core.accepting = True
+        core.open(PUBLIC[1])
+        left = b""
+        for which, piece in pieces(data):
+            buffer = bytearray(left + piece)
+            taken, events = core.receive_frames(buffer, len(buffer), 16)
+            left = bytes(buffer[taken:])
+            for event in events:
+                if isinstance(event, ChannelRequested):
+                    with suppress(LocalProtocolError):
+                        core.accept(event.channel)
+            if which & 0x80:
+                for channel in list(core.channels.values())[:1]:
+                    core.close(channel)
+            core.data_to_send()
+            if core.broken is not None:
+                break
+
+
+def link_handshake(data: bytes) -> None:
+    """Both sides of the older system's four frames."""
+    for remote in (None, PUBLIC[1]):
+        handshake = LinkHandshake(KEYS[0], remote, nonce=bytes(16))
+        for _, piece in pieces(data):
+            with suppress(DmsgError):
+                handshake.receive_data(piece)
+                continue
+            break
+
+
+def records(data: bytes) -> None:
+    """Bytes as they are, and a good record before them."""
+    opener = RecordOpener(bytes(32))
+    buffer = bytearray(len(data) + 2 * MAX_RECORD)
+    at = opener.open_into(bytes(RecordSealer(bytes(32)).seal(b"good")), buffer, 0)
+    assert bytes(buffer[:at]) == b"good"
+    for _, piece in pieces(data):
+        at = opener.open_into(piece, buffer, at)
+        assert opener.held <= MAX_RECORD
+
+
+def hello(data: bytes) -> None:
+    """What is encrypted in a REQUEST; one that can be read is said again alike."""
+    with suppress(HandshakeError):
+        read = Hello.decode(data)
+        assert Hello.decode(read.encode()) == read
+    with suppress(KeyFormatError, RemoteProtocolError):
+        parse_drain(data)
+
+
+def entry(data: bytes) -> None:
+    """Entries and deletions, in both forms; one that can be read can be written and read again."""
+    for form in Form:
+        with suppress(DmsgError):
+            read, port_given = decode(data, form)
+            read.validate()
+            decode(read.to_json(), Form.SEED)
+            verified(read, form, port_given=port_given)
+    with suppress(DmsgError):
+        decode_deletion(data)
+
+
+def envelope(data: bytes) -> None:
+    """Messages of the bus, and what is signed of them."""
+    with suppress(EnvelopeError):
+        read = wire.decode(data)
+        wire.challenge(read)
+        wire.times_error(read, 1_800_000_000)
+        wire.life(read, 1_800_000_000)
+        if wire.kind_of(read):
+            wire.strict_challenge(read)
+            wire.payload_of(read)
+        assert wire.decode(read.SerializeToString()) == read
+
+
+def websocket(data: bytes) -> None:
+    """Frames and upgrades; however they are cut, the same comes out."""
+    plain_upgrade(data)
+    for masked in (False, True):
+        whole, cut = frames.Frames(masked, 4096), frames.Frames(masked, 4096)
+        bare = b"".join(piece for _, piece in pieces(data))
+        found: list[list[tuple[int, bytes]]] = [[], []]
+        with suppress(frames.FrameTooLarge):
+            found[0] += whole.feed(bare)
+        with suppress(frames.FrameTooLarge):
+            for _, piece in pieces(data):
+                found[1] += cut.feed(piece)
+        assert found[0] == found[1], found
+
+
+def rmb_token(data: bytes) -> None:
+    """Tokens, and twins of a registry."""
+    with suppress(TokenError):
+        token.parse(data).check_times(1_800_000_000)
+    try:
+        members = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    with suppress(DmsgError):
+        Twin.from_dict(members)
+
+
+def text(data: bytes) -> None:
+    """Addresses, headers of proxies, SOCKS, what is shown on a terminal, keys and receipts."""
+    words = data.decode("utf-8", "surrogateescape")
+    with suppress(DmsgError):
+        parse_address(words)
+    literal(words)
+    block_of(words)
+    forwarded_client(data)
+    shown = printable(words)
+    assert shown.isprintable(), shown
+    request = SocksRequest()
+    with suppress(SocksError):
+        for _, piece in pieces(data):
+            request.feed(piece)
+            if request.target is not None:
+                break
+    for kind in (PubKey, SecKey, Signature):
+        with suppress(KeyFormatError):
+            kind(data)
+        with suppress(KeyFormatError):
+            kind.from_hex(words)
+    with suppress(ReceiptError):
+        parse_receipt(data)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    one.__name__: one
+    for one in (
+        client,
+        entry,
+        envelope,
+        hello,
+        link_handshake,
+        messaging_client,
+        messaging_relay,
+        records,
+        relay,
+        rmb_token,
+        text,
+        websocket,
+    )
+}

@@ -1,0 +1,24 @@
+"""What fuzzing has found reaches the same places in every run of the tests, and raises nothing."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.fuzz.__main__ import CORPUS
+from tests.fuzz.seeds import seeds
+from tests.fuzz.targets import TARGETS
+
+
+class CorpusTests(SynchronousTestCase):
+    """Each target with its seeds and its corpus."""
+
+    def test_every_target(self) -> None:
+        begin = seeds()
+        for name, target in TARGETS.items():
+            paths = sorted((CORPUS / name).iterdir())
+            self.assertTrue(paths, f"{name} has no corpus")
+            for data in (*begin[name], *(path.read_bytes() for path in paths)):
+                target(data)
+
+    def test_nothing_else_is_there(self) -> None:
+        self.assertEqual({path.name for path in CORPUS.iterdir()}, set(TARGETS))
