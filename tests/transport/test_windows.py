@@ -76,6 +76,7 @@ class CountTests(SynchronousTestCase):
         end = SecureEnd(bytes(32), initiator=True)
         self.assertEqual((end.acknowledged, end.received, end.consumed, end.in_flight_bytes), (0, 0, 0, 0))
         self.assertEqual((end.idle_moves, end.delivered, end.offer_window()), (0, (0, 0), INITIAL_WINDOW))
+        self.assertEqual(end.measure_at, 1)
         self.assertFalse(end.may_send)
 
     def test_delivered_over_each_transport(self) -> None:
@@ -132,6 +133,7 @@ class GrowthTests(SynchronousTestCase):
             (INITIAL_WINDOW, 0.61, INITIAL_WINDOW),
             (EARLY_WINDOW, 0.39, 2 * EARLY_WINDOW),
             (EARLY_WINDOW, 0.41, EARLY_WINDOW),
+            (2 * EARLY_WINDOW, 0.39, 4 * EARLY_WINDOW),
             (MAX_WINDOW - 5, 0.1, MAX_WINDOW),
             (MAX_WINDOW, 0.1, MAX_WINDOW),
         ):
