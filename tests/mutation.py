@@ -48,7 +48,8 @@ TESTS = {
     "tests.transport.test_vectors "
     "tests.transport.test_protocol tests.transport.test_policing tests.transport.test_telemetry",
     "dmsg/transport/secure.py": "tests.transport.test_secure tests.transport.test_windows tests.transport.test_streams",
-    "dmsg/transport/streams.py": "tests.transport.test_streams_table tests.transport.test_streams tests.transport.test_secure",
+    "dmsg/transport/streams.py": "tests.transport.test_streams_table tests.transport.test_streams "
+    "tests.transport.test_secure",
 }
 """By file; others need ``--tests``."""
 
