@@ -27,7 +27,7 @@ from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENT, RECEIPTS_PREFIX, columns, markdown
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
-from dmsg.telemetry.spool import recover
+from dmsg.telemetry.spool import compress, recover
 
 SECRET = bytes(32)
 
@@ -168,6 +168,46 @@ class RecorderTests(SpoolCase):
         names = [path.name[-11:] for path in sorted(self.directory.glob(".*.open"))]
         self.assertEqual((names, recorder.spool.removed), (["000003.open", "000004.open", "000005.open"], 2))
 
+    def test_no_room_for_the_last_line(self) -> None:
+        """The file is sealed without it, and says so of itself; nothing torn is in it."""
+        recorder = self.recorder()
+        recorder.record("stop", {})
+        recorder.flush()
+        spool = recorder.spool
+        for whole in (False, True):
+            file = mock.Mock(wraps=spool._file)
+            file.name = spool._file.name  # type: ignore[union-attr]
+
+            def write(data: bytes, whole: bool = whole, real: Any = spool._file) -> int:
+                if whole:
+                    raise OSError(28, "No space left on device")
+                return int(real.write(data[:7]))
+
+            file.write = write
+            spool._file = file
+            spool.seal()
+            recorder.record("stop", {})
+            recorder.flush()
+        recorder.flush(last=True)
+        self.assertEqual([row["type"] for row in rows(self.directory)], ["stop", "stop", "stop", "segment_end"])
+
+    def test_an_open_file_that_is_gone(self) -> None:
+        """Somebody has cleared the directory: what could not be sealed is no more."""
+        recorder = self.recorder()
+        full = mock.patch("dmsg.telemetry.spool.os.fsync", side_effect=OSError(28, "No space left on device"))
+        with full, mock.patch("dmsg.telemetry.spool.UNSEALED_LIMIT", 1):
+            recorder.record("stop", {})
+            recorder.flush(last=True)
+            for path in self.directory.glob(".*.open"):
+                path.unlink()
+            recorder.record("stop", {})
+            recorder.flush(last=True)
+        self.assertEqual(recorder.spool.removed, 1)
+        missing = self.directory / ".events-xx-000001.open"
+        with self.assertRaises(FileNotFoundError) as caught:
+            compress(missing)
+        self.assertEqual(caught.exception.filename, str(missing))
+
     def test_files_that_somebody_takes_meanwhile(self) -> None:
         recorder = self.recorder(limit=0)
         for name in ("events-000-gone.jsonl.gz", "events-zzz-gone.jsonl.gz"):
@@ -176,6 +216,10 @@ class RecorderTests(SpoolCase):
         recorder.flush(last=True)
         self.assertEqual(rows_there(self.directory), [])
         self.assertEqual(recorder.spool.removed, 1)
+        gone = (self.directory / "events-gone.jsonl.gz", mock.Mock(st_mtime_ns=1, st_size=5))
+        with mock.patch("dmsg.telemetry.spool._stats", lambda paths: [gone]):
+            recorder.spool._make_room()
+        self.assertEqual(recorder.spool.removed, 2)
 
     def test_the_oldest_files_make_room(self) -> None:
         recorder = self.recorder(limit=1000)
