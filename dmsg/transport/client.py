@@ -118,8 +118,10 @@ class ClientConnection:
         self.transports: dict[int, ClientTransport] = {}
         self.accepting = False
         self.refusal: Callable[[PubKey, bytes], CloseReason | None] = lambda initiator, ephemeral: None
-        self._dear = 0
         """Why a secure REQUEST is refused before it is looked at."""
+        self.make_room: Callable[[], bool] = lambda: False
+        """Ends an incoming transport for another one, if there is one that may go."""
+        self._dear = 0
         self.established = False
         self.incoming = 0
         self._random = random or Random()
@@ -490,10 +492,10 @@ class ClientConnection:
             if transport_id & 1 and responder == self.local and (self._key is not None or not is_secure(payload)):
                 if not self.accepting:
                     reason = CloseReason.REFUSED
-                elif self.incoming >= MAX_INCOMING:
-                    reason = CloseReason.TOO_MANY_TRANSPORTS
                 elif is_secure(payload) and (unseen := self._unseen(initiator, payload)) is not None:
                     reason = unseen
+                elif self.incoming >= MAX_INCOMING and not self.make_room():
+                    reason = CloseReason.TOO_MANY_TRANSPORTS
                 else:
                     if self._key is not None and is_secure(payload):
                         self._dear += HANDSHAKE_FRAMES

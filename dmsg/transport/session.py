@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -55,12 +55,11 @@ from dmsg.transport.pings import PING_TIMEOUT, Pings
 from dmsg.transport.secure import INITIAL_WINDOW, MAX_SECURE_DATA, SecureEnd, SecureError
 from dmsg.transport.state import ClientTransport, State
 from dmsg.transport.streams import Encryption, Streams
+from dmsg.transport.unconfirmed import Confirmations
 from dmsg.transport.wire import MAX_FWD_DATA, SAME_KEY
 
 REQUEST_TIMEOUT = 10.0
 """Seconds for the answer to a REQUEST, by default."""
-CONFIRM_TIMEOUT = 10.0
-"""Seconds for the first frame after this side's ACCEPT."""
 PLAIN_ONLY = "carry no secure transports"
 """Said of servers of 2019."""
 EXTENSION_TIME = 5.0
@@ -110,7 +109,8 @@ class ClientSession:
         self._link: Link | None = None
         self._accept = accept
         self._opening: Pending[ClientTransport, Accepted] = Pending()
-        self._unconfirmed: dict[ClientTransport, tuple[IDelayedCall, float, IProtocolFactory | None]] = {}
+        self._unconfirmed = Confirmations(reactor, self._not_confirmed)
+        self._core.make_room = self._make_room
         self._writable = True
         self._receiving = False
         instance = streams.instance if streams is not None else b""
@@ -362,11 +362,10 @@ class ClientSession:
         gone = TransportClosed(CloseReason.PEER_DISCONNECTED, self.why_lost)
         self.pings.stop(Failure(gone))
         open_ones = [one for one in self._core.transports.values() if one.state is State.OPEN]
-        for transport, (timer, _, _) in self._unconfirmed.items():
-            timer.cancel()
+        for transport in self._unconfirmed:
+            self._unconfirmed.pop(transport)
             if transport.secure is not None:
                 isolated(transport.secure.detach)
-        self._unconfirmed.clear()
         self._core.transports.clear()
         if not self.established.called:
             self.established.errback(Failure(gone))
@@ -471,11 +470,7 @@ class ClientSession:
         end.token = token
         self._make_stream(transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote))
         transport.user.end = end
-        self._await_confirmation(transport, factory)
-
-    def _await_confirmation(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
-        timer = self._reactor.callLater(CONFIRM_TIMEOUT, self._not_confirmed, transport)
-        self._unconfirmed[transport] = (timer, self._reactor.seconds(), factory)
+        self._unconfirmed.add(transport, factory)
 
     def _go_on(self, stream: StreamTransport, transport: ClientTransport, hello: Hello) -> None:
         """Take what carried the stream out of service and answer with where it stands."""
@@ -496,45 +491,47 @@ class ClientSession:
         stream.requeue(unsent)
         transport.user = stream
         self._core.accept_secure(transport, Hello(0, end.offer_window(), resume=end.position()), end)
-        self._await_confirmation(transport, None)
+        self._unconfirmed.add(transport, None)
         # last: who is told may do anything, also end the stream
         stream.acknowledged_all(tokens)
 
     def _close_moved(self, transport: ClientTransport) -> None:
         """What a stream leaves behind."""
-        unconfirmed = self._unconfirmed.pop(transport, None)
-        if unconfirmed is not None:
-            unconfirmed[0].cancel()
+        self._unconfirmed.pop(transport)
         self._core.close(transport, CloseReason.MOVED)
         self._flush()
 
     def _close_ended(self, transport: ClientTransport, reason: int) -> None:
         """A stream has ended whose transport was not closed yet."""
-        unconfirmed = self._unconfirmed.pop(transport, None)
-        if unconfirmed is not None:
-            unconfirmed[0].cancel()
+        self._unconfirmed.pop(transport)
         self._core.close(transport, reason)
         self._flush()
 
-    def _not_confirmed(self, transport: ClientTransport) -> None:
-        del self._unconfirmed[transport]
+    def _not_confirmed(self, transport: ClientTransport, reason: CloseReason = CloseReason.TIMEOUT) -> None:
+        self._unconfirmed.pop(transport)
         end = transport.secure
-        self._core.close(transport, CloseReason.TIMEOUT)
+        self._core.close(transport, reason)
         if end is not None:
             end.detach()
         self._flush()
 
+    def _make_room(self) -> bool:
+        """There are as many incoming transports as may be: one that nobody has confirmed goes for another."""
+        transport = self._unconfirmed.first_to_go()
+        if transport is not None:
+            self._not_confirmed(transport, CloseReason.TOO_MANY_TRANSPORTS)
+        return transport is not None
+
     def _on_confirmed(self, event: Confirmed) -> None:
         transport = event.transport
         stream = transport.user
-        unconfirmed = self._unconfirmed.pop(transport, None)
+        unconfirmed = self._unconfirmed.pop(transport)
         if unconfirmed is None or stream.over:
             # an application ended it while this was on its way
             self._core.close(transport, CloseReason.ABORTED)
             return
-        timer, asked, factory = unconfirmed
-        timer.cancel()
-        stream.end.round_trip = self._reactor.seconds() - asked
+        factory = unconfirmed.factory
+        stream.end.round_trip = self._reactor.seconds() - unconfirmed.asked
         if factory is None:
             self._carry(stream, transport)
             return
@@ -578,11 +575,8 @@ class ClientSession:
         if not event.refused:
             self._transport_lost(transport, event.end, event.reason, final=event.authentic or not event.by_remote)
             return
-        unconfirmed = self._unconfirmed.pop(transport, None)
-        if unconfirmed is not None:
-            unconfirmed[0].cancel()
-            if event.end is not None:
-                event.end.detach()
+        if self._unconfirmed.pop(transport) is not None and event.end is not None:
+            event.end.detach()
         error = TransportRefused(event.reason)
         error.final = event.authentic or (not event.by_remote and event.reason == CloseReason.HASH_MISMATCH)
         self._opening.fail(transport, Failure(error))

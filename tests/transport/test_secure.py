@@ -41,8 +41,8 @@ from dmsg.transport.secure import (
     SecureEnd,
     SecureError,
 )
-from dmsg.transport.session import CONFIRM_TIMEOUT
 from dmsg.transport.streams import Encryption
+from dmsg.transport.unconfirmed import CONFIRM_TIMEOUT
 from dmsg.transport.wire import ACK, CLOSE, FWD, HANDSHAKE_PAYLOAD_SIZE, MIN_SECURE_REQUEST, REQUEST, Frame
 from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, RawClient
 from tests.transport.secure_support import SecureCase
