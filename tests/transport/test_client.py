@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.transport.client import RECEIVE_LIMIT, ClientConnection
-from dmsg.transport.events import Acknowledged, Closed, DataReceived, Event, Requested
+from dmsg.transport.events import Acknowledged, Closed, DataReceived, Event, Noticed, Ponged, Requested
 from dmsg.transport.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.transport.wire import (
     ACCEPT,
@@ -17,7 +17,11 @@ from dmsg.transport.wire import (
     CLOSE,
     FWD,
     MAX_FWD_DATA,
+    MAX_NOTICE,
+    NOTICE,
     OK,
+    PING,
+    PONG,
     REQUEST,
     UNREAD_LIMIT,
     WINDOW_BYTES,
@@ -236,3 +240,31 @@ class ReceiveTests(ClientCase):
             data += b"".join(event.data for event in events if isinstance(event, DataReceived))
         self.assertEqual((data, tail), (b"".join(messages), b""))
         self.assertEqual(len(sent(self.core)), len(messages))
+
+
+class ServerFrameTests(SynchronousTestCase):
+    """What a server says of itself to a client that has shown that it knows it."""
+
+    def setUp(self) -> None:
+        self.core = ClientConnection(LOCAL)
+        self.assertIs(self.core.accepting, False)
+        feed(self.core, Frame(OK, 0, b""))
+
+    def test_a_ping_is_of_no_transport(self) -> None:
+        self.core.ping(b"payload")
+        self.assertEqual(sent(self.core), [Frame(PING, 0, b"payload")])
+
+    def test_notices(self) -> None:
+        """The first byte says of what, the rest is text; those without a byte, and long ones, mean nothing."""
+        self.assertEqual(feed(self.core, Frame(NOTICE, 0, b"\1early")), [])
+        sent(self.core)
+        self.core.ping(b"")
+        for payload, told in (
+            (b"", []),
+            (b"\1", [Noticed(1, "")]),
+            (b"\1at 192.0.2.1\xff", [Noticed(1, "at 192.0.2.1\ufffd")]),
+            (b"\2".ljust(MAX_NOTICE, b"x"), [Noticed(2, "x" * (MAX_NOTICE - 1))]),
+            (b"\2".ljust(MAX_NOTICE + 1, b"x"), []),
+        ):
+            self.assertEqual(feed(self.core, Frame(NOTICE, 0, payload)), told)
+        self.assertEqual(feed(self.core, Frame(PONG, 0, b"p")), [Ponged(b"p")])

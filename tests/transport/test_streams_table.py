@@ -13,7 +13,10 @@ from dmsg.errors import CloseReason, TransportRefused
 from dmsg.net.stream import DmsgAddress
 from dmsg.transport import streams as streams_module
 from dmsg.transport.agreement import Resume
+from dmsg.transport.secure import BUDGET, Budget
 from dmsg.transport.streams import (
+    IDLE_MOVES,
+    IDLE_PAUSE,
     MAX_PROBES,
     PROBE_AFTER,
     PROBE_TIME,
@@ -53,7 +56,8 @@ class End:
     def __init__(self, token: bytes | None, *, initiator: bool) -> None:
         self.token = token
         self.initiator = initiator
-        self.generation = 0
+        self.generation = self.idle_moves = 0
+        self.moved_at: Any = None
         self.received = self.acknowledged = 0
         self.in_flight: deque[Any] = deque()
         self.transport: Any = Transport()
@@ -389,3 +393,44 @@ class ProbesTests(SynchronousTestCase):
         self.assertEqual(len(clock.getDelayedCalls()), MAX_PROBES - 2)
         clock.advance(PROBE_TIME)
         self.assertEqual((probes.open, clock.getDelayedCalls()), ({}, []))
+
+
+class PauseTests(StreamsCase):
+    """A way on which nothing goes is left ever more slowly."""
+
+    def test_how_long(self) -> None:
+        stream = self.add()
+        pauses = [self.table.before_moving(stream) for _ in range(IDLE_MOVES + 12)]
+        self.assertEqual(pauses[: IDLE_MOVES + 1], [0.0] * (IDLE_MOVES + 1))
+        for number, pause in enumerate(pauses[IDLE_MOVES + 1 :], 1):
+            self.assertAlmostEqual(pause, min(IDLE_PAUSE, 0.1 * 1.5**number))
+        self.assertEqual(pauses[-1], IDLE_PAUSE)
+        stream.end.received += 1
+        self.assertEqual(self.table.before_moving(stream), 0.0)
+
+
+class OptionTests(StreamsCase):
+    """What the table is made with."""
+
+    def test_a_budget_of_its_own(self) -> None:
+        budget = Budget(5)
+        table = Streams(self.clock, KEYS["A"], lambda port: None, lambda stream: None, budget=budget)
+        self.assertIs(table.budget, budget)
+        self.assertIs(self.table.budget, BUDGET)
+        self.assertIs(self.table.receipts, False)
+
+    def test_a_stream_may_be_away_for_less_than_a_second(self) -> None:
+        self.table.resume_timeout = 0.5
+        stream = self.add()
+        self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
+        self.assertEqual((self.table.suspended, stream.over), (1, False))
+        self.clock.advance(0.5)
+        self.assertTrue(stream.over)
+
+    def test_nobody_else_goes_on_with_it(self) -> None:
+        """Whichever of the two keys is the greater."""
+        for number, (peer, stranger) in enumerate(((B, C), (C, B))):
+            stream = self.add(number + 1, peer=peer, initiator=False)
+            resume = Resume(stream.end.token, 1, 0, bytes(32))
+            self.assertIs(self.table.offered(resume, stranger), None)
+            self.assertIs(self.table.offered(resume, peer), stream)
