@@ -293,10 +293,10 @@ class Switch:
         self.waiting: dict[Delivery, None] = {}
         """Those that have something in their window or line, and some that had."""
         self.parked: dict[RelaySession, None] = {}
-        self.growing: dict[RelaySession, None] = {}
-        """Those with a message that is not whole."""
         """Sessions that have sent something while they were held; those that have not any more are taken out by who
         looks."""
+        self.growing: dict[RelaySession, None] = {}
+        """Those with a message that is not whole."""
         self._lookups: dict[int, deque[_Waits]] = {}
         self.unfinished = 0
         """Bytes of all messages that are not whole."""

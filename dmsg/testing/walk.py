@@ -181,7 +181,8 @@ class Walk:
         """A server is stopped politely: it drains."""
         if len(self.lab.servers) > 1:
             name = self.random.choice(list(self.lab.servers))
-            self.lab.servers.pop(name).stopService()
+            server = self.lab.servers.pop(name)
+            self.lab.network.host(name).do(server.stopService)  # what is paused does it when it goes on
 
     def _pause(self) -> None:
         self.lab.network.host(self.random.choice(list(self.lab.servers))).pause()

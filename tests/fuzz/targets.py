@@ -48,11 +48,10 @@ def pieces(data: bytes) -> Iterator[tuple[int, bytes]]:
         data = data[size:]
 
 
-def relay(data: bytes) -> None:
-    """Three clients of a server; its table adds up whatever they send."""
-    table = Relay(random=Draws(0x1000))  # type: ignore[arg-type]
-    ports = [FakePort() for _ in PUBLIC]
-    peers: list[Any] = [table.add(key, port) for key, port in zip(PUBLIC, ports, strict=True)]
+def _three(table: Any, port: type[FakePort], data: bytes) -> list[FakePort]:
+    """Three clients of a server whose table adds up whatever they send; their ports."""
+    ports = [port() for _ in PUBLIC]
+    peers: list[Any] = [table.add(key, one) for key, one in zip(PUBLIC, ports, strict=True)]
     left = [b"", b"", b""]
     for which, piece in pieces(data):
         which %= 3
@@ -67,7 +66,25 @@ def relay(data: bytes) -> None:
             continue
         left[which] = bytes(buffer[taken:])
         table.check()
-    for port in ports:
+    return ports
+
+
+def _events(core: Any, data: bytes) -> Iterator[tuple[int, list[Any]]]:
+    """What a client's core makes of a server that says anything, read by read, until it breaks."""
+    left = b""
+    for which, piece in pieces(data):
+        buffer = bytearray(left + piece)
+        taken, events = core.receive_frames(buffer, len(buffer), 16)
+        left = bytes(buffer[taken:])
+        yield which, events
+        core.data_to_send()
+        if core.broken is not None:
+            return
+
+
+def relay(data: bytes) -> None:
+    """Three clients of a server."""
+    for port in _three(Relay(random=Draws(0x1000)), FakePort, data):  # type: ignore[arg-type]
         FrameBuffer().feed(port.data)
 
 
@@ -78,11 +95,7 @@ def client(data: bytes) -> None:
     first = bytearray(Frame(OK, 0, b"").encode())
     core.receive_frames(first, len(first))
     core.request(PUBLIC[1])
-    left = b""
-    for which, piece in pieces(data):
-        buffer = bytearray(left + piece)
-        taken, events = core.receive_frames(buffer, len(buffer), 16)
-        left = bytes(buffer[taken:])
+    for which, events in _events(core, data):
         for event in events:
             if isinstance(event, Requested):
                 with suppress(LocalProtocolError):
@@ -93,30 +106,12 @@ def client(data: bytes) -> None:
         if which & 0x80:
             for transport in list(core.transports.values())[:1]:
                 core.close(transport)
-        core.data_to_send()
-        if core.broken is not None:
-            return
 
 
 def messaging_relay(data: bytes) -> None:
     """Three clients of the older system's server."""
     for profile in Profile:
-        table = MessagingRelay(profile)
-        peers: list[Any] = [table.add(key, _Port()) for key in PUBLIC]
-        left = [b"", b"", b""]
-        for which, piece in pieces(data):
-            which %= 3
-            buffer = bytearray(left[which] + piece)
-            if peers[which] is None:
-                continue
-            try:
-                taken = table.receive_frames(peers[which], buffer, len(buffer), 16)
-            except RemoteProtocolError:
-                table.remove(peers[which])
-                peers[which] = None
-                continue
-            left[which] = bytes(buffer[taken:])
-            table.check()
+        _three(MessagingRelay(profile), _Port, data)
 
 
 class _Port(FakePort):
@@ -131,11 +126,7 @@ def messaging_client(data: bytes) -> None:
         core = MessagingClient(KEYS[0], Profile.SKYWIRE if two_ids else Profile.SEED, two_ids=two_ids)
         core.accepting = True
         core.open(PUBLIC[1])
-        left = b""
-        for which, piece in pieces(data):
-            buffer = bytearray(left + piece)
-            taken, events = core.receive_frames(buffer, len(buffer), 16)
-            left = bytes(buffer[taken:])
+        for which, events in _events(core, data):
             for event in events:
                 if isinstance(event, ChannelRequested):
                     with suppress(LocalProtocolError):
@@ -143,9 +134,6 @@ def messaging_client(data: bytes) -> None:
             if which & 0x80:
                 for channel in list(core.channels.values())[:1]:
                     core.close(channel)
-            core.data_to_send()
-            if core.broken is not None:
-                break
 
 
 def link_handshake(data: bytes) -> None:

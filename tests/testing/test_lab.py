@@ -7,15 +7,22 @@ from functools import partial
 from typing import Any
 
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
-from twisted.internet.error import ConnectionLost, ConnectionRefusedError, TimeoutError
+from twisted.internet.error import (
+    AlreadyCalled,
+    AlreadyCancelled,
+    ConnectionLost,
+    ConnectionRefusedError,
+    TimeoutError,
+)
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entry import ClientMeta, Successor
 from dmsg.errors import ConnectFailed, DiscoveryError, DropReason, EncryptionUnavailable
 from dmsg.keys import SecKey
 from dmsg.testing.lab import Lab
-from dmsg.testing.network import BUFFER, USER_TIMEOUT, Network
+from dmsg.testing.network import Network
 from dmsg.testing.promise import Broken, Pattern, Talkers
+from dmsg.testing.tcp import BUFFER, USER_TIMEOUT
 from dmsg.testing.walk import walk
 from dmsg.transport import service
 from dmsg.transport.policing import Limits
@@ -108,6 +115,27 @@ class NetworkTests(SynchronousTestCase):
         late = TCP4ClientEndpoint(self.one, self.two.address, 80, timeout=5).connect(Accepting())
         self.network.run(6)
         self.failureResultOf(late, TimeoutError)
+
+    def test_timers_of_a_host_that_is_paused(self) -> None:
+        # in any reactor what was due in a pause can still be cancelled or put off by what is made before it
+        made: list[str] = []
+        first = self.one.callLater(1, lambda: (cancelled.cancel(), put_off.reset(3)))
+        cancelled = self.one.callLater(2, made.append, "cancelled")
+        put_off = self.one.callLater(2, made.append, "put off")
+        later = self.one.callLater(8, made.append, "later")
+        later.delay(1)
+        self.assertEqual(later.getTime(), self.network.clock.seconds() + 9)
+        self.one.pause()
+        self.network.run(5)
+        self.assertTrue(first.active() and cancelled.active() and put_off.active())
+        self.one.resume()
+        self.assertEqual((made, first.active(), cancelled.active(), put_off.active()), ([], False, False, True))
+        self.network.run(3.1)
+        self.assertEqual(made, ["put off"])
+        self.network.run(1)
+        self.assertEqual(made, ["put off", "later"])
+        self.assertRaises(AlreadyCalled, later.cancel)
+        self.assertRaises(AlreadyCancelled, cancelled.reset, 1)
 
 
 class LabTests(SynchronousTestCase):
