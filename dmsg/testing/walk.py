@@ -181,8 +181,8 @@ class Walk:
         """A server is stopped politely: it drains."""
         if len(self.lab.servers) > 1:
             name = self.random.choice(list(self.lab.servers))
-            server = self.lab.servers.pop(name)
-            self.lab.network.host(name).do(server.stopService)  # what is paused does it when it goes on
+            self.lab.network.host(name).resume()  # who is told to stop has to go on, to hear it
+            self.lab.servers.pop(name).stopService()
 
     def _pause(self) -> None:
         self.lab.network.host(self.random.choice(list(self.lab.servers))).pause()
