@@ -30,6 +30,8 @@ BATCH_BYTES = 4 * 1024 * 1024
 """Bytes after which a read ends; one message may be larger."""
 PART = 8
 """Of what is kept in all: the part of one twin."""
+REFUSALS = ("the relay keeps as much as it may", "the relay keeps as much from twin {sender} as it may")
+"""Why a message is not taken: of all that is kept, or of what its sender has there."""
 EXPIRED = 1000
 """Messages whose time has passed that are taken out at once."""
 
@@ -62,6 +64,11 @@ class QueueLimits:
     messages: int = 10_000
     size: int = 64 * 1024 * 1024
     total: int = 4 * 1024 * 1024 * 1024
+
+    @property
+    def part(self) -> int:
+        """Bytes that one twin may have sent of what is kept."""
+        return max(self.total // PART, 2 * self.size)
 
 
 class Queued(NamedTuple):
@@ -204,11 +211,10 @@ class SQLiteQueue:
 
     def _refusal(self, size: int, sender: int) -> str | None:
         """Why a message of so many bytes is too much."""
-        part = max(self.limits.total // PART, 2 * self.limits.size)
         if self.total + size > self.limits.total:
-            return "the relay keeps as much as it may"
-        if sender and self._from[sender] + size > part:
-            return f"the relay keeps as much from twin {sender} as it may"
+            return REFUSALS[0]
+        if sender and self._from[sender] + size > self.limits.part:
+            return REFUSALS[1].format(sender=sender)
         return None
 
     def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[Any]:

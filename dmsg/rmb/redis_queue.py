@@ -3,15 +3,15 @@
 ``stream:<twin>[:<sid>]`` is a stream of one field ``_`` for each session,
 ``relay.federation.stream`` one of the field ``msg``.  Beside these:
 ``rmb.session:<twin>[:<sid>]``, the process to which a session is connected; ``rmb.until``, a sorted set of what is
-kept, by the second in which its life ends; and a channel, ``rmb.queue``, on which processes tell each other what they
-appended.
+kept, by the second in which its life ends; ``rmb.kept``, a hash of how many bytes are kept, in all and from each twin;
+and a channel, ``rmb.queue``, on which processes tell each other what they appended.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -25,11 +25,12 @@ from dmsg.isolate import isolated
 from dmsg.net.redis import open_redis, patience, subscribe, without_password
 from dmsg.rmb.address import STREAM_PREFIX
 from dmsg.rmb.errors import QueueUnavailable
-from dmsg.rmb.queues import BATCH, BATCH_BYTES, EXPIRED, FEDERATION, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.queues import BATCH, BATCH_BYTES, EXPIRED, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
 
 FEDERATION_STREAM = "relay.federation.stream"
 CHANNEL = "rmb.queue"
 UNTIL = "rmb.until"
+KEPT = "rmb.kept"
 PRESENT = "rmb.session:"
 EXPIRE = 3600
 """Seconds after the last append when a queue goes."""
@@ -68,30 +69,62 @@ while #found < most and size < bytes do
 end
 return found
 """
-# the oldest go one by one only where that costs nothing: MAXLEN ~ cuts whole nodes of the stream
+# what is kept is counted in one hash: "total", "from:<twin>", and for each message "<id> <key>" what it added
+_FORGET = """
+local function forget(kept, member)
+  local added = redis.call('HGET', kept, member)
+  if not added then return end
+  redis.call('HDEL', kept, member)
+  local blank = string.find(added, ' ', 1, true)
+  local size, sender = string.sub(added, 1, blank - 1), string.sub(added, blank + 1)
+  redis.call('HINCRBY', kept, 'total', '-' .. size)
+  if sender ~= '0' and redis.call('HINCRBY', kept, 'from:' .. sender, '-' .. size) <= 0 then
+    redis.call('HDEL', kept, 'from:' .. sender)
+  end
+end
+"""
+# the oldest go one by one only where that costs nothing: MAXLEN ~ cuts whole nodes of the stream; what was cut is
+# counted until its life ends
 _APPEND = """
 local results = {}
-for index = 1, #KEYS - 2 do
-  local key, at = KEYS[index], (index - 1) * 6
-  local before = redis.call('XLEN', key)
-  local id = redis.call('XADD', key, 'MAXLEN', '~', ARGV[at + 1], '*', ARGV[at + 2], ARGV[at + 3])
-  if ARGV[at + 4] ~= '0' then
-    redis.call('EXPIRE', key, ARGV[at + 4])
-    redis.call('ZADD', KEYS[#KEYS - 1], ARGV[at + 6], id .. ' ' .. key)
+local until_, kept, channel = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS]
+local total, part = tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])
+for index = 1, #KEYS - 3 do
+  local key, at = KEYS[index], (index - 1) * 7
+  local size, sender = #ARGV[at + 3], ARGV[at + 7]
+  if tonumber(redis.call('HGET', kept, 'total') or 0) + size > total then
+    results[index] = {'', 0}
+  elseif sender ~= '0' and tonumber(redis.call('HGET', kept, 'from:' .. sender) or 0) + size > part then
+    results[index] = {'', 1}
+  else
+    local before = redis.call('XLEN', key)
+    local id = redis.call('XADD', key, 'MAXLEN', '~', ARGV[at + 1], '*', ARGV[at + 2], ARGV[at + 3])
+    if ARGV[at + 4] ~= '0' then redis.call('EXPIRE', key, ARGV[at + 4]) end
+    redis.call('ZADD', until_, ARGV[at + 6], id .. ' ' .. key)
+    redis.call('HSET', kept, id .. ' ' .. key, size .. ' ' .. sender)
+    redis.call('HINCRBY', kept, 'total', size)
+    if sender ~= '0' then redis.call('HINCRBY', kept, 'from:' .. sender, size) end
+    redis.call('PUBLISH', channel, ARGV[at + 5])
+    results[index] = {id, before + 1 - redis.call('XLEN', key)}
   end
-  redis.call('PUBLISH', KEYS[#KEYS], ARGV[at + 5])
-  results[index] = {id, before + 1 - redis.call('XLEN', key)}
 end
 return results
 """
-_REMOVE = """
+_REMOVE = (
+    _FORGET
+    + """
 for index = 1, #ARGV do
+  local member = ARGV[index] .. ' ' .. KEYS[1]
   redis.call('XDEL', KEYS[1], ARGV[index])
-  redis.call('ZREM', KEYS[2], ARGV[index] .. ' ' .. KEYS[1])
+  redis.call('ZREM', KEYS[2], member)
+  forget(KEYS[3], member)
 end
 """
+)
 # in one step, so that one of several processes takes each
-_EXPIRED = """
+_EXPIRED = (
+    _FORGET
+    + """
 local found = {}
 local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
 for _, member in ipairs(due) do
@@ -103,9 +136,11 @@ for _, member in ipairs(due) do
     redis.call('XDEL', key, id)
   end
   redis.call('ZREM', KEYS[1], member)
+  forget(KEYS[2], member)
 end
 return found
 """
+)
 _PRESENT = """
 for index = 1, #KEYS do redis.call('SET', KEYS[index], ARGV[1], 'EX', ARGV[2]) end
 """
@@ -123,6 +158,16 @@ return found
 _log = Logger()
 
 
+class _Append(NamedTuple):
+    """A message that waits to be appended."""
+
+    session: str
+    data: bytes
+    until: float
+    sender: int
+    appended: Deferred[Any]
+
+
 @implementer(RelayQueue)
 class RedisQueue:
     """Queues that outlive the relay's machine and can be shared.
@@ -138,7 +183,7 @@ class RedisQueue:
         self.limits = limits or QueueLimits()
         self.dropped: Callable[[str, int], None] = lambda session, number: None
         self._name = uuid4().hex
-        self._batch: list[tuple[str, bytes, float, Deferred[Any]]] = []
+        self._batch: list[_Append] = []
         self._appending: set[Deferred[Any]] = set()
         self._closed = False
         self._grouped = False
@@ -162,17 +207,17 @@ class RedisQueue:
         appended: Deferred[Any] = Deferred()
         if not self._batch:
             self._reactor.callLater(0, self._flush)
-        self._batch.append((session, data, until, appended))
+        self._batch.append(_Append(session, data, until, sender, appended))
         return appended
 
     def _flush(self) -> None:
         batch, self._batch = deque(self._batch), []
         while batch:
-            some: list[tuple[str, bytes, float, Deferred[Any]]] = []
+            some: list[_Append] = []
             size = 0
             while batch and len(some) < APPEND_BATCH and size < BATCH_SIZE:
                 some.append(batch.popleft())
-                size += len(some[-1][1])
+                size += len(some[-1].data)
             appending = Deferred.fromCoroutine(self._append(some))
             self._appending.add(appending)
             appending.addErrback(self._not_appended, some).addBoth(self._ended, appending)
@@ -180,25 +225,27 @@ class RedisQueue:
     def _ended(self, result: Any, appending: Deferred[None]) -> None:
         self._appending.discard(appending)
 
-    def _not_appended(self, failure: Failure, batch: list[tuple[str, bytes, float, Deferred[Any]]]) -> None:
+    def _not_appended(self, failure: Failure, batch: list[_Append]) -> None:
         why = "the relay is shutting down" if failure.check(CancelledError) else str(failure.value)
-        for _, _, _, appended in batch:
-            if not appended.called:
-                appended.errback(QueueUnavailable(f"{self._shown}: {why}"))
+        for one in batch:
+            if not one.appended.called:
+                one.appended.errback(QueueUnavailable(f"{self._shown}: {why}"))
 
-    async def _append(self, batch: list[tuple[str, bytes, float, Deferred[Any]]]) -> None:
+    async def _append(self, batch: list[_Append]) -> None:
         arguments: list[Any] = []
-        for session, data, until, _ in batch:
-            federation = session == FEDERATION
+        for one in batch:
+            federation = one.session == FEDERATION
             arguments += [
                 str(FEDERATION_LENGTH if federation else self.limits.messages),
                 "msg" if federation else "_",
-                data,
+                one.data,
                 "0" if federation else str(EXPIRE),
-                f"{self._name} + {session}",
-                repr(until),
+                f"{self._name} + {one.session}",
+                repr(one.until),
+                str(one.sender),
             ]
-        keys = [*(self._key(session) for session, *_ in batch), UNTIL, CHANNEL]
+        arguments += [str(self.limits.total), str(self.limits.part)]
+        keys = [*(self._key(one.session) for one in batch), UNTIL, KEPT, CHANNEL]
         deadline = self._reactor.seconds() + RETRY_FOR
         while True:
             try:
@@ -212,10 +259,13 @@ class RedisQueue:
                 if self._closed or self._reactor.seconds() >= deadline:
                     raise
                 await deferLater(self._reactor, RETRY_EVERY)
-        for (session, _, _, appended), (number, dropped) in zip(batch, results, strict=True):
+        for one, (number, dropped) in zip(batch, results, strict=True):
+            if not number:
+                one.appended.errback(QueueUnavailable(REFUSALS[int(dropped)].format(sender=one.sender)))
+                continue
             if int(dropped) > 0:
-                isolated(self.dropped, session, int(dropped))
-            appended.callback(bytes(number))
+                isolated(self.dropped, one.session, int(dropped))
+            one.appended.callback(bytes(number))
 
     def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
         start = b"-" if after is None else b"(" + after
@@ -267,13 +317,11 @@ class RedisQueue:
 
         if session == FEDERATION:
             self._quietly("XACK", FEDERATION_STREAM, GROUP, *ids)
-            self._redis.execute_command("XDEL", FEDERATION_STREAM, *ids).addErrback(failed)
-        else:
-            self._redis.eval(_REMOVE, [self._key(session), UNTIL], list(ids)).addErrback(failed)
+        self._redis.eval(_REMOVE, [self._key(session), UNTIL, KEPT], list(ids)).addErrback(failed)
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
         # what relays of the reference appended is in no set: it is looked at when it is read
-        result: Deferred[Any] = self._redis.eval(_EXPIRED, [UNTIL], [repr(now), str(EXPIRED)])
+        result: Deferred[Any] = self._redis.eval(_EXPIRED, [UNTIL, KEPT], [repr(now), str(EXPIRED)])
         return result.addCallback(
             lambda found: [(bytes(key).decode().removeprefix(STREAM_PREFIX), bytes(data)) for key, data in found]
         )

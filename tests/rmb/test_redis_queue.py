@@ -9,7 +9,7 @@ from twisted.internet import reactor
 
 from dmsg.net import redis as net_redis
 from dmsg.rmb.address import Session
-from dmsg.rmb.errors import Drop
+from dmsg.rmb.errors import Drop, QueueUnavailable
 from dmsg.rmb.queues import FEDERATION, QueueLimits
 from dmsg.rmb.redis_queue import FEDERATION_STREAM, RedisQueue
 from tests.redis import RedisServer, redis_server, shared_redis
@@ -81,6 +81,41 @@ class QueueTests(RedisCase):
             one.remove(FEDERATION, [queued.id for queued in batch]) if batch else None
         await self.until(lambda: not self.redis.xlen(FEDERATION_STREAM))
         self.assertEqual(0, self.redis.xpending(FEDERATION_STREAM, "federation")["pending"])
+
+    @asynchronous
+    async def test_what_is_kept_in_all_and_from_one_twin(self) -> None:
+        """It is counted over processes and until a message has gone, whichever way it went."""
+        one, two = await self.queue(total=8000, size=500), await self.queue(total=8000, size=500)
+        now = one._reactor.seconds()
+        mine = [await one.append("1", bytes(400), now + 1000, 7) for _ in range(2)]
+        refused = r"the relay keeps as much from twin 7 as it may"
+        with self.assertRaisesRegex(QueueUnavailable, refused):
+            await two.append("2", bytes(400), now + 1000, 7)
+        await two.append("2", bytes(200), now - 1, 7)
+        await two.append(FEDERATION, bytes(6000), now + 1000, 0)
+        with self.assertRaisesRegex(QueueUnavailable, "the relay keeps as much as it may"):
+            await one.append("3", bytes(1001), now + 1000, 8)
+        await one.append("3", bytes(1000), now - 1, 8)
+        self.assertEqual(
+            (b"8000", b"1000"), (self.redis.hget("rmb.kept", "total"), self.redis.hget("rmb.kept", "from:7"))
+        )
+        self.assertEqual(["2", "3"], [session for session, _ in await two.expired(now)])
+        one.remove("1", mine)
+        one.remove("1", mine)
+        ((federated, _),) = await one.take_federation()
+        one.remove(FEDERATION, [federated])
+        await self.until(lambda: self.redis.hgetall("rmb.kept") == {b"total": b"0"})
+        self.assertEqual((0, 0), (self.redis.zcard("rmb.until"), self.redis.xlen(FEDERATION_STREAM)))
+
+    @asynchronous
+    async def test_what_was_cut_is_counted_until_its_life_ends(self) -> None:
+        queue = await self.queue()
+        now = queue._reactor.seconds()
+        await queue.append("1", b"12345", now, 7)
+        self.redis.delete("stream:1")
+        self.assertEqual(b"5", self.redis.hget("rmb.kept", "from:7"))
+        self.assertEqual([], await queue.expired(now))
+        self.assertEqual({b"total": b"0"}, self.redis.hgetall("rmb.kept"))
 
     @asynchronous
     async def test_presence(self) -> None:
