@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -43,6 +44,9 @@ C_co = TypeVar("C_co", bound=DelegatedClient, covariant=True)
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+"""128 and SIGINT."""
+EXIT_TERMINATED = 143
+"""128 and SIGTERM."""
 ONLINE_TIMEOUT = 15.0
 """Seconds to find a server."""
 NOTICE_AFTER = 1.5
@@ -322,11 +326,13 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
     observer = FilteringLogObserver(textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(level)])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
+    stopped_with = EXIT_INTERRUPTED
+
     async def guarded(reactor: Any) -> None:
         try:
             await main(reactor)
         except CancelledError:
-            raise SystemExit(EXIT_INTERRUPTED if output.state.status is None else output.state.status) from None
+            raise SystemExit(stopped_with if output.state.status is None else output.state.status) from None
         except BrokenPipeError as error:
             output.failed(error, err=False)
             raise SystemExit(output.EXIT_PIPE) from None
@@ -358,6 +364,18 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
             ended.callback(None)
             return result
 
+        def tell_signals_apart() -> None:
+            """The reactor stops for either in the same way; who started the command sees by which one."""
+            before: Any = signal.getsignal(signal.SIGTERM)
+
+            def terminated(*arguments: Any) -> None:
+                nonlocal stopped_with
+                stopped_with = EXIT_TERMINATED
+                before(*arguments)
+
+            signal.signal(signal.SIGTERM, terminated)
+
+        reactor.callWhenRunning(tell_signals_apart)
         reactor.addSystemEventTrigger("before", "shutdown", interrupted)
         return running.addBoth(end)
 

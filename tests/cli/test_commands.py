@@ -252,18 +252,19 @@ class NetworkCommandTests(CommandCase):
 
     @asynchronous
     async def test_interrupted(self) -> None:
-        """Ctrl-C ends each with 130 and without a word; the entry is withdrawn."""
+        """Ctrl-C ends each with 130, SIGTERM with 143, without a word; the entry is withdrawn."""
         url = await self.network()
-        for arguments, ready in (
-            (("listen",), "listening"),
-            (("receive",), "receiving"),
-            (("bench", "--serve"), "serving"),
-            (("bench", "--seconds", "60"), "round trip"),
+        for arguments, ready, number, expected in (
+            (("listen",), "listening", "INT", 130),
+            (("listen",), "listening", "TERM", 143),
+            (("receive",), "receiving", "INT", 130),
+            (("bench", "--serve"), "serving", "INT", 130),
+            (("bench", "--seconds", "60"), "round trip", "TERM", 143),
         ):
             command = self.start(*arguments, "--min-servers", "1", DMSG_DISCOVERY=url)
             await self.said(command, ready)
-            command.transport.signalProcess("INT")  # type: ignore[union-attr]
-            self.assertEqual(await command.ended, 130, arguments)
+            command.transport.signalProcess(number)  # type: ignore[union-attr]
+            self.assertEqual(await command.ended, expected, arguments)
             self.assertNotIn(b"Traceback", command.out + command.err)
         listed = await self.discovery._store.count()
         self.assertEqual(listed, 1)  # the server
