@@ -29,6 +29,9 @@ SLOWER = 3.0
 NOISE = 0.050
 """... so many seconds more: attackers, server and pair share two cores, perhaps with others.  What this is to find is
 a server that stands still for its enemy: that was 190 to 320 ms."""
+BYSTANDER = "while True: pass"
+"""Takes its part of the machine as an enemy does, and sends nothing.  "Before" is beside it: what an enemy's process
+takes from the innocent's by being there is no doing of the server's."""
 CONNECT = 1.0
 """Seconds within which a new client is in, half of the times."""
 MEMORY_BACK = 1.2
@@ -98,7 +101,12 @@ def besiege(kind: str, name: str, seconds: float) -> dict[str, Any]:
     """One attack; its row."""
     with SCENES[kind]() as scene:
         entity = scene.entity
-        p50_before, p99_before = percentiles(scene.there_and_back, seconds / 2)
+        bystander = subprocess.Popen([sys.executable, "-c", BYSTANDER], preexec_fn=begin_child)
+        try:
+            p50_before, p99_before = percentiles(scene.there_and_back, seconds / 2)
+        finally:
+            bystander.kill()
+            bystander.wait()
         memory_before = entity.memory()
         command = [sys.executable, "-m", "benchmarks.siege.attack", kind, name, str(seconds + 1), *scene.words()]
         attacker = subprocess.Popen(command, preexec_fn=begin_child)

@@ -27,9 +27,10 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.memory import Memory
 from dmsg.net.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.addresses import parse_address
-from dmsg.net.channel import BoundedSite
+from dmsg.net.guard import GuardedFactory
 from dmsg.net.link import Link
 from dmsg.net.share import STEPS
+from dmsg.net.site import gated_site
 from dmsg.net.socketopts import tune_listening
 
 DRAIN_TIMEOUT = 8.0
@@ -51,6 +52,10 @@ STRAY_RATE = 2_000.0
 """Frames of no transport a second of one address, beyond what each client may send, before its connection ends."""
 STRAY_BURST = 200_000.0
 """And so many at once: what the windows of many transports hold when their other ends are lost."""
+STATUS_RATE, STATUS_BURST = 20.0, 100.0
+"""Requests a second of one address, and at once, for ``/metrics`` and ``/health``: each goes through all clients."""
+STATUS_CONNECTIONS = 64
+"""Connections for these, in all; of one address half of them."""
 
 _log = Logger()
 
@@ -297,6 +302,7 @@ class RelayServer(Service):
         self.factory.on_change = self.registration.changed
         self.ports: list[IListeningPort] = []
         self.metrics_port: IListeningPort | None = None
+        self._status_refused = 0
         self.ready: Deferred[list[IListeningPort]] = Deferred()
 
     # --- for a family ---
@@ -343,16 +349,33 @@ class RelayServer(Service):
             self.factory.tuned = tune_listening(port) and (self.factory.tuned or len(self.ports) == 1)
             _log.info("server {key} listens on {address}", key=self._key.public.hex(), address=str(port.getHost()))
         if self._metrics is not None:
-            site = BoundedSite(StatusPages(self, self.health, self.metrics_prefix, [self.factory.relay_seconds]))
-            # scrapes are no news
-            site.log = lambda request: None  # type: ignore[method-assign]
-            self.metrics_port = await serverFromString(self._reactor, self._metrics).listen(site)
+            self.metrics_port = await serverFromString(self._reactor, self._metrics).listen(self._status_pages())
+            _log.info("/metrics and /health are at {address}", address=str(self.metrics_port.getHost()))
         if self.registration.wanted:
             self.registration.address = self.registration.address or address_of(self.ports[0])
             self.registration.start()
         if self._public_address is not None and self.registration.wanted:
             self._looking = self._look(self._public_address)
         return self.ports
+
+    def _status_pages(self) -> GuardedFactory:
+        """What listens for who watches this server; others may find it, too."""
+
+        def refused(_: str) -> None:
+            self._status_refused += 1
+
+        site = gated_site(
+            StatusPages(self, self.health, self.metrics_prefix, [self.factory.relay_seconds]),
+            self._reactor,
+            refused,
+            rate=STATUS_RATE,
+            burst=STATUS_BURST,
+            proxied=False,
+            max_body=0,
+        )
+        return GuardedFactory(
+            site, self._reactor, most=STATUS_CONNECTIONS, most_of_block=STATUS_CONNECTIONS // 2, refused=refused
+        )
 
     def _look(self, address: str) -> Deferred[None]:
         """Whether clients reach this server where its entry says, as far as it can see that itself."""
@@ -444,6 +467,7 @@ class RelayServer(Service):
                 self.factory.share.waited,
             ),
             "slowed": ("Times that an address was read later for its frames a second", self.factory.slowed),
+            "status_refused": ("Requests and connections for /metrics and /health refused", self._status_refused),
             "memory_given": ("What was given up because too much was held", sum(self.memory.given.values())),
             "admission_unanswered": (
                 "Questions to the admission hook without an answer",

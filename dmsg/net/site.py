@@ -18,15 +18,13 @@ from werkzeug.routing import RequestRedirect
 
 from dmsg.buckets import RateLimit
 from dmsg.net.addresses import block_of, forwarded_client
-from dmsg.net.channel import BoundedSite
+from dmsg.net.channel import BoundedSite, PlainRequest
 from dmsg.net.share import Share
 from dmsg.tables import uncount
 
 MAX_WAITING = 4096
 """Requests that are delayed at a time, and ``MAX_WAITING_SIZE`` bytes of them; beyond they are refused."""
 MAX_WAITING_SIZE = 64 * 1024 * 1024
-MAX_BODIES = 64 * 1024 * 1024
-"""Bytes of the bodies of all requests."""
 MAX_WAITING_OF_ADDRESS = 256
 """Requests of one address that are delayed, or wait for an answer."""
 IDLE_TIMEOUT = 30
@@ -61,33 +59,20 @@ def close_after(request: Any) -> None:
     request.channel.persistent = False
 
 
-class Bodies:
-    """What is there of the bodies of all requests.
-
-    :param most: bytes.
-    """
-
-    def __init__(self, most: int = MAX_BODIES) -> None:
-        self.most = most
-        self.held = 0
-
-
-class BoundedRequest(Request):
-    """Answers 413 to a long body at once and reads none of it; 503 when there are too many bodies already.
+class BoundedRequest(PlainRequest):
+    """Answers 413 to a long body at once and reads none of it; 503 when others need the room that it has.
 
     Requests that come one behind the other over one connection take their turns with all others.
 
-    :cvar max_body: bytes of a body; ``bodies``: of all.
+    :cvar max_body: bytes of a body.
     :cvar share: by which turns are shared.
     """
 
     max_body: int
-    bodies: Bodies
     share: Share
     count_refusal: Callable[[str], None]
     refused = False
     received = 0
-    _booked = 0
 
     def gotLength(self, length: int | None) -> None:
         # never a temporary file, which Twisted takes for a long body, or one whose length nobody says
@@ -100,21 +85,7 @@ class BoundedRequest(Request):
         if self.received > self.max_body:
             self._refuse()
         elif not self.refused:
-            bodies = type(self).bodies
-            if bodies.held + len(data) > bodies.most:
-                self._refuse("busy", b"503 Service Unavailable", "too much is on its way")
-                return
-            self._booked += len(data)
-            bodies.held += len(data)
             super().handleContentChunk(data)  # type: ignore[no-untyped-call]
-
-    def _unbook(self) -> None:
-        type(self).bodies.held -= self._booked
-        self._booked = 0
-
-    def connectionLost(self, reason: Failure) -> None:
-        self._unbook()
-        super().connectionLost(reason)  # type: ignore[no-untyped-call]
 
     def _guard(self, name: str) -> Callable[[], None]:
         """What :mod:`dmsg.net.guard` wants to hear of a connection, if one stands before it."""
@@ -122,7 +93,6 @@ class BoundedRequest(Request):
         return found
 
     def finish(self) -> None:
-        self._unbook()
         answered = self._guard("request_is_answered")
         super().finish()  # type: ignore[no-untyped-call]
         answered()
@@ -132,35 +102,35 @@ class BoundedRequest(Request):
         if self.refused:
             return
         self._received = command, path, version
-        if self.share.allows(self._owner()):
-            self._process()
-        else:
-            self.share.wait(self)
-
-    def _owner(self) -> str:
-        request: Any = self
-        return block_of(str(getattr(request.getClientAddress(), "host", "")))
+        self.go_on()
 
     def _process(self) -> None:
         began = self.share.now()
-        super().requestReceived(*self._received)  # type: ignore[no-untyped-call]
-        self.share.used(self._owner(), self.share.now() - began)
+        channel = self.channel
+        super().requestReceived(*self._received)
+        took = self.share.now() - began
+        channel.charged += took
+        self.share.used(channel.block, took)
 
     def go_on(self) -> None:
         """The next turn is there; the channel keeps what came behind this request until it is answered."""
         if self._disconnected or self.channel is None:
             return
-        if self.share.allows(self._owner()):
+        if self.share.allows(self.channel.block):
             self._process()
         else:
             self.share.wait(self)
+
+    def answer_busy(self) -> None:
+        """What there is of this request goes, for others."""
+        self._refuse("", b"503 Service Unavailable", "too much is on its way")
 
     def _refuse(self, why: str = "too_long", status: bytes = b"413 Content Too Large", text: str = "") -> None:
         if self.refused:
             return
         self.refused = True
-        self._unbook()
-        type(self).count_refusal(why)
+        if why:
+            type(self).count_refusal(why)
         text = text or f"body is longer than {self.max_body} bytes"
         body = json.dumps({"message": text, "code": int(status[:3])}).encode()
         # the body is still on its way: nothing but the channel itself can answer now
@@ -173,10 +143,9 @@ class BoundedRequest(Request):
 
 
 def bounded_request(reactor: IReactorTime, max_body: int, refused: Callable[[str], None]) -> type[BoundedRequest]:
-    """The class of the requests of one site.  :param refused: called with ``too_long`` or ``busy``."""
+    """The class of the requests of one site.  :param refused: called with ``too_long``."""
     of_site = {
         "max_body": max_body,
-        "bodies": Bodies(),
         "share": Share(reactor),
         "count_refusal": staticmethod(refused),
     }
@@ -337,7 +306,7 @@ def gated_site(
 ) -> BoundedSite:
     """The factory to listen with.
 
-    :param refused: called with ``too_long``, ``rate_limit`` or ``bad_path``.
+    :param refused: called with ``too_long``, ``busy``, ``rate_limit`` or ``bad_path``.
     :param rate: requests a second and address, ``burst`` of them at once; 0 means no limit.
     :param proxied: the address is the last of X-Forwarded-For.
     :param max_body: bytes of a request's body.
@@ -346,7 +315,13 @@ def gated_site(
     gate = Gate(root, reactor, RateLimit(rate, burst), proxied, refused, **of_gate)
     bounded = bounded_request(reactor, max_body, refused)
     site = BoundedSite(
-        gate, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=reactor, parsePOSTFormSubmission=False
+        gate,
+        requestFactory=bounded,
+        share=bounded.share,
+        refused=refused,
+        timeout=IDLE_TIMEOUT,
+        reactor=reactor,
+        parsePOSTFormSubmission=False,
     )
     # a line for each request is no news
     site.log = gate.log  # type: ignore[method-assign]

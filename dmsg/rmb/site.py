@@ -113,7 +113,13 @@ class RelaySite(Resource):
 
         bounded = bounded_request(self._reactor, MAX_MESSAGE, refused)
         site = BoundedSite(
-            self, requestFactory=bounded, timeout=IDLE_TIMEOUT, reactor=self._reactor, parsePOSTFormSubmission=False
+            self,
+            requestFactory=bounded,
+            share=bounded.share,
+            refused=refused,
+            timeout=IDLE_TIMEOUT,
+            reactor=self._reactor,
+            parsePOSTFormSubmission=False,
         )
         site.displayTracebacks = False
         # the token is in the URL: no line of any log has it

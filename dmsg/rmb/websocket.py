@@ -496,7 +496,9 @@ class UpgradeResource:
         if self._is_plain(request):
             transport: Any = request.channel.transport
             getattr(transport, "request_is_taken", _nobody)()
-            request.channel.transport = None
+            channel: Any = request.channel
+            channel.let_go()
+            channel.transport = None
             self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
             transport.resumeProducing()  # the channel had paused it while the request was looked at
             return NOT_DONE_YET
@@ -505,6 +507,8 @@ class UpgradeResource:
             return self._build(_ServerSocket, receiver)
 
         getattr(request.channel.transport, "request_is_taken", _nobody)()
+        channel = request.channel
+        channel.let_go()
         self._factory.buildProtocol = build  # type: ignore[method-assign]
         return self._resource.render(request)
 

@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
+from dmsg.net.channel import HEADER_COST, MAX_HEADERS, MAX_PARAMETERS, MAX_TRAILERS
 from dmsg.net.guard import TIME_TO_ASK, WHOLE_WITHIN, GuardedFactory
 from dmsg.net.site import MAX_WAITING_OF_ADDRESS, gated_site
 from tests.support import TurnClock
@@ -165,19 +166,41 @@ class GuardTests(SynchronousTestCase):
         held = [self.connect(factory, said=head) for _ in range(50)]
         self.assertEqual((len(os.listdir("/proc/self/fd")), len(held)), (before, 50))
 
-    def test_bodies_in_all(self) -> None:
-        """They have a limit beside that of each; what is over is let go of."""
-        bodies = self.site.requestFactory.bodies
-        bodies.most = 2500
+    def test_what_is_unanswered_in_all(self) -> None:
+        """The address with most gives the oldest that it has, whoever came last."""
+        account = self.site.unanswered
+        account.most = 6000
         factory = self.guard()
         head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
-        one, two, three = (self.connect(factory, said=head + bytes(900)) for _ in range(3))
-        self.assertTrue(three.value().startswith(b"HTTP/1.1 503"))
-        self.assertEqual((bodies.held, self.refused), (1800, ["busy"]))
-        one.abortConnection()
-        two.protocol.dataReceived(bytes(100))
-        self.assertTrue(two.value().startswith(b"HTTP/1.1 405"))
-        self.assertEqual(bodies.held, 0)
+        asked = head + bytes(900)
+        one, two = (self.connect(factory, "198.51.100.7", asked) for _ in range(2))
+        each = len(asked) + 2 * HEADER_COST
+        self.assertEqual((account.held, self.refused), (2 * each, []))
+        late, other = (self.connect(factory, address, asked) for address in ("198.51.100.7", "203.0.113.9"))
+        self.assertTrue(one.value().startswith(b"HTTP/1.1 503"))
+        self.assertEqual((account.held, self.refused), (3 * each, ["busy"]))
+        self.assertEqual((two.value(), late.value(), other.value()), (b"", b"", b""))
+        two.abortConnection()
+        for left in (late, other):
+            left.protocol.dataReceived(bytes(100))
+            self.assertTrue(left.value().startswith(b"HTTP/1.1 405"))
+        self.assertEqual(account.held, 0)
+
+    def test_what_holds_much_unseen(self) -> None:
+        """Headers, trailers and parameters that are small themselves."""
+        factory = self.guard()
+        line = b"GET /slowly HTTP/1.1\r\nHost: x\r\n"
+        for asked in (
+            line + b"".join(b"a%d:\r\n" % number for number in range(MAX_HEADERS + 1)),
+            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"a\r\n" * MAX_TRAILERS,
+            line.replace(b"slowly", b"slowly?" + b"&a" * MAX_PARAMETERS) + b"\r\n",
+        ):
+            one = self.connect(factory, said=asked)
+            self.assertTrue(one.gone or one.disconnecting or one.value().startswith(b"HTTP/1.1 400"), asked[:40])
+            one.abortConnection()
+        self.assertEqual(self.site.unanswered.held, 0)
+        good = line.replace(b"slowly", b"slowly?" + b"a&" * (MAX_PARAMETERS - 1)) + b"Cookie: a=b; c=d\r\n\r\n"
+        self.assertIn(b"200 OK", self.connect(factory, said=good).value())
 
     def test_too_many_of_one_address_wait(self) -> None:
         factory = self.guard()

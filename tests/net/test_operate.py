@@ -159,7 +159,7 @@ class OperateTests(EntityCase):
     async def test_a_full_server_says_so(self) -> None:
         """To the client, once in its log, and at /health."""
         child = await self.start_child('max-connections = 1\nmetrics = "tcp:0:interface=127.0.0.1"\n')
-        metrics = await child.line(r"Site starting on (\d+)")
+        metrics = await child.line(r"/metrics and /health are at .*port=(\d+)")
         base = f"http://127.0.0.1:{metrics[1].decode()}"
         response = await treq.get(f"{base}/health", persistent=False)
         self.assertEqual((response.code, (await response.json())["status"]), (200, "ok"))
