@@ -43,8 +43,10 @@ from dmsg.names import Names
 from dmsg.net.channel import BoundedSite
 from dmsg.net.endpoints import DmsgClientEndpoint
 from dmsg.net.fetch import make_pool
+from dmsg.net.site import bounded_request
 from dmsg.net.stream import DmsgAddress
 from dmsg.printable import printable
+from dmsg.seldom import Seldom
 from dmsg.transport.service import Client
 from dmsg.transport.strings import parse_port
 
@@ -55,8 +57,23 @@ IDLE_TIMEOUT = 120
 
 
 class _Site(BoundedSite):
-    def __init__(self, resource: Any, allow: tuple[PubKey, ...]) -> None:
-        super().__init__(resource, timeout=IDLE_TIMEOUT)
+    def __init__(self, reactor: Any, resource: Any, allow: tuple[PubKey, ...]) -> None:
+        seldom = Seldom(reactor.seconds)
+
+        def refused(reason: str) -> None:
+            if (more := seldom.more()) is not None:
+                notice(f"a request was refused: {reason}{more}")
+
+        bounded = bounded_request(reactor, 0, refused)
+        super().__init__(
+            resource,
+            requestFactory=bounded,
+            share=bounded.share,
+            refused=refused,
+            timeout=IDLE_TIMEOUT,
+            reactor=reactor,
+            parsePOSTFormSubmission=False,
+        )
         self.admits = self._allowed = only(allow)
         self.displayTracebacks = False
 
@@ -92,7 +109,7 @@ def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, s
     async def main(reactor: Any) -> None:
         async def use(client: Client) -> None:
             title = Names().name_of(client.public_key) or client.public_key.short + "..."
-            listening = client.listen(_Site(file_site(directory, title, hidden=hidden), allow), port)
+            listening = client.listen(_Site(reactor, file_site(directory, title, hidden=hidden), allow), port)
             url = f"{SCHEME}://{client.public_key}{'' if port == HTTP_PORT else f':{port}'}/"
             tell(f"{directory} is at {url}", directory=str(directory), at=url)
             await serve_until_interrupted(listening)

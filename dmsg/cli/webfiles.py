@@ -18,6 +18,8 @@ from twisted.web.static import File
 from dmsg.cli.copying import PART_SUFFIX
 from dmsg.cli.running import human_size
 
+MAX_RANGES = 16
+"""Parts of a file in one answer."""
 SORTS = {"name": "name", "size": "size", "time": "modified"}
 """Columns of a listing and the attribute that orders them."""
 
@@ -56,6 +58,11 @@ class Contained(File):
             os.close(descriptor)
             raise OSError(errno.EACCES, "not a regular file", self.path)
         return os.fdopen(descriptor, "rb")
+
+    def makeProducer(self, request: Request, fileForReading: IO[bytes]) -> Any:
+        if (request.getHeader(b"range") or b"").count(b",") >= MAX_RANGES:
+            request.requestHeaders.removeHeader(b"range")  # as for who does not know ranges: all of it, once
+        return super().makeProducer(request, fileForReading)  # type: ignore[no-untyped-call]
 
     def directoryListing(self) -> Resource:
         return Listing(self.path, self.root, self.title, hidden=self.hidden)

@@ -34,6 +34,8 @@ MAX_TRAILERS = 1024
 """Bytes of what may follow a body in chunks, which nobody reads."""
 MAX_PARAMETERS = 64
 """Parameters of a query."""
+LONGEST_LENGTH = 40
+"""Bytes of a Content-Length header: Python refuses to read numbers of thousands of digits, by an exception."""
 
 
 def owner_of(address: Any) -> str:
@@ -70,6 +72,9 @@ class BoundedChannel(HTTPChannel):
         self._feed()
 
     def headerReceived(self, line: bytes) -> bool:
+        if len(line) > LONGEST_LENGTH and line[:15].lower() == b"content-length:":
+            self._respondToBadRequestAndDisconnect()  # type: ignore[no-untyped-call]
+            return False
         received: bool = super().headerReceived(line)  # type: ignore[no-untyped-call]
         if received:
             self.site.unanswered.book(self, HEADER_COST)
@@ -91,6 +96,11 @@ class BoundedChannel(HTTPChannel):
         self.site.unanswered.settle(self, sum(map(len, self._behind)))
         self._feed()
 
+    def resumeProducing(self) -> None:
+        # answers have gone out: as long as they wait, no further requests are looked at
+        super().resumeProducing()  # type: ignore[no-untyped-call]
+        self._feed()
+
     def go_on(self) -> None:
         """The next turn is there; for :class:`~dmsg.net.share.Waiting`."""
         self._waits = False
@@ -100,7 +110,7 @@ class BoundedChannel(HTTPChannel):
         if self._feeding:
             return
         share = self.site.share
-        while self._behind and not self._handlingRequest and not self._over:
+        while self._behind and not self._handlingRequest and not self._waitingForTransport and not self._over:
             if not share.allows(self.block):
                 if not self._waits:
                     self._waits = True
@@ -145,6 +155,11 @@ class BoundedChannel(HTTPChannel):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.let_go()
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
+        # a request, its channel and what decodes its body hold each other; they would wait for the collector
+        self.requests = []
+        self._transferDecoder = None
+        self._dataBuffer = []
+        self.clearLineBuffer()  # type: ignore[no-untyped-call]
 
 
 class PlainRequest(Request):

@@ -53,6 +53,14 @@ def _nobody() -> None:
     """Nobody wants to hear."""
 
 
+def without_body(request: IRequest, body: bytes) -> bytes:
+    """The answer, to a HEAD only its length."""
+    if request.method != b"HEAD":
+        return body
+    request.setHeader(b"content-length", b"%d" % len(body))
+    return b""
+
+
 def close_after(request: Any) -> None:
     """End the connection behind the answer: what else came over it is not looked at."""
     request.setHeader(b"connection", b"close")
@@ -93,9 +101,9 @@ class BoundedRequest(PlainRequest):
         return found
 
     def finish(self) -> None:
-        answered = self._guard("request_is_answered")
+        # before, because the request behind this one may be whole already
+        self._guard("request_is_answered")()
         super().finish()  # type: ignore[no-untyped-call]
-        answered()
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         self._guard("request_is_whole")()
@@ -290,7 +298,7 @@ class Gate(Resource):
         except HTTPException as error:  # of a host that cannot be one
             self._refused("bad_path")
             return answer(request, error.code or 400, "host cannot be one")
-        return rendered
+        return without_body(request, rendered) if isinstance(rendered, bytes) else rendered
 
 
 def gated_site(

@@ -13,6 +13,7 @@ class Drop(Enum):
     # a session
     NO_TOKEN = "no_token"  # noqa: S105  # not a password
     BAD_TOKEN = "bad_token"  # noqa: S105
+    BAD_UPGRADE = "bad_upgrade"
     TOO_MANY_CONNECTIONS = "too_many_connections"
     SLOW_REQUEST = "slow_request"
     UNREADABLE_REQUEST = "unreadable_request"

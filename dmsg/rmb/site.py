@@ -19,7 +19,7 @@ from dmsg.errors import DmsgError
 from dmsg.net.addresses import block_of, forwarded_client
 from dmsg.net.channel import BoundedSite
 from dmsg.net.guard import Guard
-from dmsg.net.site import bounded_request, close_after
+from dmsg.net.site import bounded_request, close_after, without_body
 from dmsg.rmb import token
 from dmsg.rmb.address import Session
 from dmsg.rmb.door import DoorFactory, Upgrade
@@ -133,6 +133,9 @@ class RelaySite(Resource):
         upgrade = (request.getHeader(b"upgrade") or b"").lower()
         if upgrade == b"websocket" and b"upgrade" in (request.getHeader(b"connection") or b"").lower():
             # whatever the path is
+            if getattr(request, "received", 0):
+                close_after(request)
+                return self._refuse(request, Drop.BAD_UPGRADE, 400, "an upgrade has no body")
             return self._authenticate(request)
         if request.path == b"/" and request.method == b"POST":
             return self._intake(request)
@@ -141,16 +144,16 @@ class RelaySite(Resource):
             return self._later(request, Drop.RATE_LIMITED, "too many requests")
         if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
             request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-            return self._metrics()
+            return without_body(request, self._metrics())
         if request.method in (b"GET", b"HEAD") and request.path == b"/health":
             request.setHeader(b"content-type", b"application/json")
-            return json.dumps(self._health()).encode()
+            return without_body(request, json.dumps(self._health()).encode())
         return self._text(request, 404, "page not found")
 
     def _text(self, request: Request, status: int, text: str) -> bytes:
         request.setResponseCode(status)
         request.setHeader(b"content-type", b"text/plain; charset=utf-8")
-        return text.encode("utf-8", "replace")
+        return without_body(request, text.encode("utf-8", "replace"))
 
     def _refuse(self, request: Request, drop: Drop, status: int, text: str) -> bytes:
         self._switch.relay.drops[drop] += 1

@@ -9,11 +9,12 @@ from typing import Any
 
 from twisted.logger import textFileLogObserver
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.static import MultipleRangeStaticProducer, NoRangeStaticProducer
 from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.cli import output
 from dmsg.cli.copying import PART_SUFFIX
-from dmsg.cli.webfiles import Listing, file_site, servable
+from dmsg.cli.webfiles import MAX_RANGES, Listing, file_site, servable
 from dmsg.printable import UNPRINTABLE, printable
 from dmsg.tap.options import printable_log
 
@@ -78,6 +79,17 @@ class ServedTests(SynchronousTestCase):
     def test_a_root_below_a_hidden_directory(self) -> None:
         root = self.root / ".git"
         self.assertTrue(servable(str(root / "config"), os.path.realpath(root), hidden=False))
+
+    def test_very_many_ranges(self) -> None:
+        """Each would be a part of the answer, and the same bytes again and again."""
+        site: Any = file_site(self.root, hidden=False)
+        for count, expected in ((MAX_RANGES, MultipleRangeStaticProducer), (MAX_RANGES + 1, NoRangeStaticProducer)):
+            request: Any = DummyRequest([b"plain"])
+            request.requestHeaders.addRawHeader(b"range", b"bytes=" + b",".join([b"0-0"] * count))
+            child = site.getChild(b"plain", request)
+            child.type, child.encoding = "text/plain", None
+            with child.openForReading() as file:
+                self.assertIsInstance(child.makeProducer(request, file), expected)
 
     def test_by_request(self) -> None:
         for hidden in (False, True):

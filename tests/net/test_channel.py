@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from twisted.internet.protocol import connectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
@@ -45,9 +47,9 @@ class Echo(Resource):
 class Case:
     """One connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self.page = Echo()
-        self.site = BoundedSite(self.page, reactor=Clock())
+        self.site = BoundedSite(self.page, reactor=clock or Clock())
         self.site.log = lambda request: None  # type: ignore[method-assign]
         self.transport = StringTransport()
         self.channel = self.site.buildProtocol(self.transport.getPeer())
@@ -117,6 +119,47 @@ class ChannelTests(SynchronousTestCase):
             case.page.go_on()
         self.assertTrue(case.reading)
         self.assertEqual(len(case.answers()) + 20, 65536 // len(request("/later", b"x")))
+
+    def test_parsing_takes_turns(self) -> None:
+        """A body in chunks of one byte is dear; another address is answered before it is through."""
+        clock = Clock()
+        dear, other = Case(clock), Case(clock)
+        share = other.site.share = dear.site.share
+        share.now = lambda ticks=itertools.count(): next(ticks) * 0.0005  # type: ignore[misc]
+        other.channel.block = "another"
+        dear.channel.dataReceived(request("/dear", b"x" * 9000, chunked=True))
+        self.assertFalse(dear.reading)
+        other.channel.dataReceived(request("/other", b""))
+        self.assertEqual((dear.answers(), other.answers()), ([], [b"/other "]))
+        clock.advance(0)
+        self.assertEqual(dear.answers(), [b"/dear " + b"x" * 9000])
+        self.assertGreaterEqual(share.waited, 3)
+        self.assertTrue(dear.reading)
+        self.assertEqual((dear.site.unanswered.held, other.site.unanswered.held), (0, 0))
+
+    def test_who_does_not_take_his_answers(self) -> None:
+        case = Case()
+        case.channel.pauseProducing()
+        case.channel.dataReceived(request("/now", b"1") + request("/now", b"2"))
+        self.assertEqual((case.answers(), case.reading), ([], False))
+        case.channel.resumeProducing()
+        self.assertEqual((len(case.answers()), case.reading), (2, True))
+
+    def test_nothing_is_left_of_one_that_ends(self) -> None:
+        for number, said in enumerate((b"GET", request("/later", b""), request("/now", b"body", chunked=True)[:-5])):
+            case = Case()
+            case.channel.dataReceived(said)
+            self.assertGreater(case.site.unanswered.held, 0)
+            case.channel.connectionLost(Failure(connectionDone.value))
+            self.assertEqual(case.site.unanswered.held, 0, number)
+            self.assertEqual((case.channel.requests, case.channel._transferDecoder), ([], None))
+
+    def test_lengths_of_thousands_of_digits(self) -> None:
+        for name in (b"Content-Length: ", b"content-length:" + b"0" * 5000):
+            case = Case()
+            case.channel.dataReceived(b"POST / HTTP/1.1\r\nHost: x\r\n" + name + b"1" * 5000 + b"\r\n\r\n")
+            self.assertTrue(case.transport.value().startswith(b"HTTP/1.1 400"))
+            self.assertTrue(case.transport.disconnecting)
 
     def test_one_that_is_answered_and_leaves(self) -> None:
         """What is behind a request that ends the connection is not looked at."""

@@ -9,6 +9,7 @@ from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.http import HTTPChannel
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
@@ -134,8 +135,9 @@ class GuardTests(SynchronousTestCase):
         self.assertEqual(sum(one.gone for one in waiting), 1)
 
     def test_what_twisted_cannot_read(self) -> None:
-        """More digits than Python makes a number of: it was a traceback in the log for each."""
-        mine = self.connect(self.guard(), said=b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n")
+        """An exception of Twisted's parser, whatever it may be about, is no traceback in the log."""
+        self.patch(HTTPChannel, "lineReceived", lambda *_: int("x"))
+        mine = self.connect(self.guard(), said=b"POST / HTTP/1.1\r\n")
         self.assertTrue(mine.gone)
         self.assertEqual((self.refused, self.flushLoggedErrors()), (["unreadable_request"], []))
 

@@ -245,6 +245,19 @@ class RelayDoorTests(PairCase):
         self.assertEqual((self.drops(Drop.BAD_TOKEN) - before, self.drops(Drop.RATE_LIMITED)), (1, 2))
 
     @asynchronous
+    async def test_an_upgrade_with_a_body(self) -> None:
+        """It is refused, and nothing of it is held afterwards."""
+        a, _ = await self.pair()
+        head = self.request(a, "body").replace(b"Upgrade: websocket", b"Upgrade: websocket\r\nContent-Length: 100000")
+        for origin in (b"", b"Origin: x\r\n"):
+            raw = await self.connected(head[:-2] + origin + b"\r\n" + bytes(100_000))
+            self.assertEqual(raw.data[9:12], b"400")
+        self.assertEqual(self.drops(Drop.BAD_UPGRADE), 2)
+        raw = await self.connected(self.request(a, "origin")[:-2] + b"Origin: http://x\r\n\r\n")
+        self.assertEqual(raw.data[9:12], b"101")
+        await self.until(lambda: not self.one.ports[0].factory.site.unanswered.held)
+
+    @asynchronous
     async def test_over_tls(self) -> None:
         a, _ = await self.pair()
         path = Path(self.mktemp())
