@@ -76,7 +76,7 @@ class ClientConnection:
         self._doubtful: dict[int, None] = {}
         self.accepting = False
         self._pings: list[ClientChannel] = []
-        self.refusal: Callable[[PubKey, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
+        self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
         """Why a channel that somebody asks for is refused before any key is worked out; of a ping the ephemeral is
         None, for it is the initiator's own key."""
         self._dear = 0

@@ -104,7 +104,8 @@ class ClientSession:
         self._profile = profile
         self._core = ClientConnection(key, profile, two_ids=two_ids, ephemeral=ephemeral)
         if doorman is not None:
-            self._core.refusal = doorman.refusal
+            self._core.refusal = doorman.at(server)
+        self._doorman = doorman
         self._acks = acks
         self._accept = accept
         self._link: Link | None = None
@@ -301,7 +302,13 @@ class ClientSession:
             gone = TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")
             self._opening.fail(event.channel, Failure(gone))
             return
+        self._met(event.channel)
         self._opening.succeed(event.channel, event.channel)
+
+    def _met(self, channel: ClientChannel) -> None:
+        """The remote has shown that it is who it says."""
+        if self._doorman is not None:
+            self._doorman.met(channel.remote)
 
     def _on_rejected(self, event: Rejected) -> None:
         refused = TransportRefused(CloseReason.UNSPECIFIED, f"refused: {event.why}")
@@ -320,6 +327,9 @@ class ClientSession:
             return
         if data is None:
             return
+        if not stream.heard:
+            stream.heard = True
+            self._met(event.channel)
         size = len(data)
         stream.unread += size
         stream.data_received(data)

@@ -19,6 +19,8 @@ class ChannelStream(StreamTransport):
     has sent until it sees that is still received, for a second at most.
     """
 
+    heard = False
+    """Something has come from the remote."""
     unread = 0
     """Bytes that the application has not taken."""
     _half_closed = False

@@ -220,8 +220,11 @@ class StreamTransport:
         """The remote has one of the frames."""
         self.acknowledged_all((token,))
 
-    def acknowledged_all(self, tokens: Iterable[Any]) -> None:
-        """The remote has frames, those of ``tokens`` among them."""
+    def acknowledged_all(self, tokens: Iterable[Any], count: int = 1) -> None:
+        """The remote has frames, those of ``tokens`` among them.
+
+        :param count: how many; it may only have said again what it has, and has room for more.
+        """
         for token in tokens:
             if token is not None:
                 token.frames -= 1
@@ -229,9 +232,9 @@ class StreamTransport:
                     self._tickets.discard(token)
                     token.fire(None)
         probed, self._probing = self._probing, False
-        if self._idle is not None and not probed:
+        if self._idle is not None and not probed and count:
             self._last_traffic = self._reactor.seconds()
-        if self._linger is not None:
+        if self._linger is not None and count:
             self._linger.reset(LINGER)
         if self._queue or self.disconnecting:
             self._schedule()

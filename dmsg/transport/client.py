@@ -77,7 +77,6 @@ from dmsg.transport.wire import (
     encode_fwd_header,
     pack_header,
     parse_drain,
-    parse_handshake_payload,
     unpack_header,
 )
 
@@ -117,9 +116,9 @@ class ClientConnection:
         """The server was shown that this client knows PING, and so PONG, DRAIN and NOTICE."""
         self.transports: dict[int, ClientTransport] = {}
         self.accepting = False
-        self.refusal: Callable[[PubKey, bytes], CloseReason | None] = lambda initiator, ephemeral: None
+        self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
         """Why a secure REQUEST is refused before it is looked at."""
-        self.make_room: Callable[[], bool] = lambda: False
+        self.make_room: Callable[[PubKey | None], bool] = lambda initiator: False
         """Ends an incoming transport for another one, if there is one that may go."""
         self._dear = 0
         self.established = False
@@ -487,34 +486,38 @@ class ClientConnection:
     def _on_request(self, transport_id: int, payload: bytes, events: list[Event]) -> None:
         reason = CloseReason.BAD_REQUEST
         offer = None
+        mine = payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE] == self.local
         try:
-            initiator, responder = parse_handshake_payload(payload[:HANDSHAKE_PAYLOAD_SIZE])
-            if transport_id & 1 and responder == self.local and (self._key is not None or not is_secure(payload)):
+            if mine and transport_id & 1 and (self._key is not None or not is_secure(payload)):
                 if not self.accepting:
                     reason = CloseReason.REFUSED
-                elif is_secure(payload) and (unseen := self._unseen(initiator, payload)) is not None:
+                elif (unseen := self._unseen(payload)) is not None:
+                    # before anything is worked out, also whether that is a key at all
                     reason = unseen
-                elif self.incoming >= MAX_INCOMING and not self.make_room():
-                    reason = CloseReason.TOO_MANY_TRANSPORTS
                 else:
+                    initiator = PubKey(payload[:PUBKEY_SIZE])
                     if self._key is not None and is_secure(payload):
                         self._dear += HANDSHAKE_FRAMES
                         offer = Offer(self._key, payload)
-                    transport = self._add(transport_id, initiator, payload, initiator=False)
-                    transport.offer = offer
-                    transport.is_secure = offer is not None
-                    self._move(transport, Input.RECV_REQUEST)
-                    events.append(Requested(transport))
-                    return
+                    # nobody loses his place to one who has not shown who he is
+                    if self.incoming < MAX_INCOMING or self.make_room(None if offer is None else initiator):
+                        transport = self._add(transport_id, initiator, payload, initiator=False)
+                        transport.offer = offer
+                        transport.is_secure = offer is not None
+                        self._move(transport, Input.RECV_REQUEST)
+                        events.append(Requested(transport))
+                        return
+                    reason = CloseReason.TOO_MANY_TRANSPORTS
         except KeyFormatError:
             pass  # the reference accepts any initiator, even the null key
         except HandshakeError:
             reason = CloseReason.NOT_AUTHENTIC
         self._outgoing.append(encode_close(transport_id, reason))
 
-    def _unseen(self, initiator: PubKey, request: bytes) -> CloseReason | None:
+    def _unseen(self, request: bytes) -> CloseReason | None:
         # two keys, then the first message of the handshake, which begins with an ephemeral one
-        return self.refusal(initiator, request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE])
+        ephemeral = request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE]
+        return self.refusal(request[:PUBKEY_SIZE], ephemeral if is_secure(request) else None)
 
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
         refused = transport.state is not State.OPEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -28,7 +29,9 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.memory import CLIENTS, Memory
+from dmsg.net.pace import Pace
 from dmsg.net.stream import UNREAD, DmsgAddress, StreamTransport
+from dmsg.tables import remember
 from dmsg.transport.agreement import FEATURE, PING_FEATURE
 from dmsg.transport.dial import SessionEndpoint
 from dmsg.transport.holdings import StreamHoldings
@@ -48,10 +51,13 @@ RESUME_DELAY = 0.1
 """Seconds between the first rounds of tries; grows to ``RESUME_MAX_DELAY``."""
 RESUME_MAX_DELAY = 2.0
 RESUME_BACK_OFF = 0.25
-"""Seconds that all resumptions wait when a server finds them too many."""
+"""Seconds by which the streams of one peer go on later, through a server from which comes that they are too many; up
+to ``RESUME_MAX_DELAY``.  The peer may have said it, or the server in its name: the streams of others do not wait."""
 RESUME_RATE = 200.0
-"""REQUESTs a second with which the streams of a client go on: when a server is lost all of
+"""REQUESTs a second with which the streams of a client go on, each peer's in turn: when a server is lost all of
 them look for another way at once, and the next server polices them."""
+REFUSED_SIZE = 1024
+"""Servers and peers of which is remembered that they were too many."""
 
 _log = Logger()
 
@@ -108,7 +114,8 @@ class Client(DelegatedClient):
         )
         self._secure_seen: dict[PubKey, None] = {}
         self._plain_servers: dict[PubKey, tuple[str, float]] = {}
-        self._next_resume = 0.0
+        self._resumed = Pace(reactor, lambda: RESUME_RATE)
+        self._resume_after: OrderedDict[tuple[PubKey, PubKey], float] = OrderedDict()
         self.streams = Streams(
             reactor,
             key,
@@ -320,14 +327,14 @@ class Client(DelegatedClient):
                 if not self.streams.is_live(stream):
                     return
                 try:
-                    await self._turn_to_resume()
+                    await self._turn_to_resume(server, remote)
                     session = await self.server_session(server).addTimeout(RESUME_ATTEMPT, self._reactor)
                     await session.reopen(stream, min(RESUME_ATTEMPT, REQUEST_TIMEOUT))
                 except TransportRefused as error:
                     if error.final:
                         raise
                     if error.reason == CloseReason.RATE_LIMITED:
-                        self._next_resume = max(self._next_resume, self._reactor.seconds()) + RESUME_BACK_OFF
+                        self._back_off(server, remote)
                 except CancelledError:
                     raise
                 except Exception as error:  # Twisted's connect errors have no common class
@@ -338,11 +345,17 @@ class Client(DelegatedClient):
             delay = min(RESUME_MAX_DELAY, RESUME_DELAY * 1.5**rounds)
             await deferLater(self._reactor, delay * (0.7 + 0.6 * self._random.random()))
 
-    async def _turn_to_resume(self) -> None:
+    async def _turn_to_resume(self, server: PubKey, remote: PubKey) -> None:
+        wait = self._resume_after.get((server, remote), 0.0) - self._reactor.seconds()
+        if wait > 0.0:
+            await deferLater(self._reactor, wait)
+        await self._resumed.wait(remote)
+
+    def _back_off(self, server: PubKey, remote: PubKey) -> None:
         now = self._reactor.seconds()
-        at = self._next_resume = max(now, self._next_resume + 1 / RESUME_RATE)
-        if at > now:
-            await deferLater(self._reactor, at - now)
+        before = max(now, self._resume_after.get((server, remote), 0.0))
+        after = min(before + RESUME_BACK_OFF, now + RESUME_MAX_DELAY)
+        remember(self._resume_after, (server, remote), after, REFUSED_SIZE)
 
     async def _ways(self, remote: PubKey, left_behind: PubKey | None, *, moving: bool, fresh: bool) -> list[PubKey]:
         """Servers by which to reach ``remote``, other ones than that left behind first."""

@@ -8,6 +8,7 @@ producers.  Streams that can go on over another session are looked after by
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -67,6 +68,9 @@ EXTENSION_TIME = 5.0
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes of answers that a client holds for a server that does not read."""
 
+MAX_ASKING = 16
+"""Look-ups at a time of who asks for a plain transport."""
+
 _log = Logger()
 
 
@@ -105,7 +109,7 @@ class ClientSession:
             local, key=key, random=random, budget=budget, receipts_to=server if receipts else None
         )
         if streams is not None:
-            self._core.refusal = streams.doorman.refusal
+            self._core.refusal = streams.doorman.at(server)
         self._link: Link | None = None
         self._accept = accept
         self._opening: Pending[ClientTransport, Accepted] = Pending()
@@ -412,9 +416,14 @@ class ClientSession:
             self._accept_plain(transport, self._accept() if streams is None else streams.factory(0))
         elif streams.encryption is Encryption.REQUIRE or streams.speaks_secure is None:
             self._core.close(transport, CloseReason.ENCRYPTION_REQUIRED)
+        elif streams.asking >= MAX_ASKING:
+            self._core.close(transport, CloseReason.RATE_LIMITED)
         else:
+            streams.asking += 1
+
             # a server could ask in the name of a client that would have asked for more
             def looked(offers: Any) -> None:
+                streams.asking -= 1
                 if transport.state is not State.OFFERED or self._link is None:
                     return
                 if offers is not False:
@@ -515,12 +524,40 @@ class ClientSession:
             end.detach()
         self._flush()
 
-    def _make_room(self) -> bool:
-        """There are as many incoming transports as may be: one that nobody has confirmed goes for another."""
-        transport = self._unconfirmed.first_to_go()
-        if transport is not None:
-            self._not_confirmed(transport, CloseReason.TOO_MANY_TRANSPORTS)
-        return transport is not None
+    def _make_room(self, initiator: PubKey | None) -> bool:
+        """There are as many incoming transports as may be: one that nobody has confirmed goes for another.
+
+        Else the newest of who has most, when he has more than he who asks will have.
+
+        :param initiator: who asks; None where that is not certain.
+        """
+        unconfirmed = self._unconfirmed.first_to_go()
+        incoming = [one for one in self._core.transports.values() if not one.initiator]
+        counts = Counter(one.remote for one in incoming)
+        if unconfirmed is not None and (
+            initiator in (None, unconfirmed.remote) or counts[unconfirmed.remote] > counts[initiator]
+        ):
+            self._not_confirmed(unconfirmed, CloseReason.TOO_MANY_TRANSPORTS)
+            return True
+        if initiator is None:
+            return False
+        greediest = max(counts, key=counts.__getitem__)
+        if counts[greediest] <= counts[initiator] + 1:
+            return False
+        # what was confirmed by a frame of the same read has no stream yet
+        newest = (
+            one
+            for one in reversed(incoming)
+            if one.remote == greediest and one.user is not None and (one.user.end is not None or not one.is_secure)
+        )
+        transport = next(newest, None)
+        if transport is None:
+            return False
+        was_open = transport.state is State.OPEN
+        self._core.close(transport, CloseReason.TOO_MANY_TRANSPORTS)
+        if was_open:
+            self._transport_lost(transport, transport.secure, CloseReason.TOO_MANY_TRANSPORTS, final=True)
+        return True
 
     def _on_confirmed(self, event: Confirmed) -> None:
         transport = event.transport
@@ -531,6 +568,8 @@ class ClientSession:
             self._core.close(transport, CloseReason.ABORTED)
             return
         factory = unconfirmed.factory
+        if self._streams is not None:
+            self._streams.doorman.met(transport.remote)
         stream.end.round_trip = self._reactor.seconds() - unconfirmed.asked
         if factory is None:
             self._carry(stream, transport)
@@ -559,6 +598,8 @@ class ClientSession:
         stream.move(self, transport)
 
     def _on_accepted(self, event: Accepted) -> None:
+        if self._streams is not None and event.transport.is_secure:
+            self._streams.doorman.met(event.transport.remote)
         self._opening.succeed(event.transport, event)
 
     def _on_data(self, event: DataReceived) -> None:
@@ -568,7 +609,7 @@ class ClientSession:
         event.transport.user.acknowledged(event.token)
 
     def _on_acknowledged_all(self, event: AcknowledgedAll) -> None:
-        event.transport.user.acknowledged_all(event.tokens)
+        event.transport.user.acknowledged_all(event.tokens, event.count)
 
     def _on_closed(self, event: Closed) -> None:
         transport = event.transport

@@ -25,6 +25,7 @@ from dmsg.delegation.doorman import Doorman
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.seldom import Seldom
 from dmsg.tables import uncount
 from dmsg.transport.agreement import Resume
 from dmsg.transport.secure import BUDGET, Budget, SecureEnd
@@ -60,7 +61,7 @@ FINAL = frozenset(
 """Reasons that end a stream with its transport, when the other end, or this one, gave them."""
 
 MAX_PROBES = 64
-"""Streams of others that are measured at a time; one more ends the oldest."""
+"""Streams of others that are measured at a time; one more ends the oldest of the peer with most."""
 PROBE_TIME = 60.0
 """Seconds that such a stream may last."""
 
@@ -78,8 +79,11 @@ class Probes(Factory):
 
     def buildProtocol(self, addr: IAddress | None) -> _Probed:
         if len(self.open) >= MAX_PROBES:
-            next(iter(self.open)).end()
-        probed = _Probed(self)
+            counts = Counter(one.peer for one in self.open)
+            # among equals that of the oldest, which the order of the counts is
+            most = max(counts, key=counts.__getitem__)
+            next(one for one in self.open if one.peer == most).end()
+        probed = _Probed(self, addr)
         self.open[probed] = self._reactor.callLater(PROBE_TIME, probed.end)
         return probed
 
@@ -87,8 +91,9 @@ class Probes(Factory):
 class _Probed(Protocol):
     """One of them; data has no place on it."""
 
-    def __init__(self, probes: Probes) -> None:
+    def __init__(self, probes: Probes, peer: IAddress | None) -> None:
         self._probes = probes
+        self.peer = peer
 
     def end(self) -> None:
         if self.transport is not None:
@@ -183,6 +188,7 @@ class Streams:
         self._reactor = reactor
         self.key = key
         self.doorman = Doorman(reactor.seconds, factories)
+        self._seldom = Seldom(reactor.seconds)
         self.probes = Probes(reactor)
         """What takes streams that are only to be measured."""
         self.instance = os.urandom(INSTANCE_SIZE)
@@ -195,6 +201,8 @@ class Streams:
         self.budget = BUDGET if budget is None else budget
         self.reconnect: Callable[[StreamTransport], Deferred[Any]] | None = None
         self.speaks_secure: Callable[[PubKey], Deferred[bool]] | None = None
+        self.asking = 0
+        """Initiators of plain transports that are being looked up."""
         self.resumed = 0
         self._nowhere = _Nowhere(self)
         self._live: dict[bytes, StreamTransport] = {}
@@ -262,8 +270,7 @@ class Streams:
         if reason == CloseReason.QUEUE_FULL:
             end.queue_was_full()
         if reason:
-            text = close_reason_text(reason)
-            _log.info("stream with {peer} lost its transport: {text}", peer=str(stream.getPeer())[:13], text=text)
+            self._tell("stream with {peer} lost its transport: {text}{more}", stream, close_reason_text(reason))
         if not resumable or (final and reason in FINAL):
             self.closed(stream, reason)
             stream.carrier_closed(reason if final or reason else CloseReason.PEER_DISCONNECTED)
@@ -316,7 +323,14 @@ class Streams:
         self._wait_no_longer(stream)
         self._progress.pop(stream, None)
         self.resumed += 1
-        _log.info("stream with {peer} goes on", peer=str(stream.getPeer())[:13])
+        self._tell("stream with {peer} goes on{more}", stream)
+
+    def _tell(self, line: str, stream: StreamTransport, text: str = "") -> None:
+        """A line of the log; the streams of a peer may go and come as often as he likes."""
+        peer = str(stream.getPeer())[:13]
+        more = self._seldom.more((line, peer))
+        if more is not None:
+            _log.info(line, peer=peer, text=text, more=more)
 
     def migrate(self, stream: StreamTransport) -> None:
         """Look for another way for a stream whose present one is about to go."""
@@ -364,7 +378,7 @@ class Streams:
 
     def _give_up(self, stream: StreamTransport, reason: int, *, clean: bool = False) -> None:
         """:param clean: the remote closed it, and a reason of 0 says that it was done."""
-        _log.info("stream with {peer} is given up", peer=str(stream.getPeer())[:13], reason=reason)
+        self._tell("stream with {peer} is given up: {text}{more}", stream, close_reason_text(reason))
         self.closed(stream, reason)
         stream.carrier_closed(reason if clean else reason or CloseReason.PEER_DISCONNECTED)
 

@@ -14,7 +14,7 @@ from twisted.internet.interfaces import IDelayedCall, IProtocolFactory, IReactor
 
 from dmsg.keys import PubKey
 from dmsg.ranked import Ranked
-from dmsg.transport.state import ClientTransport
+from dmsg.transport.state import ClientTransport, State
 
 CONFIRM_TIMEOUT = 10.0
 """Seconds that an initiator has to show that it holds the keys."""
@@ -44,12 +44,14 @@ class Confirmations:
         self._waiting: dict[ClientTransport, Unconfirmed] = {}
         self._of: dict[PubKey, dict[ClientTransport, None]] = {}
         self._most: Ranked[PubKey] = Ranked()
+        self._decided: dict[ClientTransport, Unconfirmed] = {}
+        """Those whose end or confirmation is on its way here."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._decided)
 
     def __iter__(self) -> Iterator[ClientTransport]:
-        return iter(list(self._waiting))
+        return iter([*self._waiting, *self._decided])
 
     def add(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
         """It was answered."""
@@ -60,6 +62,9 @@ class Confirmations:
 
     def pop(self, transport: ClientTransport) -> Unconfirmed | None:
         """It waits no longer; None: it did not."""
+        decided = self._decided.pop(transport, None)
+        if decided is not None:
+            return decided
         found = self._waiting.pop(transport, None)
         if found is None:
             return None
@@ -71,8 +76,15 @@ class Confirmations:
 
     def first_to_go(self) -> ClientTransport | None:
         """Who makes room for another; None: nobody waits."""
-        initiator = self._most.first()
-        return None if initiator is None else next(iter(self._of[initiator]))
+        while (initiator := self._most.first()) is not None:
+            transport = next(iter(self._of[initiator]))
+            if transport.state is State.ANSWERED:
+                return transport
+            # confirmed or closed by a frame of the same read, of which the session is told after all of them
+            decided = self.pop(transport)
+            assert decided is not None
+            self._decided[transport] = decided
+        return None
 
     def _rank(self, initiator: PubKey) -> None:
         if own := self._of[initiator]:

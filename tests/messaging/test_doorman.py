@@ -25,7 +25,7 @@ class DoormanTests(SynchronousTestCase):
         self.core = ClientConnection(B, Profile.SEED)
         self.core.accepting = True
         self.doorman = Doorman(Clock().seconds, tuple)
-        self.core.refusal = self.doorman.refusal
+        self.core.refusal = self.doorman.at(KEYS["X"].public)
 
     def opening(self, number: int, *, ping: bool = False, ephemeral: bool = False) -> bytes:
         proposal = Proposal(A, B.public, Profile.SEED, ephemeral=A if ping else KEYS["X"] if ephemeral else None)
@@ -61,7 +61,7 @@ class DoormanTests(SynchronousTestCase):
     def test_a_flood(self) -> None:
         """What is opened and closed again and again in one name."""
         once = [self.opening(0, ping=True) + encode_close(Profile.SEED, 0)] * 3
-        self.doorman._of_one.charge(A.public.hex(), OF_ONE_BURST - 2, 0.0)
+        self.doorman._of_one.charge(f"{KEYS['X'].public} {A.public}", OF_ONE_BURST - 2, 0.0)
         for data in once:
             self.receive(data)
         self.assertEqual(self.doorman.refused, 1)

@@ -465,6 +465,22 @@ class EndTests(StreamCase):
         # all was sent: a reader that holds ACKs back may have it
         self.assertEqual(self.carrier.closed, [CloseReason.UNSPECIFIED])
 
+    def test_an_ack_that_says_nothing_new_gives_none(self) -> None:
+        """A reader that stands still, and says so again and again, does not keep what it is sent here for ever."""
+        self.carrier.window = 1
+        self.stream.setIdleTimeout(3 * LINGER)
+        self.stream.write(bytes(3000))
+        self.carrier.turn()
+        for _ in range(4):
+            self.clock.advance(LINGER / 2)
+            self.stream.acknowledged_all((), 0)
+        self.stream.loseConnection()
+        self.carrier.turn()
+        self.clock.advance(LINGER / 2)
+        self.stream.acknowledged_all((), 0)
+        self.clock.advance(LINGER / 2)
+        self.assertTrue(self.stream.over)
+
     def test_what_could_not_be_sent_in_time(self) -> None:
         self.carrier.window = 1
         sending = self.stream.send(bytes(3000))
@@ -547,6 +563,13 @@ class EndTests(StreamCase):
         self.assertIsInstance(self.lost, StreamTimeout)
         self.stream.resumeProducing()
         self.assertEqual((self.program.data, self.stream.held), (b"", 0))
+
+    def test_an_ack_that_says_nothing_new_is_no_traffic(self) -> None:
+        self.stream.setIdleTimeout(10)
+        for _ in range(3):
+            self.clock.advance(4)
+            self.stream.acknowledged_all((), 0)
+        self.assertTrue(self.stream.over)
 
     def test_idle(self) -> None:
         """What comes, and what is acknowledged, is traffic."""

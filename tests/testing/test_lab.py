@@ -17,7 +17,7 @@ from twisted.internet.error import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entry import ClientMeta, Successor
-from dmsg.errors import ConnectFailed, DiscoveryError, DropReason, EncryptionUnavailable
+from dmsg.errors import CloseReason, ConnectFailed, DiscoveryError, DropReason, EncryptionUnavailable
 from dmsg.keys import SecKey
 from dmsg.testing.lab import Lab
 from dmsg.testing.network import Network
@@ -211,6 +211,31 @@ class LabTests(SynchronousTestCase):
         self.assertEqual(other.factory.relay.drops[DropReason.FLOOD], 0)
         self.assertEqual({one.lost for one in streams}, {None})
         lab.stop()
+
+    def test_a_peer_that_finds_resumptions_too_many_holds_only_its_own(self) -> None:
+        """Or a server in its name: that is in no encrypted frame."""
+        lab = Lab(3)
+        lab.add_servers(2)
+        victim, good, bad = (lab.add_client(name) for name in ("victim", "good", "bad"))
+        lab.settle()
+        for one in (good, bad):
+            one.listen(Accepting(), 7)
+        honest = lab.result(victim.connect(good.public_key, Accepting(), port=7))
+        for _ in range(60):
+            lab.result(victim.connect(bad.public_key, Accepting(), port=7))
+        lab.network.run(1)
+        for session in bad.sessions():
+            session._core.refusal = lambda initiator, ephemeral: CloseReason.RATE_LIMITED
+            for transport in list(session._core.transports.values()):
+                session._core.close(transport, CloseReason.STALLED)
+            session._flush()
+        lab.network.run(3)
+        now = lab.clock.seconds()
+        self.assertTrue(victim.streams.suspended)
+        self.assertLessEqual(max(victim._resume_after.values()) - now, service.RESUME_MAX_DELAY)
+        name = next(n for n, server in lab.servers.items() if server._key.public == honest.transport.server)
+        lab.network.host(name).reset()
+        lab.result(honest.transport.send(b"on we go"), 5)
 
     def test_a_slow_server_is_replaced_and_a_preferred_one_kept(self) -> None:
         lab = Lab(4)

@@ -8,9 +8,15 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.delegation import doorman as doorman_module
-from dmsg.delegation.doorman import OF_ALL_BURST, OF_ONE_BURST, OF_ONE_RATE, Doorman
+from dmsg.delegation.doorman import (
+    OF_KNOWN_BURST,
+    OF_ONE_BURST,
+    OF_ONE_RATE,
+    OF_STRANGERS_BURST,
+    RESERVED_BURST,
+    Doorman,
+)
 from dmsg.errors import CloseReason
-from dmsg.keys import PubKey
 from dmsg.transport.agreement import Offer
 from dmsg.transport.wire import CLOSE, REQUEST, Frame
 from tests.support import KEYS, SERVER_KEY, Accepting, RawClient
@@ -19,7 +25,7 @@ from tests.transport.secure_support import SecureCase
 A, B = KEYS["A"].public, KEYS["B"].public
 
 
-def request(number: int, of: PubKey = A) -> bytes:
+def request(number: int) -> bytes:
     return number.to_bytes(33, "big")
 
 
@@ -28,44 +34,71 @@ class DoormanTests(SynchronousTestCase):
         self.clock = Clock()
         self.factories: list[Any] = []
         self.doorman = Doorman(self.clock.seconds, lambda: self.factories)
+        self.here, self.there = (self.doorman.at(KEYS[name].public) for name in "CB")
+        self.count = 0
+
+    def asked(self, count: float, *who: bytes, at: Any = None) -> int:
+        """How many of so many handshakes are let in, of these initiators in turn."""
+        let_in = 0
+        for number in range(int(count)):
+            self.count += 1
+            let_in += (at or self.here)(who[number % len(who)], request(self.count)) is None
+        return let_in
 
     def test_each_once(self) -> None:
-        self.assertIsNone(self.doorman.refusal(A, request(1)))
-        self.assertIs(self.doorman.refusal(A, request(1)), CloseReason.NOT_AUTHENTIC)
-        # by whomever it is said again
-        self.assertIs(self.doorman.refusal(B, request(1, B)), CloseReason.NOT_AUTHENTIC)
+        self.assertIsNone(self.here(A, request(1)))
+        self.assertIs(self.here(A, request(1)), CloseReason.NOT_AUTHENTIC)
+        # by whomever, and at whichever server, it is said again
+        self.assertIs(self.there(B, request(1)), CloseReason.NOT_AUTHENTIC)
         self.assertEqual(self.doorman.refused, 2)
 
-    def test_of_one_and_of_all(self) -> None:
-        for number in range(int(OF_ONE_BURST)):
-            self.assertIsNone(self.doorman.refusal(A, request(number)))
-        self.assertIs(self.doorman.refusal(A, request(99_999)), CloseReason.RATE_LIMITED)
-        self.assertIsNone(self.doorman.refusal(B, request(99_998)))
+    def test_of_one(self) -> None:
+        self.doorman.met(A)
+        self.assertEqual(self.asked(OF_ONE_BURST + 10, A), OF_ONE_BURST)
+        self.assertIs(self.here(A, request(0)), CloseReason.RATE_LIMITED)
         self.clock.advance(1)
-        for number in range(int(OF_ONE_RATE)):
-            self.assertIsNone(self.doorman.refusal(A, request(100_000 + number)))
-        self.assertIs(self.doorman.refusal(A, request(200_000)), CloseReason.RATE_LIMITED)
+        self.assertEqual(self.asked(OF_ONE_RATE + 10, A), OF_ONE_RATE)
+        # what came through another server was counted there
+        self.assertEqual(self.asked(10, A, at=self.there), 10)
 
-    def test_what_is_refused_is_not_remembered(self) -> None:
+    def test_strangers_do_not_keep_out_who_has_been_met(self) -> None:
+        self.doorman.met(A)
+        names = [bytes([2]) + number.to_bytes(32, "big") for number in range(100)]
+        self.assertEqual(self.asked(OF_STRANGERS_BURST + 50, *names), OF_STRANGERS_BURST)
+        self.assertIs(self.here(B, request(0)), CloseReason.RATE_LIMITED)
+        self.assertEqual(self.asked(100, A), 100)
+        self.assertIsNone(self.there(B, request(0)))
+
+    def test_what_each_has_whatever_the_others_do(self) -> None:
+        others = [bytes([2]) + number.to_bytes(32, "big") for number in range(100)]
+        for one in (A, *others):
+            self.doorman.met(one)  # type: ignore[arg-type]
+        least = RESERVED_BURST * len(others)
+        self.assertEqual(self.asked(OF_KNOWN_BURST + least + 500, *others), OF_KNOWN_BURST + least)
+        self.assertEqual(self.asked(RESERVED_BURST + 5, A), RESERVED_BURST)
+
+    def test_what_is_remembered(self) -> None:
         self.patch(doorman_module, "REMEMBERED", 3)
+        self.patch(doorman_module, "KNOWN", 3)
+        self.assertEqual(self.asked(5, A), 5)
         for number in range(5):
-            self.assertIsNone(self.doorman.refusal(A, request(number)))
-        self.assertEqual(len(self.doorman._seen), 3)
-        self.assertGreater(OF_ALL_BURST, OF_ONE_BURST)
+            self.doorman.met(bytes([number]))  # type: ignore[arg-type]
+        self.assertEqual((len(self.doorman._seen), len(self.doorman._known)), (3, 3))
 
     def test_who_is_admitted(self) -> None:
         """Nobody whom no listener takes; everybody, as long as one asks nothing, or there is none."""
-        self.assertIsNone(self.doorman.refusal(A, request(1)))
+        self.assertIsNone(self.here(A, request(1)))
 
         class Only:
             def admits(self, address: Any) -> bool:
                 return bool(address.public_key == A)
 
         self.factories.append(Only())
-        self.assertIsNone(self.doorman.refusal(A, request(2)))
-        self.assertIs(self.doorman.refusal(B, request(3, B)), CloseReason.REFUSED)
+        self.assertIsNone(self.here(A, request(2)))
+        self.assertIs(self.here(B, request(3)), CloseReason.REFUSED)
+        self.assertIs(self.here(bytes(33), request(4)), CloseReason.REFUSED)
         self.factories.append(object())
-        self.assertIsNone(self.doorman.refusal(B, request(4, B)))
+        self.assertIsNone(self.here(B, request(5)))
 
 
 class ReplayTests(SecureCase):

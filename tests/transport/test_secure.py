@@ -21,7 +21,7 @@ from dmsg.errors import (
     KeyFormatError,
     TransportRefused,
 )
-from dmsg.keys import SecKey
+from dmsg.keys import PubKey, SecKey
 from dmsg.net.stream import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.transport.agreement import (
     HELLO_SIZE,
@@ -41,6 +41,7 @@ from dmsg.transport.secure import (
     SecureEnd,
     SecureError,
 )
+from dmsg.transport.session import MAX_ASKING
 from dmsg.transport.streams import Encryption
 from dmsg.transport.unconfirmed import CONFIRM_TIMEOUT
 from dmsg.transport.wire import ACK, CLOSE, FWD, HANDSHAKE_PAYLOAD_SIZE, MIN_SECURE_REQUEST, REQUEST, Frame
@@ -676,6 +677,36 @@ class PlainTests(SecureCase):
             else:
                 refused = self.failureResultOf(opening, TransportRefused).value
                 self.assertEqual(refused.reason, CloseReason.ENCRYPTION_REQUIRED)
+
+    def test_so_many_are_looked_up_at_a_time(self) -> None:
+        """Each is a question to discovery, whoever asks and whether or not he waits for the answer."""
+        from twisted.internet.defer import Deferred
+
+        self.listeners[0] = Accepting()
+        asked: list[Deferred[bool]] = []
+
+        def ask(remote: PubKey) -> Deferred[bool]:
+            asked.append(Deferred())
+            return asked[-1]
+
+        self.streams["B"].speaks_secure = ask
+        openings = []
+        for number in range(MAX_ASKING + 4):
+            openings.append(self.a.open(B.public, Accepting()))
+            self.network.settle()
+            if number % 2:
+                openings[-1].cancel()
+                self.network.settle()
+        self.assertEqual(len(asked), MAX_ASKING)
+        refused = self.failureResultOf(openings[MAX_ASKING], TransportRefused).value
+        self.assertEqual(refused.reason, CloseReason.RATE_LIMITED)
+        for one in asked:
+            one.callback(False)
+        self.network.settle()
+        self.successResultOf(openings[0])
+        self.assertEqual(self.streams["B"].asking, 0)
+        for opening in openings:
+            opening.addErrback(lambda _: None)
 
 
 class VectorTests(SynchronousTestCase):

@@ -379,6 +379,15 @@ class WatchTests(StreamsCase):
 class ProbesTests(SynchronousTestCase):
     """Streams that are only to be measured."""
 
+    def test_who_has_most_loses_his_oldest(self) -> None:
+        probes = Probes(Clock())
+        friend, enemy = (DmsgAddress(KEYS[name].public) for name in "AB")
+        first = probes.buildProtocol(friend)
+        others = [probes.buildProtocol(enemy) for _ in range(MAX_PROBES + 2)]
+        self.assertEqual(list(probes.open), [first, *others[3:]])
+        for probed in list(probes.open):
+            probed.end()
+
     def test_so_many_and_so_long(self) -> None:
         clock = Clock()
         probes = Probes(clock)

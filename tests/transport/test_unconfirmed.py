@@ -11,7 +11,7 @@ from dmsg.errors import CloseReason
 from dmsg.keys import SecKey
 from dmsg.transport import client as client_module
 from dmsg.transport.agreement import Hello, Proposal
-from dmsg.transport.state import ClientTransport
+from dmsg.transport.state import ClientTransport, State
 from dmsg.transport.unconfirmed import CONFIRM_TIMEOUT, Confirmations
 from dmsg.transport.wire import ACCEPT, CLOSE, REQUEST, Frame
 from tests.support import KEYS, SERVER_KEY, Accepting, RawClient
@@ -36,6 +36,7 @@ class TableTests(SynchronousTestCase):
     def add(self, remote: Any, factory: Any = None) -> ClientTransport:
         self.count += 1
         transport = ClientTransport(2 * self.count + 1, remote, b"", False, 0)
+        transport.state = State.ANSWERED
         self.table.add(transport, factory)
         return transport
 
@@ -54,6 +55,22 @@ class TableTests(SynchronousTestCase):
         self.table.pop(second)
         self.assertEqual((len(self.table), self.table._of, len(self.table._most)), (0, {}, 0))
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_what_is_decided_does_not_go(self) -> None:
+        """Confirmed, or closed, in the same read: the session is told of it later, and finds it then."""
+        one, two, three = (self.add(A) for _ in range(3))
+        one.state, two.state = State.OPEN, State.CLOSED
+        self.assertIs(self.table.first_to_go(), three)
+        self.assertEqual((len(self.table), set(self.table)), (3, {one, two, three}))
+        three.state = State.OPEN
+        self.assertIsNone(self.table.first_to_go())
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        for transport in (one, two, three):
+            found = self.table.pop(transport)
+            assert found is not None
+            self.assertEqual(found.asked, 0.0)
+            self.assertIsNone(self.table.pop(transport))
+        self.assertEqual((len(self.table), len(self.table._most)), (0, 0))
 
     def test_who_goes_first(self) -> None:
         """The oldest of who has most; among equals of who asked first."""
@@ -102,6 +119,28 @@ class RoomTests(SecureCase):
         self.network.settle()
         self.assertEqual((self.b._core.incoming, len(self.b._unconfirmed)), (1, 0))
 
+    def test_who_has_most_gives_one_to_somebody_else(self) -> None:
+        """Who shows that he is who he says; what goes may go on over another server."""
+        self.patch(client_module, "MAX_INCOMING", 2)
+        raw = RawClient(KEYS["C"], SERVER_KEY.public)
+        self.network.join(raw)
+        for _ in range(2):
+            opening = self.a.open(B, Accepting(), port=7, secure=True)
+            self.network.settle()
+            self.successResultOf(opening)
+        raw.take()
+        for rubbish in (Proposal(KEYS["C"], B, Hello(7)).payload[:-1] + b"x", bytes(KEYS["C"].public + B)):
+            raw.send(Frame(REQUEST, 0, rubbish).encode())
+            self.network.settle()
+            self.assertNotIn(ACCEPT, [frame.type for frame in raw.take()])
+            self.assertEqual(self.streams["B"].suspended, 0)
+        self.ask(raw, KEYS["C"], range(1, 2))
+        self.assertEqual([frame.type for frame in raw.take()], [ACCEPT])
+        # a second one takes the place of the first, which was not confirmed
+        self.ask(raw, KEYS["C"], range(2, 3))
+        self.assertEqual([(frame.type, frame.id) for frame in raw.take()], [(CLOSE, 2), (ACCEPT, 4)])
+        self.assertEqual(self.streams["B"].suspended, 1)
+
     def test_where_all_are_confirmed_nobody_goes(self) -> None:
         self.patch(client_module, "MAX_INCOMING", 1)
         first = self.a.open(B, Accepting(), port=7, secure=True)
@@ -110,3 +149,57 @@ class RoomTests(SecureCase):
         self.network.settle()
         self.assertEqual(self.failureResultOf(second).value.reason, CloseReason.TOO_MANY_TRANSPORTS)
         self.assertFalse(self.successResultOf(first).transport.over)
+
+
+class OneReadTests(SecureCase):
+    """What comes in one read with a REQUEST for which there is no place."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(client_module, "MAX_INCOMING", 2)
+        self.successResultOf(self.ask())
+        self.held: list[Frame] = []
+        self.holding = False
+
+        def change(frames: list[Frame]) -> list[Frame]:
+            for number, frame in enumerate(frames):
+                if self.holding:
+                    self.held += frames[number:]
+                    return frames[:number]
+                self.holding = frame.type == REQUEST
+            return frames
+
+        self.tamper(change)
+        self.one: Any = self.successResultOf(self.ask())
+        self.one.transport.write(b"hello")
+        self.network.settle()
+        self.assertEqual((len(self.b._unconfirmed), self.b._core.incoming), (1, 2))
+
+    def receive(self, *frames: Frame) -> None:
+        self.holding = False
+        buffer = bytearray(b"".join(frame.encode() for frame in frames))
+        while buffer:
+            taken = self.b.frames_received(buffer, len(buffer))
+            assert taken
+            del buffer[:taken]
+        self.network.settle()
+
+    def request(self, number: int) -> Frame:
+        return Frame(REQUEST, number, Proposal(KEYS["A"], B, Hello(7)).payload)
+
+    def test_who_confirmed_before_keeps_his_place(self) -> None:
+        for behind in (1, len(self.held)):
+            with self.subTest(behind=behind):
+                self.receive(*self.held[:behind], self.request(999), *self.held[behind:])
+                self.held.clear()
+                self.assertFalse(self.one.transport.over)
+                self.assertEqual((self.b._core.incoming, len(self.b._unconfirmed)), (2, 0))
+        self.assertEqual(self.listeners[7].built[-1].data, b"hello")
+
+    def test_the_table_does_not_grow_by_those_that_are_closed(self) -> None:
+        live: list[int] = []
+        for start in range(101, 400, 8):
+            fresh = [self.request(number) for number in range(start, start + 8, 2)]
+            self.receive(*(Frame(CLOSE, number, b"\0") for number in live), *fresh)
+            live = [number for number in range(start, start + 8, 2) if number in self.b._core.transports]
+            self.assertLessEqual(self.b._core.incoming, 2)

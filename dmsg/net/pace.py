@@ -1,0 +1,65 @@
+"""So many a second, and who asks for many waits longest."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+
+class Pace:
+    """Places in time that are given out evenly, to those who ask in turn.
+
+    :param rate: says how many a second.
+    """
+
+    def __init__(self, reactor: IReactorTime, rate: Callable[[], float]) -> None:
+        self._reactor = reactor
+        self._rate = rate
+        self._next = 0.0
+        self._lines: OrderedDict[Hashable, deque[Deferred[None]]] = OrderedDict()
+        self._call: IDelayedCall | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def wait(self, who: Hashable) -> Deferred[None]:
+        """Fires when it is the turn of one who asks; who is cancelled has no place any more."""
+        now = self._reactor.seconds()
+        if not self._lines and self._next <= now:
+            self._next = now + 1 / self._rate()
+            return succeed(None)
+        place: Deferred[None] = Deferred(lambda place: self._leave(who, place))
+        self._lines.setdefault(who, deque()).append(place)
+        self._plan()
+        return place
+
+    def _leave(self, who: Hashable, place: Deferred[None]) -> None:
+        line = self._lines.get(who)
+        if line is not None and place in line:
+            line.remove(place)
+            if not line:
+                del self._lines[who]
+            if not self._lines and self._call is not None:
+                call, self._call = self._call, None
+                call.cancel()
+
+    def _plan(self) -> None:
+        if self._lines and self._call is None:
+            self._call = self._reactor.callLater(max(0.0, self._next - self._reactor.seconds()), self._run)
+
+    def _run(self) -> None:
+        self._call = None
+        if not self._lines:
+            return
+        who, line = next(iter(self._lines.items()))
+        place = line.popleft()
+        if line:
+            self._lines.move_to_end(who)
+        else:
+            del self._lines[who]
+        self._next = max(self._next, self._reactor.seconds() - 1.0) + 1 / self._rate()
+        self._plan()
+        place.callback(None)
