@@ -90,6 +90,8 @@ class EntryPublisher:
         self._waiting: list[Deferred[None]] = []
         self._posted_at = 0.0
         self.published: tuple[str, ...] | None = None
+        self._told = False
+        """Some discovery may have an entry of this client."""
 
     def start(self) -> None:
         """From now on :meth:`soon` has an effect."""
@@ -122,7 +124,7 @@ class EntryPublisher:
     async def withdraw(self) -> None:
         """The client stops: delete the entry, if discovery answers in time."""
         self._again.stop()
-        if self.published:
+        if self._told:
             try:
                 offered = [feature for feature, said in self._features.items() if said]
                 withdrawn = self._lookups.withdraw(self._key, "client", offered)
@@ -130,6 +132,7 @@ class EntryPublisher:
             except (DmsgError, TimeoutError) as error:
                 _log.info("entry was not withdrawn: {error}", error=str(error))
         self.published = None
+        self._told = False
         waiting, self._waiting = self._waiting, []
         for deferred in waiting:
             if not deferred.called:
@@ -140,6 +143,7 @@ class EntryPublisher:
         unchanged = wanted == self.published or (not wanted and self.published is None)
         if unchanged and (not wanted or not await self._is_missing(wanted)):
             return self._next_look()
+        self._told = True
         try:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
         except DiscoveryError as error:

@@ -157,6 +157,8 @@ class Registration:
 
         def done(result: Any) -> None:
             self._registering = None
+            if not self._running:
+                return
             if isinstance(result, Failure):
                 self._failures += 1
                 if result.check(DiscoveryError) is None:

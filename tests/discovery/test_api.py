@@ -611,6 +611,44 @@ class LookupTests(APICase):
         self.clock.advance(GRACE)
         self.assertEqual(self.successResultOf(asking), [second])
 
+    def test_a_change_is_not_held_up(self) -> None:
+        """One discovery takes it and never answers: it is told the next change too, and the others do not wait."""
+
+        class Hangs(Lookup):
+            def __init__(self, clock: Any) -> None:
+                super().__init__(clock, "http://hangs")
+                self.asked: list[Deferred[Any]] = []
+                self.cancelled = 0
+
+            def update(self, key: Any, make: Any) -> Any:
+                self.asked.append(Deferred(self.gave_up))
+                return self.asked[-1]
+
+            def withdraw(self, key: Any, half: str, features: Any = ()) -> Any:
+                return self.update(key, None)
+
+            def gave_up(self, _: Any) -> None:
+                self.cancelled += 1
+
+        hanging = Hangs(self.clock)
+        lookups = Lookups([hanging, self.lookup])
+        changing = lookups.update(KEY, self.with_client)
+        self.assertNoResult(changing)
+        self.assertEqual(self.successResultOf(self.lookup.entry(KEY.public)).sequence, 0)
+        self.clock.advance(GRACE)
+        self.successResultOf(changing)
+        self.assertEqual((len(hanging.asked), hanging.cancelled), (1, 0))
+        # for a while it is told, and not waited for
+        self.successResultOf(lookups.update(KEY, self.with_client))
+        self.assertEqual((len(hanging.asked), hanging.cancelled), (2, 1))
+        hanging.asked[1].errback(DiscoveryError("late, and no"))
+        self.successResultOf(lookups.withdraw(KEY, "client"))
+        self.failureResultOf(self.lookup.entry(KEY.public), EntryNotFound)
+        self.assertEqual((len(hanging.asked), hanging.cancelled), (3, 1))
+        self.successResultOf(lookups.close())
+        self.assertEqual((hanging.cancelled, lookups._changing), (2, {}))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
     def test_a_question_that_is_let_go(self) -> None:
         """Nobody waits for it any more, nobody will answer: what collects it raises nothing behind everybody's back."""
 
