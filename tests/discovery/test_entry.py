@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entry import (
+    VERSION,
     ClientMeta,
     Deletion,
     Entry,
@@ -22,6 +23,7 @@ from dmsg.discovery.entry import (
     decode_deletion,
     decode_verified,
     time_order,
+    with_feature,
 )
 from dmsg.errors import EntryError
 from dmsg.keys import SecKey
@@ -214,6 +216,18 @@ class MalformedTests(SynchronousTestCase):
             self.assertRaises(EntrySignatureError, decode_verified, entry.to_json().replace(old, new))
 
 
+class FeatureTests(SynchronousTestCase):
+    """Words behind the version."""
+
+    def test_with_and_without(self) -> None:
+        self.assertEqual(with_feature("1.2", "b"), "1.2+b")
+        self.assertEqual(with_feature("1.2+b", "a"), "1.2+a.b")
+        self.assertEqual(with_feature("1.2+a.b", "a", present=False), "1.2+b")
+        self.assertEqual(with_feature("1.2+b", "b", present=False), "1.2")
+        self.assertEqual(with_feature("", "a"), f"{VERSION}+a")
+        self.assertEqual(with_feature("+a", "a", present=False), VERSION)
+
+
 class DeletionTests(SynchronousTestCase):
     """Only what says that it deletes, deletes; and once."""
 
@@ -227,6 +241,22 @@ class DeletionTests(SynchronousTestCase):
         self.assertRaises(EntryDecodeError, decode_deletion, entry.to_json())
         forged = Deletion(entry.static, 0, 1, entry.signature)
         self.assertRaises(EntrySignatureError, decode_deletion, forged.to_json())
+
+    def test_numbers_at_their_borders(self) -> None:
+        """As they are signed: unsigned 64 bits, and signed ones."""
+        for sequence, timestamp, good in (
+            (0, -(2**63), True),
+            (2**64 - 1, 2**63 - 1, True),
+            (-1, 0, False),
+            (2**64, 0, False),
+            (0, -(2**63) - 1, False),
+            (0, 2**63, False),
+        ):
+            body = Deletion(KEY.public.hex(), 0, 0).sign(KEY).to_json()
+            body = body.replace(b'"sequence":0', b'"sequence":%d' % sequence)
+            body = body.replace(b'"timestamp":0', b'"timestamp":%d' % timestamp)
+            # the signature is of other numbers: only what can be a number comes so far
+            self.assertRaises(EntrySignatureError if good else EntryDecodeError, decode_deletion, body)
 
     def test_another_key_cannot(self) -> None:
         deletion = Deletion(KEY.public.hex(), 3, 10).sign(SecKey.generate())

@@ -418,6 +418,59 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         self.assertEqual(await store.sweep(7.0 + 90 * 86400, 10), 2)
         self.assertEqual((await store.size(), await store.count()), (0, 0))
 
+    @asynchronous
+    async def test_what_cannot_be_read_in_an_earlier_file(self) -> None:
+        """It stays as it is, and those behind it are read again."""
+        await self.store.close()
+        path = self.mktemp()
+        store = SQLiteStore(path)
+        entries = [server_entry(number) for number in range(3)]
+        for entry in entries:
+            await store.post(entry, 0.0)
+        await store.close()
+        db = sqlite3.connect(path)
+        first = sorted(entry.static for entry in entries)[0]
+        db.execute("UPDATE entries SET json = ? WHERE static = ?", (b"{", first))
+        for name, sql in db.execute(
+            "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql NOTNULL"
+        ).fetchall():
+            if "target" in sql:
+                db.execute(f"DROP INDEX {name}")
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute("ALTER TABLE entries DROP COLUMN target")
+        indices = set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'"))
+        db.commit()
+        db.close()
+        self.store = SQLiteStore(path)
+        db = sqlite3.connect(path)
+        self.assertEqual(sorted(row[0] for row in db.execute("SELECT target FROM entries")), ["", "h:1", "h:1"])
+        self.assertGreaterEqual(set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")), indices)
+        plan = " ".join(str(row) for row in db.execute("EXPLAIN QUERY PLAN SELECT static FROM entries WHERE ends <= 7"))
+        self.assertIn("USING INDEX", plan.replace("COVERING ", ""))
+        db.close()
+
+    @asynchronous
+    async def test_a_file_that_is_locked(self) -> None:
+        """Whoever asks is told; nothing is half done."""
+        await self.store.post(server_entry(1), 0.0, terms=UNCHECKED)
+        self.store._db.execute("PRAGMA busy_timeout = 0")
+        other = sqlite3.connect(self.path, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        for question in (self.store.due(5, 1e9, 2e9), self.store.sweep(1e12, 5)):
+            question.addErrback(lambda failure: failure.trap(sqlite3.Error, StoreError) and "refused")
+            self.assertEqual(await question, "refused")
+        other.execute("ROLLBACK")
+        other.close()
+        self.assertEqual(len(await self.store.due(5, 1e9, 2e9)), 1)
+
+    @asynchronous
+    async def test_an_empty_one(self) -> None:
+        path = self.mktemp()
+        store = SQLiteStore(path)
+        self.addCleanup(store.close)
+        self.assertEqual((await store.count(), await store.size(), store._one("SELECT 1 WHERE 0")), (0, 0, 0))
+
     def test_what_is_no_database(self) -> None:
         path = Path(self.mktemp())
         path.write_bytes(b"not a database" * 100)

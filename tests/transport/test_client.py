@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import SecKey
+from dmsg.transport import client as client_module
 from dmsg.transport.client import RECEIVE_LIMIT, ClientConnection
 from dmsg.transport.events import Acknowledged, Closed, DataReceived, Event, Noticed, Ponged, Requested
 from dmsg.transport.state import TRANSITIONS, ClientTransport, Input, State
@@ -220,6 +223,36 @@ class ReceiveTests(ClientCase):
             if any(isinstance(event, Closed) for event in self._fwd(sequence & 0xFFFF, 1)):
                 return
         self.fail("unread frames of one byte have no limit")
+
+    def test_what_is_behind_a_transport_that_is_lost(self) -> None:
+        """In the same read: another transport's data, and what comes for the one that is over."""
+        (event,) = feed(self.core, Frame(REQUEST, 3, bytes(REMOTE + LOCAL)))
+        assert isinstance(event, Requested)
+        self.core.accept(event.transport)
+        while self.transport.held_size + 60_000 <= RECEIVE_LIMIT:
+            self._fwd(0, 60_000)
+        events = feed(
+            self.core, *[Frame(FWD, 1, b"\0\0" + bytes(60_000))] * 3, Frame(FWD, 3, b"\0\0behind"), Frame(PONG, 0, b"")
+        )
+        self.assertIsInstance(events[-2], Closed)
+        self.assertEqual(events[-1], DataReceived(event.transport, b"behind"))
+
+    def test_so_many_frames_of_a_read(self) -> None:
+        data = bytearray(b"".join(Frame(FWD, 1, b"\0%cx" % number).encode() for number in range(5)))
+        taken, events = self.core.receive_frames(data, len(data), 2)
+        self.assertEqual((taken, len(events), self.core.left), (2 * len(data) // 5, 2, True))
+        taken, events = self.core.receive_frames(data, len(data), 6)
+        self.assertEqual((taken, len(events), self.core.left), (len(data), 5, False))
+
+    def test_so_many_transports(self) -> None:
+        self.patch(client_module, "MAX_INCOMING", 2)
+        asked: list[Any] = []
+        self.core.make_room = lambda initiator: bool(asked.append(initiator))
+        self.assertEqual(len(feed(self.core, Frame(REQUEST, 3, bytes(REMOTE + LOCAL)))), 1)
+        self.assertEqual((feed(self.core, Frame(REQUEST, 5, bytes(REMOTE + LOCAL))), asked), ([], [None]))
+        self.assertEqual(sent(self.core)[-1], Frame(CLOSE, 5, bytes([CloseReason.TOO_MANY_TRANSPORTS])))
+        self.core.make_room = lambda initiator: True
+        self.assertEqual(len(feed(self.core, Frame(REQUEST, 5, bytes(REMOTE + LOCAL)))), 1)
 
     def test_empty_data_is_acknowledged_and_not_delivered(self) -> None:
         self.assertEqual(self._fwd(7, 0), [])

@@ -361,6 +361,25 @@ class CongestionTests(RelayCase):
             self.assertLess(self.ports[0].waiting, most)
             self.ports[0].waiting += 100_000  # others' frames
         self.assertEqual(self.ports[0].closed, [DropReason.SEND_BUFFER_FULL])
+        feed(self.relay, self.peers[0], Frame(FWD, 99, b""))
+        self.assertEqual(self.relay.drops[DropReason.SEND_BUFFER_FULL], 1)
+
+    def test_a_peer_that_is_slow_again(self) -> None:
+        """What was counted the first time is forgotten, and its sources are paused as they were then."""
+        self.open(0, 1, 2)
+        route = self.peers[0].routes[2]
+        self.congest(1)
+        self.fill(0, 2, 300_000)
+        self.relay.stall(self.peers[1])
+        self.assertGreater(route.queued, 200_000)
+        self.relay.relieve(self.peers[1])
+        self.assertEqual((self.peers[1].stalled, self.ports[0].paused), (False, 0))
+        route.mark = 7
+        self.ports[1].waiting = 0
+        self.congest(1)
+        self.assertEqual((route.queued, route.mark), (0, 0))
+        self.fill(0, 2, 100)
+        self.assertEqual(self.ports[0].paused, 1)
 
 
 class RelayMachine(RuleBasedStateMachine):

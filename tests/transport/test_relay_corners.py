@@ -8,6 +8,7 @@ from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.telemetry.receipts import RECEIPT_SIZE
 from dmsg.transport.agreement import MAX_MESSAGE, MIN_MESSAGE
 from dmsg.transport.observe import Carried
+from dmsg.transport.policing import Limits
 from dmsg.transport.relay import MAX_CONNECTIONS_PER_KEY, STRANGER_AFTER, Relay
 from dmsg.transport.wire import (
     ACCEPT,
@@ -52,6 +53,42 @@ class RequestTests(RelayCase):
         self.assertEqual([self.open(0, 1, own_id) for own_id in (2, 4)], [ID_COUNT - 1, 1])
         self.peers[1].next_id = ID_COUNT - 1
         self.assertEqual(self.open(0, 1, 6), 3)
+
+
+class CountTests(RelayCase):
+    """What is counted, and limits at their borders."""
+
+    def test_frames_that_go_elsewhere_than_those_before(self) -> None:
+        for target in (1, 2):
+            self.open(0, target, 2 * target)
+        frames = [Frame(FWD, own_id, b"\0\0x") for own_id in (2, 4, 2, 2, 2, 4)]
+        feed(self.relay, self.peers[0], *frames)
+        self.assertEqual(self.relay.steps, 4)
+        data = bytearray(b"".join(frame.encode() for frame in frames))
+        taken = self.relay.receive_frames(self.peers[0], data, len(data), 3)
+        self.assertEqual((taken, self.relay.steps), (5 * len(frames[0].encode()), 3))
+
+    def test_transports_and_frames_since_the_start(self) -> None:
+        self.assertEqual((self.relay.transports_opened, self.relay.frames, self.relay.frame_bytes), (0, 0, 0))
+        self.open(0, 1, 2)
+        self.open(0, 2, 4)
+        before = self.relay.frames, self.relay.frame_bytes
+        self.assertEqual((self.relay.transports_opened, before[0]), (2, 4))
+        self.relay.remove(self.peers[0])
+        self.assertEqual((self.relay.frames, self.relay.frame_bytes), before)
+        self.assertEqual(self.relay.drops[DropReason.PEER_DISCONNECTED], 2)
+
+    def test_one_of_a_pair(self) -> None:
+        self.relay.limits = Limits(max_per_pair=1)
+        self.open(0, 1, 2)
+        feed(self.relay, self.peers[0], Frame(REQUEST, 4, bytes(KEYS[0] + KEYS[1])))
+        self.assertEqual(self.ports[0].take(), [Frame(CLOSE, 4, bytes((CloseReason.TOO_MANY_TRANSPORTS,)))])
+        self.open(0, 2, 6)
+        self.assertEqual(self.relay.drops[DropReason.TOO_MANY_PER_PAIR], 1)
+
+    def test_the_instance_of_a_longer_ping(self) -> None:
+        feed(self.relay, self.peers[0], Frame(PING, 0, b"n" * PING_NAME + b"i" * INSTANCE_SIZE + b"rest"))
+        self.assertEqual(self.peers[0].instance, b"i" * INSTANCE_SIZE)
 
 
 class StrangeFrameTests(RelayCase):
