@@ -16,6 +16,7 @@ from dmsg.messaging.wire import (
     CHANNEL_OPENED,
     CLOSE_CHANNEL,
     ID_COUNT,
+    OPEN_BODY_SIZE,
     OPEN_CHANNEL,
     SEND,
     FrameBuffer,
@@ -115,6 +116,59 @@ class DataTests(CoreCase):
         other = Profile.SKYWIRE if self.profile is Profile.SEED else Profile.SEED
         self.receive(encode_closed(other, 5) + bytes(200))
         self.assertNotIn("first frame", str(self.core.broken))
+
+
+class ReadTests(CoreCase):
+    """So many frames of a read."""
+
+    def test_one_after_the_other(self) -> None:
+        channel = self.open(whole=True)
+        data = bytearray(b"".join(self.message(channel, bytes((number,))) for number in range(5)))
+        told = []
+        while data:
+            taken, events = self.core.receive_frames(data, len(data), 2)
+            del data[:taken]
+            told.append(len(events))
+        self.assertEqual(told, [2, 2, 1])
+        self.assertIs(self.core.left, False)
+
+    def test_joined_ones_begin_anew_behind_another_frame(self) -> None:
+        channel = self.open()
+        half = JOIN_LIMIT // 2 - 16
+        pieces = [self.message(channel, bytes(half)) for _ in range(4)]
+        pieces.insert(2, encode_closed(self.profile, 200))
+        events = self.receive(b"".join(pieces))
+        self.assertEqual([len(event.data) for event in events], [2 * half, 2 * half])  # type: ignore[attr-defined]
+
+    def test_a_wrong_length(self) -> None:
+        for size in (OPEN_BODY_SIZE - 1, OPEN_BODY_SIZE + 1):
+            body = self.asked_for(3)[len(encode_frame(self.profile, OPEN_CHANNEL, b"")) :]
+            frame = encode_frame(self.profile, OPEN_CHANNEL, body.ljust(size, b"x")[:size])
+            if size > OPEN_BODY_SIZE:
+                self.receive(frame)
+                self.assertIsNotNone(self.core.broken)
+            else:
+                self.assertEqual(self.receive(frame), [])
+                self.assertEqual(self.sent()[-1], (CHANNEL_CLOSED, b"\3"))
+                self.assertEqual(self.core.drops, {DropReason.REFUSED: 1})
+
+    def test_what_closing_says(self) -> None:
+        """Whether there is an answer to wait for."""
+        channel = self.open()
+        self.assertIs(self.core.close(channel), True)
+        self.assertIs(self.core.close(channel), False)
+        self.receive(encode_closed(self.profile, channel.id))
+        self.assertIs(self.core.close(channel), False)
+        (event,) = self.receive(self.asked_for(9))
+        self.assertIs(self.core.close(event.channel), False)  # type: ignore[union-attr]
+
+    def test_closed_from_both_sides_at_once(self) -> None:
+        channel = self.open()
+        self.core.close(channel)
+        self.receive(encode_close(self.profile, channel.id))
+        before = self.core.drops.copy()
+        self.receive(encode_close(self.profile, channel.id))
+        self.assertEqual(self.core.drops - before, {DropReason.NO_SUCH_TRANSPORT: 1})
 
 
 class CountTests(CoreCase):

@@ -372,6 +372,90 @@ class WrongProfileTests(SynchronousTestCase):
             self.assertEqual(error.reason, DropReason.WRONG_PROFILE)
 
 
+class CountTests(RelayCase):
+    """What is said and counted where a frame does not fit, each once."""
+
+    def counted(self, peer: RelayPeer, *frames: tuple[int, bytes]) -> dict[DropReason, int]:
+        before = self.relay.drops.copy()
+        self.say(peer, *frames)
+        return dict(self.relay.drops - before)
+
+    def test_frames_that_do_not_fit(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        there = self.channel(a, b)
+        one = {DropReason.NO_SUCH_TRANSPORT: 1}
+        for peer, frame, expected in (
+            (a, (CLOSE_CHANNEL, b"\0\0"), {DropReason.BAD_FRAME: 1}),
+            (a, (SEND, b"\x09\0\0x"), one),
+            (a, (CHANNEL_OPENED, b"\0" + bytes(49)), one),
+            (b, (CHANNEL_OPENED, bytes((there,)) + bytes(49)), one),
+            (a, (CHANNEL_CLOSED, b"\x09"), one),
+            (a, (SEND + 1, b"\0"), {DropReason.UNKNOWN_FRAME: 1}),
+            (a, (SEND, b"\0"), {DropReason.BAD_FRAME: 1}),
+        ):
+            self.assertEqual(self.counted(peer, frame), expected, frame)
+        self.assertEqual(self.relay.strays, 0)
+        self.assertEqual(self.ports[a].take()[-1][0], CHANNEL_CLOSED)
+
+    def test_strays_of_a_read(self) -> None:
+        a = self.peer(0)
+        self.say(a, *[(SEND, b"\x09\0\0x")] * 3)
+        self.assertEqual(self.relay.strays, 3)
+
+    def test_frames_of_a_read_that_ends_early(self) -> None:
+        """What is offered again is counted once."""
+        a, b, c = (self.peer(number) for number in range(3))
+        self.channel(a, b, 0), self.channel(a, c, 1)
+        before = self.relay.frames, self.relay.frame_bytes
+        frames = [encode_frame(self.profile, SEND, bytes((number, 0, 0)) + b"x") for number in (0, 1, 0, 1, 9, 9)]
+        data = bytearray(b"".join(frames))
+        reads = 0
+        while data:
+            del data[: self.relay.receive_frames(a, data, len(data), 1)]
+            reads += 1
+        self.assertEqual(reads, len(frames))
+        self.assertEqual(self.relay.frames - before[0], len(frames))
+        self.assertEqual(self.relay.frame_bytes - before[1], sum(map(len, frames)))
+
+    def test_who_left_hears_nothing(self) -> None:
+        a, b = self.peer(0), self.peer(1)
+        there = self.channel(a, b)
+        self.ports[b].take()
+        self.assertIs(self.relay.remove(a), True)
+        self.assertIs(self.relay.remove(a), True)
+        self.assertEqual((self.ports[a].take(), self.relay.channel_count), ([], 0))
+        self.assertEqual(self.ports[b].take(), [(CHANNEL_CLOSED, bytes((there,)))])
+        self.assertEqual(self.relay.drops, {DropReason.PEER_DISCONNECTED: 1})
+
+    def test_closing_what_is_not_there_costs_its_rate(self) -> None:
+        """And is answered as long as it is within it; closing what is there is paid for."""
+        a, b = self.peer(0), self.peer(1)
+        self.relay.limits = Limits(open_rate=1)
+        self.channel(a, b)
+        self.say(a, (CLOSE_CHANNEL, b"\0"))
+        strays = [(CLOSE_CHANNEL, b"\x09")] * 12
+        self.say(a, *strays)
+        answers = self.ports[a].take()
+        self.assertTrue(0 < answers.count((CHANNEL_CLOSED, b"\x09")) < len(strays), answers)
+
+    def test_an_answer_in_the_name_of_another_channel(self) -> None:
+        """Nothing is said by an id by which the client knows another channel."""
+        a, b = self.peer(0), self.peer(1)
+        a.two_ids = True
+        end_id = self.channel(a, b, 5)
+        self.assertIn(5, [end.name for end in a.ends.values()])
+        self.ports[a].take()
+        self.say(a, (CLOSE_CHANNEL, b"\x07"))
+        self.assertEqual(self.ports[a].take(), [(CHANNEL_CLOSED, b"\x07")])
+        own = next(end for end in a.ends.values() if end.name == 5)
+        own.id, gone = 77, own.id
+        a.ends[77] = a.ends.pop(gone)
+        self.relay._stray(a, CLOSE_CHANNEL, b"\x05")
+        self.assertEqual((self.ports[a].take(), end_id), ([], end_id))
+        a.ends[gone] = a.ends.pop(77)
+        own.id = gone
+
+
 class ManyTests(RelayCase):
     """Floods, and links of one key."""
 
