@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.errors import CloseReason, TransportRefused
+from dmsg.errors import CloseReason, DmsgError, TransportRefused
 from dmsg.net.stream import DmsgAddress
 from dmsg.transport import streams as streams_module
 from dmsg.transport.agreement import Resume
@@ -193,6 +193,38 @@ class LossTests(StreamsCase):
             self.assert_empty()
             self.table._ended.clear()
         self.assertEqual(self.cancelled, 2)
+
+
+class StandingTests(StreamsCase):
+    """Streams whose frames are not acknowledged, from one look to the next."""
+
+    def test_not_before_its_time_whatever_the_numbers_are(self) -> None:
+        stream = self.add()
+        stream.end.in_flight.append("frame")
+        stream.end.acknowledged = 10**9  # more bytes than seconds have passed
+        for _ in range(int(STALL_TIME // STALL_CHECK)):
+            self.clock.advance(STALL_CHECK)
+        self.assertEqual(self.searches, [])
+        for _ in range(2):
+            self.clock.advance(1.1 * STALL_CHECK)
+        self.assertEqual([one for one, _ in self.searches], [stream])
+
+    def test_another_program_s_errors_end_no_stream_that_goes_on(self) -> None:
+        stream = self.add()
+        self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
+        self.table.moved(stream)
+        self.searches[0][1].errback(DmsgError("late"))
+        self.assertEqual((stream.over, stream.reasons), (False, []))
+
+    def test_a_reason_of_none_is_no_clean_end(self) -> None:
+        """But where the remote says it, and nobody else could."""
+        for number, (final, told) in enumerate(((False, CloseReason.PEER_DISCONNECTED), (True, 0))):
+            stream = self.add(number)
+            self.table.lost(stream, CloseReason.STALLED, final=False)
+            error = TransportRefused(0)
+            error.final = final
+            self.searches[-1][1].errback(error)
+            self.assertEqual(stream.reasons, [told])
 
 
 class SearchTests(StreamsCase):

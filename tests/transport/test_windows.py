@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.errors import CloseReason
 from dmsg.transport.agreement import Hello
 from dmsg.transport.secure import (
     EARLY_WINDOW,
@@ -14,6 +16,7 @@ from dmsg.transport.secure import (
     MIN_LIMIT,
     Budget,
     SecureEnd,
+    SecureError,
 )
 from tests.transport.test_secure import Carrier, pair, pair_result
 
@@ -67,6 +70,50 @@ class LimitTests(SynchronousTestCase):
         self.one.seal_data(bytes(1000), None)
         self.one.queue_was_full()
         self.assertEqual(self.one.limit, MIN_LIMIT)
+
+
+class ResumeTests(SynchronousTestCase):
+    """Where the other end says that it stands."""
+
+    def setUp(self) -> None:
+        self.one, self.two = pair(token=bytes(16))
+        for size in (10, 20, 30):
+            sealed = self.one.seal_data(bytes(size), size)
+            if size < 30:
+                self.two.open_data(sealed)
+
+    def test_a_good_one(self) -> None:
+        self.assertEqual(self.one.resume(self.two.position())[0], [10, 20])
+        self.assertEqual((self.one.acknowledged, self.one.in_flight_bytes), (30, 0))
+
+    def test_positions_and_hashes_that_cannot_be(self) -> None:
+        """Within a frame, beyond what was sent, before what was acknowledged, other bytes: whichever way it differs."""
+        good = self.two.position()
+        for there in (
+            replace(good, received=29),
+            replace(good, received=31),
+            replace(good, received=61),
+            replace(good, received=0),
+            replace(good, hash=bytes(32)),
+            replace(good, hash=b"\xff" * 32),
+        ):
+            self.setUp()
+            if not there.received:
+                self.one.open_ack(self.two.seal_ack())
+            error = self.assertRaises(SecureError, self.one.resume, there)
+            self.assertEqual(error.reason, CloseReason.HASH_MISMATCH)
+
+    def test_what_one_way_has_delivered(self) -> None:
+        self.one.open_ack(self.two.seal_ack())
+        self.assertEqual((self.one.delivered, self.two.delivered), ((30, 0), (0, 30)))
+        self.one._before, self.two._before = (13, 0), (0, 9)
+        self.assertEqual((self.one.delivered, self.two.delivered), ((17, 0), (0, 21)))
+
+    def test_frames_are_numbered_from_one_to_the_next(self) -> None:
+        nonce = self.one._seal_nonce
+        self.one.seal_data(b"x", None)
+        self.one.seal_ack()
+        self.assertEqual(self.one._seal_nonce, nonce + 2)
 
 
 class CountTests(SynchronousTestCase):
