@@ -33,7 +33,7 @@ from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET, Request
 
 from dmsg.net.share import STEPS, Share
-from dmsg.net.socketopts import queued, tune, write_now
+from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb import frames
 from dmsg.rmb.door import is_key
@@ -168,6 +168,11 @@ class Socket:
                 else:
                     self._wake()
                     self._dataReceived(content)  # type: ignore[attr-defined]
+                    if self.state == WebSocketServerProtocol.STATE_CLOSED:
+                        # that was no frame: what is behind it is nothing either, and may be thirty thousand times that
+                        self._feeding = None
+                        self._behind.clear()
+                        break
                 steps += 1
                 if steps >= limit:
                     self._next_turn()
@@ -302,6 +307,8 @@ class Socket:
             self._told = True
             why = self._why(code, reason)
             self._drop_data()
+            self._out = None
+            forget_unsent(self.transport)
             self.receiver.lost(why)
 
     def _why(self, code: int | None, reason: str | None) -> str:

@@ -7,10 +7,12 @@ from base64 import urlsafe_b64encode
 from typing import Any
 
 import treq
+from autobahn.twisted.websocket import WebSocketServerProtocol
 from twisted.internet import reactor
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.protocol import Factory, Protocol
 
+from dmsg.net.socketopts import held, queued
 from dmsg.rmb import delivery, frames, site, switch, token, wire
 from dmsg.rmb.address import Session
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
@@ -567,6 +569,38 @@ class SocketTests(PairCase):
         a, _ = await self.pair()
         a.socket.sendFrame(opcode=1, payload=b"hello", fin=True)
         self.assertIn("only binary messages", await a.closed)
+
+    @asynchronous
+    async def test_what_is_behind_bytes_that_are_no_frame(self) -> None:
+        """It is not looked at, frame by frame: two bytes could be one, and a read has thirty thousand times two."""
+        a, _ = await self.pair()
+        looked: list[int] = []
+        before = WebSocketServerProtocol._dataReceived
+
+        def look(socket: Any, data: bytes) -> None:
+            looked.append(len(data))
+            before(socket, data)
+
+        self.patch(WebSocketServerProtocol, "_dataReceived", look)
+        a.socket.transport.write(bytes(60_000))
+        await a.closed
+        await self.until(lambda: len(self.one.switch.sessions) == 1)
+        self.assertLess(len(looked), 5)
+
+    @asynchronous
+    async def test_what_a_session_that_ended_was_to_be_sent(self) -> None:
+        """It is in its queue, and not in memory until a collection comes by."""
+        a, _ = await self.pair()
+        server = self.one.switch.sessions[a.session].socket
+        assert server is not None
+        transport = server.transport
+        server.send(bytes(3_000_000))
+        server.flush()
+        server.send(b"later in this turn")
+        self.assertGreater(queued(transport) or 0, 0)
+        a.socket.abort()
+        await self.until(lambda: server._told)
+        self.assertEqual((server._out, queued(transport), held(transport)), (None, 0, 0))
 
     @asynchronous
     async def test_a_good_bye_is_answered(self) -> None:
