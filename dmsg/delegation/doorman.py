@@ -20,8 +20,10 @@ from dmsg.tables import remember
 
 OF_ONE_RATE, OF_ONE_BURST = 200.0, 2000.0
 """Handshakes a second of one initiator, and at once: all streams of a lost server come again together."""
+ONE_STRANGER_RATE, ONE_STRANGER_BURST = 50.0, 200.0
+"""The same of one who has not been met: what comes behind his handshakes waits for them."""
 OF_STRANGERS_RATE, OF_STRANGERS_BURST = 500.0, 500.0
-"""The same of all who have not been met through the server: their names may be anybody's."""
+"""The same of all who have not been met, through one server: their names may be anybody's."""
 OF_KNOWN_RATE, OF_KNOWN_BURST = 1000.0, 5000.0
 """And of all who have been met."""
 RESERVED_RATE, RESERVED_BURST = 2.0, 20.0
@@ -51,6 +53,7 @@ class Doorman:
         self._now = now
         self._factories = factories
         self._of_one = RateLimit(OF_ONE_RATE, OF_ONE_BURST)
+        self._of_stranger = RateLimit(ONE_STRANGER_RATE, ONE_STRANGER_BURST)
         self._of_strangers = RateLimit(OF_STRANGERS_RATE, OF_STRANGERS_BURST)
         self._of_known = RateLimit(OF_KNOWN_RATE, OF_KNOWN_BURST)
         self._reserved = RateLimit(RESERVED_RATE, RESERVED_BURST)
@@ -89,10 +92,10 @@ class Doorman:
 
     def _has_place(self, server: str, who: str, known: bool) -> bool:
         now = self._now()
+        if not known:
+            return self._of_stranger.allow(who, now) and self._of_strangers.allow(server, now)
         if not self._of_one.allow(who, now):
             return False
-        if not known:
-            return self._of_strangers.allow(server, now)
         return self._reserved.allow(who, now) or self._of_known.allow(server, now)
 
     def _admitted(self, initiator: bytes) -> bool:

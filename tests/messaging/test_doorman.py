@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.delegation.doorman import OF_ONE_BURST, Doorman
+from dmsg.delegation.doorman import ONE_STRANGER_BURST, Doorman
 from dmsg.errors import DropReason
 from dmsg.messaging.agreement import Proposal
 from dmsg.messaging.client import ClientConnection
@@ -61,7 +61,7 @@ class DoormanTests(SynchronousTestCase):
     def test_a_flood(self) -> None:
         """What is opened and closed again and again in one name."""
         once = [self.opening(0, ping=True) + encode_close(Profile.SEED, 0)] * 3
-        self.doorman._of_one.charge(f"{KEYS['X'].public} {A.public}", OF_ONE_BURST - 2, 0.0)
+        self.doorman._of_stranger.charge(f"{KEYS['X'].public} {A.public}", ONE_STRANGER_BURST - 2, 0.0)
         for data in once:
             self.receive(data)
         self.assertEqual(self.doorman.refused, 1)

@@ -13,6 +13,7 @@ from dmsg.delegation.doorman import (
     OF_ONE_BURST,
     OF_ONE_RATE,
     OF_STRANGERS_BURST,
+    ONE_STRANGER_BURST,
     RESERVED_BURST,
     Doorman,
 )
@@ -76,6 +77,12 @@ class DoormanTests(SynchronousTestCase):
         least = RESERVED_BURST * len(others)
         self.assertEqual(self.asked(OF_KNOWN_BURST + least + 500, *others), OF_KNOWN_BURST + least)
         self.assertEqual(self.asked(RESERVED_BURST + 5, A), RESERVED_BURST)
+
+    def test_of_one_stranger(self) -> None:
+        self.assertEqual(self.asked(ONE_STRANGER_BURST + 10, A), ONE_STRANGER_BURST)
+        self.assertEqual(self.asked(5, B), 5)
+        self.doorman.met(A)
+        self.assertEqual(self.asked(300, A), 300)
 
     def test_what_is_remembered(self) -> None:
         self.patch(doorman_module, "REMEMBERED", 3)
