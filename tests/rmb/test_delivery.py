@@ -408,6 +408,43 @@ class KeepingTests(SynchronousTestCase):
             self.store.answer_reads()
         self.assertEqual((self.session.got, self.current.catching_up), ([b"one", b"two"], False))
 
+    def test_what_comes_into_the_queue_while_the_window_is_kept(self) -> None:
+        """It is read when that is done, not before: what is being kept would be read, and sent, a second time."""
+        self.current.offer(self.message(b"window"))
+        self.store.slow = True
+        self.current.spill()
+        self.store.kept[9] = b"later"
+        self.current.poke()
+        self.assertEqual(self.session.got, [b"window"])
+        self.store.answer()
+        self.assertEqual(self.session.got, [b"window", b"later"])
+
+    def test_nothing_is_read_for_a_connection_that_is_gone(self) -> None:
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        for _ in range(2):
+            self.current.offer(self.message())
+        self.store.slow = self.store.slow_reads = True
+        self.current.stall()
+        self.current.close()
+        self.store.answer()
+        self.assertEqual((self.store.reads, self.session.got), ([], [b"x"]))
+
+    def test_what_of_the_line_was_not_read_from_the_queue(self) -> None:
+        """A read takes some of it; one that finds nothing says that there is nothing."""
+        self.patch(delivery, "WINDOW_MESSAGES", 6)
+        self.store.kept.update(dict.fromkeys(range(1, 9), b"kept"))
+        self.current._behind = 7
+        self.current.poke()
+        self.assertEqual((len(self.session.got), self.current._behind), (8, 0))
+        self.current._behind = 3
+        self.current._got([])
+        self.assertEqual(self.current._behind, 0)
+        self.current._behind = 3
+        self.current.closed = False
+        self.patch(self.current, "_read", lambda: None)
+        self.current._got([Queued(99, b"one")])
+        self.assertEqual(self.current._behind, 2)
+
     def test_what_is_over_is_taken_out_and_not_sent(self) -> None:
         self.store.until = lambda queued: None if queued.data == b"old" else 1e9  # type: ignore[method-assign]
         self.store.kept.update({1: b"old", 2: b"new"})
@@ -541,7 +578,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((self.session.pings, self.store.told[-1]), ([1, 2, 3], "busy"))
         self.current.confirmed(3)
         self.current.ping_behind()
-        self.assertEqual(self.session.pings, [1, 2, 3])
+        self.assertEqual((self.session.pings, self.current._barrier), ([1, 2, 3], False))
         for _ in range(delivery.FEW_IN_WINDOW):
             self.current.offer(self.message())
         self.assertFalse(self.current.few)
