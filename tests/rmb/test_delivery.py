@@ -441,7 +441,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(self.current._behind, 0)
         self.current._behind = 3
         self.current.closed = False
-        self.patch(self.current, "_read", lambda: None)
+        self.patch(Delivery, "_read", lambda current: None)
         self.current._got([Queued(99, b"one")])
         self.assertEqual(self.current._behind, 2)
 
