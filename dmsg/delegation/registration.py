@@ -67,6 +67,8 @@ class Registration:
             self._lookups = Lookups([Lookup(reactor, url) for url in discovery]) if discovery else None
         self._running = False
         self._posted: int | None = None
+        self._told = False
+        """Some discovery may have an entry of this server."""
         self._failures = 0
         self._call: IDelayedCall | None = None
         self._registering: Deferred[Any] | None = None
@@ -117,7 +119,7 @@ class Registration:
 
     async def withdraw(self) -> None:
         """Delete the entry, if discovery answers in time."""
-        if self._lookups is None or self._posted is None:
+        if self._lookups is None or not self._told:
             return
         try:
             marks = features(self._mark(""))
@@ -187,6 +189,7 @@ class Registration:
                 self.shared_with = None
             self._soon(CHANGE_DELAY if self._available() != available else REFRESH_INTERVAL)
 
+        self._told = True
         self._registering = self._lookups.update(self._key, make)
         self._registering.addBoth(done)
 

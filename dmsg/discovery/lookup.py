@@ -512,12 +512,9 @@ class Lookups:
 
         results = await self._gather(change, leave=True)
         if all(isinstance(result, Failure) for result in results):
-            error = results[0].value
-            raise (
-                DiscoveryError("another change of the entry came after it")
-                if results[0].check(CancelledError)
-                else error
-            )
+            if results[0].check(CancelledError):
+                raise DiscoveryError("another change of the entry came after it")
+            raise results[0].value
 
     async def _available_servers(self) -> list[Entry]:
         answers = await self._gather(lambda lookup: lookup.available_servers())
