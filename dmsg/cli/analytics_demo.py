@@ -17,12 +17,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from rich.console import Console
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 
 from dmsg.cli.processes import Entities
+from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey
 from dmsg.transport.service import Client
@@ -54,7 +54,7 @@ class PipelineDemo:
         self._reactor = reactor
         self._directory = directory
         self._seconds = seconds
-        self._console = Console()
+        self._console = Screen()
         self._entities = Entities(reactor, directory)
         self._clients: list[Client] = []
         self._random = Random(1)

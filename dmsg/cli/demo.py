@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 from twisted.internet.defer import maybeDeferred
 from twisted.internet.protocol import Factory, Protocol
@@ -26,6 +25,7 @@ from dmsg.cli.bench import round_trips
 from dmsg.cli.options import command
 from dmsg.cli.processes import Child, Entities, address_of
 from dmsg.cli.running import human_size, milliseconds, run
+from dmsg.cli.screen import Screen
 from dmsg.cli.transfer import ReceiveFile, SendFile, Transferred
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
@@ -51,7 +51,7 @@ class _Demo:
         self._reactor = reactor
         self._directory = directory
         self._size = size
-        self._console = Console()
+        self._console = Screen()
         self._entities = Entities(reactor, directory)
         self._servers: dict[PubKey, tuple[str, Child]] = {}
         self._clients: dict[str, Client] = {}

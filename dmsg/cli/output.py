@@ -81,12 +81,15 @@ def to_null(stream: Any, descriptor: int) -> None:
 
 
 def open_missing() -> None:
-    """Descriptors 0 to 2 that are closed lead nowhere: else the next file or socket would be one of them."""
+    """Descriptors 0 to 2 that are closed lead nowhere: else the next file or socket would be one of them.
+
+    Results that cannot be written are an error, as on a full disk.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+            os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_RDWR)  # takes the lowest that is free
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)
     if sys.stdout is None:

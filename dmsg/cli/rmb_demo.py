@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from rich.console import Console
 from rich.table import Table
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.task import deferLater
@@ -27,6 +26,7 @@ from twisted.internet.task import deferLater
 from dmsg.cli.options import command
 from dmsg.cli.processes import START_TIMEOUT, Child, address_of, start_twistd, stop
 from dmsg.cli.running import milliseconds, run
+from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
 from dmsg.net.redis import lazy_redis
 from dmsg.rmb.client import encryption_of
@@ -78,7 +78,7 @@ class _Demo:
     def __init__(self, reactor: Any, directory: Path) -> None:
         self._reactor = reactor
         self._directory = directory
-        self._console = Console()
+        self._console = Screen()
         self._children: list[Child] = []
         self._registry = ""
         self._relays: dict[str, tuple[str, Child]] = {}

@@ -6,11 +6,20 @@ from typing import Any
 
 from rich.console import Console
 
-from dmsg.cli.output import EXIT_PIPE
+from dmsg.cli.output import EXIT_PIPE, failed, state
 
 
 class Screen(Console):
-    """Ends as every command does whose reader has gone; rich's own ends with 1."""
+    """Ends as every command does whose reader has gone, or whose output cannot be written."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich's own."""
+        try:
+            super().print(*objects, **options)
+            self.file.flush()
+        except OSError as error:
+            failed(error, err=False)
+            raise SystemExit(state.status) from None
 
     def on_broken_pipe(self) -> None:
         try:

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 from mnemonic import Mnemonic
-from rich.console import Console
 from rich.table import Table
 
 from dmsg.cli.options import group
 from dmsg.cli.running import run
+from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
 from dmsg.rmb.client import encryption_of
 from dmsg.rmb.errors import RegistryRefused, RmbError, TwinNotFound
@@ -78,7 +78,7 @@ def twin() -> None:
 
 
 def _show(found: Twin) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Screen(highlight=False, soft_wrap=True)
     console.print(f"twin     {found.id}")
     console.print(f"account  {found.address}")
     console.print(f"relays   {', '.join(sorted(found.relays - {''})) or '(none)'}")
@@ -166,7 +166,7 @@ def list_twins(registry: str) -> None:
         if not table.row_count:
             click.echo("there are no twins yet")
             return
-        console = Console(highlight=False)
+        console = Screen(highlight=False)
         if not console.is_terminal:
             console.width = 200  # for programs: whole lines
         console.print(table)

@@ -187,9 +187,10 @@ class OutputTests(ToolCase):
         await self.network()
         key = self.key.public.hex()
         for text, statuses, errors in (
-            ("dmsg discovery list >&-", (0, 1), ""),
+            ("dmsg discovery list >&-", (1,), r"dmsg: standard output: Bad file descriptor\n"),
+            ("dmsg discovery list > /dev/full", (1,), r"dmsg: standard output: No space left on device\n"),
             ("dmsg discovery list 2>&-", (0,), ""),
-            ("dmsg discovery list <&- >&- 2>&-", (0, 1), ""),
+            ("dmsg discovery list <&- >&- 2>&-", (1,), ""),
             (f"dmsg ping {key} 2>&-", (1,), ""),
             ("dmsg key show bob.key > /dev/full", (1,), r"dmsg: standard output: No space left on device\n"),
             ("dmsg discovery list --json > /dev/full", (1,), r"dmsg: standard output: No space left on device\n"),
