@@ -427,6 +427,23 @@ class CountTests(RelayCase):
         self.assertEqual(self.ports[b].take(), [(CHANNEL_CLOSED, bytes((there,)))])
         self.assertEqual(self.relay.drops, {DropReason.PEER_DISCONNECTED: 1})
 
+    def test_a_server_that_leaves(self) -> None:
+        """Every channel is closed at both ends, also one to oneself's other link; no new one is opened."""
+        a, b, c = (self.peer(number) for number in range(3))
+        ids = [self.channel(a, b, 0), self.channel(a, c, 1), self.channel(b, c, 0)]
+        self.relay.close_all()
+        self.relay.check()
+        self.assertEqual((self.relay.channel_count, a.ends, b.ends, c.ends), (0, {}, {}, {}))
+        closed = {
+            number: [frame for frame in self.ports[peer].take() if frame[0] == CHANNEL_CLOSED]
+            for number, peer in enumerate((a, b, c))
+        }
+        self.assertEqual([len(closed[number]) for number in range(3)], [2, 2, 2])
+        self.assertEqual(sorted(body[0] for _, body in closed[2]), sorted(ids[1:]))
+        self.say(a, (OPEN_CHANNEL, b"\5" + b.key + bytes(49)))
+        self.assertEqual((self.ports[a].take(), self.ports[b].take()), ([(CHANNEL_CLOSED, b"\5")], []))
+        self.assertEqual(self.relay.drops[DropReason.DRAINING], 1)
+
     def test_closing_what_is_not_there_costs_its_rate(self) -> None:
         """And is answered as long as it is within it; closing what is there is paid for."""
         a, b = self.peer(0), self.peer(1)

@@ -305,6 +305,18 @@ class EndedTests(StreamsCase):
     def resume(self, stream: Any, generation: int = 1) -> Resume:
         return Resume(stream.end.token, generation, 0, bytes(32))
 
+    def test_for_how_long_it_is_known_that_one_has_ended(self) -> None:
+        stream = self.add(1, initiator=False)
+        self.table.closed(stream, CloseReason.TIMEOUT)
+        for _ in range(int(RESUME_TIMEOUT // STALL_CHECK)):
+            self.assertEqual(self.table.offered(self.resume(stream), B), CloseReason.TIMEOUT)
+            self.clock.advance(STALL_CHECK)
+        for _ in range(2):
+            self.clock.advance(STALL_CHECK)
+        self.assertIsNone(self.table.offered(self.resume(stream), B))
+        self.assert_empty()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
     def test_what_is_offered(self) -> None:
         stream, own = self.add(1, initiator=False), self.add(2)
         self.assertIs(self.table.offered(self.resume(stream), B), stream)
