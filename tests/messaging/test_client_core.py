@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DropReason
 from dmsg.messaging.agreement import Offer, Proposal
 from dmsg.messaging.client import JOIN_LIMIT, ClientConnection
-from dmsg.messaging.events import DataReceived, Event, Opened, Requested
+from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Requested
 from dmsg.messaging.state import ClientChannel, State
 from dmsg.messaging.wire import (
     CHANNEL_CLOSED,
@@ -151,6 +151,16 @@ class ReadTests(CoreCase):
                 self.assertEqual(self.receive(frame), [])
                 self.assertEqual(self.sent()[-1], (CHANNEL_CLOSED, b"\3"))
                 self.assertEqual(self.core.drops, {DropReason.REFUSED: 1})
+
+    def test_what_is_behind_a_message_that_is_not_authentic(self) -> None:
+        """Another channel's, in the same read; what came before it on its own is told first."""
+        bad, good = self.open(), self.open()
+        forged = bytearray(self.message(bad, b"forged"))
+        before = self.message(good, b"first")
+        forged[-1] ^= 1
+        events = self.receive(before + bytes(forged) + self.message(good, b"behind"))
+        self.assertEqual([type(event) for event in events], [DataReceived, Closed, DataReceived])
+        self.assertEqual(self.core.drops, {DropReason.BAD_FRAME: 1})
 
     def test_what_closing_says(self) -> None:
         """Whether there is an answer to wait for."""
