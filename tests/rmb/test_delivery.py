@@ -419,6 +419,34 @@ class KeepingTests(SynchronousTestCase):
         self.store.answer()
         self.assertEqual(self.session.got, [b"window", b"later"])
 
+    def test_a_read_that_was_too_early(self) -> None:
+        """It found nothing, and something was put into the queue before its answer came."""
+        self.store.slow_reads = True
+        self.current.poke()
+        ((early, _),) = self.store.reads
+        self.store.reads.clear()
+        self.store.kept[1] = b"one"
+        self.current.poke()
+        self.assertEqual(self.store.reads, [])
+        early.callback([])
+        self.store.answer_reads()
+        self.assertEqual(self.session.got, [b"one"])
+
+    def test_the_line_waits_for_the_queue(self) -> None:
+        self.patch(delivery, "WINDOW_MESSAGES", 2)
+        for data in (b"1", b"2", b"line"):
+            self.current.offer(self.message(data))
+        self.store.slow_reads = True
+        self.store.kept[1] = b"queue"
+        self.current.poke()
+        self.current.confirmed(self.session.pings[-1])
+        self.assertEqual(self.session.got, [b"1", b"2"])
+        for _ in range(5):
+            self.store.answer_reads()
+            if self.session.pings[-1] > self.current._confirmed:
+                self.current.confirmed(self.session.pings[-1])
+        self.assertEqual(self.session.got, [b"1", b"2", b"queue", b"line"])
+
     def test_nothing_is_read_for_a_connection_that_is_gone(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         for _ in range(2):
