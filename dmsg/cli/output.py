@@ -11,8 +11,8 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -68,6 +68,17 @@ def failed(error: Exception, *, err: bool) -> None:
         say(f"dmsg: standard output: {getattr(error, 'strerror', None) or error}", err=True)
     if state.ended is not None:
         state.ended()
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Around what writes to standard output by itself: that it cannot be written ends the command."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        failed(error, err=False)
+        raise SystemExit(state.status) from None
 
 
 def to_null(stream: Any, descriptor: int) -> None:

@@ -47,6 +47,8 @@ EXIT_INTERRUPTED = 130
 """128 and SIGINT."""
 EXIT_TERMINATED = 143
 """128 and SIGTERM."""
+EXIT_HUNG_UP = 129
+"""128 and SIGHUP."""
 ONLINE_TIMEOUT = 15.0
 """Seconds to find a server."""
 NOTICE_AFTER = 1.5
@@ -368,12 +370,15 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
             """The reactor stops for either in the same way; who started the command sees by which one."""
             before: Any = signal.getsignal(signal.SIGTERM)
 
-            def terminated(*arguments: Any) -> None:
+            def terminated(number: int, frame: Any) -> None:
                 nonlocal stopped_with
-                stopped_with = EXIT_TERMINATED
-                before(*arguments)
+                stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
+                before(number, frame)
 
             signal.signal(signal.SIGTERM, terminated)
+            # the terminal was closed: others are to hear of it as well; not under nohup
+            if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+                signal.signal(signal.SIGHUP, terminated)
 
         reactor.callWhenRunning(tell_signals_apart)
         reactor.addSystemEventTrigger("before", "shutdown", interrupted)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dmsg.cli.output import EXIT_PIPE, failed, state
+from dmsg.cli.output import EXIT_PIPE, writing
 
 
 class Screen(Console):
@@ -14,12 +14,8 @@ class Screen(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         """As rich's own."""
-        try:
+        with writing():
             super().print(*objects, **options)
-            self.file.flush()
-        except OSError as error:
-            failed(error, err=False)
-            raise SystemExit(state.status) from None
 
     def on_broken_pipe(self) -> None:
         try:

@@ -25,7 +25,7 @@ from zope.interface import implementer
 from dmsg.cli.files import transfer_progress
 from dmsg.cli.forward import allow_option, only
 from dmsg.cli.options import command
-from dmsg.cli.output import notice, say, state, tell
+from dmsg.cli.output import notice, say, state, tell, writing
 from dmsg.cli.running import (
     ClientSettings,
     client_options,
@@ -287,7 +287,8 @@ def curl(
             if write_out is not None:
                 values = {"http_code": str(response.code), "size_download": str(size)}
                 values["time_total"] = f"{reactor.seconds() - before:.6f}"
-                sys.stdout.write(_written_out(write_out, values))
+                with writing():
+                    sys.stdout.write(_written_out(write_out, values))
 
         await with_client(reactor, settings, use)
 
@@ -339,9 +340,9 @@ async def _save(response: Any, output: Path | None, *, append: bool) -> int:
     length = response.length if isinstance(response.length, int) else None
     if output is None:
         body = _Body(sys.stdout.buffer, lambda size: None)
-        response.deliverBody(body)
-        await _arrived(body, length)
-        sys.stdout.buffer.flush()
+        with writing():
+            response.deliverBody(body)
+            await _arrived(body, length)
         return body.size
     with output.open("ab" if append else "wb") as file, transfer_progress() as progress:
         bar = progress.add_task(output.name, total=length)

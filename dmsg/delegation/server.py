@@ -52,7 +52,7 @@ STRAY_RATE = 2_000.0
 """Frames of no transport a second of one address, beyond what each client may send, before its connection ends."""
 STRAY_BURST = 200_000.0
 """And so many at once: what the windows of many transports hold when their other ends are lost."""
-STATUS_RATE, STATUS_BURST = 20.0, 100.0
+STATUS_RATE, STATUS_BURST = 50.0, 500.0
 """Requests a second of one address, and at once, for ``/metrics`` and ``/health``: each goes through all clients."""
 STATUS_CONNECTIONS = 64
 """Connections for these, in all; of one address half of them."""

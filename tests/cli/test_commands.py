@@ -252,12 +252,13 @@ class NetworkCommandTests(CommandCase):
 
     @asynchronous
     async def test_interrupted(self) -> None:
-        """Ctrl-C ends each with 130, SIGTERM with 143, without a word; the entry is withdrawn."""
+        """Ctrl-C ends each with 130, SIGTERM with 143, SIGHUP with 129, without a word; the entry is withdrawn."""
         url = await self.network()
         for arguments, ready, number, expected in (
             (("listen",), "listening", "INT", 130),
             (("listen",), "listening", "TERM", 143),
             (("receive",), "receiving", "INT", 130),
+            (("receive",), "receiving", "HUP", 129),
             (("bench", "--serve"), "serving", "INT", 130),
             (("bench", "--seconds", "60"), "round trip", "TERM", 143),
         ):
