@@ -12,13 +12,14 @@ from dmsg.errors import CloseReason, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.transport import client as client_module
 from dmsg.transport.client import RECEIVE_LIMIT, ClientConnection
-from dmsg.transport.events import Acknowledged, Closed, DataReceived, Event, Noticed, Ponged, Requested
+from dmsg.transport.events import Accepted, Acknowledged, Closed, DataReceived, Event, Noticed, Ponged, Requested
 from dmsg.transport.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.transport.wire import (
     ACCEPT,
     ACK,
     CLOSE,
     FWD,
+    ID_COUNT,
     MAX_FWD_DATA,
     MAX_NOTICE,
     NOTICE,
@@ -243,6 +244,23 @@ class ReceiveTests(ClientCase):
         self.assertEqual((taken, len(events), self.core.left), (2 * len(data) // 5, 2, True))
         taken, events = self.core.receive_frames(data, len(data), 6)
         self.assertEqual((taken, len(events), self.core.left), (len(data), 5, False))
+
+    def test_an_accept_has_to_be_of_its_request(self) -> None:
+        transport = self.core.request(REMOTE)
+        request = sent(self.core)[-1]
+        for payload in (bytes(REMOTE + LOCAL), request.payload + b"x", b"\xff" * len(request.payload)):
+            self.assertEqual([type(event) for event in feed(self.core, Frame(ACCEPT, transport.id, payload))], [Closed])
+            transport = self.core.request(REMOTE)
+            request = sent(self.core)[-1]
+        (event,) = feed(self.core, Frame(ACCEPT, transport.id, request.payload))
+        self.assertIsInstance(event, Accepted)
+
+    def test_ids_go_round(self) -> None:
+        """Past those that are in use, and back to the first."""
+        self.core._next_id = ID_COUNT - 4
+        self.assertEqual([self.core.request(REMOTE).id for _ in range(3)], [ID_COUNT - 4, ID_COUNT - 2, 0])
+        self.core._next_id = ID_COUNT - 4
+        self.assertEqual(self.core.request(REMOTE).id, 2)
 
     def test_so_many_transports(self) -> None:
         self.patch(client_module, "MAX_INCOMING", 2)

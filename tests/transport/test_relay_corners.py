@@ -78,6 +78,30 @@ class CountTests(RelayCase):
         self.assertEqual((self.relay.frames, self.relay.frame_bytes), before)
         self.assertEqual(self.relay.drops[DropReason.PEER_DISCONNECTED], 2)
 
+    def test_control_frames_are_steps_too(self) -> None:
+        self.open(0, 1, 2)
+        fwd = Frame(FWD, 2, b"\0\0x")
+        feed(self.relay, self.peers[0], fwd, Frame(PING, 0, b""), Frame(PING, 0, b""), fwd, fwd)
+        self.assertEqual(self.relay.steps, 4)
+
+    def test_a_request_on_an_id_in_use(self) -> None:
+        there = self.open(0, 1, 2)
+        feed(self.relay, self.peers[0], Frame(REQUEST, 2, bytes(KEYS[0] + KEYS[2])))
+        in_use = bytes((CloseReason.ID_IN_USE,))
+        self.assertEqual(self.ports[0].take(), [Frame(CLOSE, 2, in_use)])
+        self.assertEqual(self.ports[1].take(), [Frame(CLOSE, there, in_use)])
+        self.assertEqual((self.ports[2].take(), self.relay.drops), ([], {DropReason.ID_IN_USE: 1}))
+
+    def test_the_newest_of_a_key_that_is_left(self) -> None:
+        second, third = (self.relay.add(KEYS[0], FakePort()) for _ in range(2))
+        self.assertIs(self.relay.newest[KEYS[0]], third)
+        self.relay.remove(third)
+        self.assertIs(self.relay.newest[KEYS[0]], second)
+        self.relay.remove(self.peers[0])
+        self.assertIs(self.relay.newest[KEYS[0]], second)
+        self.relay.remove(second)
+        self.assertNotIn(KEYS[0], self.relay.newest)
+
     def test_one_of_a_pair(self) -> None:
         self.relay.limits = Limits(max_per_pair=1)
         self.open(0, 1, 2)
