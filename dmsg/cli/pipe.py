@@ -52,6 +52,8 @@ class _Console(Protocol):
         self._stream.output_failed()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if not reason.check(ConnectionDone):
+            self._stream.output_lost()  # the stream has ended, and not all that came over it was written
         self._stream.end_of_input(0)
 
 
@@ -64,6 +66,7 @@ class _Stream(Protocol):
         self._wait = wait
         self._console: StandardIO | None = None
         self._ending = False
+        self._over = False
         self._failure: Failure | None = None
 
     def connectionMade(self) -> None:
@@ -81,14 +84,18 @@ class _Stream(Protocol):
 
     def output_failed(self) -> None:
         """What comes has no place to go: the other end shall know that it did not arrive."""
-        if self._ending or self.transport is None:
+        if self._over or self.transport is None:
             return
         self._ending = True
+        self.output_lost()
+        self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def output_lost(self) -> None:
+        """Some of what came was not written."""
         mode = os.fstat(1).st_mode
         is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
         error: Exception = BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
         self._failure = Failure(error)
-        self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def _close(self) -> None:
         assert self.transport is not None
@@ -102,7 +109,7 @@ class _Stream(Protocol):
             reason = self._failure
         elif left and reason.check(ConnectionDone):
             reason = Failure(DmsgError("the other side ended the connection before all of the input had arrived"))
-        self._ending = True
+        self._ending = self._over = True
         if self._console is not None:
             self._console.unregisterProducer()
             self._console.loseConnection()
@@ -111,7 +118,7 @@ class _Stream(Protocol):
 
     def _tell(self, reason: Failure | None) -> None:
         if not self._done.called:
-            self._done.callback(reason)
+            self._done.callback(self._failure or reason)
 
 
 def _Half(console: _Console) -> Any:

@@ -224,6 +224,22 @@ class NetworkCommandTests(CommandCase):
         self.assertIn("aborted", connecting.err.decode())
 
     @asynchronous
+    async def test_a_full_disk_at_the_very_end(self) -> None:
+        """The other end is done, and so is the input, when it is seen that what came cannot be written."""
+        url = await self.network()
+        full = os.open("/dev/full", os.O_WRONLY)
+        self.addCleanup(os.close, full)
+        listening = self.start("listen", "-w", "1", "--min-servers", "1", DMSG_DISCOVERY=url)
+        key = (await self.said(listening, r"listening: ([0-9a-f]{66})"))[1]
+        listening.transport.write(b"hello")  # type: ignore[union-attr]
+        listening.transport.closeStdin()  # type: ignore[union-attr]
+        connecting = self.start("connect", key, "-w", "60", "--min-servers", "1", stdout=full, DMSG_DISCOVERY=url)
+        connecting.transport.closeStdin()  # type: ignore[union-attr]
+        self.assertEqual(await connecting.ended, 1, connecting.err)
+        self.assertIn("standard output", connecting.err.decode())
+        await listening.ended
+
+    @asynchronous
     async def test_ping_bench_and_discovery(self) -> None:
         url = await self.network()
         serving = self.start("bench", "--serve", "--min-servers", "1", "-k", "s.key", "--create", DMSG_DISCOVERY=url)
