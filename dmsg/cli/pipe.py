@@ -105,9 +105,7 @@ class _Stream(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         left = getattr(self.transport, "unacknowledged", 0)
-        if self._failure is not None:
-            reason = self._failure
-        elif left and reason.check(ConnectionDone):
+        if left and reason.check(ConnectionDone):
             reason = Failure(DmsgError("the other side ended the connection before all of the input had arrived"))
         self._ending = self._over = True
         if self._console is not None:

@@ -43,7 +43,7 @@ from dmsg.names import Names
 from dmsg.net.channel import BoundedSite
 from dmsg.net.endpoints import DmsgClientEndpoint
 from dmsg.net.fetch import make_pool
-from dmsg.net.site import bounded_request
+from dmsg.net.site import bounded
 from dmsg.net.stream import DmsgAddress
 from dmsg.printable import printable
 from dmsg.seldom import Seldom
@@ -64,16 +64,7 @@ class _Site(BoundedSite):
             if (more := seldom.more()) is not None:
                 notice(f"a request was refused: {reason}{more}")
 
-        bounded = bounded_request(reactor, 0, refused)
-        super().__init__(
-            resource,
-            requestFactory=bounded,
-            share=bounded.share,
-            refused=refused,
-            timeout=IDLE_TIMEOUT,
-            reactor=reactor,
-            parsePOSTFormSubmission=False,
-        )
+        super().__init__(resource, **bounded(reactor, 0, refused, IDLE_TIMEOUT))
         self.admits = self._allowed = only(allow)
         self.displayTracebacks = False
 

@@ -78,10 +78,13 @@ class BoundedChannel(HTTPChannel):
         received: bool = super().headerReceived(line)  # type: ignore[no-untyped-call]
         if received:
             self.site.unanswered.book(self, HEADER_COST)
+        return received
+
+    def allHeadersReceived(self) -> None:
         decoder: Any = self._transferDecoder
         if hasattr(decoder, "_maxTrailerHeadersSize"):
             decoder._maxTrailerHeadersSize = MAX_TRAILERS
-        return received
+        super().allHeadersReceived()  # type: ignore[no-untyped-call]
 
     def setLineMode(self, extra: bytes = b"") -> None:
         # a request is answered; what came with the end of its body is before all that waits

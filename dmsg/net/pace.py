@@ -22,9 +22,6 @@ class Pace:
         self._lines: OrderedDict[Hashable, deque[Deferred[None]]] = OrderedDict()
         self._call: IDelayedCall | None = None
 
-    def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
-
     def wait(self, who: Hashable) -> Deferred[None]:
         """Fires when it is the turn of one who asks; who is cancelled has no place any more."""
         now = self._reactor.seconds()
@@ -52,14 +49,13 @@ class Pace:
 
     def _run(self) -> None:
         self._call = None
-        if not self._lines:
-            return
         who, line = next(iter(self._lines.items()))
         place = line.popleft()
         if line:
             self._lines.move_to_end(who)
         else:
             del self._lines[who]
+        # what a busy reactor was late by is made up for, but not more than a second of it
         self._next = max(self._next, self._reactor.seconds() - 1.0) + 1 / self._rate()
         self._plan()
         place.callback(None)

@@ -86,12 +86,12 @@ class BoundedRequest(PlainRequest):
         # never a temporary file, which Twisted takes for a long body, or one whose length nobody says
         self.content = BytesIO()
         if length is not None and length > self.max_body:
-            self._refuse()
+            self._too_long()
 
     def handleContentChunk(self, data: bytes) -> None:
         self.received += len(data)
         if self.received > self.max_body:
-            self._refuse()
+            self._too_long()
         elif not self.refused:
             super().handleContentChunk(data)  # type: ignore[no-untyped-call]
 
@@ -131,15 +131,16 @@ class BoundedRequest(PlainRequest):
 
     def answer_busy(self) -> None:
         """What there is of this request goes, for others."""
-        self._refuse("", b"503 Service Unavailable", "too much is on its way")
+        if not self.refused:
+            self._refuse(b"503 Service Unavailable", "too much is on its way")
 
-    def _refuse(self, why: str = "too_long", status: bytes = b"413 Content Too Large", text: str = "") -> None:
-        if self.refused:
-            return
+    def _too_long(self) -> None:
+        if not self.refused:
+            type(self).count_refusal("too_long")
+            self._refuse(b"413 Content Too Large", f"body is longer than {self.max_body} bytes")
+
+    def _refuse(self, status: bytes, text: str) -> None:
         self.refused = True
-        if why:
-            type(self).count_refusal(why)
-        text = text or f"body is longer than {self.max_body} bytes"
         body = json.dumps({"message": text, "code": int(status[:3])}).encode()
         # the body is still on its way: nothing but the channel itself can answer now
         assert self.channel.transport is not None
@@ -150,14 +151,22 @@ class BoundedRequest(PlainRequest):
         self.channel.loseConnection()
 
 
-def bounded_request(reactor: IReactorTime, max_body: int, refused: Callable[[str], None]) -> type[BoundedRequest]:
-    """The class of the requests of one site.  :param refused: called with ``too_long``."""
-    of_site = {
-        "max_body": max_body,
-        "share": Share(reactor),
-        "count_refusal": staticmethod(refused),
+def bounded(reactor: IReactorTime, max_body: int, refused: Callable[[str], None], timeout: float) -> dict[str, Any]:
+    """What a :class:`~dmsg.net.channel.BoundedSite` of such requests is made with.
+
+    :param refused: called with ``too_long`` or ``busy``.
+    :param timeout: seconds that a connection may be silent.
+    """
+    share = Share(reactor)
+    of_site = {"max_body": max_body, "share": share, "count_refusal": staticmethod(refused)}
+    return {
+        "requestFactory": type("Bounded", (BoundedRequest,), of_site),
+        "share": share,
+        "refused": refused,
+        "timeout": timeout,
+        "reactor": reactor,
+        "parsePOSTFormSubmission": False,
     }
-    return type("Bounded", (BoundedRequest,), of_site)
 
 
 class Gate(Resource):
@@ -321,16 +330,7 @@ def gated_site(
     :param of_gate: see :class:`Gate`, which is the site's ``resource``.
     """
     gate = Gate(root, reactor, RateLimit(rate, burst), proxied, refused, **of_gate)
-    bounded = bounded_request(reactor, max_body, refused)
-    site = BoundedSite(
-        gate,
-        requestFactory=bounded,
-        share=bounded.share,
-        refused=refused,
-        timeout=IDLE_TIMEOUT,
-        reactor=reactor,
-        parsePOSTFormSubmission=False,
-    )
+    site = BoundedSite(gate, **bounded(reactor, max_body, refused, IDLE_TIMEOUT))
     # a line for each request is no news
     site.log = gate.log  # type: ignore[method-assign]
     return site

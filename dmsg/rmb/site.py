@@ -19,7 +19,7 @@ from dmsg.errors import DmsgError
 from dmsg.net.addresses import block_of, forwarded_client
 from dmsg.net.channel import BoundedSite
 from dmsg.net.guard import Guard
-from dmsg.net.site import bounded_request, close_after, without_body
+from dmsg.net.site import bounded, close_after, without_body
 from dmsg.rmb import token
 from dmsg.rmb.address import Session
 from dmsg.rmb.door import DoorFactory, Upgrade
@@ -111,16 +111,7 @@ class RelaySite(Resource):
         def unguarded(why: str) -> None:
             self._switch.relay.drops[Drop(why)] += 1
 
-        bounded = bounded_request(self._reactor, MAX_MESSAGE, refused)
-        site = BoundedSite(
-            self,
-            requestFactory=bounded,
-            share=bounded.share,
-            refused=refused,
-            timeout=IDLE_TIMEOUT,
-            reactor=self._reactor,
-            parsePOSTFormSubmission=False,
-        )
+        site = BoundedSite(self, **bounded(self._reactor, MAX_MESSAGE, refused, IDLE_TIMEOUT))
         site.displayTracebacks = False
         # the token is in the URL: no line of any log has it
         site.log = lambda request: None  # type: ignore[method-assign]

@@ -79,6 +79,14 @@ class DataTests(CoreCase):
         self.assertIs(self.core.left, False)
         self.assertIs(self.core.has_free_id, True)
         self.assertEqual(self.core.drops, {})
+        self.assertIs(ClientConnection(A, self.profile).accepting, False)
+
+    def test_the_first_frame_in_the_other_dialect(self) -> None:
+        """Nothing of it is taken."""
+        other = Profile.SKYWIRE if self.profile is Profile.SEED else Profile.SEED
+        data = encode_open(other, 5, B.public, bytes(49))
+        self.assertEqual(self.core.receive_frames(bytearray(data), len(data)), (0, []))
+        self.assertIsNotNone(self.core.broken)
 
     def test_messages_are_joined_to_so_many_bytes(self) -> None:
         channel = self.open()
@@ -191,6 +199,7 @@ class CountTests(CoreCase):
             (encode_frame(self.profile, CLOSE_CHANNEL, bytes((channel.id, 0))), "BAD_FRAME"),
             (encode_closed(self.profile, 200), "NO_SUCH_TRANSPORT"),
             (encode_frame(self.profile, SEND + 3, b"\0"), "UNKNOWN_FRAME"),
+            (encode_frame(self.profile, SEND, bytes((200,))), "BAD_FRAME"),
         ):
             before = self.core.drops.copy()
             self.assertEqual(self.receive(frame), [])
@@ -226,6 +235,15 @@ class IdTests(CoreCase):
         self.assertIs(self.core.give_up(channel), True)
         self.assertIs(self.core.give_up(channel), False)
 
+    def test_giving_up_what_both_closed_at_once(self) -> None:
+        """It is over, and its id may be used again."""
+        channel = self.open()
+        self.core.close(channel)
+        self.receive(encode_close(self.profile, channel.id))
+        self.assertEqual((channel.state, len(self.core.channels)), (State.ENDED, 1))
+        self.assertIs(self.core.give_up(channel), True)
+        self.assertEqual((channel.state, len(self.core.channels)), (State.CLOSED, 0))
+
 
 class TwoIdsTests(CoreCase):
     """The server's names are no ids of this side."""
@@ -253,5 +271,58 @@ class TwoIdsTests(CoreCase):
         self.sent()
         self.receive(encode_close(self.profile, 7))
         self.assertEqual(self.sent(), [])
+        for number in (9, 5):
+            self.receive(encode_close(self.profile, number))
+            self.assertEqual([frame.type for frame in self.sent()], [CHANNEL_CLOSED])
+
+    def answered(self, number: int, name: int) -> bytes:
+        """A ChannelOpened that nobody may be waiting for."""
+        return encode_opened(self.profile, number, bytes(49), name)
+
+    def test_a_name_that_is_an_id_of_what_is_not_answered(self) -> None:
+        """The server has not said by which name it wants to hear of that one."""
+        own = self.core.open(B.public)
+        self.assertIs(own.named, False)
+        (event,) = self.receive(self.asked_for(own.id))
+        assert isinstance(event, Requested)
+        self.assertEqual((event.channel.name, own.state), (own.id, State.OPENING))
+
+    def test_an_answer_that_nobody_waits_for(self) -> None:
+        """What the server believes to be open is closed, unless an open channel has that name."""
+        self.open(name=7)
+        self.sent()
+        self.receive(self.answered(200, 7))
+        self.assertEqual(self.sent(), [])
+        for name in (9, 5):
+            self.receive(self.answered(200, name))
+            self.assertEqual([(frame.type, frame.body) for frame in self.sent()], [(CLOSE_CHANNEL, bytes((name,)))])
+
+    def test_an_answer_to_what_was_given_up(self) -> None:
+        """It was closed by the only id that there was; by the name it is known from then on."""
+        own = self.core.open(B.public)
+        self.assertIs(self.core.close(own), True)
+        self.assertEqual([frame.type for frame in self.sent()], [OPEN_CHANNEL, CLOSE_CHANNEL])
+        self.assertEqual(self.receive(self.answered(own.id, 9)), [])
+        self.assertEqual((own.name, own.named, self.sent()), (9, True, []))
+        # two closes that crossed: its own answer ends it
         self.receive(encode_close(self.profile, 9))
-        self.assertEqual([frame.type for frame in self.sent()], [CHANNEL_CLOSED])
+        self.assertEqual(self.sent(), [])
+        self.receive(encode_closed(self.profile, own.id))
+        self.assertEqual((own.state, self.core.channels), (State.CLOSED, {}))
+
+    def test_an_answer_to_what_could_not_be_closed(self) -> None:
+        """By its id the server would have taken another channel: it is closed when its name is known."""
+        own = self.core.open(B.public)
+        (event,) = self.receive(self.asked_for(own.id))
+        assert isinstance(event, Requested)
+        self.core.accept(event.channel)
+        self.sent()
+        self.assertIs(self.core.close(own), True)
+        self.assertEqual(self.sent(), [])
+        self.assertIs(self.core.give_up(own), True)
+        self.assertEqual((own.state, self.core.channels[own.id], self.sent()), (State.ABANDONED, own, []))
+        self.assertEqual(self.receive(self.answered(own.id, 9)), [])
+        self.assertEqual([(frame.type, frame.body) for frame in self.sent()], [(CLOSE_CHANNEL, b"\x09")])
+        self.assertIs(self.core.give_up(own), True)
+        self.assertEqual([(frame.type, frame.body) for frame in self.sent()], [(CHANNEL_CLOSED, b"\x09")])
+        self.assertEqual((own.state, event.channel.state), (State.CLOSED, State.OPEN))

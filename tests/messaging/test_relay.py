@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -15,7 +16,7 @@ from dmsg.messaging import congestion
 from dmsg.messaging.client import ClientConnection
 from dmsg.messaging.congestion import HOLD, HOLD_AT, TAKES_NOTHING
 from dmsg.messaging.peers import RelayPeer
-from dmsg.messaging.policing import Limits
+from dmsg.messaging.policing import Kind, Limits
 from dmsg.messaging.relay import (
     MAX_LINKS_PER_KEY,
     PEER_QUEUE_MAXIMUM,
@@ -454,6 +455,44 @@ class CountTests(RelayCase):
         self.say(a, *strays)
         answers = self.ports[a].take()
         self.assertTrue(0 < answers.count((CHANNEL_CLOSED, b"\x09")) < len(strays), answers)
+
+    def test_answers_that_do_not_fit_cost_their_rate(self) -> None:
+        """Of a channel that is open, and of one's own request; the answer that is waited for costs nothing."""
+        a, b = self.peer(0), self.peer(1)
+        self.relay.limits = Limits(open_rate=1)
+        asked: list[Kind] = []
+        there = self.channel(a, b)
+        self.say(a, (OPEN_CHANNEL, b"\1" + b.key + bytes(49)))
+        waiting = self.ports[b].take()[-1][1][0]
+        for peer in (a, b):
+            allows = peer.police.allows
+
+            def allowed(kind: Kind, *rest: Any, allows: Any = allows) -> bool:
+                asked.append(kind)
+                return bool(allows(kind, *rest))
+
+            self.patch(peer, "police", SimpleNamespace(allows=allowed))
+        for peer, number, kinds in (
+            (b, there, [Kind.STRAY]),
+            (a, 1, [Kind.STRAY]),
+            (b, waiting, []),
+        ):
+            asked.clear()
+            self.say(peer, (CHANNEL_OPENED, bytes((number,)) + bytes(49)))
+            self.assertEqual(asked, kinds, number)
+        asked.clear()
+        self.say(a, (CHANNEL_CLOSED, b"\1"))
+        self.assertEqual(asked, [])
+
+    def test_an_answer_that_is_too_late_says_which_dialect_it_is(self) -> None:
+        """One id or two: of a channel that is gone, by the id that its sender listens to."""
+        self.profile = Profile.SKYWIRE
+        self.setUp()
+        a = self.peer(0)
+        for ids, two, name in ((b"\x09", False, 9), (b"\x09\x05", True, 5)):
+            self.say(a, (CHANNEL_OPENED, ids + bytes(49)))
+            self.assertIs(a.two_ids, two)
+            self.assertEqual(self.ports[a].take(), [(CLOSE_CHANNEL, bytes((name,)))])
 
     def test_an_answer_in_the_name_of_another_channel(self) -> None:
         """Nothing is said by an id by which the client knows another channel."""

@@ -94,6 +94,8 @@ class TelemetryTests(EntityCase):
         await self.until(lambda: of_type(events(of_discovery), "stop"))
         entries = of_type(events(of_discovery), "entry")
         self.assertIn((producer, True), {(entry["subject"], entry.get("is_server")) for entry in entries})
+        # both clocks are this machine's
+        self.assertTrue(all(-60_000 < entry["clock_ms"] <= 0 for entry in entries if entry.get("is_server")))
 
     @asynchronous
     async def test_kill_9_of_a_relay(self) -> None:

@@ -481,19 +481,52 @@ class KeepingTests(SynchronousTestCase):
         self.current.confirmed(1)
         self.assertEqual(self.store.kept, {})
 
-    def test_senders_are_held_and_let_go(self) -> None:
-        """From two waiting on, until one or none is; those of other relays, who cannot be held, go on to twice that."""
-        self.patch(delivery, "WINDOW_MESSAGES", 1)
-        held: list[str] = []
+    def hold(self) -> list[str]:
+        """What the holder of the ledger's session is told."""
+        told: list[str] = []
 
         class Holder:
             def wait_for(self, delivery: Delivery) -> None:
-                held.append("held")
+                told.append("held")
 
             def go_on(self, delivery: Delivery) -> None:
-                held.append("free")
+                told.append("free")
 
         self.ledger.holder = Holder()  # type: ignore[assignment]
+        return told
+
+    def test_senders_go_on_when_half_of_it_is_gone(self) -> None:
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        held = self.hold()
+        self.current._line_messages = 4
+        for _ in range(5):
+            self.current.offer(self.message())
+        self.assertEqual(held, ["held"])
+        for number in (1, 2):
+            self.current.confirmed(number)
+        self.assertEqual((len(self.current._line), held), (2, ["held"]))
+        self.current.confirmed(3)
+        self.assertEqual((len(self.current._line), held), (1, ["held", "free"]))
+
+    def test_senders_of_what_is_written_down_are_held(self) -> None:
+        """By what is in the queue; not for a session that confirms nothing, for which nobody is held."""
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        self.ledger.durable = True
+        held = self.hold()
+        self.assertTrue(self.current.offer(self.message()))
+        self.assertFalse(self.current.offer(self.message()))
+        self.assertEqual((self.current._behind, held), (1, []))
+        self.assertFalse(self.current.offer(self.message()))
+        self.assertEqual((self.current._behind, held), (2, ["held"]))
+        self.current.stall()
+        self.assertEqual(held, ["held", "free"])
+        self.assertFalse(self.current.offer(self.message()))
+        self.assertEqual((self.current._behind, held), (2, ["held", "free"]))
+
+    def test_senders_are_held_and_let_go(self) -> None:
+        """From two waiting on, until one or none is; those of other relays, who cannot be held, go on to twice that."""
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        held = self.hold()
         for _ in range(2):
             self.current.offer(self.message())
         self.assertEqual(held, [])
@@ -611,8 +644,9 @@ class KeepingTests(SynchronousTestCase):
             self.current.offer(self.message())
         self.assertFalse(self.current.few)
         self.current.since = 5.0
-        self.current.confirmed(3)
-        self.assertEqual(self.current.since, 5.0)
+        for old in (3, 2):
+            self.current.confirmed(old)
+            self.assertEqual(self.current.since, 5.0)
         self.current.confirmed(4)
         self.assertIsNone(self.current.since)
 

@@ -438,6 +438,36 @@ class TelemetryTests(SpoolCase):
     def pass_time(self, clock: Clock, seconds: int) -> None:
         clock.pump([1] * seconds)
 
+    def test_servers_of_one_operator(self) -> None:
+        """They name a client alike, and say so; discoveries keep names of their own."""
+        secret = self.directory / "fleet"
+        secret.write_bytes(bytes(range(32)))
+        secret.chmod(0o600)
+        told = []
+        for number, options in enumerate(
+            ({"secret": secret}, {"secret": secret}, {}, {"secret": secret, "clear": True})
+        ):
+            directory = self.directory / str(number)
+            telemetry = Telemetry(Clock(), TelemetrySettings(directory, **options), "discovery")
+            telemetry.start()
+            telemetry.record("entry", {"subject": b"\2" * 33})
+            self.successResultOf(telemetry.stop())
+            found = {row["type"]: row for row in rows(directory)}
+            told.append((found["start"]["names"], found["entry"]["subject"], found["start"]["producer"]))
+        spaces, subjects, producers = zip(*told, strict=True)
+        self.assertEqual((spaces[0], subjects[0]), (spaces[1], subjects[1]))
+        self.assertEqual((len(set(spaces)), len(set(subjects)), len(set(producers))), (3, 3, 4))
+        self.assertEqual((spaces[3], subjects[3]), ("clear", "02" * 33))
+
+    def test_a_secret_that_others_may_read(self) -> None:
+        secret = self.directory / "fleet"
+        secret.write_bytes(bytes(32))
+        for mode, size, text in ((0o640, 32, "chmod 600"), (0o600, 31, "not 31"), (0o600, 33, "not more")):
+            secret.write_bytes(bytes(size))
+            secret.chmod(mode)
+            error = self.assertRaises(DmsgError, TelemetrySettings(self.directory / "t", secret=secret).prepare)
+            self.assertIn(text, str(error))
+
     def test_a_heartbeat_each_minute_and_a_last_one(self) -> None:
         telemetry, clock = self.start()
         telemetry.load = lambda: {"sessions": 3}

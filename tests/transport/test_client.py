@@ -11,8 +11,20 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.transport import client as client_module
+from dmsg.transport.agreement import Hello, Proposal
 from dmsg.transport.client import RECEIVE_LIMIT, ClientConnection
-from dmsg.transport.events import Accepted, Acknowledged, Closed, DataReceived, Event, Noticed, Ponged, Requested
+from dmsg.transport.events import (
+    Accepted,
+    Acknowledged,
+    Closed,
+    Confirmed,
+    DataReceived,
+    Event,
+    Noticed,
+    Ponged,
+    Requested,
+)
+from dmsg.transport.secure import INITIAL_WINDOW
 from dmsg.transport.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.transport.wire import (
     ACCEPT,
@@ -319,3 +331,91 @@ class ServerFrameTests(SynchronousTestCase):
         ):
             self.assertEqual(feed(self.core, Frame(NOTICE, 0, payload)), told)
         self.assertEqual(feed(self.core, Frame(PONG, 0, b"p")), [Ponged(b"p")])
+
+
+class SecureTests(SynchronousTestCase):
+    """Two clients whose frames this test carries from one to the other: when something is acknowledged."""
+
+    KEYS = SecKey.from_seed(b"asks"), SecKey.from_seed(b"answers")
+
+    def setUp(self) -> None:
+        asks, answers = self.KEYS
+        self.a, self.b = (ClientConnection(key.public, key=key) for key in self.KEYS)
+        self.b.accepting = True
+        for core in (self.a, self.b):
+            feed(core, Frame(OK, 0, b""))
+        proposal = Proposal(asks, answers.public, Hello(7, INITIAL_WINDOW))
+        self.at_a = self.a.request(answers.public, proposal, told=INITIAL_WINDOW)
+        (event,) = self.to_b()
+        assert isinstance(event, Requested)
+        self.at_b = event.transport
+
+    def to_b(self) -> list[Event]:
+        return feed(self.b, *[Frame(frame.type, 1, frame.payload) for frame in sent(self.a)])
+
+    def to_a(self) -> list[Event]:
+        return feed(self.a, *[Frame(frame.type, self.at_a.id, frame.payload) for frame in sent(self.b)])
+
+    def open(self) -> Any:
+        """The end of the one who answered; nothing is on its way."""
+        end = self.b.accept_secure(self.at_b, Hello(0, INITIAL_WINDOW))
+        self.to_a()
+        self.to_b()
+        return end
+
+    def types(self, core: ClientConnection) -> list[int]:
+        return [frame.type for frame in sent(core)]
+
+    def test_the_first_ack_shows_who_asked(self) -> None:
+        self.b.accept_secure(self.at_b, Hello(0, INITIAL_WINDOW))
+        self.assertEqual([type(event) for event in self.to_a()], [Accepted])
+        self.assertEqual(self.types(self.a), [ACK])
+        self.assertEqual(self.types(self.a), [])
+
+    def test_a_window_that_changed_before_that_is_told(self) -> None:
+        """As where a stream goes on that is read meanwhile."""
+        for more, answer in ((0, []), (1000, [ACK])):
+            self.setUp()
+            end = self.b.accept_secure(self.at_b, Hello(0, INITIAL_WINDOW))
+            end.window += more
+            self.to_a()
+            self.assertIsInstance(self.to_b()[0], Confirmed)
+            self.assertEqual(self.types(self.b), answer)
+
+    def test_acks_of_what_came_and_of_what_was_read(self) -> None:
+        """One for all of a turn; then when a quarter of the window is free again, and not before."""
+        self.open()
+        for size in (1000, 1000, INITIAL_WINDOW // 4 - 2000):
+            self.a.send(self.at_a, bytes(size))
+        self.to_b()
+        self.assertEqual(self.types(self.b), [ACK])
+        self.b.consumed(self.at_b, 1000)
+        self.assertEqual(self.types(self.b), [])
+        self.b.consumed(self.at_b, INITIAL_WINDOW // 4 - 1000)
+        self.assertEqual(self.types(self.b), [ACK])
+        self.assertEqual(self.types(self.b), [])
+
+    def test_what_came_is_acknowledged_before_the_end_and_not_behind_it(self) -> None:
+        self.open()
+        self.a.send(self.at_a, b"data")
+        self.to_b()
+        self.b.close(self.at_b)
+        self.assertEqual(self.types(self.b), [ACK, CLOSE])
+        self.assertEqual(self.types(self.b), [])
+
+    def test_a_request_that_is_not_authentic(self) -> None:
+        (request,) = [
+            Frame(REQUEST, 3, bytes(self.a.local + self.b.local) + self.KEYS[0].public + bytes(128 + 16)),
+        ]
+        self.assertEqual(feed(self.b, request), [])
+        self.assertEqual([(one.type, one.payload[0]) for one in sent(self.b)], [(CLOSE, CloseReason.NOT_AUTHENTIC)])
+
+    def test_how_many_came_in(self) -> None:
+        """Those that this side asked for are none of them, and nor is one that is closed again."""
+        self.open()
+        self.assertEqual((self.a.incoming, self.b.incoming), (0, 1))
+        self.a.close(self.at_a)
+        self.b.close(self.at_b)
+        self.assertEqual((self.a.incoming, self.b.incoming), (0, 0))
+        self.b.close(self.at_b)
+        self.assertEqual(self.b.incoming, 0)

@@ -83,6 +83,10 @@ class CountTests(RelayCase):
         fwd = Frame(FWD, 2, b"\0\0x")
         feed(self.relay, self.peers[0], fwd, Frame(PING, 0, b""), Frame(PING, 0, b""), fwd, fwd)
         self.assertEqual(self.relay.steps, 4)
+        before = self.relay.frames
+        data = bytearray(Frame(PING, 0, b"").encode() * 3)
+        taken = self.relay.receive_frames(self.peers[0], data, len(data), 2)
+        self.assertEqual((taken, self.relay.frames - before), (2 * HEADER_SIZE, 2))
 
     def test_a_request_on_an_id_in_use(self) -> None:
         there = self.open(0, 1, 2)
@@ -131,6 +135,8 @@ class StrangeFrameTests(RelayCase):
             self.assertIs(caught.exception.reason, DropReason.UNKNOWN_FRAME)
         feed(self.relay, self.peers[0], Frame(RECEIPT, 0, bytes(RECEIPT_SIZE)))
         self.assertEqual(self.ports[0].take(), [])
+        with self.assertRaises(RemoteProtocolError):
+            feed(self.relay, self.peers[0], Frame(RECEIPT + 1, 0, bytes(RECEIPT_SIZE)))
 
 
 class SameKeyTests(RelayCase):
@@ -156,6 +162,8 @@ class SameKeyTests(RelayCase):
     def test_alone(self) -> None:
         self.assertEqual(self.ping(self.peers[0], self.ports[0], b"i" * INSTANCE_SIZE), [])
         self.assertEqual(self.peers[0].instance, b"i" * INSTANCE_SIZE)
+        self.now = STRANGER_AFTER + 1
+        self.assertEqual(self.ping(self.peers[0], self.ports[0], b"j" * INSTANCE_SIZE), [], "nobody else is there")
 
     def test_another_program_is_told_of_once(self) -> None:
         self.ping(self.peers[0], self.ports[0], b"1" * INSTANCE_SIZE)
@@ -164,7 +172,8 @@ class SameKeyTests(RelayCase):
         told = [Frame(NOTICE, 0, bytes((SAME_KEY,)) + b"192.0.2.1")]
         self.assertEqual(self.ping(other, self.port, b"2" * INSTANCE_SIZE), told)
         self.assertEqual(self.ping(other, self.port, b"2" * INSTANCE_SIZE), [])
-        told = [Frame(NOTICE, 0, bytes((SAME_KEY,)) + b"192.0.2.7")]
+        self.port.address = "a" * 70  # type: ignore[attr-defined]
+        told = [Frame(NOTICE, 0, bytes((SAME_KEY,)) + b"a" * 64)]
         self.assertEqual(self.ping(self.peers[0], self.ports[0], b"1" * INSTANCE_SIZE), told)
 
     def test_an_older_connection_of_the_same_program_is_none(self) -> None:
