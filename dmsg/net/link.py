@@ -109,6 +109,8 @@ class Link(TwistedProtocol):
     """Where the peer is, without its port."""
     written = 0
     """Bytes that were handed to TCP."""
+    left_behind = 0
+    """When the connection is gone: bytes that were queued and never left, as far as that can be known."""
     spoken = False
     """The peer's first message of the handshake was a good one."""
     accepted = False
@@ -222,6 +224,7 @@ class Link(TwistedProtocol):
             self._go_on()
         self._gone = True
         self._cancel_timer()
+        self.left_behind = max(self.left_behind, self.queued())
         self._pending.clear()
         self._outgoing()
         forget_unsent(self.transport)
@@ -493,6 +496,8 @@ class Link(TwistedProtocol):
         self._cancel_timer()
         if self._gone or self.transport is None:
             return
+        # what the peer's TCP does not have is gone with the connection; afterwards nobody could say how much it was
+        self.left_behind = self.unsent()
         abort = getattr(self.transport, "abortConnection", None)
         if abort is not None:
             abort()

@@ -117,7 +117,7 @@ class ClientConnection:
         self.transports: dict[int, ClientTransport] = {}
         self.accepting = False
         self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
-        """Why a secure REQUEST is refused before it is looked at."""
+        """Why a REQUEST is refused before it is looked at; of a plain one the ephemeral is None."""
         self.make_room: Callable[[PubKey | None], bool] = lambda initiator: False
         """Ends an incoming transport for another one, if there is one that may go."""
         self._dear = 0

@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import Protocol
 
 from dmsg.telemetry.schema import BOUNDS, BUCKETS
+from dmsg.transport.wire import FWD, HEADER_SIZE, SECURE_OVERHEAD, SEQUENCE_SIZE, unpack_header
 
 IDENTITY_SIZE = 16
 _IDENTITY = b"dmsg transport 1"
@@ -32,9 +33,42 @@ class Way(Protocol):
 
     frames: int
     acks: int
+    dropped: int
+    queued: int
+    wire: int
+    carried: Carried | None
 
     def user_data(self, secure: bool) -> int:
-        """Bytes of user data that went this way."""
+        """Bytes of user data that were taken to go this way."""
+
+
+def data_in(run: memoryview, secure: bool) -> int:
+    """Bytes of user data in whole frames."""
+    position = data = 0
+    overhead = SECURE_OVERHEAD if secure else SEQUENCE_SIZE
+    while position < len(run):
+        frame_type, _, size = unpack_header(run, position)
+        if frame_type == FWD:
+            data += max(0, size - overhead)
+        position += HEADER_SIZE + size
+    return data
+
+
+def share_loss(ways: list[Way], left: int, congested: bool) -> None:
+    """Count what was queued for a peer whose connection is gone as dropped, by what each way may have had there.
+
+    The sum is exact but for what surrounds the data; the parts are an estimate where there are several.
+
+    :param ways: those that lead to the peer.
+    :param left: bytes that did not leave.
+    :param congested: ``queued`` of the ways is kept; else any may have had all of it.
+    """
+    parts = [min(way.wire, way.queued if congested else left) for way in ways]
+    total = sum(parts)
+    for way, part in zip(ways, parts, strict=True):
+        if part and way.carried is not None:
+            lost = part if total <= left else part * left // total
+            way.dropped += way.user_data(way.carried.secure) * lost // way.wire
 
 
 class Carried:

@@ -31,7 +31,7 @@ from dmsg.buffers import count_equal
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE, PubKey
 from dmsg.telemetry.receipts import RECEIPT_SIZE
-from dmsg.transport.observe import Carried
+from dmsg.transport.observe import Carried, data_in, share_loss
 from dmsg.transport.policing import Kind, Limits, Police
 from dmsg.transport.wire import (
     ACCEPT,
@@ -88,6 +88,8 @@ class Port(Protocol):
 
     address: str
     """Where the peer is, or an empty string."""
+    left_behind: int
+    """When the connection is gone: bytes that were queued for the peer and never left."""
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         """Queue whole frames; the data is copied or used before this returns."""
@@ -115,6 +117,7 @@ class Route:
         "asked_at",
         "back",
         "carried",
+        "dropped",
         "frames",
         "mark",
         "peer",
@@ -139,6 +142,8 @@ class Route:
         """ACKs among them; ``ack_wire``: the bytes of those."""
         self.wire = 0
         self.ack_wire = 0
+        self.dropped = 0
+        """Bytes of user data, of those that were counted, which did not leave; for the observer."""
         self.tick = 0
         """The observer is told of frames when this is not the relay's."""
         self.seen = 0
@@ -146,8 +151,8 @@ class Route:
         self.asked_at: float | None = None
         """When the FWD passed whose ACK the observer waits for."""
         self.queued = 0
-        """Bytes queued over this route since ``mark``: never less than what
-        it really has in the peer's queue, at most about twice that."""
+        """Bytes queued over this route since ``mark``, which moves on when all that was queued before it has left:
+        what the route really has in the peer's queue is at most :data:`ROUTE_QUEUE_LIMIT` more than that."""
         self.mark = 0
 
     def user_data(self, secure: bool) -> int:
@@ -315,6 +320,8 @@ class Relay:
 
     def _forget(self, peer: RelayPeer) -> None:
         """Nothing more is heard from it, and nothing can be sent to it."""
+        if self.observer is not None and peer.port.left_behind:
+            share_loss([route.back for route in peer.routes.values()], peer.port.left_behind, peer.congested)
         del self.peers[peer]
         self.leaving[peer] = None
         peer.congested = False
@@ -476,8 +483,7 @@ class Relay:
             return  # closed by the frames before these
         if not route.accepted:
             # who is slow need not keep what nobody there has agreed to
-            self.drops[DropReason.QUEUE_FULL] += 1
-            self._close_both(source, own_id, route, CloseReason.QUEUE_FULL)
+            self._overflow(source, own_id, route, run)
             return
         size = len(run)
         queue = destination.port.queued()
@@ -490,12 +496,18 @@ class Relay:
             or queue > PEER_QUEUE_MAXIMUM
             or (queue > PEER_QUEUE_LIMIT and route.queued > PEER_QUEUE_LIMIT // len(destination.routes))
         ):
-            self.drops[DropReason.QUEUE_FULL] += 1
-            self._close_both(source, own_id, route, CloseReason.QUEUE_FULL)
+            self._overflow(source, own_id, route, run)
             return
         destination.sent += size
         destination.port.send(run)
         self._pause_if_alone(source, destination)
+
+    def _overflow(self, source: RelayPeer, own_id: int, route: Route, run: memoryview) -> None:
+        """There is no room for these frames: their transport ends without them."""
+        self.drops[DropReason.QUEUE_FULL] += 1
+        if route.carried is not None:
+            route.dropped += data_in(run, route.carried.secure)
+        self._close_both(source, own_id, route, CloseReason.QUEUE_FULL)
 
     def _receive_control(self, peer: RelayPeer, frame_type: int, own_id: int, payload: bytes) -> None:
         if frame_type == REQUEST:

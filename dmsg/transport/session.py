@@ -532,15 +532,16 @@ class ClientSession:
         :param initiator: who asks; None where that is not certain.
         """
         unconfirmed = self._unconfirmed.first_to_go()
-        incoming = [one for one in self._core.transports.values() if not one.initiator]
-        counts = Counter(one.remote for one in incoming)
-        if unconfirmed is not None and (
-            initiator in (None, unconfirmed.remote) or counts[unconfirmed.remote] > counts[initiator]
-        ):
+        if unconfirmed is not None and initiator in (None, unconfirmed.remote):
             self._not_confirmed(unconfirmed, CloseReason.TOO_MANY_TRANSPORTS)
             return True
         if initiator is None:
             return False
+        incoming = [one for one in self._core.transports.values() if not one.initiator]
+        counts = Counter(one.remote for one in incoming)
+        if unconfirmed is not None and counts[unconfirmed.remote] > counts[initiator]:
+            self._not_confirmed(unconfirmed, CloseReason.TOO_MANY_TRANSPORTS)
+            return True
         greediest = max(counts, key=counts.__getitem__)
         if counts[greediest] <= counts[initiator] + 1:
             return False

@@ -94,7 +94,7 @@ class RelayTelemetry:
                 "src": carried.source,
                 "dst": carried.target,
                 "secure": carried.secure,
-                "accept_ms": round((now - carried.opened) * 1000),
+                **_took(now - carried.opened),
             },
         )
 
@@ -120,11 +120,14 @@ class RelayTelemetry:
             "total_ab": counts[0],
             "total_ba": counts[1],
         }
+        for name, way in (("dropped_ab", carried.there), ("dropped_ba", carried.back)):
+            if way.dropped:
+                fields[name] = way.dropped
         if carried.identity is not None:
             self._owed.ended(carried.identity, now)
         if carried.identity is not None and carried.accepted is not None:
             fields["transport"] = carried.identity.hex()
-            fields["accept_ms"] = round((carried.accepted - carried.opened) * 1000)
+            fields |= _took(carried.accepted - carried.opened)
         self._telemetry.record("transport_close", fields)
 
     def look(self, carried: Carried, route: Route, data: int, acks: int) -> None:
@@ -188,6 +191,11 @@ class RelayTelemetry:
         }
         self._frames, self._bytes = frames, size
         return fields
+
+
+def _took(seconds: float) -> dict[str, int]:
+    """From REQUEST to ACCEPT."""
+    return {"accept_ms": round(seconds * 1000), "accept_us": round(seconds * 1_000_000)}
 
 
 def _since(carried: Carried, counts: tuple[int, int, int, int, int, int]) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.transport import relay as relay_module
 from dmsg.transport.policing import Limits
-from dmsg.transport.relay import ANSWERS_MAXIMUM, PEER_QUEUE_MAXIMUM, ROUTE_QUEUE_LIMIT, Relay, RelayPeer
+from dmsg.transport.relay import (
+    ANSWERS_MAXIMUM,
+    PEER_QUEUE_LIMIT,
+    PEER_QUEUE_MAXIMUM,
+    ROUTE_QUEUE_LIMIT,
+    Relay,
+    RelayPeer,
+)
 from dmsg.transport.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer, encode_frame
 from tests.support import Draws, vectors
 
@@ -26,6 +33,7 @@ class FakePort:
     def __init__(self) -> None:
         self.data = b""
         self.waiting = 0
+        self.left_behind = 0
         self.paused = 0
         self.closed: list[DropReason] = []
         self.keep = True
@@ -311,6 +319,15 @@ class CongestionTests(RelayCase):
         self.assertIn(modest, self.peers[1].routes)
         self.assertEqual(self.relay.drops[DropReason.QUEUE_FULL], 1)
 
+    def test_one_of_many_may_have_more_than_its_share_while_there_is_room(self) -> None:
+        """A tenth of what a peer may have queued is less than one transport may have."""
+        for own_id in range(2, 22, 2):
+            self.open(0, 1, own_id)
+        self.congest(1)
+        self.fill(0, 2, 1_800_000)
+        self.assertGreater(self.peers[0].routes[2].queued, PEER_QUEUE_LIMIT // 10)
+        self.assertEqual((len(self.peers[0].routes), self.relay.drops), (10, {}))
+
     def test_the_queue_of_a_peer_is_bounded_whatever_comes(self) -> None:
         for number in range(40):
             self.open(0, 1, 2 * number)
@@ -333,7 +350,7 @@ class CongestionTests(RelayCase):
             if 2 * number in self.peers[0].routes:
                 self.fill(0, 2 * number, 60_000)
         self.assertLess(self.ports[1].waiting - before, 10_000)
-        self.assertEqual(len(self.peers[0].routes), 0)
+        self.assertEqual((len(self.peers[0].routes), self.relay.drops[DropReason.QUEUE_FULL]), (0, 40))
         self.assertEqual((self.ports[1].closed, own in self.peers[1].routes), ([], True))
 
     def test_the_other_end_cannot_accept_for_it(self) -> None:
@@ -363,6 +380,20 @@ class CongestionTests(RelayCase):
         self.assertEqual(self.ports[0].closed, [DropReason.SEND_BUFFER_FULL])
         feed(self.relay, self.peers[0], Frame(FWD, 99, b""))
         self.assertEqual(self.relay.drops[DropReason.SEND_BUFFER_FULL], 1)
+
+    def test_what_is_said_of_a_peer_again_or_too_late(self) -> None:
+        """Its counts begin once, and not for one that is gone."""
+        self.open(0, 1, 2)
+        self.congest(1)
+        self.fill(0, 2, 300_000)
+        route = self.peers[0].routes[2]
+        counted = route.queued
+        self.assertGreater(counted, 0)
+        self.relay.congest(self.peers[1])
+        self.assertEqual(route.queued, counted)
+        self.relay.remove(self.peers[1])
+        self.relay.congest(self.peers[1])
+        self.assertFalse(self.peers[1].congested)
 
     def test_a_peer_that_is_slow_again(self) -> None:
         """What was counted the first time is forgotten, and its sources are paused as they were then."""

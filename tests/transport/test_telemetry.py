@@ -93,7 +93,14 @@ class RelayTelemetryTests(ObservedCase):
         (opened,) = self.memory.of("transport_open")
         self.assertEqual(
             opened,
-            {"transport": identity.hex(), "src": KEYS[0], "dst": KEYS[1], "secure": True, "accept_ms": 250},
+            {
+                "transport": identity.hex(),
+                "src": KEYS[0],
+                "dst": KEYS[1],
+                "secure": True,
+                "accept_ms": 250,
+                "accept_us": 250_000,
+            },
         )
         feed(self.relay, self.peers[0], *[Frame(FWD, 2, bytes(18 + size)) for size in (0, 10, 500)])
         feed(self.relay, self.peers[1], Frame(ACK, there, bytes(22)), Frame(FWD, there, bytes(18 + 7)))
@@ -125,6 +132,51 @@ class RelayTelemetryTests(ObservedCase):
             self.setUp()
             end(self.open())
             self.assertEqual([event["by"] for event in self.memory.of("transport_close")], [by])
+
+    def test_what_there_was_no_room_for_is_not_handed_on(self) -> None:
+        """What its receiver got is what was taken from the sender, but for the frames that the end came for."""
+        self.open(rest=bytes(SECURE_REQUEST - 66))
+        self.relay.congest(self.peers[1])
+        data = self.ports[1].data
+        frame = Frame(FWD, 2, bytes(18 + 1000))
+        while not self.memory.of("transport_close"):
+            feed(self.relay, self.peers[0], frame, frame)
+        (closed,) = self.memory.of("transport_close")
+        self.assertEqual((closed["reason"], closed["dropped_ab"]), ("queue_full", 2000))
+        self.assertNotIn("dropped_ba", closed)
+        self.ports[1].data = self.ports[1].data[len(data) :]
+        got = sum(len(frame.payload) - 18 for frame in self.ports[1].take() if frame.type == FWD)
+        self.assertEqual(closed["total_ab"] - closed["dropped_ab"], got)
+
+    def test_what_was_queued_for_who_is_gone(self) -> None:
+        """Each transport has its part of what did not leave; what was sent before the queue began is no part."""
+        own = 2, 4, 6
+        for one in own:
+            self.open(one)
+            feed(self.relay, self.peers[0], Frame(FWD, one, bytes(2 + 5000)))
+        self.relay.congest(self.peers[1])
+        for one, count in ((2, 3), (4, 1)):
+            for _ in range(count):
+                feed(self.relay, self.peers[0], Frame(FWD, one, bytes(2 + 993)))
+        self.ports[1].left_behind = 2000  # half of it
+        self.relay.remove(self.peers[1])
+        closed = self.memory.of("transport_close")
+        self.assertEqual([one["total_ab"] for one in closed], [7979, 5993, 5000])
+        dropped = [one.get("dropped_ab", 0) for one in closed]
+        self.assertEqual(dropped[2], 0)
+        self.assertEqual(round(dropped[0] / dropped[1]), 3)
+        self.assertLess(abs(sum(dropped) - 2000), 20)
+
+    def test_what_was_queued_for_who_was_quick(self) -> None:
+        """Without congestion nobody knows whose it was: no transport has more than it carried, nor all more than it."""
+        self.open(2)
+        self.open(4)
+        feed(self.relay, self.peers[0], Frame(FWD, 2, bytes(2 + 100)), Frame(FWD, 4, bytes(2 + 60_000)))
+        self.ports[1].left_behind = 30_000
+        self.relay.remove(self.peers[1])
+        small, large = (one.get("dropped_ab", 0) for one in self.memory.of("transport_close"))
+        self.assertLessEqual(small, 100)
+        self.assertLess(abs(small + large - 30_000), 200)
 
     def test_refusals(self) -> None:
         feed(self.relay, self.peers[0], Frame(REQUEST, 2, bytes(KEYS[0]) + b"\2" * 33), Frame(REQUEST, 4, b"short"))
