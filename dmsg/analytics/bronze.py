@@ -22,9 +22,11 @@ BUCKET_SIZE = 32_768
 LARGEST = 2**50
 """Of any number in an event: sums of so large ones still have room."""
 _COUNTS = tuple(
-    one.name for one in EVENT.fields if isinstance(one.dataType, LongType) and one.name not in ("sequence", "available")
+    one.name
+    for one in EVENT.fields
+    if isinstance(one.dataType, LongType) and one.name not in ("sequence", "available", "clock_ms")
 )
-"""Numbers that are counted with; those two come from strangers' entries and are not."""
+"""Numbers that are counted with; those three come from strangers' entries and are not."""
 KEY = "^0[23][0-9a-f]{64}$"
 """Of a server's name: whoever collects spools may find others in them."""
 LINE_LIMIT = 4096

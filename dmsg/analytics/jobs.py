@@ -48,7 +48,7 @@ SMALL_BYTES = 64 * 1024 * 1024
 SMALL_EVENTS = 500_000
 """Fewer events in the days that are touched are a little work to refine."""
 SMALL_WORKERS = 4
-_OF_GOLD = ("uptime_day", "capacity_day", "network_day")
+_OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
 """Tables made of other gold tables of the same days."""
 FEW_CONFLICTS = 200_000
 """Conflicts of that many have room in the driver's memory."""
@@ -347,7 +347,7 @@ class Pipeline:
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
         doubtful = again if found else None
         ends = numbers.groupBy("producer", "boot", F.col("dt").cast("string").alias("dt")).agg(
-            F.max("last_ts").alias("last_ts")
+            F.min("first_ts").alias("first_ts"), F.max("last_ts").alias("last_ts")
         )
         tables: dict[str, Callable[[], DataFrame]] = {
             "transports": lambda: silver.transports(self._events("transport", days, doubtful)),
@@ -356,7 +356,9 @@ class Pipeline:
             "refusals": lambda: silver.refusals(self._events("refusal", days, doubtful)),
             "entries": lambda: silver.entries(self._events("entry", days, doubtful)),
             "receipts": lambda: silver.receipts(self._events("receipt", days, doubtful)),
-            "lives": lambda: silver.lives(self._events("life", days, doubtful)),
+            "boots": lambda: silver.boots(
+                self._events("life", days, doubtful), self._events("beat", days, doubtful), ends
+            ),
         }
         self._write("silver", tables, number)
         self._write("silver", {"verdicts": lambda: self._verdicts(state, days)}, number)
@@ -385,22 +387,29 @@ class Pipeline:
         first, last = (F.floor(F.col(name) / 60_000) for name in ("first_ts", "last_ts"))
         window = numbers.groupBy("dt").agg((F.max(last) - F.min(first) + 1).alias("observed_minutes"))
         tables: dict[str, Callable[[], DataFrame]] = {
-            "quality_day": lambda: network.quality_day(numbers),
             "traffic_hour": lambda: traffic.traffic_hour(old("transports")),
             "close_day": lambda: traffic.close_day(old("transports")),
             "pair_day": lambda: traffic.pair_day(old("transports")),
             "latency_hour": lambda: traffic.latency_hour(old("transports")),
+            "latency_day": lambda: traffic.latency_day(new("latency_hour")),
             "session_day": lambda: traffic.session_day(old("sessions")),
             "server_hour": lambda: uptime.server_hour(old("heartbeats"), old("entries")),
-            "uptime_day": lambda: uptime.uptime_day(new("server_hour"), old("lives"), window),
+            "minute_day": lambda: uptime.minute_day(new("server_hour"), window),
             "settlement_day": lambda: settlement.settlement_day(old("verdicts")),
             "settlement_conflict_day": lambda: self._conflicts(state, days),
             "refusal_hour": lambda: abuse.refusal_hour(old("refusals")),
             "abuse_day": lambda: abuse.abuse_day(old("refusals"), old("transports"), old("entries")),
+            "clock_day": lambda: uptime.clock_day(old("entries")),
+            "refusal_day": lambda: abuse.refusal_day(old("refusals")),
             "discovery_hour": lambda: abuse.discovery_hour(old("entries"), old("refusals")),
             "capacity_day": lambda: capacity.capacity_day(new("server_hour"), old("refusals")),
             "network_day": lambda: network.network_day(
-                new("traffic_hour"), new("session_day"), old("sessions"), new("refusal_hour"), new("settlement_day")
+                new("traffic_hour"),
+                new("session_day"),
+                old("sessions"),
+                new("refusal_hour"),
+                new("settlement_day"),
+                new("latency_hour"),
             ),
         }
         assert tables.keys() == DAILY.keys()
@@ -437,14 +446,28 @@ class Pipeline:
         def new(name: str) -> DataFrame:
             return lake.read("gold", name, state, days)
 
+        boots = lake.read("silver", "boots", state)
         tables: dict[str, Callable[[], DataFrame]] = {
+            "boot": lambda: uptime.boot(boots),
+            "uptime_day": lambda: uptime.uptime_day(
+                lake.read("gold", "minute_day", state),
+                uptime.boot(boots),
+                boots,
+                lake.read("gold", "clock_day", state),
+            ),
+            "actor": lambda: abuse.actor(lake.read("gold", "abuse_day", state), boots),
+            "quality_day": lambda: network.quality_day(lake.read("silver", "numbers", state)),
             "capacity_forecast": lambda: capacity.capacity_forecast(new("capacity_day"), today=self.today),
             "placement": lambda: capacity.placement(
-                new("uptime_day"), new("capacity_day"), new("latency_hour"), new("settlement_day"), today=self.today
+                lake.read("gold", "uptime_day", state),
+                new("capacity_day"),
+                new("latency_day"),
+                new("settlement_day"),
+                today=self.today,
             ),
-            "public_day": lambda: network.public_day(
-                lake.read("gold", "network_day", state), lake.read("gold", "latency_hour", state), today=self.today
-            ),
+            "public_day": lambda: network.public_day(lake.read("gold", "network_day", state), today=self.today),
         }
         assert tables.keys() == OVERALL.keys()
+        last = {"placement": tables.pop("placement")}  # made of one of the others
         self._write("gold", tables, number)
+        self._write("gold", last, number)

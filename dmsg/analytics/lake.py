@@ -4,7 +4,8 @@
 
     OUT/bronze/origin=S/batch=N/family=F/dt=DAY/   what was read, once; S-stream by a stream
     OUT/silver/TABLE/run=N/dt=DAY/                 a run writes anew the days that it touches
-    OUT/gold/TABLE/run=N/[dt=DAY/]
+    OUT/gold/TABLE/run=N/dt=DAY/
+    OUT/overall/TABLE/run=N/                       gold tables that a run writes anew as a whole
     OUT/commits/                                   one line of JSON for each run that ended
     OUT/checkpoints/S/                             what a stream has read
 
@@ -33,7 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from dmsg.analytics import compaction
-from dmsg.analytics.schemas import BRONZE, DAILY, GOLD, OVERALL, QUARANTINE, SILVER, Table, write_options
+from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, QUARANTINE, SILVER, Table, write_options
 
 FORMAT = 1
 """Of the commits: a lake of another format is not touched."""
@@ -158,7 +159,10 @@ class Lake:
         writer = typed.write.mode("overwrite").options(**write_options(table.schema))
         if "dt" in table.schema.fieldNames():
             writer = writer.partitionBy("dt")
-        writer.parquet(f"{self.root}/{layer}/{name}/run={run}")
+        writer.parquet(f"{self._place(layer, name)}/run={run}")
+
+    def _place(self, layer: str, name: str) -> str:
+        return f"{self.root}/{'overall' if name in OVERALL else layer}/{name}"
 
     def read(self, layer: str, name: str, state: State, days: Iterable[str] | None = None) -> DataFrame:
         """The current rows of a table.
@@ -167,7 +171,7 @@ class Lake:
         """
         schema = self._table(layer, name).schema
         rows = self.spark.read.schema(StructType([*schema.fields, StructField("run", IntegerType())])).parquet(
-            f"{self.root}/{layer}/{name}"
+            self._place(layer, name)
         )
         if name == "files":
             rows = rows.where(F.col("run") <= state.run)
@@ -195,7 +199,7 @@ class Lake:
 
     def paths(self, layer: str, name: str, state: State) -> list[str]:
         """Glob patterns of the Parquet files that are current, for other programs."""
-        base = f"{self.root}/{layer}/{name}"
+        base = self._place(layer, name)
         if name in OVERALL:
             return [f"{base}/run={state.overall}/*.parquet"]
         return [f"{base}/run={run}/dt={day}/*.parquet" for day, run in sorted(state.days.items())]
@@ -247,9 +251,9 @@ class Lake:
         keep = {(run, day) for state in states for day, run in state.days.items()}
         overall = {state.overall for state in states}
         newest = max(state.run for state in states)
-        for layer, names in (("silver", [*SILVER, SUMS.name, NUMBERS.name]), ("gold", list(DAILY) + list(OVERALL))):
+        for layer, names in (("silver", [*SILVER, SUMS.name, NUMBERS.name]), ("gold", GOLD)):
             for name in names:
-                for directory in Path(self.root, layer, name).glob("run=*"):
+                for directory in Path(self._place(layer, name)).glob("run=*"):
                     run = int(directory.name.removeprefix("run="))
                     if run > newest:
                         continue

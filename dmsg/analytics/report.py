@@ -18,7 +18,9 @@ from pyspark.sql import functions as F
 
 from dmsg.analytics import charts
 from dmsg.analytics.charts import NOTHING, human
+from dmsg.analytics.gold.histograms import summed, with_percentiles
 from dmsg.analytics.lake import Lake
+from dmsg.analytics.schemas import OVERALL
 
 ROWS = 1000
 """Rows of a table that the page shows."""
@@ -63,6 +65,8 @@ def collect(lake: Lake) -> Content:
 
     def take(name: str, most: int = ROWS, order: str | None = None, *, days: list[str] | None = days) -> None:
         rows = lake.read("gold", name, state, days)
+        if days is not None and name in OVERALL and "dt" in rows.columns:
+            rows = rows.where(F.col("dt") >= since)
         if order is not None:
             rows = rows.orderBy(F.col(order).desc_nulls_last())
         found = [row.asDict() for row in rows.limit(most + 1).collect()]
@@ -72,11 +76,13 @@ def collect(lake: Lake) -> Content:
 
     take("network_day", days=None)
     take("uptime_day")
+    gone = lake.read("gold", "boot", state).where("role = 'server' AND ended = 'silent' AND next_at IS NULL")
+    content.tables["gone"] = [row.asDict() for row in gone.limit(ROWS).collect()]
     take("placement", order="weight")
     take("capacity_forecast", order="growth_per_day")
     take("settlement_day", order="inflated_bytes")
     take("settlement_conflict_day", 20, "claimed")
-    take("abuse_day", 100, "score")
+    take("actor", 100, "score", days=None)
     take("quality_day")
     take("close_day", order="transports")
     take("public_day", days=None)
@@ -103,12 +109,8 @@ def collect(lake: Lake) -> Content:
         .agg(F.sum("bytes").alias("bytes"), F.sum("closed").alias("closed"))
         .collect()
     ]
-    weighted = [
-        (F.sum(F.col(f"rtt_p{share}") * F.col("rtt_samples")) / F.sum("rtt_samples")).alias(f"p{share}")
-        for share in (50, 90, 99)
-    ]
-    latency = lake.read("gold", "latency_hour", state, days).where("rtt_samples > 0")
-    content.tables["latency"] = [row.asDict() for row in latency.groupBy("dt", "hour").agg(*weighted).collect()]
+    latency = with_percentiles(summed(lake.read("gold", "latency_hour", state, days), ["dt", "hour"], "rtt"), "rtt")
+    content.tables["latency"] = [row.asDict() for row in latency.drop("rtt").collect()]
     refused = lake.read("gold", "refusal_hour", state, days).where("what <> 'drop'")
     content.tables["refused"] = [
         row.asDict() for row in refused.groupBy("dt", "hour", "what", "reason").agg(F.sum("n").alias("n")).collect()
@@ -215,19 +217,24 @@ def _servers(content: Content) -> str:
     days: dict[str, list[Row]] = defaultdict(list)
     for row in content["uptime_day"]:
         days[row["server"]].append(row)
+    gone = {row["producer"]: row["last_at"] for row in content["gone"]}
     lines = []
     for server, rows in sorted(days.items(), key=lambda item: item[0]):
-        uptime = sum(row["uptime"] or 0 for row in rows) / len(rows)
+        told = [row["uptime"] for row in rows if row["uptime"] is not None]
+        uptime = sum(told) / len(told) if told else None
         known = [row["availability"] for row in rows if row["availability"] is not None]
         seen = sum(known) / len(known) if known else None
-        flags = ", ".join(sorted({flag for row in rows for flag in (row["flags"] or "").split(", ") if flag}))
+        remarks = {flag for row in rows for flag in (row["flags"] or "").split(", ") if flag}
+        if server in gone:
+            remarks.add(f"silent since {gone[server]:%d %b %H:%M}")
+        flags = ", ".join(sorted(remarks))
         cells = [(_label(hour), shares[server].get(hour, 0.0)) for hour in hours]
         strip = charts.strip(cells) if server in shares else ""
         lines.append(
             [
                 _cell(server, shown=_short(server)),
                 f'<td class="wide">{strip}</td>',
-                _cell(round(uptime, 5), shown=_percent(uptime, 2)),
+                _cell(uptime if uptime is None else round(uptime, 5), shown=_percent(uptime, 2)),
                 _cell(seen if seen is None else round(seen, 5), shown=_percent(seen, 2)),
                 _cell(sum(row["crashes"] for row in rows)),
                 _cell(flags, kind="text warn" if flags else "text"),
@@ -254,7 +261,7 @@ def _latency(content: Content) -> str:
     hours = _hours(content["latency"])
     by_hour = {(row["dt"], row["hour"]): row for row in content["latency"]}
     series = [
-        (f"p{share}", colour, [by_hour[hour][f"p{share}"] if hour in by_hour else None for hour in hours])
+        (f"p{share}", colour, [by_hour[hour][f"rtt_p{share}"] if hour in by_hour else None for hour in hours])
         for share, colour in ((50, "var(--teal)"), (90, "var(--amber)"), (99, "var(--red)"))
     ]
     return _legend([(name, colour) for name, colour, _ in series]) + charts.lines(
@@ -284,16 +291,25 @@ def _refusals(content: Content) -> str:
             _cell(row["who"], shown=f"<code>{escape(str(row['who']))}</code>"),
             _cell(row["kind"]),
             _cell(row["score"], kind="warn" if row["score"] >= 100 else ""),
-            _cell(row["evidence"], kind="text"),
-            _cell(row["producer"], shown=_short(row["producer"])),
-            _cell(str(row["dt"])),
+            _cell(row["servers"] if row["names"] else "not known", kind="" if row["names"] else "text"),
+            _cell(row["days"]),
+            _cell(str(row["last_day"])),
+            _cell(row["requests"]),
+            _cell(row["refused"]),
+            _cell(row["targets"]),
+            _cell(row["posts"]),
         ]
-        for row in content["abuse_day"]
+        for row in content["actor"]
     ]
     return (
         (chart if hours else '<p class="note">Nothing was refused.</p>')
-        + "<h3>Who causes more than is usual</h3><p class='note'>A score of 100 is the limit.</p>"
-        + _table(("who", "kind", "score", "evidence", "told by", "day"), rows, (2,))
+        + "<h3>Who causes more than is usual</h3><p class='note'>A score of 100 is the limit of a day. At how many "
+        "servers is known where they share a secret (--telemetry-secret); else one client is another at each.</p>"
+        + _table(
+            ("who", "kind", "score", "servers", "days", "last", "requests", "refused", "targets", "posts"),
+            rows,
+            (2, 3, 4, 6, 7, 8, 9),
+        )
     )
 
 
@@ -328,7 +344,9 @@ def _settlement(content: Content) -> str:
             _cell(str(row["dt"])),
             _cell(row["claimed_bytes"], shown=human(row["claimed_bytes"], "B")),
             _cell(row["credited_bytes"], shown=human(row["credited_bytes"], "B")),
+            _cell(row["uncertain_bytes"] or 0, shown=human(row["uncertain_bytes"] or 0, "B")),
             _cell(row["matched"]),
+            _cell(row["cut"] or 0),
             _cell(row["conflict"]),
             _cell(row["one_sided"]),
             _cell(row["relay_only"]),
@@ -345,14 +363,16 @@ def _settlement(content: Content) -> str:
         "day",
         "claims",
         "credited",
+        "not certain",
         "matched",
+        "cut",
         "conflict",
         "one end",
         "no receipt",
         "claims more by",
         "verdict",
     )
-    return _table(heads, rows, (2, 3, 4, 5, 6, 7, 8))
+    return _table(heads, rows, tuple(range(2, 11)))
 
 
 def _placement(content: Content) -> str:

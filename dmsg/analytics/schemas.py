@@ -40,6 +40,7 @@ _COLUMN_TYPES: dict[str, DataType] = {
     "date": DateType(),
     "timestamp": TimestampType(),
     "array<int>": ArrayType(IntegerType()),
+    "array<long>": ArrayType(LongType()),
 }
 
 EVENT = StructType([StructField(field.name, _TYPES[field.type]) for field in columns()])
@@ -102,6 +103,10 @@ class Table:
         return StructType([StructField(name, _COLUMN_TYPES[kind]) for name, kind in fields])
 
 
+_LATENCY = (
+    "rtt_samples long, rtt_p50 double, rtt_p90 double, rtt_p99 double, accept_samples long, accept_p50 double,"
+    " accept_p90 double, accept_p99 double, rtt array<long>, accept array<long>"
+)
 _SIDES = "data_ab long, data_ba long, frames_ab long, frames_ba long, acks_ab long, acks_ba long"
 
 SILVER = {
@@ -112,7 +117,7 @@ SILVER = {
             "what happened to transports: opened, progress, closed",
             "server string, boot string, at timestamp, hour int, what string, transport string, src string, dst string,"
             f" secure boolean, reason string, by string, duration_ms long, accept_ms long, {_SIDES}, rtt array<int>,"
-            " total_ab long, total_ba long, dt date",
+            " total_ab long, total_ba long, dropped_ab long, dropped_ba long, accept_us long, dt date",
         ),
         Table(
             "sessions",
@@ -138,7 +143,7 @@ SILVER = {
             "entries",
             "an entry that discovery took",
             "producer string, at timestamp, hour int, subject string, is_server boolean, result string,"
-            " sequence long, available long, delegated long, dt date",
+            " sequence long, available long, delegated long, clock_ms long, dt date",
         ),
         Table(
             "receipts",
@@ -148,16 +153,19 @@ SILVER = {
         ),
         Table(
             "verdicts",
-            "what three words say of a transport: the server's and its ends'; the words themselves only where they"
-            " conflict, signers and partners as numbers",
-            "server string, claimed long, credited long, state string, word string, transport string, relay_ab long,"
+            "what three words say of a transport: the server's and its ends'; sure: what is claimed, and what it should"
+            " be, the ways on which nothing can have been on its way; the words themselves only where they conflict,"
+            " signers and partners as numbers",
+            "server string, claimed long, credited long, sure_claimed long, sure_word long, state string, word string,"
+            " transport string, relay_ab long,"
             " relay_ba long, a_out long, a_in long, b_out long, b_in long, a_signer long, a_partner long,"
             " b_signer long, b_partner long, dt date",
         ),
         Table(
-            "lives",
-            "processes that began or ended",
-            "producer string, role string, boot string, at timestamp, what string, dt date",
+            "boots",
+            "a process on a day: its first and last event, and whether it began and ended there in order",
+            "producer string, role string, boot string, first_at timestamp, last_at timestamp, starts long, stops long,"
+            " names string, dt date",
         ),
     )
 }
@@ -169,7 +177,7 @@ DAILY = {
             "traffic_hour",
             "What did each server carry?",
             "server string, dt date, hour int, opened long, accepted long, closed long, refused_by_peer long,"
-            " bytes long, frames long, acks long",
+            " bytes long, dropped_bytes long, frames long, acks long",
         ),
         Table(
             "close_day",
@@ -183,9 +191,14 @@ DAILY = {
         ),
         Table(
             "latency_hour",
-            "How fast do clients answer over a server (rtt), how long does opening take (accept)? In ms.",
-            "server string, dt date, hour int, rtt_samples long, rtt_p50 double, rtt_p90 double, rtt_p99 double,"
-            " accept_samples long, accept_p50 double, accept_p90 double, accept_p99 double",
+            "How fast do clients answer over a server (rtt), how long does opening take (accept)? In ms; the arrays are"
+            " counts by bucket, which may be added.",
+            f"server string, dt date, hour int, {_LATENCY}",
+        ),
+        Table(
+            "latency_day",
+            "The same of a day.",
+            f"server string, dt date, {_LATENCY}",
         ),
         Table(
             "server_hour",
@@ -195,10 +208,15 @@ DAILY = {
             " cpu_ms long, max_rss_kb long, lost_events long",
         ),
         Table(
-            "uptime_day",
-            "What share of the day was it up? agreed: minutes that its heartbeats and a discovery both have.",
-            "server string, dt date, alive_minutes long, seen_minutes long, agreed_minutes long, observed_minutes long,"
-            " uptime double, availability double, starts long, clean_stops long, crashes long, flags string",
+            "minute_day",
+            "In how many minutes of a day was it there, by its own word and by discovery's? Days that have any.",
+            "server string, dt date, alive_minutes long, seen_minutes long, agreed_minutes long, observed_minutes long",
+        ),
+        Table(
+            "clock_day",
+            "Whose clock is wrong? skew: the time that a server's entries name, less that of the discovery that took"
+            " them, where the way there was shortest.",
+            "server string, dt date, posts long, skew_ms long, least_ms long, witnesses long",
         ),
         Table(
             "session_day",
@@ -209,8 +227,8 @@ DAILY = {
             "settlement_day",
             "What did a server deliver by the word of both ends, and what does it claim?",
             "server string, dt date, transports long, claimed_bytes long, credited_bytes long, matched long,"
-            " conflict long, one_sided long, relay_only long, unclaimed long, inflated_bytes long, inflation double,"
-            " sided_with_one long, verdict string",
+            " cut long, uncertain_bytes long, conflict long, one_sided long, relay_only long, unclaimed long,"
+            " inflated_bytes long, inflation double, sided_with_one long, verdict string",
         ),
         Table(
             "settlement_conflict_day",
@@ -231,6 +249,11 @@ DAILY = {
             " score double, evidence string",
         ),
         Table(
+            "refusal_day",
+            "What was refused in all, and how many did it? who: by each that tells of it, so that one may count twice.",
+            "dt date, what string, reason string, n long, who long, producers long",
+        ),
+        Table(
             "discovery_hour",
             "What does discovery take and refuse?",
             "producer string, dt date, hour int, first long, next long, deleted long, refused long, servers long",
@@ -245,13 +268,7 @@ DAILY = {
             "network_day",
             "The network at a glance.",
             "dt date, servers long, transports long, sessions long, clients long, bytes long, frames long,"
-            " refused long, receipts long",
-        ),
-        Table(
-            "quality_day",
-            "How much of what was written has arrived?",
-            "producer string, dt date, events long, distinct_events long, duplicates long, expected long,"
-            " missing long, completeness double, clock_steps_ms long",
+            f" refused long, receipts long, {_LATENCY}",
         ),
     )
 }
@@ -259,6 +276,33 @@ DAILY = {
 OVERALL = {
     table.name: table
     for table in (
+        Table(
+            "boot",
+            "Every process that wrote: from when, until when, and how it ended. down: until the next one began.",
+            "producer string, role string, boot string, first_at timestamp, last_at timestamp, ended string,"
+            " next_at timestamp, down_seconds double",
+        ),
+        Table(
+            "uptime_day",
+            "What share of the day was it up? Also of days of which nothing came. agreed: minutes that its heartbeats"
+            " and a discovery both have.",
+            "server string, dt date, state string, alive_minutes long, seen_minutes long, agreed_minutes long,"
+            " observed_minutes long, uptime double, availability double, starts long, clean_stops long, crashes long,"
+            " flags string",
+        ),
+        Table(
+            "quality_day",
+            "How much of what was written has arrived? Numbers of a process go on over days, from 0.",
+            "producer string, dt date, events long, distinct_events long, duplicates long, expected long,"
+            " missing long, completeness double, clock_steps_ms long",
+        ),
+        Table(
+            "actor",
+            "Who floods, scans, churns, over all days and servers? Only servers that name clients alike can be put"
+            " together: names says which; without it a client is another one at each. The score is of the worst day.",
+            "who string, kind string, names string, servers long, days long, first_day date, last_day date,"
+            " requests long, refused long, targets long, posts long, score double",
+        ),
         Table(
             "capacity_forecast",
             "When does a server reach its limit, if it goes on as in the last four weeks?",

@@ -54,6 +54,9 @@ def transports(events: DataFrame) -> DataFrame:
         "rtt",
         "total_ab",
         "total_ba",
+        "dropped_ab",
+        "dropped_ba",
+        "accept_us",
         _day(),
     )
 
@@ -157,6 +160,7 @@ def entries(events: DataFrame) -> DataFrame:
         "sequence",
         "available",
         "delegated",
+        "clock_ms",
         _day(),
     )
 
@@ -177,8 +181,31 @@ def receipts(events: DataFrame) -> DataFrame:
     )
 
 
-def lives(events: DataFrame) -> DataFrame:
-    """Of the family life: starts and orderly ends."""
-    return events.where(F.col("type").isin("start", "stop")).select(
-        "producer", "role", "boot", _at(), F.col("type").alias("what"), _day()
+def boots(lives: DataFrame, beats: DataFrame, ends: DataFrame) -> DataFrame:
+    """Of the families life and beat: what begins, ends or lives is a process; receipts have numbers of their own.
+
+    :param ends: producer, boot, dt, first_ts, last_ts: of all events of each process and day.
+    """
+    told = lives.where(F.col("type").isin("start", "stop")).select("producer", "role", "boot", "type", "names", "dt")
+    told = told.unionByName(beats.select("producer", "role", "boot", "type", "names", "dt"))
+    return (
+        told.groupBy("producer", "boot", "dt")
+        .agg(
+            F.min("role").alias("role"),
+            F.count_if(F.col("type") == "start").alias("starts"),
+            F.count_if(F.col("type") == "stop").alias("stops"),
+            F.max("names").alias("names"),
+        )
+        .join(F.broadcast(ends), ["producer", "boot", "dt"])
+        .select(
+            "producer",
+            "role",
+            "boot",
+            F.timestamp_millis("first_ts").alias("first_at"),
+            F.timestamp_millis("last_ts").alias("last_at"),
+            "starts",
+            "stops",
+            "names",
+            _day(),
+        )
     )

@@ -49,6 +49,7 @@ class Network:
 
     :ivar transports: in all; each is two events, or one if it was refused.
     :ivar last_day: of the ``days``.
+    :ivar fleet: the servers name clients with one secret.
     """
 
     transports: int = 100_000
@@ -57,6 +58,7 @@ class Network:
     days: int = 3
     seed: int = 1
     last_day: date = date(2026, 1, 31)
+    fleet: bool = False
 
     def __post_init__(self) -> None:
         if min(self.transports, self.servers, self.clients, self.days) < 1:
@@ -115,6 +117,11 @@ class Simulation:
             .withColumn("crashed", away < 0.025)
         )
 
+    @property
+    def _where(self) -> Column:
+        """Who names a client differs from who does not share its secret."""
+        return F.lit("fleet") if self.network.fleet else F.col("server").cast("string")
+
     def _events(self, rows: DataFrame, kind: Column | str, block: int, *fields: Column | str) -> DataFrame:
         """Rows with ``i`` (their number within the block) and ``at`` (ms of the day) -> lines."""
         name = F.lit(kind) if isinstance(kind, str) else kind
@@ -167,7 +174,8 @@ class Simulation:
             .withColumn("accepted", F.col("i") % REFUSED_ONE_IN != REFUSED_ONE_IN - 1)
             .withColumn("taken", F.col("i") - F.floor(F.col("i") / REFUSED_ONE_IN))
             .withColumn("lasted", F.least(F.lit(3_600_000), lognormal(20_000.0, 1.5, 6)).cast("long"))
-            .withColumn("open_ms", F.least(F.lit(9_000), 1 + lognormal(12.0, 0.8, 8)).cast("long"))
+            .withColumn("open_us", F.least(F.lit(9_000_000), lognormal(12_000.0, 0.8, 8)).cast("long"))
+            .withColumn("open_ms", F.round(F.col("open_us") / 1000).cast("long"))
             .withColumn("out", F.least(F.lit(10**10), lognormal(30_000.0, 2.0, 10)).cast("long"))
             .withColumn("back", F.least(F.lit(10**10), lognormal(8_000.0, 2.0, 12)).cast("long"))
             .withColumn("median", 5 + 75 * _even(seed, 14, "server"))
@@ -181,7 +189,7 @@ class Simulation:
         out, back = ((F.col(name) * lie).cast("long") for name in ("out", "back"))
 
         def tag(name: str) -> Column:
-            return _hex(16, F.lit("client"), "server", name)
+            return _hex(16, F.lit("client"), self._where, name)
 
         def bucket(draw: int) -> Column:
             answer = F.col("median") * F.exp(0.5 * _normal(self.network.seed, draw, "server", "day", "i"))
@@ -215,6 +223,7 @@ class Simulation:
             1,
             *common,
             F.col("open_ms").alias("accept_ms"),
+            F.col("open_us").alias("accept_us"),
         )
 
         def counted(amount: Column, name: str) -> Column:
@@ -247,6 +256,7 @@ class Simulation:
             F.when(F.col("accepted"), F.lit("src")).otherwise("dst").alias("by"),
             F.when(F.col("accepted"), F.col("lasted")).otherwise(F.col("open_ms")).alias("duration_ms"),
             F.when(F.col("accepted"), F.col("open_ms")).alias("accept_ms"),
+            F.when(F.col("accepted"), F.col("open_us")).alias("accept_us"),
             counted(out, "data_ab"),
             counted(back, "data_ba"),
             counted(F.ceil(out / 1024), "frames_ab"),
@@ -295,7 +305,10 @@ class Simulation:
         wave = 0.5 + 0.4 * F.sin(2 * 3.141592653589793 * (minute / MINUTES - 0.35))
         most = float(max(self.network.shares()))
         busy = F.least(F.lit(990), 5 + 700 * F.col("n") / most * wave * (1 + F.col("day") * 0.03))
-        beats = self._minutes_there(plan)
+        lives = self._lives(plan)
+        beats = lives.withColumn("i", F.explode(F.sequence(F.lit(1), F.col("minutes")))).withColumn(
+            "minute", F.col("first") + F.col("i") - 1
+        )
         lines = [
             self._events(
                 beats.withColumn("at", minute * 60_000 + 30_000),
@@ -314,16 +327,19 @@ class Simulation:
                 F.lit(0).alias("lost"),
             ),
             self._events(
-                plan.withColumn("i", F.lit(0)).withColumn("at", F.lit(1)),
+                lives.withColumn("i", F.lit(0)).withColumn("at", F.col("first") * 60_000 + 1),
                 "start",
-                6,
+                5,
                 F.lit("0.1.0").alias("version"),
+                F.substring(F.md5(self._where), 1, 8).alias("names"),
                 F.lit(1000).alias("capacity"),
             ),
             self._events(
-                plan.where("NOT crashed OR away IS NULL").withColumn("i", F.lit(0)).withColumn("at", F.lit(DAY_MS - 2)),
+                lives.where("NOT crashed OR life > 0")
+                .withColumn("i", F.col("minutes") + 1)
+                .withColumn("at", (F.col("first") + F.col("minutes")) * 60_000 - 2),
                 "stop",
-                7,
+                5,
             ),
         ]
         sessions = (
@@ -339,7 +355,7 @@ class Simulation:
                 _hex(
                     16,
                     F.lit("client"),
-                    "server",
+                    self._where,
                     F.floor(self.network.clients * F.pow(_even(seed, 54, "server", "day", "i"), F.lit(2.0))).cast(
                         "int"
                     ),
@@ -378,7 +394,7 @@ class Simulation:
                 hours.withColumn("i", F.col("i") * SCANNERS + scanner),
                 "transport_refuse",
                 9,
-                _hex(16, F.lit("scanner"), "server", F.lit(scanner)).alias("src"),
+                _hex(16, F.lit("scanner"), self._where, F.lit(scanner)).alias("src"),
                 F.lit("no_such_peer").alias("reason"),
                 (few * (40 if scanner == 0 else 1)).alias("n"),
                 (few * (30 if scanner == 0 else 1)).alias("targets"),
@@ -390,7 +406,7 @@ class Simulation:
                 hours,
                 "transport_refuse",
                 10,
-                _hex(16, F.lit("flooder"), "server").alias("src"),
+                _hex(16, F.lit("flooder"), self._where).alias("src"),
                 F.lit("rate_limited").alias("reason"),
                 (few * 100).alias("n"),
                 F.lit(1).alias("targets"),
@@ -400,7 +416,7 @@ class Simulation:
                 "handshake_fail",
                 11,
                 F.lit("handshake_failed").alias("reason"),
-                _hex(16, F.lit("network"), "day").alias("source"),
+                _hex(16, F.lit("network"), self._where, "day").alias("source"),
                 (few * 10).alias("n"),
             ),
             self._events(hours, "drop", 12, F.lit("too_many_connections").alias("reason"), few.alias("n")),
@@ -467,6 +483,22 @@ class Simulation:
                     (1 + 9 * _even(seed, 71, "day", "i")).cast("long").alias("n"),
                 ),
             ]
+        )
+
+    @staticmethod
+    def _lives(plan: DataFrame) -> DataFrame:
+        """A row for each process: from the ``first`` minute on, so many ``minutes``; two where a server was away."""
+        away, life = F.col("away"), F.col("life")
+        return (
+            plan.withColumn(
+                "life", F.explode(F.when(away.isNull(), F.array(F.lit(0))).otherwise(F.array(F.lit(0), F.lit(1))))
+            )
+            .withColumn("first", F.when(life == 0, 0).otherwise(away + AWAY_MINUTES))
+            .withColumn(
+                "minutes",
+                F.when(away.isNull(), MINUTES).when(life == 0, away).otherwise(MINUTES - away - AWAY_MINUTES),
+            )
+            .withColumn("boot", F.md5(F.concat_ws("/", "boot", "life")))
         )
 
     @staticmethod

@@ -20,7 +20,7 @@ from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, load_or_create_key
 from dmsg.printable import printable
-from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret
+from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret, read_secret_file
 
 RANKING_HOURS = 24.0
 TOP_ROWS = 15
@@ -81,6 +81,8 @@ def top(
         if day is not None and day not in state.days:
             raise DmsgError(f"nothing is known of {day}; the newest day is {max(state.days)}")
         shown = lake.read("gold", table, state, [day or max(state.days)] if table in DAILY else None)
+        if table not in DAILY and "dt" in names and day is not None:
+            shown = shown.where(F.col("dt") == day)
         order = F.col(by).desc_nulls_last() if by else F.col(_first_number(table)).desc_nulls_last()
         found = shown.orderBy(order, *names[:3]).limit(rows).collect()
     grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left")
@@ -184,16 +186,22 @@ def rank(
     metavar="DIR",
     help="The entity's directory of telemetry, with its secret.",
 )
+@click.option(
+    "--secret",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="What it was started with as --telemetry-secret.",
+)
 @click.option("--day", type=click.DateTime(["%Y-%m-%d"]), help="Of networks; default: today.")
 @click.argument("names", nargs=-1, required=True, metavar="KEY|ADDRESS...")
 @errors_in_one_line
-def name(telemetry: Path, day: datetime | None, names: tuple[str, ...]) -> None:
+def name(telemetry: Path, secret: Path | None, day: datetime | None, names: tuple[str, ...]) -> None:
     """What a client's key or a network is called in the events of an entity.
 
     To find out who stands behind a pseudonym, give those that it could be.
     """
     try:
-        pseudonyms = Pseudonyms(read_secret(telemetry))
+        pseudonyms = Pseudonyms(read_secret(telemetry) if secret is None else read_secret_file(secret))
     except FileNotFoundError:
         raise DmsgError(f"there is no {SECRET_NAME} in {telemetry}") from None
     if day is not None and day.year < 1970:

@@ -271,6 +271,7 @@ class DiscoveryAPI:
         fields["subject"] = entry.static if entry.server is not None else entry.key
         if entry.server is not None:
             fields["available"] = entry.server.available_connections
+            fields["clock_ms"] = round(entry.timestamp / 1_000_000 - self._now() * 1000)
         if entry.client is not None and entry.client.delegated_servers is not None:
             fields["delegated"] = len(entry.client.delegated_servers)
         self._telemetry.record("entry", fields)

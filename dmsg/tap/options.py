@@ -72,6 +72,7 @@ def url(value: str) -> str:
 TELEMETRY_OPTIONS = [
     ["telemetry", None, None, "directory for events that the data pipeline reads (dmsg analytics)", str],
     ["telemetry-keys", None, "hashed", "how events name clients: hashed, or clear, by their keys", str],
+    ["telemetry-secret", None, None, "file of 32 bytes that clients are named with, for servers of one operator", str],
     ["telemetry-rotate", None, "300", "seconds after which a file of events is finished", str],
     ["telemetry-limit", None, "1024", "MiB of finished files that are kept", str],
 ]
@@ -91,6 +92,7 @@ def telemetry(options: UsageOptions) -> TelemetrySettings | None:
         clear=options["telemetry-keys"] == "clear",
         rotate_seconds=number(options["telemetry-rotate"], 1, 86400),
         limit=number(options["telemetry-limit"], 1, 2**30) * 1024 * 1024,
+        secret=None if options["telemetry-secret"] is None else Path(options["telemetry-secret"]).absolute(),
     )
     try:
         settings.prepare()

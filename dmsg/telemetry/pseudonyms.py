@@ -3,14 +3,16 @@
 A tag is the first 8 bytes of HMAC-SHA256 over what it stands for, keyed with a
 secret that stays in the spool's directory (0600): events of one writer can be
 put together, those of two cannot, and nobody without the secret can find out
-which key a tag is, not even with a list of all keys.  Tags of networks change
-each day (UTC).
+which key a tag is, not even with a list of all keys.  Servers of one operator
+may have one secret together: then a client has the same tag at all of them.
+Tags of networks change each day (UTC).
 """
 
 from __future__ import annotations
 
 import hmac
 import os
+import stat
 from collections import OrderedDict
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from pathlib import Path
@@ -54,10 +56,24 @@ def read_secret(directory: Path) -> bytes:
     :raises DmsgError: the file there holds something else.
     :raises OSError: it cannot be read.
     """
-    path = directory / SECRET_NAME
-    secret = path.read_bytes()
+    return read_secret_file(directory / SECRET_NAME)
+
+
+def read_secret_file(path: Path) -> bytes:
+    """The 32 bytes of a file.
+
+    :raises DmsgError: it holds something else, or others may read it.
+    :raises OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        secret = file.read(SECRET_SIZE + 1)
     if len(secret) != SECRET_SIZE:
-        raise DmsgError(f"{path} must hold {SECRET_SIZE} bytes, not {len(secret)}")
+        size = "more" if len(secret) > SECRET_SIZE else str(len(secret))
+        raise DmsgError(f"{path} must hold {SECRET_SIZE} bytes, not {size}")
+    # only of what is a secret: nobody is told to change the mode of another file
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise DmsgError(f"{path} is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
     return secret
 
 
@@ -106,3 +122,7 @@ class Pseudonyms:
     def name(self) -> str:
         """Eight hex digits for who has no key of its own."""
         return self._tag(b"producer", b"")[:8]
+
+    def space(self) -> str:
+        """Eight hex digits that all have whose tags can be put together; ``clear`` if those are keys."""
+        return "clear" if self.clear else self._tag(b"space", b"")[:8]

@@ -85,8 +85,9 @@ _TRANSPORT = Field(
 _SECURE = Field("secure", Type.BOOLEAN, "the transport is encrypted from end to end")
 _DURATION = Field("duration_ms", Type.LONG, "how long it was there")
 _ACCEPT = Field("accept_ms", Type.LONG, "from REQUEST to ACCEPT; absent if it was never accepted")
+_ACCEPT_US = Field("accept_us", Type.LONG, "the same in microseconds: of small times a millisecond says little")
 _COUNTERS = (
-    Field("data_ab", Type.LONG, "bytes of user data that src sent to dst since the transport's last event"),
+    Field("data_ab", Type.LONG, "bytes of user data taken from src for dst since the transport's last event"),
     Field("data_ba", Type.LONG, "the other way"),
     Field("frames_ab", Type.LONG, "FWD frames from src to dst since the last event"),
     Field("frames_ba", Type.LONG, "the other way"),
@@ -122,6 +123,7 @@ EVENTS = (
             Field("version", Type.STRING, "of dmsg"),
             Field("capacity", Type.LONG, "clients that a server takes"),
             Field("keys", Type.STRING, "hashed or clear: how clients are named"),
+            Field("names", Type.STRING, "8 hex digits: who has the same names clients alike; clear, if by their keys"),
         ),
     ),
     EventType("stop", "all", "The process ends in order; without it, it was killed.", ()),
@@ -175,7 +177,7 @@ EVENTS = (
         "transport_open",
         "server",
         "A transport was accepted.",
-        (_TRANSPORT, _SRC, _DST, _SECURE, _ACCEPT),
+        (_TRANSPORT, _SRC, _DST, _SECURE, _ACCEPT, _ACCEPT_US),
     ),
     EventType(
         "transport_refuse",
@@ -208,9 +210,17 @@ EVENTS = (
             Field("by", Type.STRING, "src, dst, or server: who ended it"),
             _DURATION,
             _ACCEPT,
+            _ACCEPT_US,
             *_COUNTERS,
-            Field("total_ab", Type.LONG, "bytes of user data from src to dst, of its whole life"),
+            Field("total_ab", Type.LONG, "bytes of user data taken from src for dst, of its whole life"),
             Field("total_ba", Type.LONG, "the other way"),
+            Field(
+                "dropped_ab",
+                Type.LONG,
+                "bytes of those that were not handed on: for them there was no room, or they were in dst's queue when "
+                "its connection ended, and then a share of what was there; absent if there are none",
+            ),
+            Field("dropped_ba", Type.LONG, "the other way"),
         ),
     ),
     EventType(
@@ -251,6 +261,7 @@ EVENTS = (
             Field("result", Type.STRING, "first, next or deleted"),
             Field("sequence", Type.LONG, "of the entry"),
             Field("available", Type.LONG, "connections that the server still takes"),
+            Field("clock_ms", Type.LONG, "of a server's: the time that it names, less that of this machine"),
             Field("delegated", Type.LONG, "servers that a client names"),
         ),
     ),

@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from dmsg.errors import DmsgError
 from dmsg.isolate import isolated
 from dmsg.memory import resident
-from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
+from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret, read_secret_file
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX
 from dmsg.telemetry.spool import ROTATE_SECONDS, SPOOL_LIMIT, recover
@@ -46,6 +46,7 @@ class TelemetrySettings:
 
     :ivar directory: where the spool is.
     :ivar clear: name clients by their keys.
+    :ivar secret: a file with the secret for their names, instead of the directory's own.
     :ivar rotate_seconds: after which a file is sealed.
     :ivar limit: bytes of sealed files.
     """
@@ -54,11 +55,12 @@ class TelemetrySettings:
     clear: bool = False
     rotate_seconds: float = ROTATE_SECONDS
     limit: int = SPOOL_LIMIT
+    secret: Path | None = None
 
-    def prepare(self) -> bytes:
+    def prepare(self) -> tuple[bytes, bytes]:
         """Make the directory and its secret, and try to write there.
 
-        :returns: the secret.
+        :returns: its secret, and the one for names.
         :raises DmsgError: it cannot be used.
         """
         try:
@@ -66,9 +68,13 @@ class TelemetrySettings:
             probe = self.directory / f".probe-{os.getpid()}"
             probe.write_bytes(b"")
             probe.unlink()
-            return load_or_create_secret(self.directory)
+            own = load_or_create_secret(self.directory)
         except OSError as error:
             raise DmsgError(f"telemetry directory cannot be used: {error}") from None
+        try:
+            return own, own if self.secret is None else read_secret_file(self.secret)
+        except OSError as error:
+            raise DmsgError(f"telemetry secret cannot be used: {error}") from None
 
 
 class _Repeated:
@@ -101,7 +107,8 @@ class Telemetry:
         wall: Callable[[], float] = time.time,
     ) -> None:
         """:raises DmsgError: the directory cannot be used."""
-        names = Pseudonyms(settings.prepare(), clear=settings.clear)
+        own, for_names = settings.prepare()
+        names = self._names = Pseudonyms(for_names, clear=settings.clear)
         self._reactor = reactor
         self._settings = settings
         self.load: Callable[[], dict[str, Any]] = dict
@@ -112,7 +119,7 @@ class Telemetry:
         def recorder(prefix: str, limit: int) -> Recorder:
             return Recorder(
                 settings.directory,
-                producer or f"{role}-{names.name()}",
+                producer or f"{role}-{Pseudonyms(own).name()}",
                 role,
                 names,
                 prefix=prefix,
@@ -192,7 +199,7 @@ class Telemetry:
         self._cpu = time.process_time()
         self._lost = self.lost
         keys = "clear" if self._settings.clear else "hashed"
-        self.record("start", {"version": version("dmsg"), "keys": keys, **self.about()})
+        self.record("start", {"version": version("dmsg"), "keys": keys, "names": self._names.space(), **self.about()})
         self._in_thread(recover, self._settings.directory)
         self._expected = now + FLUSH_INTERVAL
         self._call = self._reactor.callLater(FLUSH_INTERVAL, self._turn)

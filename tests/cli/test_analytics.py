@@ -54,5 +54,9 @@ class AnalyticsTests(CommandCase):
                 f"{names.network('2001:db8::2', day)} 2001:db8::1",
             ],
         )
+        status, again, _ = await self.run_command(
+            "analytics", "name", "--telemetry", ".", "--secret", "secret", key.hex()
+        )
+        self.assertEqual((status, again), (0, out.splitlines(keepends=True)[0]))
         status, out, err = await self.run_command("analytics", "name", "--telemetry", ".", "nonsense")
         self.assertEqual((status, out, len(err.splitlines())), (1, "", 1))

@@ -9,17 +9,32 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics.lake import Lake
-from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.schemas import DAY_MS, GOLD
 from tests.spark.oracle import connect, differences, queries
 from tests.spark.spark_tables import Story
 from tests.spark.support import NOW
 
-KEYS = ("server", "producer", "dt", "hour", "what", "who", "kind", "reason", "by", "src", "dst", "transport")
+KEYS = (
+    "server",
+    "producer",
+    "boot",
+    "dt",
+    "hour",
+    "what",
+    "who",
+    "kind",
+    "names",
+    "reason",
+    "by",
+    "src",
+    "dst",
+    "transport",
+)
 
 
 def compare(lake: Lake, spool: Path, checked: Path, today: date) -> dict[str, list[str]]:
     """Table -> what is different."""
-    base = connect(spool, checked)
+    base = connect(spool, checked, until=(today - date(1970, 1, 1)).days * DAY_MS + DAY_MS)
     state = lake.state()
     found = {}
     for name, question in queries(today).items():

@@ -106,7 +106,7 @@ class PageTests(SynchronousTestCase):
 
     def empty(self) -> Content:
         content = Content(datetime(2026, 1, 1, tzinfo=UTC), 1)
-        names = (*GOLD, "traffic", "latency", "refused", "quarantine", "files")
+        names = (*GOLD, "traffic", "latency", "refused", "quarantine", "files", "gone")
         content.tables = {name: [] for name in names}
         return content
 
@@ -116,8 +116,9 @@ class PageTests(SynchronousTestCase):
     def test_what_others_wrote_is_text(self) -> None:
         content = self.empty()
         evil = "<script>alert(1)</script>\"'"
-        content.tables["abuse_day"] = [
-            {"who": evil, "kind": evil, "score": 1.0, "evidence": evil, "producer": evil, "dt": date(2026, 1, 1)}
+        numbers = dict.fromkeys(("servers", "days", "requests", "refused", "targets", "posts"), 1)
+        content.tables["actor"] = [
+            {"who": evil, "kind": evil, "score": 1.0, "names": evil, "last_day": date(2026, 1, 1), **numbers}
         ]
         content.tables["refused"] = [{"what": evil, "reason": evil, "n": 3, "dt": date(2026, 1, 1), "hour": 1}]
         content.tables["quarantine"] = [{"problem": evil, "lines": 1}]

@@ -327,17 +327,39 @@ class TableTests(LakeCase):
 
     def test_uptime_day(self) -> None:
         # the day's first event is the first heartbeat's minute less one, its last is t5 at 23:59
-        row = self.row("uptime_day", server=S1)
-        self.check(row, agreed_minutes=120, starts=1, clean_stops=1, crashes=0, flags="")
+        row = self.row("uptime_day", server=S1, dt=DAY)
+        self.check(row, state="up", agreed_minutes=120, starts=1, clean_stops=1, crashes=0, flags="")
         self.assertAlmostEqual(row["uptime"], 123 / 840, 6)
         self.assertAlmostEqual(row["availability"], 120 / 840, 6)
         self.check(
-            self.row("uptime_day", server=S2),
+            self.row("uptime_day", server=S2, dt=DAY),
             alive_minutes=31,
             agreed_minutes=20,
             flags="says it was up when discovery did not see it",
         )
         self.check(self.row("uptime_day", server=S3), alive_minutes=4, seen_minutes=None, availability=None)
+        # nothing came of the other two on a day of which something came
+        for server in (S1, S2):
+            self.check(
+                self.row("uptime_day", server=server, dt=NEXT),
+                state="down",
+                alive_minutes=0,
+                seen_minutes=None,
+                observed_minutes=483,
+                uptime=0.0,
+                availability=None,
+                flags="down all day",
+            )
+
+    def test_minute_day(self) -> None:
+        self.check(self.row("minute_day", server=S1), alive_minutes=123, seen_minutes=120, agreed_minutes=120, dt=DAY)
+        self.assertEqual(len(self.rows("minute_day")), 3)
+
+    def test_boot(self) -> None:
+        """Those that write receipts have numbers of their own, and are none."""
+        ended = {row["boot"]: row["ended"] for row in self.rows("boot")}
+        self.assertEqual(ended, {"boot-1": "stopped", "boot-2": "silent", "boot-3": "running", "boot-d": "silent"})
+        self.check(self.row("boot", producer=S2), role="server", next_at=None, down_seconds=None)
 
     def test_session_day(self) -> None:
         self.check(self.row("session_day", server=S1), sessions=2, clients=2, lost=0, mean_seconds=3900.0, bytes=5_010)
@@ -413,7 +435,8 @@ class TableTests(LakeCase):
         one, two = self.row("placement", server=S1), self.row("placement", server=S2)
         # 80 places of S1 are free, 1 of S2; S1 alone has latency
         self.check(one, headroom=1.0, latency_factor=1.0, honesty=1.0)
-        self.assertAlmostEqual(one["weight"], (120 / 840) ** 2, 3)
+        # it was down on the second of two days
+        self.assertAlmostEqual(one["weight"], (120 / 840 / 2) ** 2, 3)
         self.check(two, headroom=0.0125, latency_factor=0.5, honesty=0.1, weight=0.001)
         self.assertIn("claims more than it delivered", two["reasons"])
         self.assertIn("90 % full at its peak", two["reasons"])

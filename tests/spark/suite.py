@@ -8,7 +8,15 @@ import unittest
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-MODULES = ("spark_tables", "spark_jobs", "spark_report", "spark_oracle")
+MODULES = (
+    "spark_tables",
+    "spark_settlement",
+    "spark_lives",
+    "spark_simulated",
+    "spark_jobs",
+    "spark_report",
+    "spark_oracle",
+)
 
 
 class JavaTests(SynchronousTestCase):

@@ -18,7 +18,14 @@ from dmsg.analytics.session import make_session
 DAY = date(2026, 3, 10)
 NEXT = date(2026, 3, 11)
 NOW = datetime(2026, 3, 13, 12, tzinfo=UTC)
-S1, S2, S3 = (f"02{number:064x}" for number in (1, 2, 3))
+
+
+def key(number: int) -> str:
+    """Of a server."""
+    return f"02{number:064x}"
+
+
+S1, S2, S3 = (key(number) for number in (1, 2, 3))
 DISCOVERY = "discovery-1"
 
 _spark: list[SparkSession] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from dmsg.analytics.schemas import DAILY
+from dmsg.analytics.schemas import DAILY, OVERALL
 
 SCAN_LIMIT = 100
 """Different clients that do not exist, asked for in a day."""
@@ -25,14 +25,60 @@ CHURN_LIMIT = 5000
 UNANSWERED_LIMIT = 0.9
 """Share of its requests that nobody accepted, with :data:`UNANSWERED_LEAST` of them and more."""
 UNANSWERED_LEAST = 50
-SHOWN_FROM = 10.0
-"""Scores below are not in the table."""
+SHOWN_FROM = 1.0
+"""Scores of a server's day below are not in the table: who stays below at each of many servers is seen in their sum."""
+ACTOR_FROM = 10.0
+"""The same for all servers and days together."""
 
 
 def refusal_hour(refusals: DataFrame) -> DataFrame:
     """What was refused, why, how often?"""
     return refusals.groupBy("producer", "dt", "hour", "what", "reason").agg(
         F.sum("n").alias("n"), F.count_distinct("who").alias("who")
+    )
+
+
+def refusal_day(refusals: DataFrame) -> DataFrame:
+    """What was refused in all?"""
+    return refusals.groupBy("dt", "what", "reason").agg(
+        F.sum("n").alias("n"),
+        F.count_distinct("producer", "who").alias("who"),
+        F.count_distinct("producer").alias("producers"),
+    )
+
+
+def actor(days: DataFrame, boots: DataFrame) -> DataFrame:
+    """Who does it, over all servers that name clients alike?
+
+    :param days: of :func:`abuse_day`, of all days.
+    :param boots: processes by days, which say how they name clients.
+    """
+    spaces = (
+        boots.where(F.col("names").isNotNull()).groupBy("producer").agg(F.max_by("names", "last_at").alias("names"))
+    )
+    alone = F.coalesce("names", F.col("producer"))
+    per_day = (
+        days.join(F.broadcast(spaces), "producer", "left")
+        .groupBy("who", "kind", alone.alias("space"), "dt")
+        .agg(
+            F.max("names").alias("names"),
+            F.collect_set("producer").alias("producers"),
+            *[F.sum(name).alias(name) for name in ("requests", "refused", "targets", "posts", "score")],
+        )
+    )
+    return (
+        per_day.groupBy("who", "kind", "space")
+        .agg(
+            F.max("names").alias("names"),
+            F.size(F.array_distinct(F.flatten(F.collect_list("producers")))).cast("long").alias("servers"),
+            F.count(F.lit(1)).alias("days"),
+            F.min("dt").alias("first_day"),
+            F.max("dt").alias("last_day"),
+            *[F.sum(name).alias(name) for name in ("requests", "refused", "targets", "posts")],
+            F.round(F.max("score"), 1).alias("score"),
+        )
+        .where(F.col("score") >= ACTOR_FROM)
+        .select(*OVERALL["actor"].schema.fieldNames())
     )
 
 

@@ -7,6 +7,7 @@ from datetime import date
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+from dmsg.analytics.gold.histograms import summed, with_percentiles
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 BUSY = 0.8
@@ -115,7 +116,9 @@ def placement(
         .groupBy("server")
         .agg(
             # by two words where there are two
-            F.avg(F.coalesce("availability", "uptime")).alias("availability"),
+            F.avg(F.coalesce("availability", "uptime", F.col("seen_minutes") / F.col("observed_minutes"))).alias(
+                "availability"
+            ),
             F.count(F.lit(1)).alias("days"),
         )
     )
@@ -127,11 +130,8 @@ def placement(
             F.max("peak_share").alias("peak_share"),
         )
     )
-    speed = (
-        recent(latency)
-        .where(F.col("rtt_samples") > 0)
-        .groupBy("server")
-        .agg((F.sum(F.col("rtt_p50") * F.col("rtt_samples")) / F.sum("rtt_samples")).alias("latency_ms"))
+    speed = with_percentiles(summed(recent(latency), ["server"], "rtt"), "rtt").select(
+        "server", F.col("rtt_p50").alias("latency_ms")
     )
     lies = recent(settlement).groupBy("server").agg(F.bool_or(F.col("verdict").startswith("claims more")).alias("lies"))
     most = room.agg(F.max("free").alias("most"))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from datetime import date
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import LongType
 
+from dmsg.analytics.gold.histograms import latency
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 K_ANONYMITY = 10
@@ -20,9 +22,16 @@ PUBLIC_DELAY_DAYS = 2
 
 
 def network_day(
-    traffic: DataFrame, sessions: DataFrame, session_rows: DataFrame, refusal: DataFrame, settlement: DataFrame
+    traffic: DataFrame,
+    sessions: DataFrame,
+    session_rows: DataFrame,
+    refusal: DataFrame,
+    settlement: DataFrame,
+    hours: DataFrame,
 ) -> DataFrame:
     """The network at a glance.
+
+    :param hours: of :func:`~dmsg.analytics.gold.traffic.latency_hour`.
 
     Clients are those of each server added up: pseudonyms differ from server to server, on purpose.
     """
@@ -37,38 +46,26 @@ def network_day(
     clients = session_rows.groupBy("dt").agg(F.count_distinct("server", "peer").alias("clients"))
     refused = refusal.where(F.col("what") != "drop").groupBy("dt").agg(F.sum("n").alias("refused"))
     signed = settlement.groupBy("dt").agg(
-        F.sum(2 * (F.col("matched") + F.col("conflict")) + F.col("one_sided")).alias("receipts")
+        F.sum(2 * (F.col("matched") + F.col("cut") + F.col("conflict")) + F.col("one_sided")).alias("receipts")
     )
     joined = carried
-    for other in (stayed, clients, refused, signed):
+    for other in (stayed, clients, refused, signed, latency(hours, ["dt"])):
         joined = joined.join(other, "dt", "full_outer")
+    counts = {field.name for field in DAILY["network_day"].schema.fields if field.dataType == LongType()}
     names = DAILY["network_day"].schema.fieldNames()
-    return joined.select("dt", *[F.coalesce(name, nothing).alias(name) for name in names[1:]])
+    return joined.select(*[F.coalesce(name, nothing).alias(name) if name in counts else name for name in names])
 
 
 def _rounded_up(name: str) -> Column:
     return (F.ceil(F.col(name) / GRANULARITY) * GRANULARITY).cast("long")
 
 
-def public_day(network: DataFrame, latency: DataFrame, *, today: date) -> DataFrame:
+def public_day(network: DataFrame, *, today: date) -> DataFrame:
     """What may be published.
 
     Days of at least :data:`PUBLIC_DELAY_DAYS` ago; nothing per server, nothing per client; counts rounded up;
     a day of too few clients or servers is withheld whole, so that nothing can be had by subtraction.
     """
-    keys = ["dt"]
-    speed = (
-        latency.where(F.col("rtt_samples") > 0)
-        .groupBy(*keys)
-        .agg(
-            *[
-                F.round(F.sum(F.col(f"rtt_p{share}") * F.col("rtt_samples")) / F.sum("rtt_samples"), 1).alias(
-                    f"rtt_p{share}"
-                )
-                for share in (50, 90)
-            ]
-        )
-    )
     few = (F.col("clients") < K_ANONYMITY) | (F.col("servers") < LEAST_SERVERS)
     withheld = F.when(F.col("servers") < LEAST_SERVERS, "too few servers").when(few, "too few clients")
     shown = {
@@ -77,34 +74,55 @@ def public_day(network: DataFrame, latency: DataFrame, *, today: date) -> DataFr
         "transports": _rounded_up("transports"),
         "sessions": _rounded_up("sessions"),
         "gigabytes": F.ceil(F.col("bytes") / 1e9 * 10) / 10,
-        "rtt_p50": F.col("rtt_p50"),
-        "rtt_p90": F.col("rtt_p90"),
+        "rtt_p50": F.round("rtt_p50", 1),
+        "rtt_p90": F.round("rtt_p90", 1),
     }
     types = {field.name: field.dataType for field in OVERALL["public_day"].schema.fields}
-    return (
-        network.where(F.col("dt") <= F.date_sub(F.lit(today), PUBLIC_DELAY_DAYS))
-        .join(speed, keys, "left")
-        .select(
-            "dt",
-            *[F.when(~few, column).cast(types[name]).alias(name) for name, column in shown.items()],
-            withheld.alias("withheld"),
-        )
+    return network.where(F.col("dt") <= F.date_sub(F.lit(today), PUBLIC_DELAY_DAYS)).select(
+        "dt",
+        *[F.when(~few, column).cast(types[name]).alias(name) for name, column in shown.items()],
+        withheld.alias("withheld"),
     )
 
 
 def quality_day(numbers: DataFrame) -> DataFrame:
     """How much of what was written has arrived?
 
-    :param numbers: of :func:`~dmsg.analytics.bronze.numbers`.
+    A process numbers its events from 0; what is missing between two days is the later one's, or that of the first
+    day between of which there is nothing.
+
+    :param numbers: of :func:`~dmsg.analytics.bronze.numbers`, of all days.
     """
-    per_boot = numbers.groupBy("producer", "boot", "dt").agg(
+    per_boot = numbers.groupBy("producer", "boot", F.col("dt").cast("date").alias("dt")).agg(
         F.sum("events").alias("events"),
         F.sum("distinct_events").alias("distinct_events"),
-        (F.max("last") - F.min("first") + 1).alias("expected"),
+        F.min("first").alias("first"),
+        F.max("last").alias("last"),
         (F.max("greatest_start") - F.min("least_start")).alias("steps"),
     )
+    days_before = Window.partitionBy("producer", "boot").orderBy("dt").rowsBetween(Window.unboundedPreceding, -1)
+    nothing = F.lit(0).cast("long")
+    gaps = per_boot.select(
+        "producer",
+        "dt",
+        F.max("dt").over(days_before).alias("before"),
+        (F.col("first") - F.coalesce(F.max("last").over(days_before), F.lit(-1)) - 1).alias("expected"),
+    ).where(F.col("expected") > 0)
+    rows = per_boot.select(
+        "producer", "dt", "events", "distinct_events", (F.col("last") - F.col("first") + 1).alias("expected"), "steps"
+    ).unionByName(
+        gaps.select(
+            "producer",
+            # where whole days are missing, what they had is
+            F.when(F.date_add("before", 1) < F.col("dt"), F.date_add("before", 1)).otherwise(F.col("dt")).alias("dt"),
+            nothing.alias("events"),
+            nothing.alias("distinct_events"),
+            "expected",
+            nothing.alias("steps"),
+        )
+    )
     return (
-        per_boot.groupBy("producer", F.col("dt").cast("date").alias("dt"))
+        rows.groupBy("producer", "dt")
         .agg(
             F.sum("events").alias("events"),
             F.sum("distinct_events").alias("distinct_events"),
@@ -114,5 +132,5 @@ def quality_day(numbers: DataFrame) -> DataFrame:
         .withColumn("duplicates", F.col("events") - F.col("distinct_events"))
         .withColumn("missing", F.col("expected") - F.col("distinct_events"))
         .withColumn("completeness", F.col("distinct_events") / F.col("expected"))
-        .select(*DAILY["quality_day"].schema.fieldNames())
+        .select(*OVERALL["quality_day"].schema.fieldNames())
     )

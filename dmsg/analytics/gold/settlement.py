@@ -5,9 +5,17 @@ The server's own count, and what both clients signed at its end
 clients' words, so that neither the server nor the server with one friend can
 raise it; a word that is missing is not 0 but unknown, and then nothing is
 credited.  Both ends in one hand cannot be told from counters.
+
+A transport that ends while data is on its way leaves words that differ though
+nobody lies: what the receiver has, the sender may not have heard of, and what
+the server handed on to an end that had just closed, that end never took.  So
+much of a difference as a sender's window allows is no conflict; such a
+transport is *cut*.  Who inflates all it carries is found by the other ways.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -22,11 +30,19 @@ INFLATION_LIMIT = 0.02
 """Share that a server claims beyond what is credited, over transports with both words, from which it is named."""
 SIDED_LIMIT = 0.01
 """Share of transports in which the server and one end claim more than the other, from which it is named."""
+FIRST_WINDOW = 256 * 1024
+MAX_WINDOW = 32 * 1024 * 1024
+"""Bytes that a sender has on their way at most: at first, and ever."""
+WINDOW_GROWTH = 4
+"""A sender's window grows by fewer than so many bytes for each that is acknowledged."""
 WITNESS_LIMIT = 0.5
 """Share of transports with both words below which nothing can be said."""
 
 
 _NAMES = ("a_signer", "a_partner", "b_signer", "b_partner")
+ORDERLY = "unspecified"
+"""The reason of a close that waited until all was acknowledged; by the one who closes, for what it sent."""
+_BY = {"src": 1, "dst": 2}
 STRANGERS = "the two ends do not name each other"
 
 
@@ -37,8 +53,12 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
         "transport",
         F.col("dt").alias("claimed_on"),
         F.lit(None).cast("date").alias("signed_on"),
-        F.col("total_ab").alias("relay_ab"),
-        F.col("total_ba").alias("relay_ba"),
+        *[
+            (F.col(f"total_{way}") - F.coalesce(f"dropped_{way}", F.lit(0))).alias(f"relay_{way}")
+            for way in ("ab", "ba")
+        ],
+        (F.col("reason") == ORDERLY).cast("int").alias("orderly"),
+        F.when(F.col("by") == "src", _BY["src"]).when(F.col("by") == "dst", _BY["dst"]).otherwise(0).alias("closer"),
         *[F.lit(None).cast("long").alias(name) for name in ("a_out", "a_in", "b_out", "b_in")],
         *[F.lit(None).cast("long").alias(name) for name in _NAMES],
     )
@@ -49,6 +69,7 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
         F.lit(None).cast("date").alias("claimed_on"),
         F.col("dt").alias("signed_on"),
         *[F.lit(None).cast("long").alias(name) for name in ("relay_ab", "relay_ba")],
+        *[F.lit(None).cast("int").alias(name) for name in ("orderly", "closer")],
         F.when(asked, F.col("delivered_out")).alias("a_out"),
         F.when(asked, F.col("delivered_in")).alias("a_in"),
         F.when(~asked, F.col("delivered_out")).alias("b_out"),
@@ -66,13 +87,44 @@ def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
         .groupBy("server", "transport")
         .agg(
             F.coalesce(F.max("claimed_on"), F.min("signed_on")).alias("dt"),
-            *[F.min(name).alias(name) for name in ("relay_ab", "relay_ba", "a_out", "a_in", "b_out", "b_in", *_NAMES)],
+            *[
+                F.min(name).alias(name)
+                for name in ("relay_ab", "relay_ba", "orderly", "closer", "a_out", "a_in", "b_out", "b_in", *_NAMES)
+            ],
         )
     )
 
 
 def _near(one: Column, other: Column) -> Column:
     return F.abs(one - other) <= F.greatest(F.lit(LEAST_TOLERANCE), TOLERANCE * F.greatest(one, other))
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One direction of a transport.
+
+    :ivar fits: the three words do not contradict each other.
+    :ivar sure: nothing can have been handed on that its receiver did not take.
+    :ivar word: what the server should claim then.
+    """
+
+    fits: Column
+    sure: Column
+    word: Column
+
+
+def _way(claim: str, sent: str, received: str, sender: int, receiver: int) -> _Way:
+    """:param sent: what the sender knows to be delivered; ``sender``, ``receiver``: as ``closer`` names them."""
+    on_its_way = F.least(F.lit(MAX_WINDOW), FIRST_WINDOW + WINDOW_GROWTH * F.col(sent))
+    said, got, told = F.col(claim), F.col(received), F.col(sent)
+    waited = (F.col("closer") == sender) & (F.col("orderly") == 1)
+    left = F.col("closer") == receiver
+    behind = ~waited & (told <= got) & (got - told <= on_its_way)
+    return _Way(
+        fits=(_near(told, got) | behind) & (_near(said, got) | (left & (said > got) & (said - got <= on_its_way))),
+        sure=~left,
+        word=F.when(behind, got).otherwise(F.least(told, got)),
+    )
 
 
 def verdicts(words: DataFrame) -> DataFrame:
@@ -85,13 +137,33 @@ def verdicts(words: DataFrame) -> DataFrame:
     # one client that signs for both ends is one word
     strangers = both & ((F.col("a_signer") != F.col("b_partner")) | (F.col("b_signer") != F.col("a_partner")))
     credited = F.when(both & ~strangers, F.least("a_out", "b_in") + F.least("b_out", "a_in")).otherwise(0)
-    rows = words.withColumns({"claimed": claimed, "credited": credited, "a_word": a_word, "b_word": b_word}).withColumn(
+    src, dst = _BY["src"], _BY["dst"]
+    ways = {
+        "relay_ab": _way("relay_ab", "a_out", "b_in", src, dst),
+        "relay_ba": _way("relay_ba", "b_out", "a_in", dst, src),
+    }
+    nothing = F.lit(0).cast("long")
+    sure_claimed = sure_word = nothing
+    for name, way in ways.items():
+        sure_claimed = sure_claimed + F.when(way.sure, F.col(name)).otherwise(nothing)
+        sure_word = sure_word + F.when(way.sure & ~strangers, way.word).otherwise(nothing)
+    rows = words.withColumns(
+        {
+            "claimed": claimed,
+            "credited": credited,
+            "a_word": a_word,
+            "b_word": b_word,
+            "sure_claimed": F.when(both & relay, sure_claimed),
+            "sure_word": F.when(both & relay, sure_word),
+        }
+    ).withColumn(
         "state",
         F.when(~relay, "unclaimed")
         .when(~one, "relay_only")
         .when(~both, "one_sided")
         .when(strangers, "conflict")
         .when(_near(F.col("a_word"), F.col("b_word")) & _near(F.col("claimed"), F.col("credited")), "matched")
+        .when(ways["relay_ab"].fits & ways["relay_ba"].fits, "cut")
         .otherwise("conflict"),
     )
     agree = _near(F.col("a_word"), F.col("b_word"))
@@ -120,23 +192,27 @@ def verdicts(words: DataFrame) -> DataFrame:
 def settlement_day(rows: DataFrame) -> DataFrame:
     """What did a server deliver by the word of both ends, and what does it claim?"""
     conflict = F.col("state") == "conflict"
-    witnessed = F.col("state").isin("matched", "conflict")
     sums = rows.groupBy("server", "dt").agg(
         F.count(F.lit(1)).alias("transports"),
         F.sum("claimed").alias("claimed_bytes"),
         F.sum(F.when(F.col("state") != "unclaimed", F.col("credited")).otherwise(0)).alias("credited_bytes"),
         *[
             F.count_if(F.col("state") == state).alias(state)
-            for state in ("matched", "conflict", "one_sided", "relay_only", "unclaimed")
+            for state in ("matched", "cut", "conflict", "one_sided", "relay_only", "unclaimed")
         ],
+        F.coalesce(
+            F.sum(F.when(F.col("state") == "cut", F.greatest(F.lit(0), F.col("claimed") - F.col("credited")))),
+            F.lit(0),
+        ).alias("uncertain_bytes"),
         F.coalesce(F.sum(F.when(conflict, F.greatest(F.lit(0), F.col("claimed") - F.col("credited")))), F.lit(0)).alias(
             "inflated_bytes"
         ),
-        F.sum(F.when(witnessed, F.col("claimed"))).alias("witnessed_claims"),
+        F.sum("sure_claimed").alias("sure_claimed"),
+        F.sum("sure_word").alias("sure_word"),
         F.count_if(F.col("word").contains("against") | (F.col("word") == STRANGERS)).alias("sided_with_one"),
     )
-    seen = F.col("matched") + F.col("conflict")
-    inflation = F.col("witnessed_claims") / F.nullif(F.col("credited_bytes"), F.lit(0)) - 1
+    seen = F.col("matched") + F.col("cut") + F.col("conflict")
+    inflation = F.col("sure_claimed") / F.nullif(F.col("sure_word"), F.lit(0)) - 1
     verdict = (
         F.when(seen == 0, "nobody but the server speaks of it")
         .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, with one end's word")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from dmsg.analytics.gold.histograms import bucket_of, merged, quantile
+from dmsg.analytics.gold.histograms import bucket_of, latency, merged, summed, with_percentiles
 from dmsg.analytics.schemas import DAILY
 from dmsg.telemetry.schema import BUCKETS
 
@@ -18,14 +18,18 @@ def _sum(*names: str) -> Column:
 
 
 def traffic_hour(transports: DataFrame) -> DataFrame:
-    """What did each server carry?  Bytes and frames belong to the hour of the event that counts them."""
+    """What did each server carry?  Bytes and frames belong to the hour of the event that counts them.
+
+    Bytes are those that were handed on; what was taken from the sender and dropped stands beside them.
+    """
     close = F.col("what") == "close"
     return transports.groupBy("server", "dt", "hour").agg(
         F.count_if(F.col("what") == "open").alias("opened"),
         F.count_if(close & F.col("accept_ms").isNotNull()).alias("accepted"),
         F.count_if(close).alias("closed"),
         F.count_if(close & F.col("accept_ms").isNull()).alias("refused_by_peer"),
-        _sum("data_ab", "data_ba").alias("bytes"),
+        (_sum("data_ab", "data_ba") - _sum("dropped_ab", "dropped_ba")).alias("bytes"),
+        _sum("dropped_ab", "dropped_ba").alias("dropped_bytes"),
         _sum("frames_ab", "frames_ba").alias("frames"),
         _sum("acks_ab", "acks_ba").alias("acks"),
     )
@@ -47,8 +51,8 @@ def pair_day(transports: DataFrame) -> DataFrame:
         .groupBy("server", "dt", "src", "dst")
         .agg(
             F.count_if(F.col("what") == "close").alias("transports"),
-            _sum("data_ab").alias("bytes_ab"),
-            _sum("data_ba").alias("bytes_ba"),
+            (_sum("data_ab") - _sum("dropped_ab")).alias("bytes_ab"),
+            (_sum("data_ba") - _sum("dropped_ba")).alias("bytes_ba"),
         )
     )
 
@@ -56,28 +60,24 @@ def pair_day(transports: DataFrame) -> DataFrame:
 def latency_hour(transports: DataFrame) -> DataFrame:
     """How fast do clients answer over a server, how long does opening take?"""
     keys = ["server", "dt", "hour"]
-    answers = (
-        transports.where(F.col("rtt").isNotNull())
-        .groupBy(*keys)
-        .agg(*[F.sum(F.get("rtt", F.lit(index))).alias(f"b{index}") for index in range(BUCKETS)])
-        .select(*keys, merged([F.col(f"b{index}") for index in range(BUCKETS)]).alias("rtt"))
-    )
+    answers = summed(transports, keys, "rtt")
+    took = F.coalesce(F.col("accept_us") / 1000, F.col("accept_ms"))
     # few groups first, then one row each: cheaper than a sum for each bucket over all rows
     openings = (
         transports.where((F.col("what") == "close") & F.col("accept_ms").isNotNull())
-        .groupBy(*keys, bucket_of(F.col("accept_ms")).alias("bucket"))
+        .groupBy(*keys, bucket_of(took).alias("bucket"))
         .agg(F.count(F.lit(1)).alias("n"))
         .groupBy(*keys)
         .agg(merged([F.sum(F.when(F.col("bucket") == index, F.col("n"))) for index in range(BUCKETS)]).alias("accept"))
     )
     both = answers.join(openings, keys, "full_outer")
-    for name in ("rtt", "accept"):
-        both = both.withColumn(
-            f"{name}_samples", F.coalesce(F.expr(f"aggregate({name}, 0L, (a, x) -> a + x)"), F.lit(0).cast("long"))
-        )
-        for share in (50, 90, 99):
-            both = both.withColumn(f"{name}_p{share}", quantile(name, f"{name}_samples", share / 100))
+    both = with_percentiles(with_percentiles(both, "rtt"), "accept")
     return both.select(*DAILY["latency_hour"].schema.fieldNames())
+
+
+def latency_day(hours: DataFrame) -> DataFrame:
+    """The same of a day."""
+    return latency(hours, ["server", "dt"]).select(*DAILY["latency_day"].schema.fieldNames())
 
 
 def session_day(sessions: DataFrame) -> DataFrame:

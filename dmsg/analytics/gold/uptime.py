@@ -7,14 +7,20 @@ what comes twice counts once.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from dmsg.analytics.schemas import DAILY
+from dmsg.analytics.schemas import DAILY, OVERALL
 
 DISTRUST = 0.1
 """Share of a server's minutes that discovery did not see from which on a flag says so."""
 MINUTES_OF_DAY = 1440
+CLOCK_LIMIT_MS = 60_000
+"""From which on a clock that differs from discovery's gets a flag."""
+SILENCE_SECONDS = 15 * 60
+"""Without an event a process counts as gone: it writes one every minute, and files are sealed every five."""
+FORGOTTEN_DAYS = 28
+"""Days after its last word for which a server has a row that says it is down."""
 
 
 def _minute(time: Column) -> Column:
@@ -90,46 +96,147 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
     )
 
 
-def uptime_day(hours: DataFrame, lives: DataFrame, window: DataFrame) -> DataFrame:
-    """What share of the day was it up?
+def minute_day(hours: DataFrame, window: DataFrame) -> DataFrame:
+    """In how many minutes was it there?
 
     :param window: dt, observed_minutes: of how much of the day anything is known.
     """
-    minutes = hours.groupBy("server", "dt").agg(
-        F.sum("alive_minutes").alias("alive_minutes"),
-        F.sum("seen_minutes").alias("seen_minutes"),
-        F.sum("agreed_minutes").alias("agreed_minutes"),
-    )
-    ends = (
-        lives.where(F.col("role") == "server")
-        .groupBy(F.col("producer").alias("server"), "dt")
+    return (
+        hours.groupBy("server", "dt")
         .agg(
-            F.count_if(F.col("what") == "start").alias("starts"),
-            F.count_if(F.col("what") == "stop").alias("clean_stops"),
+            F.sum("alive_minutes").alias("alive_minutes"),
+            F.sum("seen_minutes").alias("seen_minutes"),
+            F.sum("agreed_minutes").alias("agreed_minutes"),
+        )
+        .join(F.broadcast(window), ["dt"], "left")
+        .select(*DAILY["minute_day"].schema.fieldNames())
+    )
+
+
+def clock_day(entries: DataFrame) -> DataFrame:
+    """Whose clock is wrong?  What an entry was on its way makes its time older, never younger."""
+    posts = entries.where(F.col("is_server") & F.col("clock_ms").isNotNull())
+    return posts.groupBy(F.col("subject").alias("server"), "dt").agg(
+        F.count(F.lit(1)).alias("posts"),
+        F.max("clock_ms").alias("skew_ms"),
+        F.min("clock_ms").alias("least_ms"),
+        F.count_distinct("producer").alias("witnesses"),
+    )
+
+
+def boot(days: DataFrame) -> DataFrame:
+    """How did each process end?
+
+    *stopped*: it said so.  *crashed*: it did not, and another one of its name began.  *silent*: it did not, none
+    began, and nothing has come of it for :data:`SILENCE_SECONDS` before the newest event of all.  Else it *runs*.
+
+    :param days: processes by days, of all days.
+    """
+    whole = days.groupBy("producer", "boot").agg(
+        F.min("role").alias("role"),
+        F.min("first_at").alias("first_at"),
+        F.max("last_at").alias("last_at"),
+        F.sum("stops").alias("stops"),
+    )
+    newest = whole.agg(F.max("last_at").alias("newest"))
+    in_order = Window.partitionBy("producer").orderBy("first_at", "boot").rowsBetween(1, 1)
+    gone = F.unix_seconds("newest") - F.unix_seconds("last_at") > SILENCE_SECONDS
+    ended = (
+        F.when(F.col("stops") > 0, "stopped")
+        # two programs with one key may write at the same time
+        .when(F.col("next_at").isNotNull() & ((F.col("next_at") >= F.col("last_at")) | gone), "crashed")
+        .when(gone, "silent")
+        .otherwise("running")
+    )
+    down = F.greatest(F.lit(0.0), (F.unix_millis("next_at") - F.unix_millis("last_at")) / 1000)
+    return (
+        whole.withColumn("next_at", F.max("first_at").over(in_order))
+        .crossJoin(F.broadcast(newest))
+        .withColumn("ended", ended)
+        .withColumn("down_seconds", F.when(F.col("next_at").isNotNull(), down))
+        .select(*OVERALL["boot"].schema.fieldNames())
+    )
+
+
+def _share(minutes: str) -> Column:
+    # least() would pass over the NULL of a server of which nothing is known
+    share = F.least(F.lit(1.0), F.col(minutes) / F.col("observed_minutes"))
+    return F.when(F.col(minutes).isNotNull(), share)
+
+
+def calendar(minutes: DataFrame) -> DataFrame:
+    """server, dt: each day since a server was first heard of, until :data:`FORGOTTEN_DAYS` after it was last."""
+    newest = minutes.agg(F.max("dt").alias("newest"))
+    return (
+        minutes.groupBy("server")
+        .agg(F.min("dt").alias("first"), F.max("dt").alias("last"))
+        .crossJoin(F.broadcast(newest))
+        .select(
+            "server",
+            F.explode(
+                F.sequence("first", F.least("newest", F.date_add("last", FORGOTTEN_DAYS)), F.expr("INTERVAL 1 DAY"))
+            ).alias("dt"),
         )
     )
-    crashes = F.greatest(F.lit(0), F.col("starts") - F.col("clean_stops") - 1)
+
+
+def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clocks: DataFrame) -> DataFrame:
+    """What share of the day was it up?
+
+    *down*: neither it nor a discovery has a minute of the day, and others have.  *unheard*: a discovery saw it,
+    and nothing came of itself.  *unknown*: nothing came of anybody.
+
+    :param minutes: of all days.
+    :param boots: of :func:`boot`.
+    :param boot_days: processes by days.
+    :param clocks: of :func:`clock_day`, of all days.
+    """
+    watched = minutes.groupBy("dt").agg(
+        F.max("observed_minutes").alias("observed"), F.max(F.col("seen_minutes").isNotNull()).alias("watched")
+    )
+    started = (
+        boot_days.where(F.col("role") == "server")
+        .groupBy(F.col("producer").alias("server"), "dt")
+        .agg(F.sum("starts").alias("starts"), F.sum("stops").alias("clean_stops"))
+    )
+    crashed = (
+        boots.where((F.col("role") == "server") & (F.col("ended") == "crashed"))
+        .groupBy(F.col("producer").alias("server"), F.to_date("last_at").alias("dt"))
+        .agg(F.count(F.lit(1)).alias("crashes"))
+    )
+    alive, seen = F.coalesce("alive_minutes", F.lit(0)), F.coalesce("seen_minutes", F.lit(0))
+    state = (
+        F.when(F.col("observed").isNull(), "unknown").when(alive > 0, "up").when(seen > 0, "unheard").otherwise("down")
+    )
+    told = F.col("state").isin("up", "down")
     unseen = F.col("alive_minutes") - F.col("agreed_minutes") > DISTRUST * F.col("alive_minutes")
     flags = F.concat_ws(
         ", ",
+        F.when(F.col("state") == "down", "down all day"),
+        F.when(F.col("state") == "unheard", "seen by discovery, wrote nothing that came"),
         F.when(unseen, "says it was up when discovery did not see it"),
         F.when(F.col("crashes") > 0, "ended without a word"),
         F.when(F.col("starts") >= 10, "starts again and again"),
+        F.when(F.col("skew_ms") > CLOCK_LIMIT_MS, "its clock is ahead of discovery's"),
+        F.when(F.col("skew_ms") < -CLOCK_LIMIT_MS, "its clock is behind discovery's"),
     )
+    keys = ["server", "dt"]
     return (
-        minutes.join(ends, ["server", "dt"], "left")
-        .join(F.broadcast(window), ["dt"], "left")
-        .fillna(0, ["starts", "clean_stops"])
-        .withColumn("crashes", crashes)
-        .withColumn("uptime", F.least(F.lit(1.0), F.col("alive_minutes") / F.col("observed_minutes")))
-        .withColumn(
-            "availability",
-            # least() would pass over the NULL of a server that nobody could have seen
-            F.when(
-                F.col("agreed_minutes").isNotNull(),
-                F.least(F.lit(1.0), F.col("agreed_minutes") / F.col("observed_minutes")),
-            ),
-        )
+        calendar(minutes)
+        .join(minutes, keys, "left")
+        .join(F.broadcast(watched), "dt", "left")
+        .join(started, keys, "left")
+        .join(F.broadcast(crashed), keys, "left")
+        .join(clocks.select("server", "dt", "skew_ms"), keys, "left")
+        .withColumn("state", state)
+        .withColumn("alive_minutes", F.when(told, alive))
+        # a day that a discovery watched and has nothing of is 0; one that none watched is not known
+        .withColumn("seen_minutes", F.when(F.col("watched"), seen))
+        .withColumn("agreed_minutes", F.when(F.col("watched") & told, F.coalesce("agreed_minutes", F.lit(0))))
+        .withColumn("observed_minutes", F.col("observed"))
+        .fillna(0, ["starts", "clean_stops", "crashes"])
+        .withColumn("uptime", _share("alive_minutes"))
+        .withColumn("availability", _share("agreed_minutes"))
         .withColumn("flags", flags)
-        .select(*DAILY["uptime_day"].schema.fieldNames())
+        .select(*OVERALL["uptime_day"].schema.fieldNames())
     )
