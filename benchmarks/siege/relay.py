@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 
 from benchmarks.machine import Entity, away
-from benchmarks.siege.scene import ENEMY, Scene, again, silent, until
+from benchmarks.siege.scene import ENEMY, HONEST, Scene, again, silent, until
 from benchmarks.wire import Connection, open_transport
 from dmsg.keys import PubKey, SecKey
 from dmsg.transport.wire import FWD, REQUEST, encode_frame
@@ -85,6 +85,21 @@ def _deaf(seconds: float, host: str, port: str, key: str) -> None:
     again(goes_on, act)
 
 
+def _honest(seconds: float, host: str, port: str, key: str) -> None:
+    """A sender, as fast as it goes, and a receiver that reads all of it: what relaying costs, and no attack."""
+    goes_on, where, server = until(seconds), (host, int(port)), PubKey.from_hex(key)
+
+    def act() -> None:
+        sender, receiver = Connection(where, server, ENEMY), Connection(where, server, ENEMY)
+        open_transport(sender, receiver, 2)
+        block = encode_frame(FWD, 2, bytes(30_000))
+        while goes_on():
+            sender.send(block + block)
+            receiver.skip()
+
+    again(goes_on, act)
+
+
 class RelayScene(Scene):
     """A pair that sends a frame to and fro, and clients that connect."""
 
@@ -95,8 +110,10 @@ class RelayScene(Scene):
         "requests": _requests,
         "silent connections": lambda seconds, host, port, key: silent(seconds, (host, int(port))),
         "handshakes": _handshakes,
+        HONEST: _honest,
         "deaf receivers": _deaf,
     }
+    anchors = {"deaf receivers": HONEST}
 
     def __init__(self) -> None:
         self.entity = Entity(

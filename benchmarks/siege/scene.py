@@ -18,6 +18,7 @@ from benchmarks.machine import Entity, raise_descriptor_limit
 from dmsg.errors import DmsgError
 
 ENEMY = "127.0.0.2"
+HONEST = "honest data, no attack"
 LOST = (OSError, DmsgError, EOFError, AssertionError)
 """How a connection ends that somebody has had enough of."""
 
@@ -30,10 +31,12 @@ class Scene:
     """One attacked entity, with default limits.
 
     :cvar attacks: by the names that the table has.
+    :cvar anchors: attacks that are nothing but data, and the load that says what data costs.
     :ivar entity: the process whose memory and CPU time count.
     """
 
     attacks: ClassVar[dict[str, Attack]] = {}
+    anchors: ClassVar[dict[str, str]] = {}
     entity: Entity
 
     def there_and_back(self) -> None:
