@@ -153,8 +153,9 @@ class Bench:
         state = self.lake.state()
 
         def at(name: str) -> str:
-            patterns = self.lake.paths("silver", name, state)
-            return f"read_parquet({patterns!r}, hive_partitioning = true, union_by_name = true)"
+            table = self.lake.table("silver", name)
+            files = [table.location(file) for file in table.files(state.versions[f"silver/{name}"])]
+            return f"read_parquet({files!r}, hive_partitioning = true, union_by_name = true)"
 
         sums = ", ".join(f"sum(rtt[{index + 1}])" for index in range(BUCKETS))
         return {

@@ -91,6 +91,11 @@ def bronze(lines: DataFrame, *, now_ms: int) -> DataFrame:
     )
 
 
+def files(rows: DataFrame) -> DataFrame:
+    """Of which files there are lines: file."""
+    return rows.select(uri(F.col("file")).alias("file")).distinct()
+
+
 def file_report(rows: DataFrame) -> DataFrame:
     """What arrived of each file: file, lines, and the problem if there is one.
 

@@ -5,12 +5,15 @@ Every step is named to ``progress``, so that a person sees where it is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from fnmatch import fnmatch
+from functools import cache
+from threading import Event
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -19,8 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from dmsg.analytics import bronze, silver
 from dmsg.analytics.gold import abuse, capacity, network, settlement, traffic, uptime
-from dmsg.analytics.lake import FILES, Lake, State
-from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, OVERALL, QUARANTINE, RAW, SILVER, write_options
+from dmsg.analytics.lake import Lake
+from dmsg.analytics.runs import Busy, Claim, State
+from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, FAMILIES, OVERALL, QUARANTINE, RAW, SILVER
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
 MAX_LINE = 1024 * 1024
@@ -50,6 +54,8 @@ SMALL_EVENTS = 500_000
 SMALL_WORKERS = 4
 _OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
 """Tables made of other gold tables of the same days."""
+PATIENCE = 3600.0
+"""Seconds that a stream waits for who else writes."""
 FEW_CONFLICTS = 200_000
 """Conflicts of that many have room in the driver's memory."""
 HISTORY_DAYS = 28
@@ -121,6 +127,7 @@ class Pipeline:
         self._progress = progress
         self._done = 0
         self._may_tune = tune
+        self._claim: Claim | None = None
         self._small = tune
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
 
@@ -140,12 +147,18 @@ class Pipeline:
     # --- bronze ---
 
     def follow(
-        self, source: Source, every: str, after: Callable[[], None], lock: AbstractContextManager[Any]
+        self,
+        source: Source,
+        every: str,
+        after: Callable[[Claim], Any],
+        lock: AbstractContextManager[Any],
+        stop: Event,
     ) -> StreamingQuery:
         """Begin to read what comes, as a stream.
 
         :param every: how often to look, as in ``30 seconds``.
-        :param after: called after each batch; both hold ``lock``.
+        :param after: called after each batch, before others may write; both hold ``lock``.
+        :param stop: when it is set nobody waits for who else writes.
         """
         origin = source.name + STREAM
         lines = (
@@ -160,17 +173,17 @@ class Pipeline:
 
         def write(batch: DataFrame, number: int) -> None:
             with lock:
-                self.lake.recover()
-                state = self.lake.state()
-                if number <= state.batches.get(origin, -1):
-                    return  # it is in the tables; Spark was killed before it wrote that down
-                if state.run:
-                    # what a run has read in the meantime, of which the stream's checkpoint does not know
-                    known = self.lake.read("silver", "files", state).select(F.col("file").alias("known"))
-                    batch = batch.join(F.broadcast(known), bronze.uri(F.col("file")) == F.col("known"), "left_anti")
-                now_ms = int(datetime.now(UTC).timestamp() * 1000)
-                self._write_bronze(batch, origin, number, now_ms)
-                after()
+                with self._turn(stop) as claim:
+                    state = self.lake.state()
+                    if number <= state.batches.get(origin, -1):
+                        return  # it is in the tables; Spark was killed before it wrote that down
+                    if state.run:
+                        # what a run has read in the meantime, of which the stream's checkpoint does not know
+                        known = self.lake.read("silver", "files", state).select(F.col("file").alias("known"))
+                        batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
+                    now_ms = int(datetime.now(UTC).timestamp() * 1000)
+                    self._write_bronze(batch, origin, number, now_ms)
+                    after(claim)
 
         writer = (
             lines.writeStream.foreachBatch(write)
@@ -179,20 +192,27 @@ class Pipeline:
         )
         return writer.trigger(processingTime=every).start()
 
-    def _write_bronze(self, lines: DataFrame, origin: str, number: int, now_ms: int) -> None:
-        rows = bronze.bronze(lines, now_ms=now_ms)
-        # a batch that is done again, after a kill, is written over
-        target = f"{self.lake.root}/bronze/origin={origin}/batch={number}"
-        writer = rows.write.mode("overwrite").options(**write_options(rows.schema))
-        writer.partitionBy("family", "dt").parquet(target)
+    def _turn(self, stop: Event) -> Claim:
+        """Wait until nobody else writes, but not for ever."""
+        patience = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self.lake.claim()
+            except Busy:
+                if stop.wait(1.0) or time.monotonic() > patience:
+                    raise
 
-    def _ingest(self, source: Source, before: State, unread: list[str]) -> None:
+    def _write_bronze(self, lines: DataFrame, origin: str, number: int, now_ms: int) -> None:
+        rows = bronze.bronze(lines, now_ms=now_ms).withColumns({"origin": F.lit(origin), "batch": F.lit(number)})
+        self.lake.add_bronze(rows, origin, number)
+
+    def _ingest(self, source: Source, unread: list[str]) -> None:
         """Read files that no run has seen."""
         files = [file for file in unread if fnmatch(file.rpartition("/")[2], source.pattern)]
         if files:
             lines = self.spark.read.schema(RAW).options(**READ_OPTIONS, **AS_NAMED).json(files)
             lines = lines.withColumn("file", F.col("_metadata.file_path"))
-            self._write_bronze(lines, source.name, before.batches.get(source.name, -1) + 1, self._now_ms)
+            self._write_bronze(lines, source.name, self.lake.batch(source.name) + 1, self._now_ms)
 
     def _listing(self, sources: Iterable[Source]) -> DataFrame:
         """All files that are there: as Spark calls them, as they are called, and their lengths."""
@@ -216,20 +236,26 @@ class Pipeline:
 
         :raises LakeError: the tables are of another version.
         """
-        self.lake.recover()
+        with self.lake.claim() as claim:
+            return self._run(sources, claim)
+
+    def _run(self, sources: list[Source], claim: Claim) -> Outcome:
         before = self.lake.state()
-        number = before.run + 1
         self._step("listing files")
-        listed = {row.file: row for row in self._listing(sources).collect()}
-        unread = self._unread(before, list(listed))
-        if not unread:
+        unread = self._unread(before, self._listing(sources)).collect()
+        names = [source.name for source in sources]
+        # a run that was killed after it had read something is taken up where it was
+        if again := self.lake.unrefined(before.batches) & set(names):
+            read = {row.file for row in bronze.files(self.lake.fresh(before.batches, again.__contains__)).collect()}
+            unread = [row for row in unread if row.file not in read]
+        elif not unread:
             self._progress("nothing is new", self._total, self._total)
             return Outcome(before, [], 0, 0, 0, 0)
-        self._tune(sum(listed[file].length for file in unread) < SMALL_BYTES)
+        self._tune(sum(row.length for row in unread) < SMALL_BYTES)
         for source in sources:
             self._step(f"bronze: {source.name}")
-            self._ingest(source, before, [listed[file].path for file in unread])
-        return self.refine(before, number, unread)
+            self._ingest(source, [row.path for row in unread])
+        return self.refine(before, claim, [row.file for row in unread])
 
     def begin_small(self) -> None:
         """Expect a little work, until it is seen how much there is."""
@@ -240,37 +266,34 @@ class Pipeline:
         self._small = small and self._may_tune
         self.spark.conf.set("spark.sql.codegen.wholeStage", str(not self._small).lower())
 
-    def refine(self, before: State, number: int, unread: list[str], *, stream: bool = False) -> Outcome:
-        """Silver and gold of the days that bronze's new batches touch, and the commit.
+    def refine(
+        self, before: State, claim: Claim, unread: list[str], *, stream: bool = False, known: DataFrame | None = None
+    ) -> Outcome:
+        """Silver and gold of the days that bronze's new batches touch, and the run's last word.
 
         :param unread: files that were there, and that no run before has seen.
+        :param known: what is known of the files, instead of what their lines tell.
         :param stream: of batches that a stream wrote.  Each sees to its own: those of the other may be unfinished.
         """
-        lake = self.lake
-        read = [F.when(F.col("origin") == name, F.lit(last)) for name, last in before.batches.items()]
-        done = F.coalesce(*read, F.lit(-1))
-        own = F.col("origin").endswith(STREAM) == F.lit(stream)
-        fresh = lake.bronze().where(own & (F.col("batch") > done))
+        lake, number = self.lake, claim.number
+        self._claim = claim
+        fresh = lake.fresh(before.batches, lambda origin: origin.endswith(STREAM) is stream)
         self._step("which days are touched")
         batches, days, events, quarantined = self._touched(fresh, before)
         if batches == before.batches and not unread:
             self._progress("nothing is new", self._total, self._total)
             return Outcome(before, [], 0, 0, 0, 0)
-        self._write_files(fresh, number, unread)
-        if not days:
-            state = replace(before, run=number, batches=batches, at=self._now_ms)
-            lake.commit(state)
-            lake.compact(state)
-            return Outcome(state, [], events, quarantined, self._torn(number), 0)
-        self._tune(lake.bronze().where(F.col("dt").isin(days)).count() < SMALL_EVENTS)
-        state = replace(before.with_days(days, number), run=number, batches=batches, overall=number, at=self._now_ms)
-        duplicates = self._silver(state, days, number)
-        self._gold_daily(state, days, number)
-        self._gold_overall(state, number)
+        self._write_files(bronze.file_report(fresh) if known is None else known, number, unread)
+        state = replace(before.with_days(days, number), run=number, batches=batches, at=self._now_ms, versions={})
+        duplicates = 0
+        if days:
+            self._tune(lake.bronze(days=days).count() < SMALL_EVENTS)
+            duplicates = self._silver(state, days, number)
+            self._gold_daily(state, days, number)
+            self._gold_overall(state, number)
         self._step("commit")
-        lake.commit(state)
-        lake.vacuum(before, state)
-        lake.compact(state)
+        state = lake.finish(claim, state)
+        lake.tidy(state)
         self._progress("done", self._total, self._total)
         return Outcome(state, days, events, quarantined, self._torn(number), duplicates)
 
@@ -305,10 +328,9 @@ class Pipeline:
             sum(row.lines for row in rows if row.family == QUARANTINE),
         )
 
-    def _write_files(self, fresh: DataFrame, number: int, unread: list[str]) -> None:
+    def _write_files(self, told: DataFrame, number: int, unread: list[str]) -> None:
         self._step("files")
         lake = self.lake
-        told = bronze.file_report(fresh)
         if unread:
             names = self.spark.createDataFrame([(name,) for name in unread], "file string")
             told = names.join(told, "file", "full_outer").select(
@@ -318,30 +340,30 @@ class Pipeline:
                 .otherwise(F.col("problem"))
                 .alias("problem"),
             )
-        lake.write(told.coalesce(1), "silver", "files", number)
+        lake.write(told.coalesce(1), "silver", "files", number, more=True)
 
-    def _unread(self, before: State, listed: list[str]) -> list[str]:
+    def _unread(self, before: State, listing: DataFrame) -> DataFrame:
         """Files that no run before has seen."""
-        known = [] if before.run == 0 else [row.file for row in self.lake.read("silver", "files", before).collect()]
-        return sorted(set(listed) - set(known))
+        if before.run == 0:
+            return listing
+        return listing.join(self.lake.read("silver", "files", before).select("file"), "file", "left_anti")
 
     def _torn(self, run: int) -> int:
         """Files of that run that have a problem."""
-        files = self.spark.read.schema(FILES.schema).parquet(f"{self.lake.root}/silver/files/run={run}")
-        return files.where(F.col("problem").isNotNull()).count()
+        return self.lake.of_run("silver", "files", run).where(F.col("problem").isNotNull()).count()
 
     def _events(self, family: str, days: list[str], doubtful: DataFrame | None) -> DataFrame:
-        rows = self.lake.bronze().where((F.col("family") == family) & F.col("dt").isin(days))
+        rows = self.lake.bronze([family], days)
         return rows if doubtful is None else bronze.deduplicate(rows, doubtful)
 
     def _silver(self, state: State, days: list[str], number: int) -> int:
         lake = self.lake
         self._step("duplicates")
-        everything = lake.bronze().where((F.col("family") != QUARANTINE) & F.col("dt").isin(days))
-        lake.write(bronze.sums(everything), "silver", "sums", number)
+        everything = lake.bronze(FAMILIES, days)
+        lake.write(bronze.sums(everything), "silver", "sums", number, days)
         sums = lake.read("silver", "sums", state, days)
         doubt = not bronze.unsure(sums).isEmpty()
-        lake.write(bronze.numbers(sums, everything if doubt else None), "silver", "numbers", number)
+        lake.write(bronze.numbers(sums, everything if doubt else None), "silver", "numbers", number, days)
         numbers = lake.read("silver", "numbers", state, days)
         again = numbers.where("events > distinct_events")
         found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
@@ -360,16 +382,24 @@ class Pipeline:
                 self._events("life", days, doubtful), self._events("beat", days, doubtful), ends
             ),
         }
-        self._write("silver", tables, number)
-        self._write("silver", {"verdicts": lambda: self._verdicts(state, days)}, number)
+        self._write("silver", tables, number, days)
+        self._write("silver", {"verdicts": lambda: self._verdicts(state, days)}, number, days)
         return int(found or 0)
 
-    def _write(self, layer: str, tables: dict[str, Callable[[], DataFrame]], number: int) -> None:
+    def _write(
+        self,
+        layer: str,
+        tables: dict[str, Callable[[], DataFrame]],
+        number: int,
+        days: list[str] | None = None,
+    ) -> None:
         """Write tables that do not need each other: at the same time, if they are small."""
 
         def one(name: str) -> None:
             self._step(f"{layer}: {name}")
-            self.lake.write(tables[name](), layer, name, number)
+            if self._claim is not None:
+                self._claim.check()
+            self.lake.write(tables[name](), layer, name, number, days)
 
         with ThreadPoolExecutor(SMALL_WORKERS if self._small else 1) as pool:
             list(pool.map(one, tables))
@@ -377,9 +407,12 @@ class Pipeline:
     def _gold_daily(self, state: State, days: list[str], number: int) -> None:
         lake = self.lake
 
+        # several questions are asked of one table, and Spark takes a tenth of a second to look at it
+        @cache
         def old(name: str) -> DataFrame:
             return lake.read("silver", name, state, days)
 
+        @cache
         def new(name: str) -> DataFrame:
             return lake.read("gold", name, state, days)
 
@@ -413,8 +446,8 @@ class Pipeline:
             ),
         }
         assert tables.keys() == DAILY.keys()
-        self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, number)
-        self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, number)
+        self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, number, days)
+        self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, number, days)
 
     @staticmethod
     def _around(days: list[str]) -> list[str]:
@@ -443,6 +476,7 @@ class Pipeline:
         since = str(self.today - timedelta(HISTORY_DAYS))
         days = [day for day in state.days if day >= since]
 
+        @cache
         def new(name: str) -> DataFrame:
             return lake.read("gold", name, state, days)
 

@@ -17,10 +17,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from dmsg.analytics import report
+from dmsg.analytics.delta import LakeError
 from dmsg.analytics.jobs import Outcome, Pipeline, Progress, Source, receipts_source, spool_source
-from dmsg.analytics.lake import Lake, LakeError
+from dmsg.analytics.lake import Lake
+from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, is_connect, make_session
+from dmsg.analytics.store import Store
 
 Errors = (LakeError, JavaMissing, SparkFailed)
 """What is the user's to mend; the text is one line."""
@@ -56,14 +59,14 @@ def stream(
     pipeline.begin_small()
     one_at_a_time = threading.Lock()
 
-    def refine() -> None:
+    def refine(claim: Claim) -> None:
         pipeline.now = datetime.now(UTC)
         before = pipeline.lake.state()
-        outcome = pipeline.refine(before, before.run + 1, [], stream=True)
+        outcome = pipeline.refine(before, claim, [], stream=True)
         if outcome.state.run != before.run:
             told(outcome)
 
-    queries = [pipeline.follow(source, every, refine, one_at_a_time) for source in sources(spool, receipts)]
+    queries = [pipeline.follow(source, every, refine, one_at_a_time, stop) for source in sources(spool, receipts)]
     try:
         while not stop.wait(1.0):
             check()
@@ -80,19 +83,29 @@ def _reason(error: BaseException | None) -> str:
     return "it was stopped" if error is None else str(error).splitlines()[0][:300]
 
 
-def write_report(spark: SparkSession, out: str, target: Path) -> None:
-    """Write the page, whole or not at all."""
-    page = report.render(report.collect(Lake(spark, out)))
+def write_report(spark: SparkSession, out: str, target: Path, at: datetime | None = None) -> None:
+    """Write the page, whole or not at all.
+
+    :param at: as the tables were then.
+    """
+    page = report.render(report.collect(Lake(spark, out), at))
     fresh = target.with_name(f".{target.name}.part")
     fresh.write_text(page)
     fresh.replace(target)
 
 
-def table_paths(spark: SparkSession, out: str) -> dict[str, list[str]]:
-    """Where the current Parquet files of each gold table are."""
-    lake = Lake(spark, out)
-    state = lake.computed()
-    return {name: lake.paths("gold", name, state) for name in GOLD}
+def check_free(out: str) -> None:
+    """:raises LakeError: somebody writes to the tables, or they cannot be used: before anything dear is begun."""
+    store = Store(out)
+    store.state()
+    store.runs.check_free()
+
+
+def table_paths(out: str) -> dict[str, str]:
+    """Where each gold table is, for programs that read Delta Lake."""
+    store = Store(out)
+    store.computed()
+    return {name: store.table("gold", name).uri for name in GOLD}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "report":
             write_report(spark, options.out, Path(options.html))
         else:
-            sys.stdout.write(json.dumps(table_paths(spark, options.out), indent=1) + "\n")
+            sys.stdout.write(json.dumps(table_paths(options.out), indent=1) + "\n")
     except Errors as error:
         sys.stderr.write(f"dmsg-analytics: {error}\n")
         return 1

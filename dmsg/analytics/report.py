@@ -51,12 +51,13 @@ class Content:
         return self.tables[name]
 
 
-def collect(lake: Lake) -> Content:
+def collect(lake: Lake, at: datetime | None = None) -> Content:
     """Read what the page needs.
 
+    :param at: as the tables were then.
     :raises LakeError: nothing was computed yet.
     """
-    state = lake.computed()
+    state = lake.computed(at)
     content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
     newest = max(state.days)
     since = str(date.fromisoformat(newest) - timedelta(SHOWN_DAYS - 1))
@@ -116,7 +117,8 @@ def collect(lake: Lake) -> Content:
         row.asDict() for row in refused.groupBy("dt", "hour", "what", "reason").agg(F.sum("n").alias("n")).collect()
     ]
     content.tables["quarantine"] = [
-        row.asDict() for row in lake.quarantine().groupBy("problem").agg(F.count(F.lit(1)).alias("lines")).collect()
+        row.asDict()
+        for row in lake.quarantine(state).groupBy("problem").agg(F.count(F.lit(1)).alias("lines")).collect()
     ]
     files = lake.read("silver", "files", state)
     content.tables["files"] = [

@@ -56,6 +56,7 @@ BRONZE = StructType(
         StructField("file", StringType()),
         StructField("problem", StringType()),
         StructField("line", StringType()),
+        StructField("origin", StringType()),
         StructField("batch", LongType()),
         StructField("family", StringType()),
         StructField("dt", StringType()),

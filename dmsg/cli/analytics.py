@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from twisted.internet.threads import deferToThread
 
 from dmsg.cli.analytics_common import (
@@ -22,9 +20,11 @@ from dmsg.cli.analytics_common import (
     local_directory,
     needs_spark,
     out_option,
+    progress,
     session,
     spark_options,
 )
+from dmsg.cli.analytics_keep import migrate, optimize
 from dmsg.cli.analytics_show import name, rank, report, tables, top
 from dmsg.cli.options import group
 from dmsg.cli.running import Seconds
@@ -106,27 +106,14 @@ def run(
         if uri is not None and (there := local_directory(uri)) is not None and not there.is_dir():
             raise DmsgError(f"{uri} is no directory")
     _apart(spool, out)
-    bar = Progress(
-        TextColumn("{task.description:<28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar, _lock(out):
-        task = bar.add_task("checking receipts", total=None)
+    jobs.check_free(out)
+    with progress() as tell:
+        tell("checking receipts", 0, None)
         if receipts is None:
             receipts, checked = _check_receipts(spool, out, clear=clear_keys)
-        bar.update(task, description="starting Spark")
+        tell("starting Spark", 0, None)
         with session(master, memory, conf, quick=_is_small(spool)) as spark:
-            outcome = jobs.run(
-                spark,
-                spool,
-                receipts,
-                out,
-                lambda what, done, of: bar.update(task, description=what, completed=done, total=of),
-            )
+            outcome = jobs.run(spark, spool, receipts, out, tell)
     if checked.refused:
         why = ", ".join(f"{count:,} {reason}" for reason, count in checked.reasons.most_common(5))
         click.echo(f"{checked.refused:,} receipts are not believed: {why}", err=True)
@@ -148,8 +135,8 @@ def _said(outcome: Any) -> str:
 
 
 @contextlib.contextmanager
-def _lock(out: str) -> Iterator[None]:
-    """One run at a time writes to a directory of this machine."""
+def _one_stream(out: str) -> Iterator[None]:
+    """Spark's checkpoints are for one stream; runs may take turns with it."""
     directory = local_directory(out)
     if directory is None:
         yield
@@ -157,11 +144,11 @@ def _lock(out: str) -> Iterator[None]:
     import fcntl
 
     directory.mkdir(parents=True, exist_ok=True)
-    with open(directory / ".lock", "w") as file:
+    with open(directory / ".stream.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DmsgError(f"another run writes to {out}") from None
+            raise DmsgError(f"another stream writes to {out}") from None
         yield
 
 
@@ -204,19 +191,18 @@ def stream(
             _check_receipts(spool, out, clear=clear_keys)
             looked = time.monotonic()
 
-    with _lock(out):
-        if receipts is None:
-            receipts, _ = _check_receipts(spool, out, clear=clear_keys)
-        with session(master, memory, conf, quick=_is_small(spool)) as spark:
-            for number in (signal.SIGINT, signal.SIGTERM):  # after Spark, which sets handlers of its own
-                signal.signal(number, lambda *_: stop.set())
+    if receipts is None:
+        receipts, _ = _check_receipts(spool, out, clear=clear_keys)
+    with _one_stream(out), session(master, memory, conf, quick=_is_small(spool)) as spark:
+        for number in (signal.SIGINT, signal.SIGTERM):  # after Spark, which sets handlers of its own
+            signal.signal(number, lambda *_: stop.set())
 
-            def told(outcome: Any) -> None:
-                click.echo(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}")
-                if html is not None and outcome.state.days:
-                    jobs.write_report(spark, out, html)
+        def told(outcome: Any) -> None:
+            click.echo(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}")
+            if html is not None and outcome.state.days:
+                jobs.write_report(spark, out, html)
 
-            jobs.stream(spark, spool, receipts, out, f"{every} seconds", told, stop, check)
+        jobs.stream(spark, spool, receipts, out, f"{every} seconds", told, stop, check)
 
 
 @analytics.command()
@@ -302,5 +288,5 @@ def demo(directory: Path | None, seconds: float) -> None:
     run_reactor(network)
 
 
-for _command in (report, top, tables, rank, name):
+for _command in (report, top, tables, rank, name, optimize, migrate):
     analytics.add_command(_command)

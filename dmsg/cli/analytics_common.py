@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     @errors_in_one_line
     def wrapped(*args: Any, **options: Any) -> Any:
-        if importlib.util.find_spec("pyspark") is None:
+        if any(importlib.util.find_spec(name) is None for name in ("pyspark", "deltalake", "pyarrow")):
             raise click.ClickException(f"Spark is not installed, and {needs_extra('spark')}; Java 17 too")
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -98,8 +99,46 @@ def directory_option(name: str, text: str, *, required: bool = True) -> Callable
     return click.option(name, required=required, metavar="DIR", help=text, callback=not_empty)
 
 
+def as_of_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--as-of",
+        type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]),
+        metavar="TIME",
+        callback=_end_of_day,
+        help="As the tables were then, in UTC: 2026-01-31, 2026-01-31T08:00; of the last eight days.",
+    )(command)
+
+
+def _end_of_day(ctx: click.Context, param: click.Parameter, value: datetime | None) -> datetime | None:
+    """A day without a time is its end."""
+    if value is None:
+        return None
+    if value.time() == datetime.min.time():
+        value += timedelta(days=1) - timedelta(milliseconds=1)
+    return value.replace(tzinfo=UTC)
+
+
 def out_option(text: str = "Directory or URI of the tables.") -> Callable[..., Any]:
     return directory_option("--out", text)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A bar for a person; told what begins, how much is done, and of how much."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("{task.description:<28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=None)
+        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from dmsg.cli.analytics_common import errors_in_one_line, needs_spark, out_option, session, spark_options
+from dmsg.cli.analytics_common import as_of_option, errors_in_one_line, needs_spark, out_option, session, spark_options
 from dmsg.cli.options import command
 from dmsg.cli.running import Seconds, create_option
 from dmsg.cli.screen import screen
@@ -35,14 +35,17 @@ TOP_ROWS = 15
     type=click.Path(dir_okay=False, path_type=Path),
     help="The file to write.",
 )
+@as_of_option
 @spark_options
 @needs_spark
-def report(out: str, html: Path, master: str | None, memory: str, conf: tuple[str, ...]) -> None:
+def report(
+    out: str, html: Path, as_of: datetime | None, master: str | None, memory: str, conf: tuple[str, ...]
+) -> None:
     """Write one HTML file that shows the tables."""
     from dmsg.analytics import main as jobs
 
     with session(master, memory, conf) as spark:
-        jobs.write_report(spark, out, html)
+        jobs.write_report(spark, out, html, as_of)
     click.echo(f"wrote {html}")
 
 
@@ -52,6 +55,7 @@ def report(out: str, html: Path, master: str | None, memory: str, conf: tuple[st
 @click.option("--rows", default=TOP_ROWS, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--by", metavar="COLUMN", help="Sort by it, the largest first.")
 @click.option("--day", metavar="DAY", help="Only this day, as 2026-01-31; default: the newest.")
+@as_of_option
 @spark_options
 @needs_spark
 def top(
@@ -60,6 +64,7 @@ def top(
     rows: int,
     by: str | None,
     day: str | None,
+    as_of: datetime | None,
     master: str | None,
     memory: str,
     conf: tuple[str, ...],
@@ -77,7 +82,7 @@ def top(
         raise DmsgError(f"{table} has no column {by}; it has {', '.join(names)}")
     with session(master, memory, conf) as spark:
         lake = Lake(spark, out)
-        state = lake.computed()
+        state = lake.computed(as_of)
         if day is not None and day not in state.days:
             raise DmsgError(f"nothing is known of {day}; the newest day is {max(state.days)}")
         shown = lake.read("gold", table, state, [day or max(state.days)] if table in DAILY else None)
@@ -125,15 +130,12 @@ def _shown(value: object) -> str:
 
 @command()
 @out_option()
-@spark_options
 @needs_spark
-def tables(out: str, master: str | None, memory: str, conf: tuple[str, ...]) -> None:
-    """Name the gold tables and their Parquet files, as JSON, for other programs."""
+def tables(out: str) -> None:
+    """Say where each gold table is, as JSON, for programs that read Delta Lake."""
     from dmsg.analytics import main as jobs
 
-    with session(master, memory, conf) as spark:
-        paths = jobs.table_paths(spark, out)
-    click.echo(json.dumps(paths, indent=1))
+    click.echo(json.dumps(jobs.table_paths(out), indent=1))
 
 
 @command()

@@ -44,7 +44,7 @@ NEEDS = {
     "domain": lambda: _never("a host name of one's own"),
     "root": lambda: _never("root, and Debian's packages"),
     "ssh": lambda: _never("an OpenSSH server with this user's key"),
-    "other-programs": lambda: _never("programs that are not part of dmsg"),
+    "tables-of-before": lambda: _never("tables of another day, or of an older dmsg"),
     "ranking": lambda: _never("an operator's ranking"),
 }
 

@@ -13,7 +13,7 @@ import time
 from datetime import date, timedelta
 from pathlib import Path
 from random import Random
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import pyspark
@@ -22,6 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.analytics import jobs
 from dmsg.analytics.jobs import spool_source
 from dmsg.analytics.lake import Lake
+from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import find_java
 from tests.spark.spark_oracle import compare
@@ -136,6 +137,31 @@ class KillTests(LongCase):
         self.assertEqual(killed, 10)
         analytics(*self.run_arguments(out))
         self.assertEqual(rounded(gold(out)), expected)
+
+
+class WritersTests(LongCase):
+    """Two runs at once, by different ways to one place: one is told, and nothing stands twice."""
+
+    def test_two_at_once(self) -> None:
+        simulate(self.root / "sim", 20_000, 6, 300, 2)
+        analytics(*self.run_arguments(self.root / "whole"))
+        out = self.root / "out"
+        commands = [
+            [*DMSG, *map(str, self.run_arguments(out))],
+            [sys.executable, "-m", "dmsg.analytics", *map(str, self.run_arguments(out))],
+        ]
+        commands[1][-1] = f"file://{out}"
+        environment = {**os.environ, "JAVA_HOME": str(find_java())}
+        processes = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+            for command in commands
+        ]
+        said = [process.communicate(timeout=PATIENCE) for process in processes]
+        statuses = sorted(process.returncode for process in processes)
+        self.assertEqual(statuses, [0, 1], said)
+        (told,) = [text for process, (_, text) in zip(processes, said, strict=True) if process.returncode]
+        self.assertIn("another run writes to", told.splitlines()[-1])
+        self.assertEqual(rounded(gold(out)), rounded(gold(self.root / "whole")))
 
 
 class ProcessCase(LongCase):
@@ -335,11 +361,10 @@ class TurnTests(LakeCase):
         def stream() -> None:
             pipeline = self.pipeline()
 
-            def refine() -> None:
-                before = pipeline.lake.state()
-                pipeline.refine(before, before.run + 1, [], stream=True)
+            def refine(claim: Claim) -> None:
+                pipeline.refine(pipeline.lake.state(), claim, [], stream=True)
 
-            query = pipeline.follow(source, "1 second", refine, lock)
+            query = pipeline.follow(source, "1 second", refine, lock, Event())
             query.processAllAvailable()
             query.stop()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 from pathlib import Path
 from random import Random
@@ -11,14 +10,13 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
 
-from dmsg.analytics import compaction
+from dmsg.analytics import store
 from dmsg.analytics.jobs import MAX_LINE
 from dmsg.analytics.schemas import GOLD
 from dmsg.telemetry.schema import BUCKETS
 from tests.spark.spark_tables import Story
-from tests.spark.support import DAY, S1, Boot, LakeCase, spark, write_file
+from tests.spark.support import DAY, S1, Boot, LakeCase, write_file
 
 COMPARED = [name for name in GOLD if name != "quality_day"]
 """Tables that may not depend on how events came."""
@@ -41,7 +39,7 @@ class RunTests(LakeCase):
         return progress
 
     def test_killed_late_doubled_and_in_pieces(self) -> None:
-        self.patch(compaction, "MERGE_AT", 3)
+        self.patch(store, "MERGE_AT", 3)
         story = Story.told()
         expected = {name: story.lines[name] for name in COMPARED}
         aside = story.spool
@@ -79,49 +77,20 @@ class RunTests(LakeCase):
         # a run with nothing new changes nothing
         before = self.pipeline().lake.state()
         self.assertEqual(self.run_jobs().state, before)
-        # what is old is gone from the disk, what is current is named once
-        days = [path.name for path in (self.out / "gold" / "traffic_hour").glob("run=*/dt=*")]
-        self.assertLessEqual(days.count(f"dt={DAY}"), 2)
-        # three batches were made one of
-        for kind in ("bronze/origin=spool/batch=2", "silver/files/run=3"):
-            (found,) = (self.out / kind).parent.glob("[!_.]*")
-            self.assertEqual(found, self.out / kind)
-
-    def test_a_merge_is_done_again_after_a_kill(self) -> None:
-        """At each point: not begun, half removed, removed and not renamed."""
-        self.patch(compaction, "MERGE_AT", 3)
-        parent = self.root / "few"
-
-        def rows() -> list[int]:
-            return sorted(row.id for row in spark().read.parquet(str(parent)).select("id").collect())
-
-        def read(names: list[str]) -> DataFrame:
-            return spark().read.parquet(*names)
-
-        def killed(merge: Path, kind: str) -> None:
-            raise Killed
-
-        for number in range(4):
-            spark().range(number, number + 1).write.parquet(str(parent / f"run={number}"))
-        self.assertEqual(compaction.merge(parent, "run=", 1, read, ()), 0)
-        (parent / "_merge-1").mkdir()
-        compaction.finish(parent, "run=")
-        self.assertEqual(sorted(path.name for path in parent.iterdir()), [f"run={number}" for number in range(4)])
-
-        with self.patch(compaction, "_take_over", killed):
-            self.assertRaises(Killed, compaction.merge, parent, "run=", 2, read, ())
-        self.assertEqual(rows(), [0, 1, 2, 3])
-        shutil.rmtree(parent / "run=0")
-        compaction.finish(parent, "run=")
-        self.assertEqual(sorted(path.name for path in parent.iterdir()), ["run=2", "run=3"])
-        self.assertEqual(rows(), [0, 1, 2, 3])
-
-        commits = self.root / "commits"
-        commits.mkdir()
-        for number in range(6):
-            (commits / f"part-{9 - number}.txt").write_text(json.dumps({"run": number}))
-        self.assertEqual(compaction.prune(commits), 3)
-        self.assertEqual(sorted(path.name for path in commits.iterdir()), [f"part-{n}.txt" for n in (4, 5, 6)])
+        # what no run that is kept names is gone from the disk
+        lake = self.pipeline().lake
+        lake.tidy(before)
+        for layer, name in (("gold", "traffic_hour"), ("silver", "transports")):
+            table = lake.table(layer, name)
+            named = {file.path for one in lake.runs.states() for file in table.files(one.versions[f"{layer}/{name}"])}
+            there = {str(path.relative_to(table.uri)) for path in Path(table.uri).rglob("*.parquet")}
+            self.assertEqual(there, named)
+        names = [row["file"] for row in self.table("files", "silver")]
+        self.assertEqual(len(names), len(set(names)))
+        # three small files of a kind and day were made one of, and nothing was lost
+        lines = lake.table("", "bronze").files()
+        self.assertTrue([file for file in lines if not file.path.startswith("run=")])
+        self.assertEqual(self.tables(COMPARED), expected)
 
     def test_what_is_no_event_is_in_quarantine(self) -> None:
         boot = Boot(S1, "boot-1")
@@ -200,7 +169,7 @@ class RunTests(LakeCase):
         self.assertEqual((day["alive_minutes"], day["starts"]), (61, 2))
         self.assertEqual(self.run_jobs().events, 0)
         # what the pipeline wrote itself has to be whole
-        part = next((self.out / "bronze").glob("origin=*/batch=*/family=beat/dt=*/*.parquet"))
+        part = next((self.out / "bronze").rglob("family=beat/dt=*/*.parquet"))
         part.write_bytes(part.read_bytes()[:-100])
         (part.parent / f".{part.name}.crc").unlink()
         write_file(self.spool / "events-late.jsonl.gz", odd.rows[-1:])

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.analytics import charts
-from dmsg.analytics.lake import LakeError
+from dmsg.analytics.delta import LakeError
 from dmsg.analytics.report import Content, collect, render
 from dmsg.analytics.schemas import DAILY, EVENT, GOLD, SILVER
 from dmsg.telemetry.schema import columns

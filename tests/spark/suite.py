@@ -13,6 +13,7 @@ MODULES = (
     "spark_settlement",
     "spark_lives",
     "spark_simulated",
+    "spark_lake",
     "spark_jobs",
     "spark_report",
     "spark_oracle",

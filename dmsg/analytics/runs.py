@@ -1,0 +1,298 @@
+"""Runs over a lake: one at a time, and what each of them left.
+
+``OUT/runs`` is a small table of its own.  Who wants to write says so there, in a
+transaction that only one of several can make, and says every minute that it is
+still there; its last word names the versions of all tables, which belong
+together.  A reader takes those of the newest run that ended: before that word
+nothing has changed for it, after it everything.
+
+A run that is killed has no last word.  The next one takes over as soon as it is
+certain that the process is gone, where it was one of this machine, or when
+nothing has been heard of it for :data:`LEASE_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Schema
+
+from dmsg.analytics.delta import LakeError
+
+FORMAT = 2
+"""Of what is said: a lake of another format is not touched."""
+LEASE_SECONDS = 600.0
+"""After so long without a word a run is taken as gone."""
+RENEW_SECONDS = 60.0
+KEPT_RUNS = 3
+"""The newest runs whose tables can be read as they were: somebody may be reading them."""
+KEPT_DAYS = 8
+"""Days whose last run's tables can be read as they were."""
+TIDY_AT = 64
+"""Transactions after which the files that they replaced are removed."""
+_COLUMNS = pa.schema(
+    [
+        pa.field("run", pa.int64()),
+        pa.field("at", pa.int64()),
+        pa.field("phase", pa.string()),
+        pa.field("owner", pa.string()),
+        pa.field("said", pa.string()),
+    ]
+)
+_log = logging.getLogger(__name__)
+BEGUN, DONE, GIVEN_UP = "begun", "done", "given up"
+
+
+class Busy(LakeError):
+    """Somebody else writes to them."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run left.
+
+    :ivar run: its number, from 1; 0 before the first.
+    :ivar batches: source -> its last batch that is in the tables.
+    :ivar days: day -> the run that wrote its tables last.
+    :ivar at: ms since 1970, when the run began.
+    :ivar versions: table -> the version of it that belongs to the others; of one that is missing the newest.
+    """
+
+    run: int = 0
+    batches: dict[str, int] = field(default_factory=dict)
+    days: dict[str, int] = field(default_factory=dict)
+    at: int = 0
+    versions: dict[str, int] = field(default_factory=dict)
+
+    def with_days(self, days: Iterable[str], run: int) -> State:
+        """With those days written by ``run``."""
+        return replace(self, days={**self.days, **dict.fromkeys(days, run)})
+
+
+@dataclass(frozen=True)
+class _Row:
+    run: int
+    at: int
+    phase: str
+    owner: str
+    said: str
+
+    def state(self, where: str) -> State:
+        try:
+            said = json.loads(self.said)
+            if said.pop("format") != FORMAT:
+                raise LakeError(f"{where} was written by another version of dmsg")
+            return State(**said)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise LakeError(f"{where}/runs holds what is no run: {self.said[:60]!r}") from None
+
+
+def _this_process() -> str:
+    """Host, start of the machine, process and its start; the namespace of its number too."""
+    try:
+        booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        names = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        booted = names = ""
+    return "/".join([socket.gethostname(), booted, names, str(os.getpid()), _begun(os.getpid())])
+
+
+def _begun(process: int) -> str:
+    """When a process began, in ticks since the start of the machine; empty if it is gone, or nobody tells."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def gone(owner: str) -> bool:
+    """Whether it is certain that a process of this machine has ended."""
+    theirs, ours = owner.split("/"), _this_process().split("/")
+    if len(theirs) < len(ours) or theirs[:3] != ours[:3] or not ours[1]:
+        return False
+    return _begun(int(theirs[3])) != theirs[4]
+
+
+class Runs:
+    """The runs over one lake."""
+
+    def __init__(self, root: str, clock: Callable[[], float] = time.time) -> None:
+        self._root = root
+        self._uri = f"{root}/runs"
+        self._clock = clock
+
+    def _open(self) -> DeltaTable | None:
+        try:
+            return DeltaTable(self._uri)
+        except TableNotFoundError:
+            return None
+        except DeltaError as error:
+            raise LakeError(f"{self._uri} cannot be read: {str(error).splitlines()[0]}") from None
+
+    @staticmethod
+    def _rows(table: DeltaTable | None) -> list[_Row]:
+        if table is None:
+            return []
+        return [_Row(**row) for row in table.to_pyarrow_table().to_pylist()]
+
+    def states(self) -> list[State]:
+        """What runs left whose tables can still be read, oldest first."""
+        return [row.state(self._root) for row in self._rows(self._open()) if row.phase == DONE]
+
+    def state(self, at: datetime | None = None) -> State:
+        """What the newest run left.
+
+        :param at: the newest that had ended by then.
+        :raises LakeError: it is of another version of this program; or so old a state is gone.
+        """
+        states = self.states()
+        if at is None:
+            return states[-1] if states else State()
+        then = [state for state in states if state.at <= at.timestamp() * 1000]
+        if not then:
+            raise LakeError(f"{self._root} has no tables of {at:%Y-%m-%d %H:%M} any more, or had none")
+        return then[-1]
+
+    def check_free(self) -> None:
+        """:raises Busy: somebody writes."""
+        self._check_free(self._rows(self._open()))
+
+    def _check_free(self, rows: list[_Row]) -> None:
+        newest = rows[-1] if rows else None
+        if newest is not None and newest.phase == BEGUN:
+            silent = self._clock() - newest.at / 1000
+            if not gone(newest.owner) and silent < LEASE_SECONDS:
+                raise self._busy(f", which said so {max(0, silent):.0f} s ago")
+
+    def claim(self) -> Claim:
+        """Begin to write.
+
+        :raises Busy: somebody else does.
+        """
+        now = self._clock()
+        table = self._open()
+        if table is None:
+            try:
+                table = DeltaTable.create(self._uri, Schema.from_arrow(_COLUMNS))
+            except DeltaError:
+                raise self._busy() from None
+        rows = self._rows(table)
+        self._check_free(rows)
+        done = [row for row in rows if row.phase == DONE]
+        number = max((row.run for row in done), default=0) + 1
+        row = _Row(number, int(now * 1000), BEGUN, f"{_this_process()}/{secrets.token_hex(4)}", "")
+        self.write(table, [*done, row])
+        return Claim(self, row)
+
+    def _busy(self, more: str = "") -> Busy:
+        return Busy(f"another run writes to {self._root}{more}")
+
+    def write(self, table: DeltaTable, rows: list[_Row]) -> None:
+        """Replace what is said, if nobody has said anything since ``table`` was opened.
+
+        :raises LakeError: somebody has.
+        """
+        said = pa.Table.from_pylist([row.__dict__ for row in rows], schema=_COLUMNS)
+        try:
+            write_deltalake(table, said, mode="overwrite", commit_properties=CommitProperties(max_commit_retries=0))
+        except CommitFailedError:
+            raise self._busy() from None
+        if table.version() % TIDY_AT == 0:
+            table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+    def say(self, own: _Row, phase: str, said: str = "", *, forget: bool = False) -> _Row:
+        """Say something more of a run that has begun.
+
+        :raises LakeError: another one has taken over.
+        """
+        table = self._open()
+        rows = self._rows(table)
+        if table is None or not rows or (rows[-1].run, rows[-1].owner, rows[-1].phase) != (own.run, own.owner, BEGUN):
+            raise LakeError(f"another run has taken over {self._root}: nothing had been heard of this one")
+        row = replace(own, at=int(self._clock() * 1000) if phase == BEGUN else own.at, phase=phase, said=said)
+        kept = [*rows[:-1], *([] if forget else [row])]
+        self.write(table, _kept(kept) if phase == DONE else kept)
+        return row
+
+
+def _kept(rows: list[_Row]) -> list[_Row]:
+    """The newest few, and the last of each of the last days."""
+    done = [row for row in rows if row.phase == DONE]
+    last_of_day = {row.at // 86_400_000: row for row in done}
+    days = {row.run for _, row in sorted(last_of_day.items())[-KEPT_DAYS:]}
+    newest = {row.run for row in done[-KEPT_RUNS:]}
+    return [row for row in done if row.run in days | newest]
+
+
+class Claim:
+    """A run that has begun; a context that ends it, in order or not."""
+
+    def __init__(self, runs: Runs, row: _Row) -> None:
+        self._runs = runs
+        self._row = row
+        self._over = threading.Event()
+        self._speaking = threading.Lock()
+        self._lost: LakeError | None = None
+        self._thread = threading.Thread(target=self._renew, name="renew-claim", daemon=True)
+
+    @property
+    def number(self) -> int:
+        """Of the run."""
+        return self._row.run
+
+    def __enter__(self) -> Claim:
+        self._thread.start()
+        return self
+
+    def _renew(self) -> None:
+        while not self._over.wait(RENEW_SECONDS):
+            with self._speaking:
+                if self._over.is_set():
+                    return
+                try:
+                    self._row = self._runs.say(self._row, BEGUN)
+                except LakeError as error:
+                    self._lost = error
+                    return
+                except Exception as error:  # the store is away for a moment, perhaps: it is asked again
+                    _log.warning("the store does not answer: %s", error)
+
+    def check(self) -> None:
+        """:raises LakeError: another run has taken over."""
+        if self._lost is not None:
+            raise self._lost
+
+    def finish(self, state: State) -> None:
+        """The last word: what is written is what counts now."""
+        self.check()
+        self._end(DONE, json.dumps({"format": FORMAT, **state.__dict__}))
+
+    def _end(self, phase: str, said: str = "") -> None:
+        self._over.set()
+        with self._speaking:
+            self._row = self._runs.say(self._row, phase, said, forget=phase == GIVEN_UP)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._over.is_set():
+            try:
+                self._end(GIVEN_UP)
+            except Exception:
+                if kind is None:
+                    raise
+        self._thread.join()

@@ -1,0 +1,176 @@
+"""Where tables lie, what runs left of them, and how they are kept small; without Spark.
+
+::
+
+    OUT/bronze/           every line that was read
+    OUT/silver/TABLE/     events, cleaned: a run writes anew the days that it touches
+    OUT/gold/TABLE/       answers
+    OUT/runs/             what each run left (:mod:`dmsg.analytics.runs`)
+    OUT/checkpoints/S/    what a stream has read
+
+All but the last are tables of Delta Lake (:mod:`dmsg.analytics.delta`).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from pyspark.sql.types import StructType
+
+from dmsg.analytics.delta import Delta, File, LakeError, unusable
+from dmsg.analytics.runs import Claim, Runs, State
+from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
+
+SUMS = Table(
+    "sums",
+    "how many events there are of a process and a bucket of numbers",
+    "producer string, boot string, bucket long, events long, first long, last long, total long, squares long,"
+    " least_start long, greatest_start long, first_ts long, last_ts long, dt date",
+)
+NUMBERS = Table(
+    "numbers",
+    "which numbers of events have arrived",
+    "producer string, boot string, bucket long, events long, distinct_events long, first long, last long,"
+    " least_start long, greatest_start long, first_ts long, last_ts long, dt date",
+)
+FILES = Table(
+    "files",
+    "every file that was read, and what is wrong with it",
+    "file string, lines long, problem string",
+)
+INTERNAL = {table.name: table for table in (SUMS, NUMBERS, FILES)}
+_PARTS = {**{("silver", name): one.schema for name, one in (SILVER | INTERNAL).items()}}
+_PARTS |= {("gold", name): one.schema for name, one in GOLD.items()}
+_PARTS["", "bronze"] = BRONZE
+BRONZE_KEY = "/bronze"
+"""In the versions of a state."""
+MERGE_AT = 64
+"""Small files of a partition that are made one of."""
+SWEEP_HOURS = 24
+"""Files that no table names are removed when they are older: what killed runs left."""
+NAMES_OLD = "commits"
+"""Where the format before this one kept its runs."""
+_BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
+"""In the path of a file of bronze: of which source, and of which of its batches."""
+
+
+def local_path(uri: str) -> Path | None:
+    """The directory, if it is on this machine."""
+    if uri.startswith("file:"):
+        return Path("/" + uri.removeprefix("file:").lstrip("/"))
+    return None if "://" in uri else Path(uri)
+
+
+class Store:
+    """The tables under one directory or URI."""
+
+    def __init__(self, out: str) -> None:
+        """:raises LakeError: tables cannot be there."""
+        local = local_path(out)
+        self.root = out.rstrip("/") if local is None else str(local.absolute())
+        self.local = local is not None
+        if (found := unusable(self.root)) is not None:
+            raise LakeError(f"tables cannot be in {self.root}: its path has a {found}")
+        self.runs = Runs(self.root)
+
+    # --- runs ---
+
+    def state(self, at: datetime | None = None) -> State:
+        """What the newest run left, or the newest that had begun by then.
+
+        :raises LakeError: it is of another version of this program, or no longer there.
+        """
+        state = self.runs.state(at)
+        if state.run == 0 and self.local and Path(self.root, NAMES_OLD).is_dir():
+            raise LakeError(
+                f"{self.root} was written by an older dmsg: `dmsg analytics migrate --from {self.root} --out NEW` "
+                "takes it over"
+            )
+        return state
+
+    def computed(self, at: datetime | None = None) -> State:
+        """The same, where there must be something.
+
+        :raises LakeError: there are no tables yet.
+        """
+        state = self.state(at)
+        if not state.days:
+            raise LakeError(f"there are no tables in {self.root}: run `dmsg analytics run` first")
+        return state
+
+    def claim(self) -> Claim:
+        """Begin to write.
+
+        :raises LakeError: somebody else does, or the tables are of another version.
+        """
+        self.state()
+        return self.runs.claim()
+
+    def finish(self, claim: Claim, state: State) -> State:
+        """Make what was written current, as a whole."""
+        versions = {}
+        for layer, name in _PARTS:
+            if (version := self.table(layer, name).version()) is not None:
+                versions[f"{layer}/{name}"] = version
+        state = replace(state, versions=versions)
+        claim.finish(state)
+        return state
+
+    # --- tables ---
+
+    def table(self, layer: str, name: str) -> Delta:
+        """A table's files and transactions."""
+        schema = _PARTS[layer, name]
+        partitions = ["family", "dt"] if name == "bronze" else ["dt"] if _is_daily(schema, name) else []
+        place = "/".join(filter(None, (self.root, layer, name)))
+        return Delta(place, schema, partitions)
+
+    # --- room ---
+
+    def tidy(self, state: State, least: int | None = None) -> int:
+        """Merge small files, and remove what no run that is kept names.
+
+        :param least: small files of one kind that are too many; None: :data:`MERGE_AT`.
+        :returns: how many files were removed.
+        """
+        least = MERGE_AT if least is None else least
+        merged = self.table("", "bronze").merge_small(least, lambda file: not unrefined(file, state.batches))
+        merged += self.table("silver", FILES.name).merge_small(least)
+        kept = self.runs.states()
+        removed = 0
+        for layer, name in _PARTS:
+            table = self.table(layer, name)
+            versions = {one.versions[key] for one in kept if (key := f"{layer}/{name}") in one.versions}
+            removed += table.vacuum(sorted(versions))
+            if self.local:
+                _remove_empty(Path(table.uri))
+        return removed
+
+    def sweep(self) -> int:
+        """Remove what killed runs left.  :returns: how many files."""
+        return sum(self.table(layer, name).sweep(SWEEP_HOURS) for layer, name in _PARTS)
+
+
+def _is_daily(schema: StructType, name: str) -> bool:
+    return "dt" in schema.fieldNames() and name not in OVERALL
+
+
+def unrefined(file: File, done: Mapping[str, int]) -> list[str]:
+    """The source of a file of bronze that no run has refined; of others nothing.
+
+    :param done: source -> its last batch that was refined.
+    """
+    found = _BATCH.match(file.path)
+    return [found["origin"]] if found and int(found["number"]) > done.get(found["origin"], -1) else []
+
+
+def _remove_empty(table: Path) -> None:
+    """Directories of which all files were removed; nothing but checksums of those is in them."""
+    for directory in table.glob("run=*"):
+        if not any(directory.rglob("*.parquet")):
+            shutil.rmtree(directory, ignore_errors=True)
