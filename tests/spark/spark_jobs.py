@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 
 from dmsg.analytics import store
 from dmsg.analytics.jobs import MAX_LINE
+from dmsg.analytics.runs import Busy, State
 from dmsg.analytics.schemas import GOLD
 from dmsg.telemetry.schema import BUCKETS
 from tests.spark.spark_tables import Story
@@ -45,6 +46,13 @@ class RunTests(LakeCase):
         aside = story.spool
         shutil.copytree(story.checked, self.checked, dirs_exist_ok=True)
         random = Random(7)
+        told: list[str] = []
+        begun: list[State] = []
+
+        def at_work(what: str, done: int, total: int) -> None:
+            if what == "gold: close_day" and not told:
+                told.append(str(self.assertRaises(Busy, self.run_jobs)))
+
         # first the next day and one server; then, a day late, the rest; each run is killed before it succeeds
         for names in (("events-3.jsonl.gz", "one/events-1.jsonl.gz"), ("two/events-2.jsonl.gz", "events-d.jsonl.gz")):
             for name in names:
@@ -52,10 +60,17 @@ class RunTests(LakeCase):
                 shutil.copy(aside / name, self.spool / name)
             step = random.randrange(4, 30)
             self.assertRaises(Killed, self.run_jobs, progress=self.killed_at(step))
-            outcome = self.run_jobs()
+            # who comes second meanwhile is told
+            outcome = self.run_jobs(progress=at_work)
+            begun.append(outcome.state)
             # the checked receipts were there from the start
             self.assertIn(str(DAY), outcome.days)
+        self.assertIn("another run writes to", told[0])
         self.assertEqual(self.tables(COMPARED), expected)
+        # what was there before can be read on
+        then = self.pipeline().lake.read("gold", "uptime_day", begun[0]).collect()
+        self.assertTrue(then)
+        self.assertLess(len(then), len(expected["uptime_day"]))
 
         # the same files again under other names, a part of one, and nothing new in it
         shutil.copy(self.spool / "one" / "events-1.jsonl.gz", self.spool / "events-copy.jsonl.gz")
