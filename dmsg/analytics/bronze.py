@@ -27,6 +27,10 @@ _COUNTS = tuple(
     if isinstance(one.dataType, LongType) and one.name not in ("sequence", "available", "clock_ms")
 )
 """Numbers that are counted with; those three come from strangers' entries and are not."""
+PASSED_OVER = r"^\s*(\[\s*\])?\s*$"
+"""Lines of which Spark makes no rows: blank ones, and an array of no events."""
+LACKING = "lines are missing"
+"""Of a file whose end tells of more lines than there are."""
 KEY = "^0[23][0-9a-f]{64}$"
 """Of a server's name: whoever collects spools may find others in them."""
 LINE_LIMIT = 4096
@@ -110,7 +114,7 @@ def file_report(rows: DataFrame) -> DataFrame:
         uri(F.col("file")).alias("file"),
         F.col("arrived").alias("lines"),
         F.when(F.col("ends") == 0, "the end is missing")
-        .when(F.col("told") > F.col("arrived") - F.col("ends"), "lines are missing")
+        .when(F.col("told") > F.col("arrived") - F.col("ends"), LACKING)
         .alias("problem"),
     )
 

@@ -15,6 +15,7 @@ from fnmatch import fnmatch
 from functools import cache
 from threading import Event
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -42,6 +43,10 @@ AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
 Spark itself reads by the first of these what a stream has found; there is no other word for it."""
 BATCH_BYTES = 2 * 1024**3
 """Bytes of files of one batch of a stream."""
+LINES = "lines"
+"""What is found by looking at files once more is called so in bronze."""
+MOST_LACKING = 1000
+"""Files of a run that are looked at once more."""
 STREAM = "-stream"
 """What a stream's part of bronze is called after its source: its checkpoint numbers the batches."""
 MIDNIGHT_MS = 10 * 60 * 1000
@@ -277,13 +282,21 @@ class Pipeline:
         """
         lake, number = self.lake, claim.number
         self._claim = claim
-        fresh = lake.fresh(before.batches, lambda origin: origin.endswith(STREAM) is stream)
+
+        def origins(origin: str) -> bool:
+            return origin.endswith(STREAM) is stream
+
+        fresh = lake.fresh(before.batches, origins)
         self._step("which days are touched")
         batches, days, events, quarantined = self._touched(fresh, before)
         if batches == before.batches and not unread:
             self._progress("nothing is new", self._total, self._total)
             return Outcome(before, [], 0, 0, 0, 0)
         self._write_files(bronze.file_report(fresh) if known is None else known, number, unread)
+        if known is None and self._add_passed_over(LINES + (STREAM if stream else ""), number):
+            fresh = lake.fresh(before.batches, origins)
+            batches, days, events, quarantined = self._touched(fresh, before)
+            self._write_files(bronze.file_report(fresh), number, unread)
         state = replace(before.with_days(days, number), run=number, batches=batches, at=self._now_ms, versions={})
         duplicates = 0
         if days:
@@ -327,6 +340,21 @@ class Pipeline:
             sum(row.lines for row in rows if row.family != QUARANTINE),
             sum(row.lines for row in rows if row.family == QUARANTINE),
         )
+
+    def _add_passed_over(self, origin: str, number: int) -> bool:
+        """Add lines of which Spark's reader of JSON makes no rows, for quarantine.
+
+        :returns: whether there are any.
+        """
+        lacking = self.lake.of_run("silver", "files", number).where(F.col("problem") == bronze.LACKING)
+        files = [unquote(row.file) for row in lacking.limit(MOST_LACKING).collect()]
+        if not files:
+            return False
+        texts = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).text(files)
+        lines = texts.where(F.col("value").rlike(bronze.PASSED_OVER)).withColumn("file", F.col("_metadata.file_path"))
+        nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in RAW.fields if one.name != CORRUPT]
+        self._write_bronze(lines.select(*nothing, F.col("value").alias(CORRUPT), "file"), origin, number, self._now_ms)
+        return True
 
     def _write_files(self, told: DataFrame, number: int, unread: list[str]) -> None:
         self._step("files")
