@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from fnmatch import fnmatch
-from functools import cache
 from threading import Event
 from typing import Any
 from urllib.parse import unquote
@@ -21,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from dmsg.analytics import bronze, silver
-from dmsg.analytics.gold import abuse, capacity, network, settlement, traffic, uptime
+from dmsg.analytics import bronze
 from dmsg.analytics.lake import Lake
+from dmsg.analytics.refine import MIDNIGHT_MS, Refinement
 from dmsg.analytics.runs import Busy, Claim, State
-from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, FAMILIES, OVERALL, QUARANTINE, RAW, SILVER
+from dmsg.analytics.schemas import CORRUPT, DAILY, DAY_MS, OVERALL, QUARANTINE, RAW, SILVER
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
 MAX_LINE = 1024 * 1024
@@ -49,22 +47,12 @@ MOST_LACKING = 1000
 """Files of a run that are looked at once more."""
 STREAM = "-stream"
 """What a stream's part of bronze is called after its source: its checkpoint numbers the batches."""
-MIDNIGHT_MS = 10 * 60 * 1000
-"""Three words of one transport lie within this of each other: only events so near to midnight matter to the
-day before or after."""
 SMALL_BYTES = 64 * 1024 * 1024
 """Unread files of less than that are a little work to read."""
 SMALL_EVENTS = 500_000
 """Fewer events in the days that are touched are a little work to refine."""
-SMALL_WORKERS = 4
-_OF_GOLD = ("minute_day", "capacity_day", "latency_day", "network_day")
-"""Tables made of other gold tables of the same days."""
 PATIENCE = 3600.0
 """Seconds that a stream waits for who else writes."""
-FEW_CONFLICTS = 200_000
-"""Conflicts of that many have room in the driver's memory."""
-HISTORY_DAYS = 28
-"""Days that the tables without days look back."""
 
 Progress = Callable[[str, int, int], None]
 """Told (what begins, steps done, steps in all)."""
@@ -132,18 +120,12 @@ class Pipeline:
         self._progress = progress
         self._done = 0
         self._may_tune = tune
-        self._claim: Claim | None = None
         self._small = tune
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
 
     @property
     def _now_ms(self) -> int:
         return int(self.now.timestamp() * 1000)
-
-    @property
-    def today(self) -> date:
-        """The day of the run."""
-        return self.now.date()
 
     def _step(self, what: str) -> None:
         self._progress(what, self._done, self._total)
@@ -281,7 +263,6 @@ class Pipeline:
         :param stream: of batches that a stream wrote.  Each sees to its own: those of the other may be unfinished.
         """
         lake, number = self.lake, claim.number
-        self._claim = claim
 
         def origins(origin: str) -> bool:
             return origin.endswith(STREAM) is stream
@@ -301,9 +282,10 @@ class Pipeline:
         duplicates = 0
         if days:
             self._tune(lake.bronze(days=days).count() < SMALL_EVENTS)
-            duplicates = self._silver(state, days, number)
-            self._gold_daily(state, days, number)
-            self._gold_overall(state, number)
+            tables = Refinement(lake, claim, state, days, today=self.now.date(), small=self._small, step=self._step)
+            duplicates = tables.silver()
+            tables.gold_daily()
+            tables.gold_overall()
         self._step("commit")
         state = lake.finish(claim, state)
         lake.tidy(state)
@@ -379,157 +361,3 @@ class Pipeline:
     def _torn(self, run: int) -> int:
         """Files of that run that have a problem."""
         return self.lake.of_run("silver", "files", run).where(F.col("problem").isNotNull()).count()
-
-    def _events(self, family: str, days: list[str], doubtful: DataFrame | None) -> DataFrame:
-        rows = self.lake.bronze([family], days)
-        return rows if doubtful is None else bronze.deduplicate(rows, doubtful)
-
-    def _silver(self, state: State, days: list[str], number: int) -> int:
-        lake = self.lake
-        self._step("duplicates")
-        everything = lake.bronze(FAMILIES, days)
-        lake.write(bronze.sums(everything), "silver", "sums", number, days)
-        sums = lake.read("silver", "sums", state, days)
-        doubt = not bronze.unsure(sums).isEmpty()
-        lake.write(bronze.numbers(sums, everything if doubt else None), "silver", "numbers", number, days)
-        numbers = lake.read("silver", "numbers", state, days)
-        again = numbers.where("events > distinct_events")
-        found = again.agg(F.sum(F.col("events") - F.col("distinct_events")).alias("n")).collect()[0].n
-        doubtful = again if found else None
-        ends = numbers.groupBy("producer", "boot", F.col("dt").cast("string").alias("dt")).agg(
-            F.min("first_ts").alias("first_ts"), F.max("last_ts").alias("last_ts")
-        )
-        tables: dict[str, Callable[[], DataFrame]] = {
-            "transports": lambda: silver.transports(self._events("transport", days, doubtful)),
-            "sessions": lambda: silver.sessions(self._events("session", days, doubtful), ends),
-            "heartbeats": lambda: silver.heartbeats(self._events("beat", days, doubtful)),
-            "refusals": lambda: silver.refusals(self._events("refusal", days, doubtful)),
-            "entries": lambda: silver.entries(self._events("entry", days, doubtful)),
-            "receipts": lambda: silver.receipts(self._events("receipt", days, doubtful)),
-            "boots": lambda: silver.boots(
-                self._events("life", days, doubtful), self._events("beat", days, doubtful), ends
-            ),
-        }
-        self._write("silver", tables, number, days)
-        self._write("silver", {"verdicts": lambda: self._verdicts(state, days)}, number, days)
-        return int(found or 0)
-
-    def _write(
-        self,
-        layer: str,
-        tables: dict[str, Callable[[], DataFrame]],
-        number: int,
-        days: list[str] | None = None,
-    ) -> None:
-        """Write tables that do not need each other: at the same time, if they are small."""
-
-        def one(name: str) -> None:
-            self._step(f"{layer}: {name}")
-            if self._claim is not None:
-                self._claim.check()
-            self.lake.write(tables[name](), layer, name, number, days)
-
-        with ThreadPoolExecutor(SMALL_WORKERS if self._small else 1) as pool:
-            list(pool.map(one, tables))
-
-    def _gold_daily(self, state: State, days: list[str], number: int) -> None:
-        lake = self.lake
-
-        # several questions are asked of one table, and Spark takes a tenth of a second to look at it
-        @cache
-        def old(name: str) -> DataFrame:
-            return lake.read("silver", name, state, days)
-
-        @cache
-        def new(name: str) -> DataFrame:
-            return lake.read("gold", name, state, days)
-
-        numbers = lake.read("silver", "numbers", state, days)
-        first, last = (F.floor(F.col(name) / 60_000) for name in ("first_ts", "last_ts"))
-        window = numbers.groupBy("dt").agg((F.max(last) - F.min(first) + 1).alias("observed_minutes"))
-        tables: dict[str, Callable[[], DataFrame]] = {
-            "traffic_hour": lambda: traffic.traffic_hour(old("transports")),
-            "close_day": lambda: traffic.close_day(old("transports")),
-            "pair_day": lambda: traffic.pair_day(old("transports")),
-            "latency_hour": lambda: traffic.latency_hour(old("transports")),
-            "latency_day": lambda: traffic.latency_day(new("latency_hour")),
-            "session_day": lambda: traffic.session_day(old("sessions")),
-            "server_hour": lambda: uptime.server_hour(old("heartbeats"), old("entries")),
-            "minute_day": lambda: uptime.minute_day(new("server_hour"), window),
-            "settlement_day": lambda: settlement.settlement_day(old("verdicts")),
-            "settlement_conflict_day": lambda: self._conflicts(state, days),
-            "refusal_hour": lambda: abuse.refusal_hour(old("refusals")),
-            "abuse_day": lambda: abuse.abuse_day(old("refusals"), old("transports"), old("entries")),
-            "clock_day": lambda: uptime.clock_day(old("entries")),
-            "refusal_day": lambda: abuse.refusal_day(old("refusals")),
-            "discovery_hour": lambda: abuse.discovery_hour(old("entries"), old("refusals")),
-            "capacity_day": lambda: capacity.capacity_day(new("server_hour"), old("refusals")),
-            "network_day": lambda: network.network_day(
-                new("traffic_hour"),
-                new("session_day"),
-                old("sessions"),
-                new("refusal_hour"),
-                new("settlement_day"),
-                new("latency_hour"),
-            ),
-        }
-        assert tables.keys() == DAILY.keys()
-        self._write("gold", {name: rows for name, rows in tables.items() if name not in _OF_GOLD}, number, days)
-        self._write("gold", {name: rows for name, rows in tables.items() if name in _OF_GOLD}, number, days)
-
-    @staticmethod
-    def _around(days: list[str]) -> list[str]:
-        """With the days before and after."""
-        return sorted({str(date.fromisoformat(day) + timedelta(step)) for day in days for step in (-1, 0, 1)})
-
-    def _conflicts(self, state: State, days: list[str]) -> DataFrame:
-        verdicts = self.lake.read("silver", "verdicts", state, days)
-        receipts = self.lake.read("silver", "receipts", state, self._around(days))
-        few = verdicts.where(F.col("state") == "conflict").count() <= FEW_CONFLICTS
-        return settlement.settlement_conflict_day(verdicts, receipts, few=few)
-
-    def _verdicts(self, state: State, days: list[str]) -> DataFrame:
-        """Three words for the transports of these days, with what lies just beyond midnight."""
-        around = self._around(days)
-        wanted = F.col("dt").cast("string").isin(days)
-        of_day = F.unix_millis("at") % DAY_MS
-        near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
-        transports = self.lake.read("silver", "transports", state, around).where(wanted | near)
-        receipts = self.lake.read("silver", "receipts", state, around)
-        rows = settlement.verdicts(settlement.three_words(transports, receipts))
-        return rows.where(wanted)
-
-    def _gold_overall(self, state: State, number: int) -> None:
-        lake = self.lake
-        since = str(self.today - timedelta(HISTORY_DAYS))
-        days = [day for day in state.days if day >= since]
-
-        @cache
-        def new(name: str) -> DataFrame:
-            return lake.read("gold", name, state, days)
-
-        boots = lake.read("silver", "boots", state)
-        tables: dict[str, Callable[[], DataFrame]] = {
-            "boot": lambda: uptime.boot(boots),
-            "uptime_day": lambda: uptime.uptime_day(
-                lake.read("gold", "minute_day", state),
-                uptime.boot(boots),
-                boots,
-                lake.read("gold", "clock_day", state),
-            ),
-            "actor": lambda: abuse.actor(lake.read("gold", "abuse_day", state), boots),
-            "quality_day": lambda: network.quality_day(lake.read("silver", "numbers", state)),
-            "capacity_forecast": lambda: capacity.capacity_forecast(new("capacity_day"), today=self.today),
-            "placement": lambda: capacity.placement(
-                lake.read("gold", "uptime_day", state),
-                new("capacity_day"),
-                new("latency_day"),
-                new("settlement_day"),
-                today=self.today,
-            ),
-            "public_day": lambda: network.public_day(lake.read("gold", "network_day", state), today=self.today),
-        }
-        assert tables.keys() == OVERALL.keys()
-        last = {"placement": tables.pop("placement")}  # made of one of the others
-        self._write("gold", tables, number)
-        self._write("gold", last, number)

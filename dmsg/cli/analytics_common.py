@@ -49,6 +49,7 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **options: Any) -> Any:
         if any(importlib.util.find_spec(name) is None for name in ("pyspark", "deltalake", "pyarrow")):
             raise click.ClickException(f"Spark is not installed, and {needs_extra('spark')}; Java 17 too")
+        from deltalake.exceptions import DeltaError
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -58,6 +59,8 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **options)
         except Errors as error:
             _say(error)
+        except DeltaError as error:
+            _say(DmsgError(f"the tables' logs cannot be written or read: {str(error).splitlines()[0][:300]}"))
         except ConnectionError:
             _say(DmsgError("Spark's Java has ended, perhaps for lack of memory: --memory gives it more"))
         except (PySparkException, Py4JError) as error:
