@@ -45,8 +45,6 @@ LINES = "lines"
 """What is found by looking at files once more is called so in bronze."""
 MOST_LACKING = 1000
 """Files of a run that are looked at once more."""
-STREAM = "-stream"
-"""What a stream's part of bronze is called after its source: its checkpoint numbers the batches."""
 SMALL_BYTES = 64 * 1024 * 1024
 """Unread files of less than that are a little work to read."""
 SMALL_EVENTS = 500_000
@@ -147,7 +145,6 @@ class Pipeline:
         :param after: called after each batch, before others may write; both hold ``lock``.
         :param stop: when it is set nobody waits for who else writes.
         """
-        origin = source.name + STREAM
         lines = (
             self.spark.readStream.schema(RAW)
             .options(**READ_OPTIONS)
@@ -159,15 +156,17 @@ class Pipeline:
         )
 
         def write(batch: DataFrame, number: int) -> None:
+            # a new checkpoint counts from 0 again
+            query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
+            origin = f"{source.name}-stream-{query[:8]}"
             with lock:
                 with self._turn(stop) as claim:
                     state = self.lake.state()
                     if number <= state.batches.get(origin, -1):
                         return  # it is in the tables; Spark was killed before it wrote that down
-                    if state.run:
-                        # what a run has read in the meantime, of which the stream's checkpoint does not know
-                        known = self.lake.read("silver", "files", state).select(F.col("file").alias("known"))
-                        batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
+                    # what a run has read in the meantime, of which the stream's checkpoint does not know
+                    known = self._known(state).withColumnRenamed("file", "known")
+                    batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
                     now_ms = int(datetime.now(UTC).timestamp() * 1000)
                     self._write_bronze(batch, origin, number, now_ms)
                     after(claim)
@@ -229,13 +228,9 @@ class Pipeline:
     def _run(self, sources: list[Source], claim: Claim) -> Outcome:
         before = self.lake.state()
         self._step("listing files")
-        unread = self._unread(before, self._listing(sources)).collect()
-        names = [source.name for source in sources]
-        # a run that was killed after it had read something is taken up where it was
-        if again := self.lake.unrefined(before.batches) & set(names):
-            read = {row.file for row in bronze.files(self.lake.fresh(before.batches, again.__contains__)).collect()}
-            unread = [row for row in unread if row.file not in read]
-        elif not unread:
+        unread = self._listing(sources).join(self._known(before), "file", "left_anti").collect()
+        # a run or a stream that was killed after it had read something is taken up where it was
+        if not unread and not self.lake.unrefined(before.batches):
             self._progress("nothing is new", self._total, self._total)
             return Outcome(before, [], 0, 0, 0, 0)
         self._tune(sum(row.length for row in unread) < SMALL_BYTES)
@@ -253,29 +248,22 @@ class Pipeline:
         self._small = small and self._may_tune
         self.spark.conf.set("spark.sql.codegen.wholeStage", str(not self._small).lower())
 
-    def refine(
-        self, before: State, claim: Claim, unread: list[str], *, stream: bool = False, known: DataFrame | None = None
-    ) -> Outcome:
+    def refine(self, before: State, claim: Claim, unread: list[str], *, known: DataFrame | None = None) -> Outcome:
         """Silver and gold of the days that bronze's new batches touch, and the run's last word.
 
         :param unread: files that were there, and that no run before has seen.
         :param known: what is known of the files, instead of what their lines tell.
-        :param stream: of batches that a stream wrote.  Each sees to its own: those of the other may be unfinished.
         """
         lake, number = self.lake, claim.number
-
-        def origins(origin: str) -> bool:
-            return origin.endswith(STREAM) is stream
-
-        fresh = lake.fresh(before.batches, origins)
+        fresh = lake.fresh(before.batches)
         self._step("which days are touched")
         batches, days, events, quarantined = self._touched(fresh, before)
         if batches == before.batches and not unread:
             self._progress("nothing is new", self._total, self._total)
             return Outcome(before, [], 0, 0, 0, 0)
         self._write_files(bronze.file_report(fresh) if known is None else known, number, unread)
-        if known is None and self._add_passed_over(LINES + (STREAM if stream else ""), number):
-            fresh = lake.fresh(before.batches, origins)
+        if known is None and self._add_passed_over(number):
+            fresh = lake.fresh(before.batches)
             batches, days, events, quarantined = self._touched(fresh, before)
             self._write_files(bronze.file_report(fresh), number, unread)
         state = replace(before.with_days(days, number), run=number, batches=batches, at=self._now_ms, versions={})
@@ -323,7 +311,7 @@ class Pipeline:
             sum(row.lines for row in rows if row.family == QUARANTINE),
         )
 
-    def _add_passed_over(self, origin: str, number: int) -> bool:
+    def _add_passed_over(self, number: int) -> bool:
         """Add lines of which Spark's reader of JSON makes no rows, for quarantine.
 
         :returns: whether there are any.
@@ -335,7 +323,7 @@ class Pipeline:
         texts = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).text(files)
         lines = texts.where(F.col("value").rlike(bronze.PASSED_OVER)).withColumn("file", F.col("_metadata.file_path"))
         nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in RAW.fields if one.name != CORRUPT]
-        self._write_bronze(lines.select(*nothing, F.col("value").alias(CORRUPT), "file"), origin, number, self._now_ms)
+        self._write_bronze(lines.select(*nothing, F.col("value").alias(CORRUPT), "file"), LINES, number, self._now_ms)
         return True
 
     def _write_files(self, told: DataFrame, number: int, unread: list[str]) -> None:
@@ -352,11 +340,12 @@ class Pipeline:
             )
         lake.write(told.coalesce(1), "silver", "files", number, more=True)
 
-    def _unread(self, before: State, listing: DataFrame) -> DataFrame:
-        """Files that no run before has seen."""
-        if before.run == 0:
-            return listing
-        return listing.join(self.lake.read("silver", "files", before).select("file"), "file", "left_anti")
+    def _known(self, state: State) -> DataFrame:
+        """Files that were read: by runs that ended, and by those that were killed."""
+        known = self.lake.read("silver", "files", state).select("file")
+        if state.run == 0:  # what the first one wrote before it was killed counts for nothing
+            known = known.limit(0)
+        return known.unionByName(bronze.files(self.lake.fresh(state.batches)))
 
     def _torn(self, run: int) -> int:
         """Files of that run that have a problem."""

@@ -115,13 +115,12 @@ class Lake(Store):
             None if state is None else state.versions.get(BRONZE_KEY),
         )
 
-    def fresh(self, done: Mapping[str, int], wanted: Callable[[str], bool]) -> DataFrame:
+    def fresh(self, done: Mapping[str, int]) -> DataFrame:
         """Lines of batches that no run has refined.
 
         :param done: source -> its last batch that was.
-        :param wanted: which sources.
         """
-        return self._rows(self.table("", "bronze"), lambda file: any(map(wanted, unrefined(file, done))))
+        return self._rows(self.table("", "bronze"), lambda file: bool(unrefined(file, done)))
 
     def unrefined(self, done: Mapping[str, int]) -> set[str]:
         """Sources of which there are lines that no run has refined."""

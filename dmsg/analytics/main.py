@@ -62,7 +62,7 @@ def stream(
     def refine(claim: Claim) -> None:
         pipeline.now = datetime.now(UTC)
         before = pipeline.lake.state()
-        outcome = pipeline.refine(before, claim, [], stream=True)
+        outcome = pipeline.refine(before, claim, [])
         if outcome.state.run != before.run:
             told(outcome)
 

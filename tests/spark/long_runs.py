@@ -17,6 +17,7 @@ from threading import Event, Lock
 from typing import Any
 
 import pyspark
+from pyspark.errors import StreamingQueryException
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import jobs
@@ -358,11 +359,13 @@ class TurnTests(LakeCase):
         source = spool_source(str(self.spool))
         lock = Lock()
 
-        def stream() -> None:
+        def stream(*, killed: bool = False) -> None:
             pipeline = self.pipeline()
 
             def refine(claim: Claim) -> None:
-                pipeline.refine(pipeline.lake.state(), claim, [], stream=True)
+                if killed:
+                    raise InterruptedError
+                pipeline.refine(pipeline.lake.state(), claim, [])
 
             query = pipeline.follow(source, "1 second", refine, lock, Event())
             query.processAllAvailable()
@@ -388,3 +391,13 @@ class TurnTests(LakeCase):
         (quality,) = [row for row in self.table("quality_day") if row["producer"] == S1]
         self.assertEqual((quality["duplicates"], quality["missing"]), (0, 0))
         self.assertEqual(self.pipeline().lake.quarantine().count(), 1)
+        # what a stream has read before it was killed a run takes up, and a stream with a new checkpoint leaves alone
+        write_file(self.spool / "events-4.jsonl.gz", [], garbage=[b"hello"])
+        self.assertRaises(StreamingQueryException, stream, killed=True)
+        self.assertEqual(self.run_jobs().quarantined, 1)
+        stream()
+        shutil.rmtree(self.out / "checkpoints")
+        write_file(self.spool / "events-5.jsonl.gz", [], garbage=[b"hello"])
+        stream()
+        self.assertEqual(self.pipeline().lake.quarantine().count(), 3)
+        self.assertEqual(self.run_jobs().events, 0)
