@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -152,14 +153,17 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
         if not equals:
             raise DmsgError(f"--conf is KEY=VALUE, not {one!r}")
         settings[key] = value
-    from dmsg.analytics.session import make_session
+    from dmsg.analytics.session import SparkFailed, make_session
 
     if re.fullmatch(r"\d+[kmgt]b?", memory.lower()) is None:
         raise DmsgError(f"--memory is a number with k, m or g, as 2g, not {memory!r}")
     if master is not None and re.match(r"local(\[|$)|yarn$|k8s://|spark://|sc://", master) is None:
         raise DmsgError(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
-    with quiet():
-        spark = make_session(master, memory=memory, settings=settings, quick=quick)
+    try:
+        with quiet() as words:
+            spark = make_session(master, memory=memory, settings=settings, quick=quick)
+    except SparkFailed as error:
+        raise SparkFailed(f"{error}{words.why()}") from None
     # Spark's own handler asks its Java to stop in the middle of another question
     signal.signal(signal.SIGINT, _interrupted)
     try:
@@ -176,21 +180,52 @@ def _interrupted(number: int, frame: object) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Java's words at its start and end are nobody's business, unless asked for."""
+def quiet() -> Iterator[_Words]:
+    """Java's words at its start and end are nobody's business, unless asked for, or when it does not start."""
+    words = _Words()
     if click.get_current_context().find_root().params.get("verbose"):
-        yield
+        yield words
         return
     sys.stderr.flush()
     kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    reading, writing = os.pipe()
+    os.dup2(writing, 2)
+    os.close(writing)
+    # Java has its end of the pipe for as long as it lives, so somebody reads as long
+    threading.Thread(target=words.read, args=(reading,), daemon=True).start()
     try:
-        yield
+        yield words
     finally:
+        sys.stderr.flush()
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(nowhere)
+
+
+class _Words:
+    """The first 64 KiB of what was said at standard error."""
+
+    LIMIT = 65536
+
+    def __init__(self) -> None:
+        self._said = b""
+        self._over = threading.Event()
+
+    def read(self, descriptor: int) -> None:
+        """In a thread of its own, until nobody can write any more."""
+        with open(descriptor, "rb", buffering=0) as pipe:
+            while piece := pipe.read(self.LIMIT):
+                self._said += piece[: self.LIMIT - len(self._said)]
+        self._over.set()
+
+    def why(self) -> str:
+        """Of who has ended: what is at the bottom of its first error, else its last line."""
+        if not self._over.wait(1) and not self._said:
+            return ""
+        lines = [line.strip() for line in self._said.decode(errors="replace").splitlines() if line.strip()]
+        for telling in ("^Caused by: ", "Exception|OutOfMemory", "(?i)error|unrecognized|cannot|could not"):
+            if found := [line for line in lines if re.search(telling, line)]:
+                return f" Java said: {found[0].removeprefix('Caused by: ')[:300]}"
+        return "".join(f" Java said: {line[:300]}" for line in lines[-1:])
 
 
 def local_directory(uri: str) -> Path | None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
+
+from twisted.trial.unittest import SkipTest
 
 from dmsg.keys import SecKey
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
@@ -41,6 +44,28 @@ class AnalyticsTests(CommandCase):
             self.assertGreater(status, 0, arguments)
             errors = [line for line in err.splitlines() if line.strip() and not line.startswith(("Usage:", "Try "))]
             self.assertEqual(len(errors), 1, (arguments, err))
+
+    @asynchronous
+    async def test_why_java_does_not_start(self) -> None:
+        """What Java said of it is in the one line; the rest of its words is not."""
+        if importlib.util.find_spec("pyspark") is None:
+            raise SkipTest("Spark is not installed")
+        home = self.directory.absolute() / "java"
+        (home / "bin").mkdir(parents=True)
+        java = home / "bin" / "java"
+        java.write_text(
+            "#!/bin/sh\n"
+            'case "$*" in *-version*) echo \'openjdk version "17.0.1"\' >&2; exit 0;; esac\n'
+            "echo 'WARNING: this and that' >&2\n"
+            "echo 'Exception in thread \"main\" java.lang.OutOfMemoryError: Java heap space' >&2\n"
+            "echo '    at here' >&2\n"
+            "exit 1\n"
+        )
+        java.chmod(0o755)
+        status, _, err = await self.run_command("analytics", "simulate", "--out", "sim", JAVA_HOME=str(home))
+        self.assertEqual(status, 1)
+        self.assertIn("OutOfMemoryError: Java heap space", err)
+        self.assertEqual(len(err.splitlines()), 1, err)
 
     @asynchronous
     async def test_names(self) -> None:
