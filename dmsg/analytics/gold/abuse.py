@@ -100,58 +100,45 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
         )
     )
 
-    def kind(rows: DataFrame, name: str, score: Column, evidence: Column) -> DataFrame:
-        for column in ("requests", "refused", "targets", "posts"):
-            if column not in rows.columns:
-                rows = rows.withColumn(column, nothing)
-        return rows.select(
-            "producer",
-            "dt",
-            "who",
-            F.lit(name).alias("kind"),
-            "requests",
-            "refused",
-            "targets",
-            "posts",
-            score.alias("score"),
-            evidence.alias("evidence"),
+    # one pass over it for the kinds that are seen in it
+    refused = by_who.select(
+        "*",
+        F.explode(
+            F.array(
+                *[
+                    F.struct(
+                        F.lit(name).alias("kind"),
+                        F.when(F.col("what") == what, _score(F.col(amount), limit)).alias("score"),
+                        F.format_string(words, amount).alias("evidence"),
+                    )
+                    for name, what, amount, limit, words in (
+                        ("scan", "request", "targets", SCAN_LIMIT, "asked for %d clients that are not there"),
+                        ("flood", "request", "over", FLOOD_LIMIT, "%d requests over its rate"),
+                        (
+                            "handshakes",
+                            "handshake",
+                            "refused",
+                            HANDSHAKE_LIMIT,
+                            "%d failed handshakes from its network",
+                        ),
+                        ("entries", "entry", "refused", ENTRY_LIMIT, "%d requests that discovery refused"),
+                    )
+                ]
+            )
+        ).alias("found"),
+    ).select("producer", "dt", "who", "refused", "targets", "found.*")
+    posts = (
+        entries.where(~F.col("is_server"))
+        .groupBy("producer", "dt", F.col("subject").alias("who"))
+        .agg(F.count(F.lit(1)).alias("posts"))
+        .withColumns(
+            {
+                "kind": F.lit("churn"),
+                "score": _score(F.col("posts"), CHURN_LIMIT),
+                "evidence": F.format_string("%d entries in a day", "posts"),
+            }
         )
-
-    asked = by_who.where(F.col("what") == "request")
-    parts = [
-        kind(
-            asked,
-            "scan",
-            _score(F.col("targets"), SCAN_LIMIT),
-            F.format_string("asked for %d clients that are not there", "targets"),
-        ),
-        kind(
-            asked,
-            "flood",
-            _score(F.col("over"), FLOOD_LIMIT),
-            F.format_string("%d requests over its rate", "over"),
-        ),
-        kind(
-            by_who.where(F.col("what") == "handshake"),
-            "handshakes",
-            _score(F.col("refused"), HANDSHAKE_LIMIT),
-            F.format_string("%d failed handshakes from its network", "refused"),
-        ),
-        kind(
-            by_who.where(F.col("what") == "entry"),
-            "entries",
-            _score(F.col("refused"), ENTRY_LIMIT),
-            F.format_string("%d requests that discovery refused", "refused"),
-        ),
-        kind(
-            entries.where(~F.col("is_server"))
-            .groupBy("producer", "dt", F.col("subject").alias("who"))
-            .agg(F.count(F.lit(1)).alias("posts")),
-            "churn",
-            _score(F.col("posts"), CHURN_LIMIT),
-            F.format_string("%d entries in a day", "posts"),
-        ),
-    ]
+    )
     requests = (
         transports.where(F.col("what") == "close")
         .groupBy(F.col("server").alias("producer"), "dt", F.col("src").alias("who"))
@@ -160,19 +147,19 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
             F.count_if(F.col("accept_ms").isNull()).alias("refused"),
         )
         .where((F.col("requests") >= UNANSWERED_LEAST) & (F.col("refused") > UNANSWERED_LIMIT * F.col("requests")))
-    )
-    parts.append(
-        kind(
-            requests,
-            "unanswered",
-            _score(F.col("refused"), SCAN_LIMIT),
-            F.format_string("%d of %d requests nobody accepted", "refused", "requests"),
+        .withColumns(
+            {
+                "kind": F.lit("unanswered"),
+                "score": _score(F.col("refused"), SCAN_LIMIT),
+                "evidence": F.format_string("%d of %d requests nobody accepted", "refused", "requests"),
+            }
         )
     )
-    rows = parts[0]
-    for part in parts[1:]:
-        rows = rows.unionByName(part)
-    return rows.where(F.col("score") >= SHOWN_FROM).select(*names)
+    rows = refused
+    for part in (posts, requests):
+        rows = rows.unionByName(part, allowMissingColumns=True)
+    rows = rows.where(F.col("score") >= SHOWN_FROM).fillna(0, ["requests", "refused", "targets", "posts"])
+    return rows.select(*names)
 
 
 def discovery_hour(entries: DataFrame, refusals: DataFrame) -> DataFrame:

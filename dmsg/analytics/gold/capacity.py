@@ -7,7 +7,7 @@ from datetime import date
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from dmsg.analytics.gold.histograms import summed, with_percentiles
+from dmsg.analytics.gold.histograms import added, with_percentiles
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 BUSY = 0.8
@@ -111,31 +111,32 @@ def placement(
     def recent(table: DataFrame) -> DataFrame:
         return table.where((F.col("dt") > since) & (F.col("dt") <= F.lit(today)))
 
-    up = (
-        recent(uptime)
-        .groupBy("server")
-        .agg(
-            # by two words where there are two
-            F.avg(F.coalesce("availability", "uptime", F.col("seen_minutes") / F.col("observed_minutes"))).alias(
-                "availability"
-            ),
-            F.count(F.lit(1)).alias("days"),
-        )
+    # by two words where there are two
+    there = F.coalesce("availability", "uptime", F.col("seen_minutes") / F.col("observed_minutes"))
+    free = F.greatest(F.lit(0), F.col("capacity") - F.col("peak_sessions"))
+    # all below each other and one sum, as in network_day
+    rows = recent(uptime).select("server", there.alias("availability"), F.lit(1).alias("days"))
+    for part in (
+        recent(capacity).select("server", free.alias("free"), "peak_share"),
+        recent(latency).select("server", "rtt"),
+        recent(settlement).select("server", F.col("verdict").startswith("claims more").alias("lies")),
+    ):
+        rows = rows.unionByName(part, allowMissingColumns=True)
+    rows = rows.groupBy("server").agg(
+        F.avg("availability").alias("availability"),
+        F.sum("days").alias("days"),
+        F.avg("free").alias("free"),
+        F.max("peak_share").alias("peak_share"),
+        F.bool_or("lies").alias("lies"),
+        added("rtt"),
     )
-    room = (
-        recent(capacity)
-        .groupBy("server")
-        .agg(
-            F.avg(F.greatest(F.lit(0), F.col("capacity") - F.col("peak_sessions"))).alias("free"),
-            F.max("peak_share").alias("peak_share"),
-        )
+    everyone = Window.partitionBy(F.lit(0))
+    servers = (
+        with_percentiles(rows, "rtt")
+        .withColumnRenamed("rtt_p50", "latency_ms")
+        .withColumns({"most": F.max("free").over(everyone), "best": F.min("latency_ms").over(everyone)})
+        .where(F.col("days") > 0)
     )
-    speed = with_percentiles(summed(recent(latency), ["server"], "rtt"), "rtt").select(
-        "server", F.col("rtt_p50").alias("latency_ms")
-    )
-    lies = recent(settlement).groupBy("server").agg(F.bool_or(F.col("verdict").startswith("claims more")).alias("lies"))
-    most = room.agg(F.max("free").alias("most"))
-    best = speed.agg(F.min("latency_ms").alias("best"))
     # of a server that nobody measured the half is assumed; greatest() would pass over its NULL
     factor = F.when(
         F.col("latency_ms").isNotNull(),
@@ -152,12 +153,7 @@ def placement(
     )
     weight = F.pow("availability", F.lit(2.0)) * F.col("headroom") * F.col("latency_factor") * F.col("honesty")
     return (
-        up.join(room, "server", "left")
-        .join(speed, "server", "left")
-        .join(lies, "server", "left")
-        .crossJoin(F.broadcast(most))
-        .crossJoin(F.broadcast(best))
-        .withColumn("headroom", F.round(headroom, 4))
+        servers.withColumn("headroom", F.round(headroom, 4))
         .withColumn("availability", F.round("availability", 4))
         .withColumn("latency_factor", F.round(factor, 4))
         .withColumn("latency_ms", F.round("latency_ms", 3))

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
-from dmsg.analytics.gold.histograms import latency
+from dmsg.analytics.gold.histograms import added, with_percentiles
 from dmsg.analytics.schemas import DAILY, OVERALL
 
 K_ANONYMITY = 10
@@ -36,24 +36,30 @@ def network_day(
     Clients are those of each server added up: pseudonyms differ from server to server, on purpose.
     """
     nothing = F.lit(0).cast("long")
-    carried = traffic.groupBy("dt").agg(
-        F.count_distinct("server").alias("servers"),
-        F.sum("closed").alias("transports"),
-        F.sum("bytes").alias("bytes"),
-        F.sum("frames").alias("frames"),
+    signed = 2 * (F.col("matched") + F.col("cut") + F.col("conflict")) + F.col("one_sided")
+    parts = [
+        traffic.select("dt", "server", F.col("closed").alias("transports"), "bytes", "frames"),
+        sessions.select("dt", "sessions"),
+        session_rows.where(F.col("server").isNotNull() & F.col("peer").isNotNull())
+        .select("dt", "server", "peer")
+        .distinct()
+        .select("dt", F.lit(1).alias("clients")),
+        refusal.where(F.col("what") != "drop").select("dt", F.col("n").alias("refused")),
+        settlement.select("dt", signed.alias("receipts")),
+        hours.select("dt", "rtt", "accept"),
+    ]
+    # all below each other and one sum: an outer join for each would be planned and shuffled for nothing
+    rows = parts[0]
+    for part in parts[1:]:
+        rows = rows.unionByName(part, allowMissingColumns=True)
+    sums = [F.sum(name).alias(name) for name in rows.columns if name not in ("dt", "server", "rtt", "accept")]
+    together = rows.groupBy("dt").agg(
+        F.size(F.collect_set("server")).cast("long").alias("servers"), *sums, added("rtt"), added("accept")
     )
-    stayed = sessions.groupBy("dt").agg(F.sum("sessions").alias("sessions"))
-    clients = session_rows.groupBy("dt").agg(F.count_distinct("server", "peer").alias("clients"))
-    refused = refusal.where(F.col("what") != "drop").groupBy("dt").agg(F.sum("n").alias("refused"))
-    signed = settlement.groupBy("dt").agg(
-        F.sum(2 * (F.col("matched") + F.col("cut") + F.col("conflict")) + F.col("one_sided")).alias("receipts")
-    )
-    joined = carried
-    for other in (stayed, clients, refused, signed, latency(hours, ["dt"])):
-        joined = joined.join(other, "dt", "full_outer")
+    together = with_percentiles(with_percentiles(together, "rtt"), "accept")
     counts = {field.name for field in DAILY["network_day"].schema.fields if field.dataType == LongType()}
     names = DAILY["network_day"].schema.fieldNames()
-    return joined.select(*[F.coalesce(name, nothing).alias(name) if name in counts else name for name in names])
+    return together.select(*[F.coalesce(name, nothing).alias(name) if name in counts else name for name in names])
 
 
 def _rounded_up(name: str) -> Column:

@@ -29,28 +29,26 @@ def _minute(time: Column) -> Column:
 
 
 def _minutes(rows: DataFrame, key: str, first: Column, last: Column, name: str) -> DataFrame:
-    """key, dt, hour -> the minutes from ``first`` to ``last`` as bits, within the row's day."""
+    """server, dt, hour and one bit: a row for each minute from ``first`` to ``last``, within the row's day."""
     midnight = F.unix_date("dt").cast("long") * MINUTES_OF_DAY
     within = F.sequence(F.greatest(first, midnight), F.least(last, midnight + MINUTES_OF_DAY - 1))
-    return (
-        rows.select(F.col(key).alias("server"), "dt", F.explode(within).alias("minute"))
-        .groupBy("server", "dt", (F.floor(F.col("minute") / 60) % 24).cast("int").alias("hour"))
-        .agg(
-            F.bit_or(F.call_function("shiftleft", F.lit(1).cast("long"), (F.col("minute") % 60).cast("int"))).alias(
-                name
-            )
-        )
+    minute = F.col("minute")
+    return rows.select(F.col(key).alias("server"), "dt", F.explode(within).alias("minute")).select(
+        "server",
+        "dt",
+        (F.floor(minute / 60) % 24).cast("int").alias("hour"),
+        F.call_function("shiftleft", F.lit(1).cast("long"), (minute % 60).cast("int")).alias(name),
     )
 
 
 def alive(heartbeats: DataFrame, role: str) -> DataFrame:
-    """server, dt, hour -> minutes of which the process tells that it was there."""
+    """server, dt, hour and a bit for each minute of which the process tells that it was there."""
     beats = heartbeats.where(F.col("role") == role)
     return _minutes(beats, "producer", _minute(F.col("covers_from")), _minute(F.col("at")), "alive")
 
 
 def seen(entries: DataFrame) -> DataFrame:
-    """server, dt, hour -> minutes in which a discovery had its fresh entry.
+    """server, dt, hour and a bit for each minute in which a discovery had its fresh entry.
 
     A server posts every 30 s; a post stands for its minute and the next.
     """
@@ -61,10 +59,20 @@ def seen(entries: DataFrame) -> DataFrame:
 def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
     """Was it up, by its own word and by discovery's, and how loaded?"""
     keys = ["server", "dt", "hour"]
-    load = (
-        heartbeats.where(F.col("role") == "server")
-        .groupBy(F.col("producer").alias("server"), "dt", F.hour("at").alias("hour"))
+    loads = ("sessions", "transports", "capacity", "frames", "bytes", "lag_ms", "cpu_ms", "rss_kb", "lost")
+    load = heartbeats.where(F.col("role") == "server").select(
+        F.col("producer").alias("server"), "dt", F.hour("at").alias("hour"), *loads
+    )
+    watched = alive(heartbeats, "discovery").groupBy("dt", "hour").agg(F.bit_or("alive").alias("watched"))
+    # all below each other and one sum: no order, no outer joins
+    rows = alive(heartbeats, "server")
+    for part in (seen(entries), load):
+        rows = rows.unionByName(part, allowMissingColumns=True)
+    joined = (
+        rows.groupBy(*keys)
         .agg(
+            F.bit_or("alive").alias("alive"),
+            F.bit_or("seen").alias("seen"),
             F.max("sessions").alias("peak_sessions"),
             F.max("transports").alias("peak_transports"),
             F.max("capacity").alias("capacity"),
@@ -75,12 +83,6 @@ def server_hour(heartbeats: DataFrame, entries: DataFrame) -> DataFrame:
             F.max("rss_kb").alias("max_rss_kb"),
             F.sum("lost").alias("lost_events"),
         )
-    )
-    watched = alive(heartbeats, "discovery").groupBy("dt", "hour").agg(F.bit_or("alive").alias("watched"))
-    joined = (
-        alive(heartbeats, "server")
-        .join(seen(entries), keys, "full_outer")
-        .join(load, keys, "left")
         .join(F.broadcast(watched), ["dt", "hour"], "left")
     )
     no_minute = F.lit(0).cast("long")
@@ -194,15 +196,26 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
     watched = minutes.groupBy("dt").agg(
         F.max("observed_minutes").alias("observed"), F.max(F.col("seen_minutes").isNotNull()).alias("watched")
     )
-    started = (
-        boot_days.where(F.col("role") == "server")
-        .groupBy(F.col("producer").alias("server"), "dt")
-        .agg(F.sum("starts").alias("starts"), F.sum("stops").alias("clean_stops"))
+    started = boot_days.where(F.col("role") == "server").select(
+        F.col("producer").alias("server"), "dt", "starts", F.col("stops").alias("clean_stops")
     )
-    crashed = (
-        boots.where((F.col("role") == "server") & (F.col("ended") == "crashed"))
-        .groupBy(F.col("producer").alias("server"), F.to_date("last_at").alias("dt"))
-        .agg(F.count(F.lit(1)).alias("crashes"))
+    crashed = boots.where((F.col("role") == "server") & (F.col("ended") == "crashed")).select(
+        F.col("producer").alias("server"), F.to_date("last_at").alias("dt"), F.lit(1).alias("crashes")
+    )
+    # all below each other and one sum; what is not in the calendar is left out
+    rows = calendar(minutes).withColumn("listed", F.lit(True))
+    told_of = ("alive_minutes", "seen_minutes", "agreed_minutes")
+    for part in (minutes.select("server", "dt", *told_of), started, crashed, clocks.select("server", "dt", "skew_ms")):
+        rows = rows.unionByName(part, allowMissingColumns=True)
+    days = (
+        rows.groupBy("server", "dt")
+        .agg(
+            F.max("listed").alias("listed"),
+            F.max("skew_ms").alias("skew_ms"),
+            *[F.max(name).alias(name) for name in told_of],
+            *[F.sum(name).alias(name) for name in ("starts", "clean_stops", "crashes")],
+        )
+        .where(F.col("listed"))
     )
     alive, seen = F.coalesce("alive_minutes", F.lit(0)), F.coalesce("seen_minutes", F.lit(0))
     state = (
@@ -220,14 +233,8 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
         F.when(F.col("skew_ms") > CLOCK_LIMIT_MS, "its clock is ahead of discovery's"),
         F.when(F.col("skew_ms") < -CLOCK_LIMIT_MS, "its clock is behind discovery's"),
     )
-    keys = ["server", "dt"]
     return (
-        calendar(minutes)
-        .join(minutes, keys, "left")
-        .join(F.broadcast(watched), "dt", "left")
-        .join(started, keys, "left")
-        .join(F.broadcast(crashed), keys, "left")
-        .join(clocks.select("server", "dt", "skew_ms"), keys, "left")
+        days.join(F.broadcast(watched), "dt", "left")
         .withColumn("state", state)
         .withColumn("alive_minutes", F.when(told, alive))
         # a day that a discovery watched and has nothing of is 0; one that none watched is not known
