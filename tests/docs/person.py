@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import random
 import re
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.docs.blocks import ROOT, Block, Command, Page
@@ -128,6 +131,20 @@ class Running:
             return
 
 
+@contextlib.contextmanager
+def _clone(*, alone: bool = False) -> Iterator[None]:
+    """Pages are followed side by side: who installs something into their clone has it alone.
+
+    Two pips at once write one another's files, and a program that starts meanwhile finds half of them.
+    """
+    if CLONE is None:
+        yield
+        return
+    with open(Path(CLONE) / ".git" / "docs.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
 class Person:
     """Follows one page in a directory of its own."""
 
@@ -200,11 +217,12 @@ class Person:
                 self._serve(command, text, ready)
                 return
         # what installs is typed where the README was read
-        in_clone = CLONE and re.match(r"(pip|python3 -m venv|\.venv/bin/pip) ", text)
-        running = self.start(text, Path(CLONE) if in_clone and CLONE else None)
-        assert running.process.stdin is not None
-        running.process.stdin.close()
-        status = running.finish(LONG if "clone" in needs else PATIENCE)
+        in_clone = re.match(r"(pip|python3 -m venv|\.venv/bin/pip) ", text) if CLONE else None
+        with _clone(alone=in_clone is not None):
+            running = self.start(text, Path(CLONE) if in_clone and CLONE else None)
+            assert running.process.stdin is not None
+            running.process.stdin.close()
+            status = running.finish(LONG if "clone" in needs else PATIENCE)
         self._look(command, running)
         if status:
             raise Unexpected(f"{text}\nended with status {status}:\n{running.said}")
@@ -220,12 +238,13 @@ class Person:
         self.environment = {name: value for name, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}
 
     def _serve(self, command: Command, text: str, ready: str) -> None:
-        running = self.start(text.partition(" #")[0].rstrip().removesuffix("&"))
-        if command.output:
-            for line in command.output:
-                self._learn(line, running.until(pattern(line)))
-        else:
-            running.until(ready)
+        with _clone():
+            running = self.start(text.partition(" #")[0].rstrip().removesuffix("&"))
+            if command.output:
+                for line in command.output:
+                    self._learn(line, running.until(pattern(line)))
+            else:
+                running.until(ready)
         if command.terminal:
             self.terminals[command.terminal] = running
 

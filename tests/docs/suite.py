@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-from collections.abc import Iterator
 from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tests.docs.blocks import Page, all_pages
 from tests.docs.fixtures import set_up
-from tests.docs.needs import CLONE, lacking
+from tests.docs.needs import lacking
 from tests.docs.person import Person, Unexpected
-
-
-@contextlib.contextmanager
-def clone_for(page: Page) -> Iterator[None]:
-    """Pages that only use the clone do so together; one that installs something into it has it alone.
-
-    Two pips at once write one another's files, and what runs meanwhile finds half of them.
-    """
-    if CLONE is None:
-        yield
-        return
-    installs = any(block.language == "console" and "pip install" in block.text for block in page.blocks)
-    with open(Path(CLONE) / ".git" / "docs.lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if installs else fcntl.LOCK_SH)
-        yield
 
 
 class PageTests(SynchronousTestCase):
@@ -41,7 +23,6 @@ class PageTests(SynchronousTestCase):
             if why := lacking(block.needs):
                 passed_over.setdefault(why, []).append(str(block.line))
         if runnable:
-            self.enterContext(clone_for(page))
             person = Person(page, Path(self.mktemp()).absolute())
             self.addCleanup(person.leave)
             set_up(person, page.fixtures)
