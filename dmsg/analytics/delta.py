@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -136,6 +137,22 @@ class Delta:
         return [
             File(unquote(path), size, dict(zip(self.partitions, of_file, strict=True))) for path, size, *of_file in rows
         ]
+
+    def read(self, version: int | None = None, *, since: str | None = None) -> pa.Table:
+        """Its rows, without Spark: all of them are held in memory.
+
+        :param since: of a table with days: only of this one and later ones.
+        :raises LakeError: that version is no more.
+        """
+        table = self.open(version)
+        if table is None:
+            return arrow_schema(self.schema).empty_table()
+        days = "dt" in self.schema.fieldNames() and since is not None
+        try:
+            wanted = pc.field("dt") >= pa.scalar(since).cast(pa.date32()) if days else None
+            return table.to_pyarrow_dataset().to_table(filter=wanted)
+        except (DeltaError, OSError) as error:
+            raise LakeError(f"{self.uri} cannot be read: {str(error).splitlines()[0]}") from None
 
     def location(self, file: File) -> str:
         """Where Spark finds it."""

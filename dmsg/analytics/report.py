@@ -17,6 +17,7 @@ from typing import Any
 from pyspark.sql import functions as F
 
 from dmsg.analytics import charts
+from dmsg.analytics.attention import Finding, Urgency, needs_attention
 from dmsg.analytics.charts import NOTHING, human
 from dmsg.analytics.gold.histograms import summed, with_percentiles
 from dmsg.analytics.lake import Lake
@@ -39,11 +40,13 @@ Row = dict[str, Any]
 class Content:
     """What the page shows, as rows of tables.
 
+    :ivar attention: what needs it, the most urgent first.
     :ivar cut: tables of which there were more rows.
     """
 
     generated: datetime
     run: int
+    attention: list[Finding] = field(default_factory=list)
     tables: dict[str, list[Row]] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
 
@@ -58,7 +61,9 @@ def collect(lake: Lake, at: datetime | None = None) -> Content:
     :raises LakeError: nothing was computed yet.
     """
     state = lake.computed(at)
+    # of a report of then, what was old is reckoned from then
     content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
+    content.attention = needs_attention(lake, state, now=datetime.now(UTC) if at is None else content.generated)
     newest = max(state.days)
     since = str(date.fromisoformat(newest) - timedelta(SHOWN_DAYS - 1))
     days = [day for day in state.days if day >= since]
@@ -183,6 +188,20 @@ def _hours(rows: Sequence[Row]) -> list[tuple[date, int]]:
 
 def _label(hour: tuple[date, int]) -> str:
     return f"{hour[0]:%d %b} {hour[1]:02d}h"
+
+
+_MARKS = {Urgency.NOW: ("now", "now"), Urgency.SOON: ("soon", "look"), Urgency.NOTE: ("note", "changed")}
+
+
+def _attention(content: Content) -> str:
+    lines = []
+    for found in content.attention:
+        kind, word = _MARKS[found.urgency]
+        about = f"{_short(found.about)} " if found.about else ""
+        place = f"<a href='#{found.place.lower()}'>{found.place}</a>"
+        lines.append(f"<li><b class='{kind}'>{word}</b><span>{about}{escape(found.text)}</span>{place}</li>")
+    body = f"<ul>{''.join(lines)}</ul>" if lines else "<p class='note'>Nothing.</p>"
+    return f"<section id='attention'><h2>What needs attention</h2>{body}</section>"
 
 
 def _cards(content: Content) -> str:
@@ -452,10 +471,12 @@ def render(content: Content) -> str:
         f"<title>dmsg network, {period}</title><style>{style}</style></head><body><header><div><h1>dmsg network</h1>",
         f"<p class='meta'>{period}, UTC. Run {content.run}, computed {content.generated:%Y-%m-%d %H:%M} UTC. "
         f"By the hour: the last {SHOWN_DAYS} days.</p></div><button class='theme'>Light / dark</button></header>",
+        _attention(content),
         _cards(content),
     ]
     for title, note, section in _SECTIONS:
-        parts.append(f"<section><h2>{title}</h2><p class='note'>{note}</p>{section(content)}</section>")
+        head = f"<section id='{title.lower()}'><h2>{title}</h2><p class='note'>{note}</p>"
+        parts.append(f"{head}{section(content)}</section>")
     if content.cut:
         parts.append(f"<p class='note'>Not all rows are shown of: {escape(', '.join(content.cut))}.</p>")
     parts.append(f"<script>{script}</script></body></html>\n")

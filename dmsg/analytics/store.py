@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql.types import StructType
 
@@ -129,6 +130,14 @@ class Store:
         partitions = ["family", "dt"] if name == "bronze" else ["dt"] if _is_daily(schema, name) else []
         place = "/".join(filter(None, (self.root, layer, name)))
         return Delta(place, schema, partitions)
+
+    def gold(self, name: str, state: State, since: str | None = None) -> list[dict[str, Any]]:
+        """Rows of an answer, without Spark and its Java; of a size that has room in memory.
+
+        :param since: of a table with days: only of this one, ``2026-01-31``, and later ones.
+        """
+        found = self.table("gold", name).read(state.versions.get(f"gold/{name}"), since=since).to_pylist()
+        return [dict(row) for row in found]
 
     # --- room ---
 

@@ -26,6 +26,7 @@ from dmsg.cli.analytics_common import (
 )
 from dmsg.cli.analytics_keep import migrate, optimize
 from dmsg.cli.analytics_show import name, rank, report, tables, top
+from dmsg.cli.analytics_watch import attention, watch
 from dmsg.cli.options import group
 from dmsg.cli.running import Seconds
 from dmsg.errors import DmsgError
@@ -288,5 +289,5 @@ def demo(directory: Path | None, seconds: float) -> None:
     run_reactor(network)
 
 
-for _command in (report, top, tables, rank, name, optimize, migrate):
+for _command in (attention, watch, report, top, tables, rank, name, optimize, migrate):
     analytics.add_command(_command)

@@ -42,8 +42,8 @@ def _say(error: Exception) -> None:
     click.echo(f"dmsg: {' '.join(str(error).split())}", err=True)
 
 
-def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Errors of one line, Spark's too; the word for those who have no Spark."""
+def needs_tables(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Errors of one line, those of tables too; the word for those who have nothing that reads tables."""
 
     @functools.wraps(command)
     @errors_in_one_line
@@ -51,6 +51,26 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
         if any(importlib.util.find_spec(name) is None for name in ("pyspark", "deltalake", "pyarrow")):
             raise click.ClickException(f"Spark is not installed, and {needs_extra('spark')}; Java 17 too")
         from deltalake.exceptions import DeltaError
+
+        from dmsg.analytics.delta import LakeError
+
+        try:
+            return command(*args, **options)
+        except LakeError as error:
+            _say(error)
+        except DeltaError as error:
+            _say(DmsgError(f"the tables' logs cannot be written or read: {str(error).splitlines()[0][:300]}"))
+        raise SystemExit(1)
+
+    return wrapped
+
+
+def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, and Spark's errors."""
+
+    @functools.wraps(command)
+    @needs_tables
+    def wrapped(*args: Any, **options: Any) -> Any:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -60,8 +80,6 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **options)
         except Errors as error:
             _say(error)
-        except DeltaError as error:
-            _say(DmsgError(f"the tables' logs cannot be written or read: {str(error).splitlines()[0][:300]}"))
         except ConnectionError:
             _say(DmsgError("Spark's Java has ended, perhaps for lack of memory: --memory gives it more"))
         except (PySparkException, Py4JError) as error:

@@ -78,6 +78,9 @@ class ReportTests(LakeCase):
             return {
               up, down, light, dark,
               sections: [...document.querySelectorAll("h2")].map((one) => one.textContent),
+              lost: [...document.querySelectorAll("#attention a")].map((one) => one.hash)
+                .filter((one) => !document.querySelector(one)),
+              lines: document.querySelectorAll("#attention li").length,
               cells: document.querySelectorAll("svg.strip .cell").length,
               charts: document.querySelectorAll("section > svg").length,
               wide: document.documentElement.scrollWidth <= window.innerWidth,
@@ -90,12 +93,24 @@ class ReportTests(LakeCase):
         self.assertNotEqual(seen["light"], seen["dark"])
         self.assertEqual(
             seen["sections"],
-            ["Servers", "Traffic", "Latency", "Refusals", "Capacity", "Settlement", "Placement", "Data"],
+            [
+                "What needs attention",
+                "Servers",
+                "Traffic",
+                "Latency",
+                "Refusals",
+                "Capacity",
+                "Settlement",
+                "Placement",
+                "Data",
+            ],
         )
         self.assertGreaterEqual(seen["cells"], 6)
         self.assertEqual(seen["charts"], 4)
         self.assertTrue(seen["wide"])
         self.assertIn("claims more, with one end's word", seen["verdicts"])
+        self.assertEqual(seen["lost"], [])
+        self.assertGreater(seen["lines"], 3)
 
     def test_without_tables(self) -> None:
         self.assertRaisesRegex(LakeError, "there are no tables", collect, self.pipeline().lake)

@@ -16,6 +16,7 @@ MODULES = (
     "spark_lake",
     "spark_jobs",
     "spark_report",
+    "spark_attention",
     "spark_oracle",
 )
 

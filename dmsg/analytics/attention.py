@@ -1,0 +1,337 @@
+"""What needs an operator's attention, out of the gold tables: one line each, the most urgent first.
+
+Plain functions of rows; who reads the tables does not matter.  Every limit has
+a name here, and every line says on what it stands, so that it can be argued with.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from enum import IntEnum
+from statistics import median
+from typing import Any
+
+from dmsg.analytics.charts import human
+from dmsg.analytics.runs import State
+from dmsg.analytics.store import Store
+
+TABLES = (
+    "boot",
+    "session_day",
+    "latency_day",
+    "capacity_day",
+    "close_day",
+    "settlement_day",
+    "actor",
+    "clock_day",
+    "quality_day",
+    "network_day",
+    "uptime_day",
+)
+"""Gold tables of which rows are needed."""
+DAYS_BACK = 9
+"""Days of those tables: the newest, the week before it to compare with, and one that is not over."""
+RECENT_DAYS = 2
+"""What happened on so many days, the newest with them, is shown."""
+LYING_DAYS = 7
+"""The same for claims, which are settled late."""
+FORGOTTEN_DAYS = 28
+"""A process that has been silent for longer is not missed any more."""
+CLOCK_LIMIT_MS = 60_000
+SLOW_TIMES = 2.0
+"""The p99 of a day is slow from so many times the median p99 of the week before on,"""
+SLOW_LEAST_MS = 5.0
+"""and so many ms more,"""
+SLOW_SAMPLES = 100
+"""of days with so many answers,"""
+SLOW_DAYS = 3
+"""of which the week has so many."""
+SLOW_READERS = 0.01
+"""Share of transports that ended because a receiver was slow from which on it is shown, of at least"""
+SLOW_READERS_LEAST = 10
+"""so many."""
+ATTACK = 100.0
+"""The score of one who does more than is usual on a day."""
+COMPLETE = 0.99
+"""Share of the events of a producer's day without which something is missing."""
+OLD_SECONDS = 2 * 3600
+"""Without a newer event of anybody the data is old: files are sealed every five minutes."""
+CHANGE_TIMES = 1.5
+"""A sum of the network that is so many times the day before's, or so small a part of it, has changed."""
+BUSY = 0.8
+"""Share of its places from which a server that refuses connections is full."""
+MOST = 8
+"""Lines of one kind; how many more there are is said."""
+
+Row = Mapping[str, Any]
+
+
+class Urgency(IntEnum):
+    """How soon somebody should look."""
+
+    NOW = 0
+    SOON = 1
+    NOTE = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line.
+
+    :ivar about: the key of a server, the name of a process or of an actor; empty: the network.
+    :ivar place: the section of the report that shows it.
+    """
+
+    urgency: Urgency
+    about: str
+    text: str
+    place: str
+
+
+def needs_attention(store: Store, state: State, *, now: datetime) -> list[Finding]:
+    """What the tables under a directory tell.
+
+    :raises LakeError: they cannot be read.
+    """
+    since = str(date.fromisoformat(max(state.days)) - timedelta(DAYS_BACK))
+    return attention({name: store.gold(name, state, since) for name in TABLES}, now=now)
+
+
+def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime) -> list[Finding]:
+    """What the tables tell.
+
+    :param tables: rows of :data:`TABLES`.
+    :param now: an aware time.
+    """
+    network = tables["network_day"]
+    boots = [{**row, "first_at": _utc(row["first_at"]), "last_at": _utc(row["last_at"])} for row in tables["boot"]]
+    if not network or not boots:
+        return []
+    newest = max(row["dt"] for row in network)
+    kinds: list[Iterator[Finding]] = [
+        _down(boots, now),
+        _crashed(boots, tables["session_day"], newest),
+        _full(tables["capacity_day"], newest),
+        _slow_readers(tables["close_day"], newest),
+        _slow(tables["latency_day"]),
+        _liars(tables["settlement_day"], newest),
+        _attacks(tables["actor"], newest),
+        _clocks(tables["clock_day"], newest),
+        _unheard(tables["uptime_day"], newest),
+        _missing(tables["quality_day"]),
+        _old(boots, now),
+        _changed(network, tables["uptime_day"], now),
+    ]
+    found = [line for kind in kinds for line in _at_most(list(kind))]
+    return sorted(found, key=lambda line: line.urgency)
+
+
+def _at_most(lines: list[Finding]) -> list[Finding]:
+    if len(lines) <= MOST:
+        return lines
+    last = lines[MOST - 1]
+    more = Finding(last.urgency, "", f"and {len(lines) - MOST + 1} more such lines", last.place)
+    return [*lines[: MOST - 1], more]
+
+
+def _utc(time: datetime) -> datetime:
+    """Spark's collect() gives times without a zone, in UTC."""
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _when(time: datetime) -> str:
+    return f"{time:%-d %b %H:%M}"
+
+
+def _day(day: date) -> str:
+    return f"{day:%-d %b}"
+
+
+def _long(seconds: float) -> str:
+    for size, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _since(rows: Iterable[Row], newest: date, days: int) -> list[Row]:
+    return [row for row in rows if row["dt"] > newest - timedelta(days)]
+
+
+def _down(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
+    newest = max(row["last_at"] for row in boots)
+    gone = [row for row in boots if row["ended"] == "silent" and row["next_at"] is None]
+    for row in sorted(gone, key=lambda row: row["last_at"], reverse=True):
+        if newest - row["last_at"] <= timedelta(FORGOTTEN_DAYS):
+            text = f"{row['role']} is silent since {_when(row['last_at'])}, for {_long(_seconds(now, row['last_at']))}"
+            yield Finding(Urgency.NOW, row["producer"], text, "Servers")
+
+
+def _seconds(later: datetime, earlier: datetime) -> float:
+    return max(0.0, (later - earlier).total_seconds())
+
+
+def _crashed(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Iterator[Finding]:
+    lost: dict[str, int] = defaultdict(int)
+    for row in _since(sessions, newest, RECENT_DAYS):
+        lost[row["server"]] += row["lost"] or 0
+    ends: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in boots:
+        if row["ended"] == "crashed" and row["last_at"].date() > newest - timedelta(RECENT_DAYS):
+            ends[row["producer"], row["role"]].append(row)
+    for (producer, role), rows in sorted(ends.items(), key=lambda item: -len(item[1])):
+        down = sum(row["down_seconds"] or 0 for row in rows)
+        times = "" if len(rows) == 1 else f" {len(rows)} times, the last"
+        text = f"{role} crashed{times} at {_when(max(row['last_at'] for row in rows))}; was away for {_long(down)}"
+        if lost[producer]:
+            text += f", {lost[producer]} sessions were lost"
+        yield Finding(Urgency.SOON, producer, text, "Servers")
+
+
+def _full(days: Sequence[Row], newest: date) -> Iterator[Finding]:
+    by_server: dict[str, list[Row]] = defaultdict(list)
+    for row in _since(days, newest, RECENT_DAYS):
+        if row["refused_full"] or row["busy_hours"]:
+            by_server[row["server"]].append(row)
+    for server, rows in by_server.items():
+        last = max(rows, key=lambda row: row["dt"])
+        worst = max(rows, key=lambda row: row["peak_share"] or 0)
+        peak = f"{worst['peak_sessions']:,} of {worst['capacity']:,} sessions at its peak"
+        refused, busy = (sum(row[name] or 0 for row in rows) for name in ("refused_full", "busy_hours"))
+        words = f"refused {refused:,} connections as too many" if refused else f"nearly full in {busy} hours"
+        # one address may have too many where there is room for others
+        urgency = Urgency.NOW if refused and (worst["peak_share"] or 0) >= BUSY else Urgency.SOON
+        yield Finding(urgency, server, f"{words}, until {_day(last['dt'])}; {peak}", "Capacity")
+
+
+def _slow_readers(ends: Sequence[Row], newest: date) -> Iterator[Finding]:
+    total: dict[tuple[str, date], int] = defaultdict(int)
+    full: dict[tuple[str, date], int] = defaultdict(int)
+    for row in _since(ends, newest, RECENT_DAYS):
+        key = row["server"], row["dt"]
+        total[key] += row["transports"]
+        full[key] += row["transports"] if row["reason"] == "queue_full" else 0
+    for (server, day), ended in sorted(full.items(), key=lambda item: -item[1]):
+        if ended >= SLOW_READERS_LEAST and ended >= SLOW_READERS * total[server, day]:
+            text = f"{ended:,} of {total[server, day]:,} transports of {_day(day)} ended because a receiver was slow"
+            yield Finding(Urgency.SOON, server, f"{text} (queue_full)", "Traffic")
+
+
+def _slow(days: Sequence[Row]) -> Iterator[Finding]:
+    by_server: dict[str, list[Row]] = defaultdict(list)
+    for row in days:
+        if row["rtt_p99"] is not None and row["rtt_samples"] >= SLOW_SAMPLES:
+            by_server[row["server"]].append(row)
+    if not by_server:
+        return
+    newest = max(row["dt"] for rows in by_server.values() for row in rows)
+    for server, rows in by_server.items():
+        last = max(rows, key=lambda row: row["dt"])
+        before = [row["rtt_p99"] for row in rows if last["dt"] - timedelta(7) <= row["dt"] < last["dt"]]
+        if last["dt"] < newest or len(before) < SLOW_DAYS:
+            continue
+        usual, now = median(before), last["rtt_p99"]
+        if now >= SLOW_TIMES * usual and now >= usual + SLOW_LEAST_MS:
+            text = f"slow on {_day(last['dt'])}: p99 of answers {now:.0f} ms, {usual:.0f} ms in the week before"
+            yield Finding(Urgency.SOON, server, text, "Latency")
+
+
+def _liars(days: Sequence[Row], newest: date) -> Iterator[Finding]:
+    verdicts: dict[str, list[Row]] = defaultdict(list)
+    for row in _since(days, newest, LYING_DAYS):
+        if str(row["verdict"]).startswith("claims more"):
+            verdicts[row["server"]].append(row)
+    for server, rows in verdicts.items():
+        last = max(rows, key=lambda row: row["dt"])
+        text = f"{last['verdict']} on {_day(last['dt'])}"
+        if last["inflation"] is not None and last["inflation"] > 0:
+            text += f", by {last['inflation'] * 100:.1f} %"
+        if len(rows) > 1:
+            text += f"; on {len(rows)} days of the week"
+        yield Finding(Urgency.NOW, server, text, "Settlement")
+
+
+_DEEDS = {
+    "scan": "asked for {targets:,} clients that are not there",
+    "flood": "{refused:,} requests refused, most over its rate",
+    "handshakes": "{refused:,} failed handshakes of its network",
+    "entries": "{refused:,} requests that discovery refused",
+    "churn": "{posts:,} entries",
+    "unanswered": "{refused:,} of {requests:,} requests nobody accepted",
+}
+
+
+def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
+    for row in sorted(actors, key=lambda row: -row["score"]):
+        if row["score"] >= ATTACK and row["last_day"] > newest - timedelta(RECENT_DAYS):
+            numbers = {name: row[name] or 0 for name in ("targets", "refused", "posts", "requests")}
+            deed = _DEEDS.get(row["kind"], "").format(**numbers)
+            where = f"at {row['servers']} servers" if row["servers"] > 1 else "at one server"
+            text = f"{row['kind']}: {deed}, {where}, until {_day(row['last_day'])}; score {row['score']:,.0f}"
+            yield Finding(Urgency.NOW, row["who"], text, "Refusals")
+
+
+def _clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:
+    worst: dict[str, Row] = {}
+    for row in _since(days, newest, RECENT_DAYS):
+        if row["skew_ms"] is not None and abs(row["skew_ms"]) > CLOCK_LIMIT_MS:
+            worst[row["server"]] = max(worst.get(row["server"], row), row, key=lambda one: one["dt"])
+    for server, row in worst.items():
+        way = "ahead of" if row["skew_ms"] > 0 else "behind"
+        text = f"its clock was {_long(abs(row['skew_ms']) / 1000)} {way} discovery's on {_day(row['dt'])}"
+        yield Finding(Urgency.SOON, server, text, "Servers")
+
+
+def _unheard(days: Sequence[Row], newest: date) -> Iterator[Finding]:
+    for row in days:
+        if row["dt"] == newest and row["state"] == "unheard":
+            text = f"discovery saw it on {_day(newest)}, but nothing that it wrote has come"
+            yield Finding(Urgency.SOON, row["server"], text, "Data")
+
+
+def _missing(days: Sequence[Row]) -> Iterator[Finding]:
+    missing: dict[str, list[Row]] = defaultdict(list)
+    for row in days:
+        if row["completeness"] is not None and row["completeness"] < COMPLETE:
+            missing[row["producer"]].append(row)
+    for producer, rows in missing.items():
+        events = sum(row["missing"] for row in rows)
+        first, last = (edge(row["dt"] for row in rows) for edge in (min, max))
+        period = _day(first) if first == last else f"{_day(first)} to {_day(last)}"
+        text = f"{events:,} events of {period} have not come: a file is lost, or not yet collected"
+        yield Finding(Urgency.SOON, producer, text, "Data")
+
+
+def _old(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
+    newest = max(row["last_at"] for row in boots)
+    if _seconds(now, newest) > OLD_SECONDS:
+        text = f"nothing newer than {_when(newest)} has been read: is collecting going on, and are the runs?"
+        yield Finding(Urgency.NOW, "", text, "Data")
+
+
+def _changed(network: Sequence[Row], uptime: Sequence[Row], now: datetime) -> Iterator[Finding]:
+    """The newest day that is over, beside the one before."""
+    days = {row["dt"]: row for row in network}
+    over = [day for day in days if day < now.date() and day - timedelta(1) in days]
+    if not over:
+        return
+    day = max(over)
+    new, old = days[day], days[day - timedelta(1)]
+    for name, words, unit in (
+        ("bytes", "carried", "B"),
+        ("transports", "transports", ""),
+        ("clients", "clients", ""),
+        ("refused", "refusals", ""),
+    ):
+        now_is, was = new[name] or 0, old[name] or 0
+        if max(now_is, was) >= CHANGE_TIMES * max(1, min(now_is, was)) and max(now_is, was) >= 10:
+            text = f"{words}: {human(now_is, unit)} on {_day(day)}, {human(was, unit)} the day before"
+            yield Finding(Urgency.NOTE, "", text, "Refusals" if name == "refused" else "Traffic")
+    there = {when: {row["server"] for row in uptime if row["dt"] == when} for when in (day, day - timedelta(1))}
+    if fresh := there[day] - there[day - timedelta(1)]:
+        names = ", ".join(sorted(one[:8] for one in fresh)[:5]) + (", ..." if len(fresh) > 5 else "")
+        text = f"{len(fresh)} new servers on {_day(day)}: {names}" if len(fresh) > 1 else f"new on {_day(day)}: {names}"
+        yield Finding(Urgency.NOTE, "", text, "Servers")
