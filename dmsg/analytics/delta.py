@@ -11,6 +11,7 @@ another one came between: nobody's rows are lost, and nobody's stand twice.
 
 from __future__ import annotations
 
+import operator
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -138,18 +139,22 @@ class Delta:
             File(unquote(path), size, dict(zip(self.partitions, of_file, strict=True))) for path, size, *of_file in rows
         ]
 
-    def read(self, version: int | None = None, *, since: str | None = None) -> pa.Table:
+    def read(self, version: int | None = None, *, since: str | None = None, until: str | None = None) -> pa.Table:
         """Its rows, without Spark: all of them are held in memory.
 
-        :param since: of a table with days: only of this one and later ones.
+        :param since: of a table with days: only of this one and later ones; ``until``: and no later ones.
         :raises LakeError: that version is no more.
         """
         table = self.open(version)
         if table is None:
             return arrow_schema(self.schema).empty_table()
-        days = "dt" in self.schema.fieldNames() and since is not None
+        wanted = None
+        if "dt" in self.schema.fieldNames():
+            for day, compare in ((since, operator.ge), (until, operator.le)):
+                if day is not None:
+                    one = compare(pc.field("dt"), pa.scalar(day).cast(pa.date32()))
+                    wanted = one if wanted is None else wanted & one
         try:
-            wanted = pc.field("dt") >= pa.scalar(since).cast(pa.date32()) if days else None
             return table.to_pyarrow_dataset().to_table(filter=wanted)
         except (DeltaError, OSError) as error:
             raise LakeError(f"{self.uri} cannot be read: {str(error).splitlines()[0]}") from None

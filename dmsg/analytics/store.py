@@ -21,6 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.delta import Delta, File, LakeError, unusable
@@ -131,13 +132,16 @@ class Store:
         place = "/".join(filter(None, (self.root, layer, name)))
         return Delta(place, schema, partitions)
 
-    def gold(self, name: str, state: State, since: str | None = None) -> list[dict[str, Any]]:
-        """Rows of an answer, without Spark and its Java; of a size that has room in memory.
+    def answer(self, name: str, state: State, since: str | None = None, until: str | None = None) -> pa.Table:
+        """An answer, without Spark and its Java; those days have to have room in memory.
 
-        :param since: of a table with days: only of this one, ``2026-01-31``, and later ones.
+        :param since: of a table with days: only of this one, ``2026-01-31``, and later ones; ``until``: and no later.
         """
-        found = self.table("gold", name).read(state.versions.get(f"gold/{name}"), since=since).to_pylist()
-        return [dict(row) for row in found]
+        return self.table("gold", name).read(state.versions.get(f"gold/{name}"), since=since, until=until)
+
+    def gold(self, name: str, state: State, since: str | None = None) -> list[dict[str, Any]]:
+        """The same as rows, of a table that has few."""
+        return [dict(row) for row in self.answer(name, state, since).to_pylist()]
 
     # --- room ---
 

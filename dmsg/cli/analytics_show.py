@@ -12,7 +12,15 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from dmsg.cli.analytics_common import as_of_option, errors_in_one_line, needs_spark, out_option, session, spark_options
+from dmsg.cli.analytics_common import (
+    as_of_option,
+    errors_in_one_line,
+    needs_spark,
+    needs_tables,
+    out_option,
+    session,
+    spark_options,
+)
 from dmsg.cli.options import command
 from dmsg.cli.running import Seconds, create_option
 from dmsg.cli.screen import screen
@@ -56,52 +64,43 @@ def report(
 @click.option("--by", metavar="COLUMN", help="Sort by it, the largest first.")
 @click.option("--day", metavar="DAY", help="Only this day, as 2026-01-31; default: the newest.")
 @as_of_option
-@spark_options
-@needs_spark
-def top(
-    out: str,
-    table: str,
-    rows: int,
-    by: str | None,
-    day: str | None,
-    as_of: datetime | None,
-    master: str | None,
-    memory: str,
-    conf: tuple[str, ...],
-) -> None:
-    """Show a gold table in the terminal; `dmsg analytics tables` names them."""
-    from pyspark.sql import functions as F
+@needs_tables
+def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of: datetime | None) -> None:
+    """Show a gold table in the terminal, without Java, at once; `dmsg analytics tables` names them."""
+    from pyarrow import compute
 
-    from dmsg.analytics.lake import Lake
     from dmsg.analytics.schemas import DAILY, GOLD
+    from dmsg.analytics.store import Store
 
     if table not in GOLD:
         raise DmsgError(f"there is no table {table}; there are {', '.join(GOLD)}")
     names = GOLD[table].schema.fieldNames()
     if by is not None and by not in names:
         raise DmsgError(f"{table} has no column {by}; it has {', '.join(names)}")
-    with session(master, memory, conf) as spark:
-        lake = Lake(spark, out)
-        state = lake.computed(as_of)
-        if day is not None and day not in state.days:
-            raise DmsgError(f"nothing is known of {day}; the newest day is {max(state.days)}")
-        shown = lake.read("gold", table, state, [day or max(state.days)] if table in DAILY else None)
-        if table not in DAILY and "dt" in names and day is not None:
-            shown = shown.where(F.col("dt") == day)
-        order = F.col(by).desc_nulls_last() if by else F.col(_first_number(table)).desc_nulls_last()
-        found = shown.orderBy(order, *names[:3]).limit(rows).collect()
+    if by is not None and GOLD[table].schema[by].dataType.typeName() == "array":
+        raise DmsgError(f"{by} holds many numbers: it cannot be sorted by")
+    store = Store(out)
+    state = store.computed(as_of)
+    if day is not None and day not in state.days:
+        raise DmsgError(f"nothing is known of {day}; the newest day is {max(state.days)}")
+    only = day or (max(state.days) if table in DAILY else None)
+    order = by or _first_number(table)
+    found = store.answer(table, state, only, only).select(names)
+    keys = [(order, "descending"), *((name, "ascending") for name in names[:3] if name != order)]
+    chosen = compute.sort_indices(found, sort_keys=keys).slice(0, rows)
     grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left")
     for field in GOLD[table].schema.fields:
         text = field.dataType.simpleString() in ("string", "date", "boolean")
         grid.add_column(field.name, justify="left" if text else "right", overflow="ellipsis", no_wrap=text)
-    for row in found:
+    shown = found.take(chosen).to_pylist()
+    for row in shown:
         grid.add_row(*(Text(_shown(row[name])) for name in names))
     console = screen(10_000)  # for other programs, and for less -S
     if not console.is_terminal:
         grid.expand = False
     elif console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
         grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left", show_header=False)
-        for row in found:
+        for row in shown:
             for name in names:
                 grid.add_row(name, Text(_shown(row[name])))
             grid.add_section()

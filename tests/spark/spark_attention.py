@@ -12,6 +12,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics.attention import MOST, TABLES, Finding, Urgency, attention, needs_attention
+from dmsg.analytics.schemas import DAILY, GOLD
 from dmsg.cli.output import EXIT_PIPE
 from dmsg.cli.running import EXIT_INTERRUPTED
 from tests.spark.spark_tables import Story
@@ -171,6 +172,23 @@ class TablesTests(LakeCase):
         said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={"PATH": "/nonexistent"})
         lines = [json.loads(line) for line in said.stdout.splitlines()]
         self.assertIn(S2, {line["about"] for line in lines if line["place"] == "Settlement"})
+
+    def test_top(self) -> None:
+        """The same rows as Spark has, those of the newest day, the largest first; NULL last."""
+        lake = Story.told().pipeline().lake
+        state = lake.computed()
+        for table, by in (("traffic_hour", "bytes"), ("settlement_day", "inflation"), ("uptime_day", "uptime")):
+            arguments = (*PROGRAM, "analytics", "top", "--out", lake.root, table, "--by", by, "--rows", "3")
+            said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={"PATH": "/nonexistent"})
+            self.assertEqual(said.stderr, "")
+            shown = [line.split("│")[1:-1] for line in said.stdout.splitlines() if line.startswith("│")]
+            names = GOLD[table].schema.fieldNames()
+            rows = lake.read("gold", table, state, [max(state.days)] if table in DAILY else None).collect()
+            rows.sort(key=lambda row: (row[by] is None, -(row[by] or 0), *(row[name] for name in names[:3])))
+            days = [cells[names.index("dt")].strip() for cells in shown]
+            self.assertEqual(days, [str(row.dt) for row in rows[:3]], table)
+            servers = [cells[names.index("server")].strip() for cells in shown]
+            self.assertEqual(servers, [row.server[:8] for row in rows[:3]], table)
 
     def test_watch(self) -> None:
         """To a file each run is told once; Ctrl-C ends it, and so does a reader that goes."""
