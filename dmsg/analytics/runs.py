@@ -31,7 +31,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema
 
-from dmsg.analytics.delta import LakeError
+from dmsg.analytics.delta import LakeError, rows_of
 
 FORMAT = 2
 """Of what is said: a lake of another format is not touched."""
@@ -143,15 +143,23 @@ class Runs:
         except DeltaError as error:
             raise LakeError(f"{self._uri} cannot be read: {str(error).splitlines()[0]}") from None
 
-    @staticmethod
-    def _rows(table: DeltaTable | None) -> list[_Row]:
-        if table is None:
-            return []
-        return [_Row(**row) for row in table.to_pyarrow_table().to_pylist()]
+    def _look(self) -> tuple[DeltaTable | None, list[_Row]]:
+        """What is said now, oldest first."""
+        for again in (True, False):
+            table = self._open()
+            if table is None:
+                break
+            try:
+                return table, sorted((_Row(**row) for row in rows_of(table).to_pylist()), key=lambda row: row.run)
+            except LakeError:
+                # What was replaced after it was opened may have been removed before it was read.
+                if not again:
+                    raise
+        return None, []
 
     def states(self) -> list[State]:
         """What runs left whose tables can still be read, oldest first."""
-        return [row.state(self._root) for row in self._rows(self._open()) if row.phase == DONE]
+        return [row.state(self._root) for row in self._look()[1] if row.phase == DONE]
 
     def state(self, at: datetime | None = None) -> State:
         """What the newest run left.
@@ -169,7 +177,7 @@ class Runs:
 
     def check_free(self) -> None:
         """:raises Busy: somebody writes."""
-        self._check_free(self._rows(self._open()))
+        self._check_free(self._look()[1])
 
     def _check_free(self, rows: list[_Row]) -> None:
         newest = rows[-1] if rows else None
@@ -184,13 +192,12 @@ class Runs:
         :raises Busy: somebody else does.
         """
         now = self._clock()
-        table = self._open()
+        table, rows = self._look()
         if table is None:
             try:
                 table = DeltaTable.create(self._uri, Schema.from_arrow(_COLUMNS))
             except DeltaError:
                 raise self._busy() from None
-        rows = self._rows(table)
         self._check_free(rows)
         done = [row for row in rows if row.phase == DONE]
         number = max((row.run for row in done), default=0) + 1
@@ -219,8 +226,7 @@ class Runs:
 
         :raises LakeError: another one has taken over.
         """
-        table = self._open()
-        rows = self._rows(table)
+        table, rows = self._look()
         if table is None or not rows or (rows[-1].run, rows[-1].owner, rows[-1].phase) != (own.run, own.owner, BEGUN):
             raise LakeError(f"another run has taken over {self._root}: nothing had been heard of this one")
         row = replace(own, at=int(self._clock() * 1000) if phase == BEGUN else own.at, phase=phase, said=said)

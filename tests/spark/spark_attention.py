@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+import dmsg
 from dmsg.analytics.attention import MOST, TABLES, Finding, Urgency, attention, needs_attention
 from dmsg.analytics.schemas import DAILY, GOLD
 from dmsg.cli.output import EXIT_PIPE
@@ -172,6 +174,11 @@ class TablesTests(LakeCase):
         said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={"PATH": "/nonexistent"})
         lines = [json.loads(line) for line in said.stdout.splitlines()]
         self.assertIn(S2, {line["about"] for line in lines if line["place"] == "Settlement"})
+
+    def test_nothing_of_arrow_calls_python(self) -> None:
+        """Its reader of datasets would, on threads of its own; one that is late aborts a program that ends."""
+        for path in Path(dmsg.__file__).parent.rglob("*.py"):
+            self.assertNotIn("to_pyarrow_", path.read_text(), str(path))
 
     def test_top(self) -> None:
         """The same rows as Spark has, those of the newest day, the largest first; NULL last."""

@@ -136,7 +136,7 @@ class RunsTests(SynchronousTestCase):
         table = self.runs._open()
         assert table is not None
         for said, text in (('{"format": 3}', "another version"), ("[]", "what is no run"), ("{", "what is no run")):
-            row = self.runs._rows(self.runs._open())[-1]
+            row = self.runs._look()[1][-1]
             self.runs.write(self.runs._open(), [runs.replace(row, phase=DONE, said=said)])
             self.assertRaisesRegex(LakeError, text, self.runs.state)
 
