@@ -25,6 +25,7 @@ from dmsg.cli.analytics_common import (
     spark_options,
 )
 from dmsg.cli.analytics_keep import migrate, optimize
+from dmsg.cli.analytics_send import send
 from dmsg.cli.analytics_show import name, rank, report, tables, top
 from dmsg.cli.analytics_watch import attention, watch
 from dmsg.cli.options import group
@@ -289,5 +290,5 @@ def demo(directory: Path | None, seconds: float) -> None:
     run_reactor(network)
 
 
-for _command in (attention, watch, report, top, tables, rank, name, optimize, migrate):
+for _command in (attention, watch, report, top, tables, rank, name, send, optimize, migrate):
     analytics.add_command(_command)

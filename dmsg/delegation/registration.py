@@ -1,9 +1,8 @@
-"""Keeping a server's entry in discovery true, and ``/metrics`` and ``/health``."""
+"""Keeping a server's entry in discovery true."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,8 +12,6 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.resource import Resource
-from twisted.web.server import Request
 
 from dmsg.delegation.dial import retry_delay
 from dmsg.delegation.publish import CONTESTED_TIME, Contest
@@ -22,7 +19,6 @@ from dmsg.discovery.entry import Entry, ServerMeta, features
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey, SecKey
-from dmsg.telemetry.metrics import ServerMetrics, ServerStatistics
 
 REFRESH_INTERVAL = 30.0
 """Seconds between refreshes of the entry; discovery lists it for longer than that."""
@@ -205,37 +201,3 @@ def address_of(port: IListeningPort) -> str:
     if isinstance(host, IPv6Address) and host.host != "::":
         return f"[{host.host}]:{host.port}"
     raise DmsgError("say with --public-address where clients reach this server")
-
-
-class StatusPages(Resource):
-    """``/metrics`` and ``/health`` of a server.
-
-    :param health: what ``/health`` says.
-    :param prefix: of the metrics.
-    """
-
-    isLeaf = True
-
-    def __init__(
-        self,
-        server: ServerStatistics,
-        health: Callable[[], dict[str, Any]],
-        prefix: str = "dmsg_server",
-        collectors: Iterable[Any] = (),
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._health = health
-        self._metrics = ServerMetrics(server, prefix, collectors)
-
-    def render_GET(self, request: Request) -> bytes:
-        if request.path == b"/metrics":
-            request.setHeader(b"content-type", self._metrics.content_type)
-            return self._metrics.render()
-        if request.path == b"/health":
-            request.setHeader(b"content-type", b"application/json")
-            health = self._health()
-            if health["status"] != "ok":
-                request.setResponseCode(503)
-            return json.dumps(health).encode()
-        request.setResponseCode(404)
-        return b"there are /metrics and /health\n"

@@ -18,8 +18,9 @@ from twisted.python.failure import Failure
 from dmsg.buckets import RateLimit
 from dmsg.delegation.admission import Admission
 from dmsg.delegation.holdings import LinkHoldings
-from dmsg.delegation.registration import Registration, StatusPages, address_of
+from dmsg.delegation.registration import Registration, address_of
 from dmsg.delegation.selflook import look_at_self
+from dmsg.delegation.status import StatusPages, status_site
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.isolate import isolated
@@ -30,8 +31,8 @@ from dmsg.net.addresses import parse_address
 from dmsg.net.guard import GuardedFactory
 from dmsg.net.link import Link
 from dmsg.net.share import STEPS
-from dmsg.net.site import gated_site
 from dmsg.net.socketopts import tune_listening
+from dmsg.telemetry.metrics import ServerMetrics
 
 DRAIN_TIMEOUT = 8.0
 """Seconds that stopping leaves to what clients have open, by default."""
@@ -52,10 +53,6 @@ STRAY_RATE = 2_000.0
 """Frames of no transport a second of one address, beyond what each client may send, before its connection ends."""
 STRAY_BURST = 200_000.0
 """And so many at once: what the windows of many transports hold when their other ends are lost."""
-STATUS_RATE, STATUS_BURST = 50.0, 500.0
-"""Requests a second of one address, and at once, for ``/metrics`` and ``/health``: each goes through all clients."""
-STATUS_CONNECTIONS = 64
-"""Connections for these, in all; of one address half of them."""
 
 _log = Logger()
 
@@ -364,18 +361,8 @@ class RelayServer(Service):
         def refused(_: str) -> None:
             self._status_refused += 1
 
-        site = gated_site(
-            StatusPages(self, self.health, self.metrics_prefix, [self.factory.relay_seconds]),
-            self._reactor,
-            refused,
-            rate=STATUS_RATE,
-            burst=STATUS_BURST,
-            proxied=False,
-            max_body=0,
-        )
-        return GuardedFactory(
-            site, self._reactor, most=STATUS_CONNECTIONS, most_of_block=STATUS_CONNECTIONS // 2, refused=refused
-        )
+        metrics = ServerMetrics(self, self.metrics_prefix, [self.factory.relay_seconds])
+        return status_site(self._reactor, StatusPages(metrics, self.health), refused)
 
     def _look(self, address: str) -> Deferred[None]:
         """Whether clients reach this server where its entry says, as far as it can see that itself."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from twisted.application.service import Service
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
 from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort
@@ -28,6 +29,7 @@ from dmsg.discovery.proof import OPENINGS, Openings
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import STORE_LIMIT, open_store
 from dmsg.discovery.sweep import Sweep
+from dmsg.errors import DiscoveryError
 from dmsg.memory import default_limit
 from dmsg.net.guard import GuardedFactory
 from dmsg.net.socketopts import tune_listening
@@ -152,6 +154,20 @@ class Discovery(Service):
             self.ports.append(port)
             _log.info("discovery listens on {address}", address=str(port.getHost()))
         return self.ports
+
+    def own_url(self) -> str:
+        """Where this machine reaches it, without TLS.
+
+        :raises DiscoveryError: it does not listen yet, or only with TLS.
+        """
+        for description, port in zip(self._listen, self.ports, strict=False):
+            if description.startswith("tcp:"):
+                host = port.getHost()
+                if isinstance(host, IPv4Address):
+                    return f"http://{'127.0.0.1' if host.host == '0.0.0.0' else host.host}:{host.port}"  # noqa: S104
+                if isinstance(host, IPv6Address):
+                    return f"http://[{'::1' if host.host == '::' else host.host}]:{host.port}"
+        raise DiscoveryError("this discovery does not listen yet")
 
     # --- a heartbeat, for telemetry ---
 

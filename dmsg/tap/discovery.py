@@ -14,8 +14,9 @@ from dmsg.discovery.service import Discovery
 from dmsg.errors import KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.messaging.openings import OPENINGS
-from dmsg.tap.options import TELEMETRY_OPTIONS, EntityOptions, endpoint, number, own_pid_file, set_log_format, telemetry
+from dmsg.tap.options import EntityOptions, endpoint, number, own_pid_file, set_log_format, url
 from dmsg.tap.running import StopOnFailure
+from dmsg.tap.telemetry import TELEMETRY_OPTIONS, sender, telemetry
 
 DEFAULT_LISTEN = "tcp:9090"
 DEFAULT_STORE = "sqlite:dmsg-discovery.sqlite"
@@ -67,6 +68,13 @@ class Options(EntityOptions):
         ["ranking", None, None, "file with a signed ranking of servers, which is watched (dmsg analytics rank)", str],
         ["ranking-key", None, None, "public key whose rankings are believed", str],
         *TELEMETRY_OPTIONS,
+        [
+            "telemetry-discovery",
+            None,
+            None,
+            "URL of the discovery in which the collector is found [default: this one, over plain HTTP]",
+            str,
+        ],
         ["log-format", None, "text", "text or json", str],
     ]
     optFlags = [
@@ -102,6 +110,10 @@ class Options(EntityOptions):
         if self["log-format"] not in ("text", "json"):
             raise UsageError("log-format is text or json")
         self["telemetry-settings"] = telemetry(self)
+        if self["telemetry-discovery"] is not None:
+            url(self["telemetry-discovery"])
+        elif self["telemetry-to"] is not None and not any(one.startswith("tcp:") for one in self["listen"]):
+            raise UsageError("telemetry-to needs --telemetry-discovery here: this one listens with TLS only")
         if (self["ranking"] is None) != (self["ranking-key"] is None):
             raise UsageError("ranking and ranking-key go together")
         if self["ranking-key"] is not None:
@@ -138,5 +150,12 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         ranking=None if options["ranking"] is None else RankingFile(Path(options["ranking"]), options["ranking-key"]),
         telemetry=options["telemetry-settings"],
     )
-    service: IService = StopOnFailure(reactor, discovery, options)
-    return service
+    service = StopOnFailure(reactor, discovery, options)
+    if discovery.telemetry is not None and options["telemetry-to"] is not None:
+
+        def where() -> list[str]:
+            return [options["telemetry-discovery"] or discovery.own_url()]
+
+        sender(reactor, options, where, discovery.telemetry).setServiceParent(service)  # type: ignore[no-untyped-call]
+    made: IService = service
+    return made

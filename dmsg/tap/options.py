@@ -7,7 +7,6 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from twisted.internet.endpoints import serverFromString
@@ -25,9 +24,7 @@ from twisted.python.usage import Options as UsageOptions
 from twisted.python.usage import UsageError
 
 from dmsg.discovery.lookup import check_url
-from dmsg.errors import DmsgError
 from dmsg.printable import printable
-from dmsg.telemetry.service import TelemetrySettings
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""
@@ -67,38 +64,6 @@ def url(value: str) -> str:
         return check_url(value)
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-TELEMETRY_OPTIONS = [
-    ["telemetry", None, None, "directory for events that the data pipeline reads (dmsg analytics)", str],
-    ["telemetry-keys", None, "hashed", "how events name clients: hashed, or clear, by their keys", str],
-    ["telemetry-secret", None, None, "file of 32 bytes that clients are named with, for servers of one operator", str],
-    ["telemetry-rotate", None, "300", "seconds after which a file of events is finished", str],
-    ["telemetry-limit", None, "1024", "MiB of finished files that are kept", str],
-]
-
-
-def telemetry(options: UsageOptions) -> TelemetrySettings | None:
-    """What the options say of telemetry; None without a directory.
-
-    :raises UsageError: one of them cannot be.
-    """
-    if options["telemetry"] is None:
-        return None
-    if options["telemetry-keys"] not in ("hashed", "clear"):
-        raise UsageError("telemetry-keys is hashed or clear")
-    settings = TelemetrySettings(
-        Path(options["telemetry"]).absolute(),
-        clear=options["telemetry-keys"] == "clear",
-        rotate_seconds=number(options["telemetry-rotate"], 1, 86400),
-        limit=number(options["telemetry-limit"], 1, 2**30) * 1024 * 1024,
-        secret=None if options["telemetry-secret"] is None else Path(options["telemetry-secret"]).absolute(),
-    )
-    try:
-        settings.prepare()
-    except DmsgError as error:
-        raise UsageError(str(error)) from None
-    return settings
 
 
 def number(value: str, low: int, high: int) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.application.service import IService
+from twisted.python.usage import UsageError
 
 from dmsg.delegation.server import DRAIN_TIMEOUT
-from dmsg.tap.options import TELEMETRY_OPTIONS, descriptors, seconds, set_log_format, telemetry
+from dmsg.tap.options import descriptors, seconds, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure
+from dmsg.tap.telemetry import TELEMETRY_OPTIONS, sender, telemetry
 from dmsg.transport.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, MAX_TRANSPORTS, REQUEST_RATE, Limits
 from dmsg.transport.server import Server
 from dmsg.transport.wire import IDS_PER_SIDE
@@ -51,6 +53,8 @@ class Options(RelayOptions):
         for name in ("max-connections", "max-transports", "max-per-pair", "max-per-address"):
             self[name] = int(self[name])
         self["telemetry-settings"] = telemetry(self)
+        if self["telemetry-to"] is not None and not self["discovery"]:
+            raise UsageError("telemetry-to needs --discovery: where is the collector found?")
 
 
 def makeService(options: Options, reactor: Any = None) -> IService:
@@ -72,5 +76,8 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         telemetry=options["telemetry-settings"],
     )
     options.reload_on_hangup(reactor, server)
-    service: IService = StopOnFailure(reactor, server, options, options.hold_key)
-    return service
+    service = StopOnFailure(reactor, server, options, options.hold_key)
+    if server.telemetry is not None and options["telemetry-to"] is not None:
+        sender(reactor, options, lambda: options["discovery"], server.telemetry).setServiceParent(service)  # type: ignore[no-untyped-call]
+    made: IService = service
+    return made

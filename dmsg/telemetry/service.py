@@ -77,6 +77,23 @@ class TelemetrySettings:
             raise DmsgError(f"telemetry secret cannot be used: {error}") from None
 
 
+@dataclass
+class Sent:
+    """What was sent to a collector.
+
+    :ivar files, size: that it has.
+    :ivar refused: files that it would not take, each time that it said so.
+    :ivar failures: tries that ended otherwise.
+    :ivar waiting: files that are there to be sent, as of the last look.
+    """
+
+    files: int = 0
+    size: int = 0
+    refused: int = 0
+    failures: int = 0
+    waiting: int = 0
+
+
 class _Repeated:
     """What of one kind occurred again since it was written."""
 
@@ -94,6 +111,7 @@ class Telemetry:
     :param role: server or discovery.
     :param producer: the server's key in hex; None names it after its secret.
     :ivar load: fields of a heartbeat, asked for each minute; ``about``: of the start event.
+    :ivar sent: what a collector has got of it, if there is one.
     :ivar beats: called before each heartbeat, for what is written with it; ``turns`` each second.
     """
 
@@ -145,6 +163,7 @@ class Telemetry:
         self._lost = 0
         self._writing: Deferred[None] | None = None
         self._stopped = False
+        self.sent = Sent()
 
     @property
     def lost(self) -> int:

@@ -13,18 +13,16 @@ import gzip
 import hashlib
 import json
 import os
-import zlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dmsg.telemetry.lines import read_lines
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import ReceiptError, Role, parse_receipt
-from dmsg.telemetry.schema import MAX_LINE, RECEIPTS_PREFIX, SEGMENT_SUFFIX
+from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
-CHUNK = 256 * 1024
 FILE_LIMIT = 512 * 1024 * 1024
 """Bytes of text of one file of receipts; what is beyond is not read."""
 
@@ -38,29 +36,6 @@ class Checked:
     refused: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     """Why receipts are not believed, and how many."""
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    """Lines, as far as the file can be read: gzip's own reader keeps back what lies just before a tear."""
-    text, read = b"", 0
-    unpack = zlib.decompressobj(31)
-    with open(path, "rb") as file:
-        while (packed := unpack.unused_data or file.read(CHUNK)) and read < FILE_LIMIT:
-            if unpack.eof:
-                unpack = zlib.decompressobj(31)  # another member
-            try:
-                while packed:
-                    piece = unpack.decompress(packed, CHUNK)
-                    read += len(piece)
-                    *lines, text = (text + piece).split(b"\n")
-                    yield from (line + b"\n" for line in lines)
-                    if len(text) > MAX_LINE:
-                        return
-                    packed = unpack.unconsumed_tail
-            except zlib.error:
-                break
-    if text:
-        yield text + b"\n"
 
 
 def check_line(line: bytes, names: Pseudonyms) -> tuple[bytes, bool | None, str]:
@@ -110,7 +85,7 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
             continue
         fresh = target / f".{checked.name}.{os.getpid()}.part"
         with gzip.open(fresh, "wb", 3) as file:
-            for line in _lines(path):
+            for line in read_lines(path, FILE_LIMIT):
                 written, believed, reason = check_line(line, names)
                 file.write(written)
                 found.believed += believed is True

@@ -18,7 +18,7 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.link import Link
 from dmsg.net.noise import NoiseLink
 from dmsg.net.turn import TurnFlush
-from dmsg.telemetry.service import Telemetry, TelemetrySettings
+from dmsg.telemetry.service import Sent, Telemetry, TelemetrySettings
 from dmsg.transport.policing import Limits
 from dmsg.transport.protocol import ServerFactory
 from dmsg.transport.wire import RECEIPT_FEATURE, RELAY_FEATURE
@@ -126,11 +126,17 @@ class Server(RelayServer):
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """What goes up and down."""
-        return {**super().gauges(), "transports": ("Open transports", self.factory.relay.route_count // 2)}
+        waiting = 0 if self.telemetry is None else self.telemetry.sent.waiting
+        return {
+            **super().gauges(),
+            "transports": ("Open transports", self.factory.relay.route_count // 2),
+            "telemetry_files_waiting": ("Files of events that wait for the collector", waiting),
+        }
 
     def counters(self) -> dict[str, tuple[str, float]]:
         """What only goes up."""
         telemetry = self.telemetry
+        sent = Sent() if telemetry is None else telemetry.sent
         return {
             **super().counters(),
             "transports_opened": ("Transports that were opened", self.factory.relay.transports_opened),
@@ -140,6 +146,9 @@ class Server(RelayServer):
                 "Files of events that made room for newer ones",
                 0 if telemetry is None else telemetry.removed,
             ),
+            "telemetry_files_sent": ("Files of events that the collector has", sent.files),
+            "telemetry_files_refused": ("Times that the collector would not take a file", sent.refused),
+            "telemetry_send_failures": ("Times that the collector could not be reached, or had no room", sent.failures),
             "throttled": ("Times that a client was read later for its bytes a second", self.factory.throttled),
         }
 

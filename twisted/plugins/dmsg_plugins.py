@@ -28,6 +28,9 @@ dmsg_messaging_server = ServiceMaker(
     "A relay of the Messaging System, the protocol before dmsg",
     "dmsg-messaging-server",
 )
+dmsg_collector = ServiceMaker(
+    "dmsg collector", "dmsg.tap.collector", "Takes files of events from servers and discoveries", "dmsg-collector"
+)
 rmb_relay = ServiceMaker("rmb relay", "dmsg.tap.rmb_relay", "A relay of the reliable message bus", "rmb-relay")
 rmb_registry = ServiceMaker(
     "rmb registry", "dmsg.tap.rmb_registry", "The registry of twins of a message bus", "rmb-registry"

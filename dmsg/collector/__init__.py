@@ -1,0 +1,1 @@
+"""From the machines to the lake: finished files of events, over dmsg itself, to one place."""

@@ -1,0 +1,337 @@
+"""A spool's side: finished files go to the collector, and from the disk when that has them.
+
+Nothing is removed here before the collector has said that it is on its disk.
+While the collector is away files wait, as many as the spool's limit allows
+(``--telemetry-limit``); each is sent whole again if it was not sent whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import BufferedReader
+from pathlib import Path
+from random import Random
+from typing import IO, Any
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.protocol import Factory
+from twisted.logger import Logger
+from twisted.protocols.basic import FileSender, LineReceiver
+from twisted.protocols.policies import TimeoutMixin
+from twisted.python.failure import Failure
+
+from dmsg.collector.wire import FILE_LIMIT, LINE_LIMIT, Answer, Kind, Offer, WireError, is_spool_name, parse_answer
+from dmsg.delegation.dial import retry_delay
+from dmsg.discovery.lookup import Lookups
+from dmsg.errors import ConnectFailed, DmsgError
+from dmsg.keylock import KeyInUse, KeyLock, hold
+from dmsg.keys import SecKey, load_or_create_key
+from dmsg.net.again import Again
+from dmsg.net.stream import DmsgAddress
+from dmsg.net.threads import in_thread
+from dmsg.seldom import Seldom
+from dmsg.telemetry.schema import SEGMENT_SUFFIX
+from dmsg.telemetry.service import Sent
+from dmsg.transport.service import Client
+
+KEY_FILE = "sender.key"
+"""In the spool's directory."""
+LOOK_INTERVAL = 10.0
+"""Seconds between looks whether there are finished files."""
+LATER_INTERVAL = 60.0
+"""Seconds until the next try when the collector has no room, or another process of this directory sends."""
+REFUSED_INTERVAL = 3600.0
+"""Seconds after which a file that was refused is offered again."""
+CONNECT_TIMEOUT = 30.0
+QUIET_LIMIT = 120.0
+"""Seconds that the collector may say nothing, and take nothing."""
+TOLD_EVERY = 3600.0
+"""Seconds between lines of the log about a collector that cannot be reached."""
+
+_log = Logger()
+
+
+class SendError(DmsgError):
+    """A file could not be sent now."""
+
+
+class Sending(LineReceiver, TimeoutMixin):
+    """The stream to the collector; one file after the other."""
+
+    delimiter = b"\n"
+    MAX_LENGTH = LINE_LIMIT
+
+    def __init__(self, call_later: Callable[..., Any]) -> None:
+        self._call_later = call_later
+        self._answered: Deferred[Answer] | None = None
+        self._file: IO[bytes] | None = None
+        self._lost: Failure | None = None
+
+    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # Twisted's name
+        made: IDelayedCall = self._call_later(seconds, call)
+        return made
+
+    def offer(self, offer: Offer, file: IO[bytes]) -> Deferred[Answer]:
+        """Offer a file, and send it if it is wanted; fires with the last answer.  The file is not closed.
+
+        Fails with :class:`SendError`, and the stream is of no more use then.
+        """
+        if self._lost is not None:
+            return self._failed(f"the stream has ended: {self._lost.value}")
+        answered: Deferred[Answer] = Deferred()
+        self._answered = answered
+        self._file = file
+        self.setTimeout(QUIET_LIMIT)  # type: ignore[no-untyped-call]
+        self.sendLine(offer.line())  # type: ignore[no-untyped-call]
+        return answered
+
+    @staticmethod
+    def _failed(why: str) -> Deferred[Answer]:
+        failed: Deferred[Answer] = Deferred()
+        failed.errback(Failure(SendError(why)))
+        return failed
+
+    def lineReceived(self, line: bytes) -> None:
+        self.resetTimeout()  # type: ignore[no-untyped-call]
+        try:
+            answer = parse_answer(line)
+            if self._answered is None or (answer.kind is Kind.SEND and self._file is None):
+                raise WireError("an answer to nothing")
+        except WireError as error:
+            self._end(SendError(str(error)))
+            return
+        if answer.kind is Kind.SEND:
+            file, self._file = self._file, None
+            FileSender().beginFileTransfer(file, self.transport, self._passed).addErrback(self._not_sent)
+            return
+        answered, self._answered = self._answered, None
+        self._file = None
+        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        answered.callback(answer)
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        self._end(SendError("an answer is too long"))
+
+    def _passed(self, data: bytes) -> bytes:
+        self.resetTimeout()  # type: ignore[no-untyped-call]
+        return data
+
+    def _not_sent(self, failure: Failure) -> None:
+        if failure.check(OSError, ValueError):
+            self._end(SendError(f"the file cannot be read: {failure.value}"))
+        # else the stream is gone, and connectionLost says why
+
+    def timeoutConnection(self) -> None:
+        """Nothing was said and nothing taken for :data:`QUIET_LIMIT`."""
+        self._end(SendError(f"nothing came from the collector for {QUIET_LIMIT:g} s"))
+
+    def _end(self, error: SendError) -> None:
+        self._fail(Failure(error))
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def _fail(self, failure: Failure) -> None:
+        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        answered, self._answered = self._answered, None
+        if answered is not None:
+            answered.errback(failure)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._lost = reason
+        self._fail(Failure(SendError(f"the stream has ended: {reason.value}")))
+
+
+class SpoolSender(Service):
+    """Sends what is finished in a directory to a collector, for as long as it runs.
+
+    :param directory: of the spool; has or gets the sender's key, which the collector has to have on its list.
+    :param collector: its key and port.
+    :param discovery: asked for it when there is something to be sent: URLs, or a Lookups, of where collector and
+        servers are found.
+    :ivar sent: what it has done.
+    :ivar warned: called with a line when files wait or are refused.
+    """
+
+    name = "telemetry-sender"
+
+    def __init__(
+        self,
+        reactor: Any,
+        directory: Path,
+        collector: DmsgAddress,
+        discovery: Callable[[], Sequence[str] | Lookups],
+        *,
+        sent: Sent | None = None,
+        random: Random | None = None,
+    ) -> None:
+        """:raises DmsgError: the sender's key cannot be read or made."""
+        self._reactor = reactor
+        self._directory = directory
+        self._collector = collector
+        self._discovery = discovery
+        self._random = random or Random()
+        self.key: SecKey = load_or_create_key(directory / KEY_FILE)
+        self.sent = sent or Sent()
+        self._client: Client | None = None
+        self._lock: KeyLock | None = None
+        self._stream: Sending | None = None
+        self._refused: dict[str, float] = {}
+        self.warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text)
+        self._taking = False
+        self._failures = 0
+        self._seldom = Seldom(reactor.seconds, TOLD_EVERY)
+        self._again = Again(reactor, self._round, self._retry, "sending telemetry")
+
+    # --- service ---
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        _log.info(
+            "finished files of {directory} go to {collector}, as {key}: a collector takes them from keys of its list",
+            directory=str(self._directory),
+            collector=str(self._collector),
+            key=str(self.key.public),
+        )
+        self._again.start()
+        self._again.soon(0)
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        self._again.stop()
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        if self._stream is not None and self._stream.transport is not None:
+            self._stream.transport.abortConnection()  # type: ignore[attr-defined]
+        client, self._client = self._client, None
+        if client is not None:
+            await client.stopService()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    # --- a round ---
+
+    def _retry(self, failures: int) -> float:
+        return retry_delay(failures, self._random)
+
+    async def _round(self) -> float:
+        """Send what is there.  :returns: seconds until the next look."""
+        waiting = await in_thread(self._reactor, self._waiting)
+        if not waiting:
+            return LOOK_INTERVAL
+        try:
+            await self._send(waiting)
+            return LOOK_INTERVAL
+        except KeyInUse:
+            return LATER_INTERVAL
+        except (DmsgError, OSError) as error:
+            if not self.running:
+                return LOOK_INTERVAL
+            self.sent.failures += 1
+            self._failures += 1
+            self._taking = False
+            self._tell(len(waiting), error)
+            return self._retry(self._failures)
+
+    async def send_once(self) -> Sent:
+        """Send what is there, and stop; for who has not started the service.
+
+        :raises DmsgError: not all of it was sent.
+        """
+        self.running = True
+        try:
+            await self._send(await in_thread(self._reactor, self._waiting))
+        finally:
+            self.running = False
+            await self._stop()
+        return self.sent
+
+    def _tell(self, count: int, error: Exception) -> None:
+        why = str(error)
+        if isinstance(error, ConnectFailed) and error.attempts:
+            why = f"{why}; is {self.key.public} on its list?"
+        if self._seldom.more(why) is not None:
+            self.warned(f"{count} files of events wait for their collector: {why}")
+
+    def _waiting(self) -> list[Path]:
+        now = self._reactor.seconds()
+        self._refused = {name: until for name, until in self._refused.items() if until > now}
+        found = []
+        for path in self._directory.glob(f"*{SEGMENT_SUFFIX}"):
+            if is_spool_name(path.name) and path.name not in self._refused:
+                with suppress(FileNotFoundError):
+                    found.append((path.stat().st_mtime_ns, path))
+        self.sent.waiting = len(found)
+        return [path for _, path in sorted(found)]
+
+    async def _online(self) -> Client:
+        """:raises KeyInUse: another process sends what is in this directory."""
+        if not self.running:
+            raise SendError("it is over")
+        if self._lock is None:
+            self._lock = hold(self._directory / KEY_FILE, self.name)
+        if self._client is None:
+            self._client = Client(self._reactor, self.key, self._discovery(), min_servers=1, random=self._random)
+            self._client.startService()
+        return self._client
+
+    async def _send(self, waiting: Sequence[Path]) -> None:
+        """Send these, oldest first.
+
+        :raises DmsgError: the collector cannot be reached, or the stream to it ended.
+        """
+        client = await self._online()
+        factory: Factory[Sending] = Factory()
+        factory.noisy = False
+        factory.protocol = lambda: Sending(self._reactor.callLater)
+        stream = await client.connect(self._collector, factory, CONNECT_TIMEOUT)
+        assert isinstance(stream, Sending) and stream.transport is not None
+        self._stream = stream
+        try:
+            for path in waiting:
+                answer = await self._send_one(stream, path)
+                if answer is not None and answer.kind is Kind.LATER:
+                    raise SendError(f"not now: {answer.why}")
+                self._failures = 0
+        finally:
+            self._stream = None
+            stream.transport.loseConnection()
+
+    async def _send_one(self, stream: Sending, path: Path) -> Answer | None:
+        try:
+            file = open(path, "rb")
+        except FileNotFoundError:
+            return None  # it made room for newer ones, or another process of this directory has sent it
+        with file:
+            offer = await in_thread(self._reactor, _offer_of, path, file)
+            if offer is None:
+                answer = Answer(Kind.REFUSED, f"it is empty, or has more than {FILE_LIMIT} bytes")
+            else:
+                answer = await stream.offer(offer, file)
+        if answer.kind is Kind.KEPT and offer is not None:
+            self.sent.files += 1
+            self.sent.size += offer.size
+            self.sent.waiting -= 1
+            path.unlink(missing_ok=True)
+            if not self._taking:
+                self._taking = True
+                _log.info("the collector {collector} takes files of events", collector=str(self._collector))
+        elif answer.kind is Kind.REFUSED:
+            self.sent.refused += 1
+            self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
+            self.warned(f"{path.name} is refused by the collector and stays: {answer.why}")
+        return answer
+
+
+def _offer_of(path: Path, file: BufferedReader) -> Offer | None:
+    """What is offered; None: it cannot be."""
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    size = file.tell()
+    file.seek(0)
+    return Offer(path.name, size, digest) if 0 < size <= FILE_LIMIT else None

@@ -1,0 +1,175 @@
+"""The collector entity: a client of dmsg that takes files of events from those on its list."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.interfaces import IListeningPort
+from twisted.logger import Logger
+
+from dmsg.collector.receiver import ReceivingFactory
+from dmsg.collector.store import LIMIT, RESERVE, Store
+from dmsg.collector.wire import PORT
+from dmsg.delegation.admission import LOOK_INTERVAL, KeyList
+from dmsg.delegation.status import StatusPages, status_site
+from dmsg.discovery.lookup import Lookups
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.again import Again
+from dmsg.net.threads import in_thread
+from dmsg.telemetry.metrics import CONTENT_TYPE
+from dmsg.transport.service import Client
+
+COUNT_INTERVAL = 600.0
+"""Seconds between looks how much is there: who reads the files may take old ones away."""
+
+_log = Logger()
+
+
+class Collector(Service):
+    """Keeps what senders bring.
+
+    :param root: where files are kept, see :class:`~dmsg.collector.store.Store`.
+    :param senders: the list of keys that may bring files.
+    :param discovery: URLs, or a Lookups.
+    :param port: of dmsg.
+    :param metrics: endpoint string for ``/metrics`` and ``/health``, or None.
+    :ivar ready: fires when it can be reached, and fails when the store cannot be used.
+    """
+
+    name = "dmsg-collector"
+    content_type = CONTENT_TYPE
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: SecKey,
+        root: Path,
+        senders: KeyList,
+        discovery: Sequence[str] | Lookups,
+        *,
+        port: int = PORT,
+        limit: int = LIMIT,
+        reserve: int = RESERVE,
+        metrics: str | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._reactor = reactor
+        self._senders = senders
+        self._port = port
+        self._metrics = metrics
+        self._wall = wall
+        self.store = Store(root, limit=limit, reserve=reserve)
+        self.factory = ReceivingFactory(reactor, self.store, self._allows, wall)
+        self.client = Client(reactor, key, discovery)
+        self.metrics_port: IListeningPort | None = None
+        self.ready: Deferred[None] = Deferred()
+        self._looks = Again(reactor, self._look, lambda failures: LOOK_INTERVAL, "reading the list of senders")
+        self._counts = Again(reactor, self._count, lambda failures: COUNT_INTERVAL, "counting files")
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    # --- service ---
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self.ready = Deferred.fromCoroutine(self._start())
+
+    async def _start(self) -> None:
+        self.store.open()
+        if self._metrics is not None:
+            site = status_site(self._reactor, StatusPages(self, self.health), lambda why: None)
+            self.metrics_port = await serverFromString(self._reactor, self._metrics).listen(site)
+            _log.info("/metrics and /health are at {address}", address=str(self.metrics_port.getHost()))
+        self.client.listen(self.factory, self._port)
+        self.client.startService()
+        for again, seconds in ((self._looks, LOOK_INTERVAL), (self._counts, COUNT_INTERVAL)):
+            again.start()
+            again.soon(seconds)
+        _log.info(
+            "files of {count} senders are kept in {root}; they send to {key}:{port}",
+            count=len(self._senders.keys),
+            root=str(self.store.root),
+            key=str(self.client.public_key),
+            port=self._port,
+        )
+        self.client.when_published().addCallbacks(
+            lambda _: _log.info("collector {key} can be reached", key=str(self.client.public_key)), lambda _: None
+        )
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        self.ready.addErrback(lambda _: None)
+        self.ready.cancel()
+        self._looks.stop()
+        self._counts.stop()
+        self.factory.stop()
+        if self.client.running:
+            await self.client.stopService()
+        if self.metrics_port is not None:
+            await maybeDeferred(self.metrics_port.stopListening)
+        self.store.close()
+
+    # --- who, and how much ---
+
+    def _allows(self, key: PubKey) -> bool:
+        return key in self._senders.keys
+
+    async def _look(self) -> float:
+        if self._senders.look():
+            _log.info("the list of senders has {count} keys now", count=len(self._senders.keys))
+        return LOOK_INTERVAL
+
+    def reload(self) -> None:
+        """Read the list of senders again."""
+        self._senders.look(force=True)
+        _log.info("the list of senders was read again: {count} keys", count=len(self._senders.keys))
+
+    async def _count(self) -> float:
+        await in_thread(self._reactor, self.store.look)
+        return COUNT_INTERVAL
+
+    # --- what it says of itself ---
+
+    def health(self) -> dict[str, Any]:
+        """What ``/health`` says: by sender, how many seconds ago its last file came."""
+        now = self._wall()
+        connected = len(list(self.client.sessions()))
+        return {
+            "status": "ok" if connected else "not connected",
+            "servers": connected,
+            "files": self.factory.files,
+            "bytes_held": self.store.total,
+            "newest_file_seconds": {origin: round(now - at) for origin, at in sorted(self.factory.newest.items())},
+        }
+
+    def collect(self) -> Iterable[Metric]:
+        """For prometheus_client."""
+        yield CounterMetricFamily("dmsg_collector_files", "Files that were kept", value=self.factory.files)
+        yield CounterMetricFamily("dmsg_collector_bytes", "Bytes of files that were kept", value=self.factory.size)
+        yield GaugeMetricFamily("dmsg_collector_held_bytes", "Bytes of files that are there", value=self.store.total)
+        refused = CounterMetricFamily("dmsg_collector_not_kept", "What was not kept, by reason", labels=["reason"])
+        for reason, count in sorted(self.factory.refusals.items()):
+            refused.add_metric([reason.replace(" ", "_")], count)
+        yield refused
+        newest = GaugeMetricFamily(
+            "dmsg_collector_newest_file_timestamp_seconds", "When a sender's last file came", labels=["sender"]
+        )
+        for origin, at in sorted(self.factory.newest.items()):
+            newest.add_metric([origin], at)
+        yield newest
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)

@@ -1,0 +1,253 @@
+"""Where a collector keeps files: ``ROOT/<sender's key>/<day of arrival>/<name>``.
+
+Everything here blocks, and is called in threads.  A file has its name only
+when all of it is on the disk, and has been looked at: what reads the tree by
+names, as ``dmsg analytics`` does, never sees half of one.
+
+Events say themselves who wrote them, and senders are believed only so far: a
+producer belongs to the key that brought it first (``ROOT/producers/<producer>``
+names it), so that one server's sender cannot write another's history.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import threading
+import zlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from dmsg.collector.wire import Offer
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.telemetry.lines import read_lines
+from dmsg.telemetry.schema import SEGMENT_SUFFIX
+
+LIMIT = 100 * 1024**3
+"""Bytes of files in all, by default."""
+OWN_PART = 2
+"""One sender may have the whole divided by this."""
+RESERVE = 1024**3
+"""Bytes of the disk that stay free, by default."""
+TEXT_LIMIT = 256 * 1024 * 1024
+"""Bytes of a file, unpacked: sixteen times what a server writes into one."""
+PRODUCERS_LIMIT = 64
+"""Producers of one sender: a server, a discovery, and who was there before them on that machine."""
+PRODUCERS = "producers"
+_PRODUCER = re.compile("[0-9a-zA-Z-]{1,80}")
+_PART = ".part-"
+
+
+class StoreError(DmsgError):
+    """The store cannot be used."""
+
+
+class Full(DmsgError):
+    """There is no room now."""
+
+
+class Unfit(DmsgError):
+    """A file that is not kept; the text says why."""
+
+
+class Store:
+    """One directory; one collector at a time uses it.
+
+    :param limit: bytes of files; ``reserve``: of the disk that stay free.
+    :ivar total: bytes of files that are there, as of the last look.
+    """
+
+    def __init__(self, root: Path, *, limit: int = LIMIT, reserve: int = RESERVE) -> None:
+        self.root = root
+        self._limit, self._reserve = limit, reserve
+        self._lock: IO[bytes] | None = None
+        self._guard = threading.Lock()
+        self._held: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        """Bytes of files, as of the last look and with what came since."""
+        return sum(self._held.values())
+
+    # --- life ---
+
+    def open(self) -> None:
+        """Take the directory, and put away what an earlier collector left half done.
+
+        :raises StoreError: it cannot be used, or another collector uses it.
+        """
+        try:
+            (self.root / PRODUCERS).mkdir(parents=True, exist_ok=True)
+            lock = open(self.root / ".lock", "wb")  # it stays open
+        except OSError as error:
+            raise StoreError(f"{self.root} cannot be used: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise StoreError(f"{self.root} is in use by another collector") from None
+        self._lock = lock
+        for part in self.root.glob(f"*/{_PART}*"):
+            part.unlink(missing_ok=True)
+        self.look()
+
+    def close(self) -> None:
+        """Give the directory back."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
+
+    def look(self) -> None:
+        """Count what is there: files may have been taken away."""
+        held: dict[str, int] = {}
+        for path in self.root.glob(f"*/*/*{SEGMENT_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                origin = path.parent.parent.name
+                held[origin] = held.get(origin, 0) + path.stat().st_size
+        with self._guard:
+            self._held = held
+
+    # --- files ---
+
+    def has(self, origin: PubKey, offer: Offer) -> bool:
+        """Whether it is there already.
+
+        :raises Unfit: there is another one of that name.
+        """
+        for path in self.root.glob(f"{origin.hex()}/*/{offer.name}"):
+            with open(path, "rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
+                    raise Unfit("another file of that name is there")
+            return True
+        return False
+
+    def check_room(self, origin: PubKey, size: int, coming: int = 0) -> None:
+        """:raises Full: so many bytes more are too many.
+
+        :param coming: bytes of files that others are about to bring.
+        """
+        with self._guard:
+            own, total = self._held.get(origin.hex(), 0), sum(self._held.values())
+        size += coming
+        if total + size > self._limit:
+            raise Full("the collector's limit is reached")
+        if own + size > self._limit // OWN_PART:
+            raise Full("this sender has filled its part of the collector")
+        if shutil.disk_usage(self.root).free - size < self._reserve:
+            raise Full("the collector's disk is full")
+
+    def part(self, origin: PubKey) -> IO[bytes]:
+        """A file to receive into.
+
+        :raises OSError: it cannot be written.
+        """
+        place = self.root / origin.hex()
+        place.mkdir(exist_ok=True)
+        return tempfile.NamedTemporaryFile(dir=place, prefix=_PART, delete=False, buffering=0)
+
+    def discard(self, part: IO[bytes]) -> None:
+        """What was received is not kept."""
+        part.close()
+        Path(part.name).unlink(missing_ok=True)
+
+    def keep(self, origin: PubKey, offer: Offer, part: IO[bytes], now: float) -> Path:
+        """Look at what was received and give it its name; when this returns it outlives the power.
+
+        :param now: seconds since 1970.
+        :raises Unfit: it is not kept.
+        :raises OSError: it could not be written.
+        """
+        received = Path(part.name)
+        with open(received, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
+                raise Unfit("these are not the bytes that were offered")
+        self._claim(origin, self._producer(received))
+        os.fsync(part.fileno())
+        part.close()
+        day = self.root / origin.hex() / f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
+        if not day.is_dir():
+            day.mkdir(exist_ok=True)
+            _sync(day.parent)
+            _sync(self.root)
+        kept = day / offer.name
+        os.chmod(received, 0o640)
+        received.replace(kept)
+        _sync(day)
+        with self._guard:
+            self._held[origin.hex()] = self._held.get(origin.hex(), 0) + offer.size
+        return kept
+
+    def _producer(self, path: Path) -> str:
+        """Whose events are in a file.
+
+        :raises Unfit: nobody's, or those of several.
+        """
+        with open(path, "rb") as file:
+            _check_size(file)
+        found = set()
+        for line in read_lines(path, TEXT_LIMIT):
+            try:
+                producer = json.loads(line)["producer"]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue  # the pipeline keeps such a line in quarantine
+            if not isinstance(producer, str) or not _PRODUCER.fullmatch(producer):
+                raise Unfit("a producer's name is none")
+            found.add(producer)
+            if len(found) > 1:
+                raise Unfit("events of several producers are in it")
+        if not found:
+            raise Unfit("no event is in it")
+        return found.pop()
+
+    def _claim(self, origin: PubKey, producer: str) -> None:
+        """:raises Unfit: the producer is another sender's, or the sender has too many."""
+        place = self.root / PRODUCERS
+        with self._guard:
+            try:
+                owner = (place / producer).read_text().strip()
+            except FileNotFoundError:
+                mine = sum(path.read_text().strip() == origin.hex() for path in place.iterdir())
+                if mine >= PRODUCERS_LIMIT:
+                    raise Unfit(f"this sender has brought {mine} producers already") from None
+                (place / producer).write_text(f"{origin.hex()}\n")
+                return
+        if owner != origin.hex():
+            raise Unfit(
+                f"producer {producer[:16]} belongs to {owner[:16]}; if it has moved, remove {PRODUCERS}/{producer}"
+                " at the collector"
+            )
+
+
+def _check_size(file: IO[bytes]) -> None:
+    """:raises Unfit: it is no gzip, or more than :data:`TEXT_LIMIT` when unpacked."""
+    unpack = zlib.decompressobj(31)
+    size = 0
+    while packed := unpack.unused_data or file.read(256 * 1024):
+        if unpack.eof:
+            unpack = zlib.decompressobj(31)
+        while packed:
+            try:
+                size += len(unpack.decompress(packed, 1024 * 1024))
+            except zlib.error:
+                if not size:
+                    raise Unfit("it is not packed by gzip") from None
+                return  # torn: what lies before the tear is read
+            if size > TEXT_LIMIT:
+                raise Unfit(f"it has more than {TEXT_LIMIT} bytes of text")
+            packed = unpack.unconsumed_tail
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,185 @@
+"""Both ends of a stream of files, joined in memory."""
+
+from __future__ import annotations
+
+import errno
+import io
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from twisted.internet.task import Clock
+from twisted.test import iosim
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.collector.receiver import QUIET_LIMIT, STREAMS_LIMIT, Receiving, ReceivingFactory
+from dmsg.collector.sender import QUIET_LIMIT as SENDER_QUIET_LIMIT
+from dmsg.collector.sender import SendError, Sending
+from dmsg.collector.store import Full, Store
+from dmsg.collector.wire import LINE_LIMIT, Answer, Kind
+from dmsg.keys import SecKey
+from dmsg.net.stream import DmsgAddress
+from tests.collector.support import kept_files, offer_of, packed, spool_name
+
+ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
+
+
+class Stream:
+    """Both ends, and what joins them."""
+
+    def __init__(self, clock: Clock, factory: ReceivingFactory, key: Any = ALICE) -> None:
+        built = factory.buildProtocol(DmsgAddress(key))
+        assert built is not None
+        self.receiving: Receiving = built
+        self.sending = Sending(clock.callLater)
+        self.server: Any = iosim.makeFakeServer(self.receiving)
+        self.client: Any = iosim.makeFakeClient(self.sending)
+        self.pump = iosim.connect(self.receiving, self.server, self.sending, self.client)
+
+    def offer(self, name: str, data: bytes, file: Any = None) -> Any:
+        answered = self.sending.offer(offer_of(name, data), file or io.BytesIO(data))
+        self.pump.flush()
+        return answered
+
+
+class ExchangeTests(SynchronousTestCase):
+    """A clock has no threads: what a thread does is done at once."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.root = Path(self.mktemp())
+        self.store = Store(self.root, limit=10**9, reserve=0)
+        self.store.open()
+        self.addCleanup(self.store.close)
+        self.factory = ReceivingFactory(self.clock, self.store, lambda key: key in (ALICE, BOB), lambda: 1e9)
+
+    def answer(self, name: str, data: bytes, stream: Stream | None = None) -> Answer:
+        result: Answer = self.successResultOf((stream or Stream(self.clock, self.factory)).offer(name, data))
+        return result
+
+    def test_files_one_after_the_other(self) -> None:
+        stream = Stream(self.clock, self.factory)
+        files = {spool_name(number): packed(count=5 + 400 * number) for number in range(5)}
+        for name, data in files.items():
+            self.assertEqual(self.answer(name, data, stream), Answer(Kind.KEPT))
+        self.assertEqual(kept_files(self.root), files)
+        self.assertEqual((self.factory.files, self.factory.size), (5, sum(map(len, files.values()))))
+        # a sender that was killed before it could remove them
+        for name, data in files.items():
+            self.assertEqual(self.answer(name, data, stream), Answer(Kind.KEPT))
+        self.assertEqual((self.factory.files, kept_files(self.root)), (5, files))
+
+    def test_in_single_bytes(self) -> None:
+        receiving = self.factory.buildProtocol(DmsgAddress(ALICE))
+        assert receiving is not None
+        server: Any = iosim.makeFakeServer(receiving)
+        receiving.makeConnection(server)
+        data = packed()
+        for byte in offer_of(spool_name(1), data).line() + b"\n" + data + offer_of(spool_name(1), data).line() + b"\n":
+            receiving.dataReceived(bytes([byte]))
+        self.assertEqual(kept_files(self.root), {spool_name(1): data})
+        answers = b'{"answer": "send"}\n{"answer": "kept"}\n{"answer": "kept"}\n'
+        self.assertEqual(server.getOutBuffer(), answers)
+
+    def test_what_is_refused_does_not_end_the_stream(self) -> None:
+        stream = Stream(self.clock, self.factory)
+        refused = self.answer(spool_name(1), b"no gzip at all", stream)
+        self.assertEqual(refused, Answer(Kind.REFUSED, "it is not packed by gzip"))
+        self.assertEqual(self.answer(spool_name(2), packed(), stream), Answer(Kind.KEPT))
+        self.assertEqual(dict(self.factory.refusals), {"unfit": 1})
+        self.assertEqual(list(self.root.glob("*/.part-*")), [])
+
+    def test_no_room(self) -> None:
+        with mock.patch.object(self.store, "check_room", side_effect=Full("the collector's disk is full")):
+            self.assertEqual(self.answer(spool_name(1), packed()).kind, Kind.LATER)
+        with mock.patch.object(self.store, "part", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+            later = self.answer(spool_name(1), packed())
+        self.assertEqual(later, Answer(Kind.LATER, "the collector cannot write: No space left on device"))
+        with mock.patch.object(self.store, "keep", side_effect=OSError(errno.EIO, "Input/output error")):
+            self.assertEqual(self.answer(spool_name(1), packed()).kind, Kind.LATER)
+        self.assertEqual((self.factory.refusals["full"], self.factory.refusals["disk"]), (1, 2))
+        self.assertEqual(self.answer(spool_name(1), packed()), Answer(Kind.KEPT))
+
+    def test_a_disk_that_fills_on_the_way(self) -> None:
+        stream = Stream(self.clock, self.factory)
+        part = self.store.part(ALICE)
+        full = mock.Mock(wraps=part, write=mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        full.name = part.name
+        with mock.patch.object(self.store, "part", return_value=full):
+            later = self.answer(spool_name(1), packed(), stream)
+        self.assertEqual(later.kind, Kind.LATER)
+        self.assertTrue(self.server_closed(stream))
+        self.assertEqual(list(self.root.glob("*/.part-*")), [])
+
+    def server_closed(self, stream: Stream) -> bool:
+        stream.pump.flush()
+        return bool(stream.server.disconnecting or stream.server.disconnected)
+
+    def test_a_stream_that_ends_in_a_file_leaves_nothing(self) -> None:
+        stream = Stream(self.clock, self.factory)
+        data = packed()
+        answered = stream.sending.offer(offer_of(spool_name(1), data), io.BytesIO(data[:-5]))
+        stream.pump.flush()
+        self.assertNoResult(answered)
+        self.assertEqual(len(list(self.root.glob("*/.part-*"))), 1)
+        stream.server.abortConnection()
+        stream.pump.flush()
+        self.failureResultOf(answered, SendError)
+        self.assertEqual(list(self.root.glob("*/.part-*")), [])
+        self.failureResultOf(stream.offer(spool_name(2), data), SendError)
+        self.assertEqual(self.answer(spool_name(1), data), Answer(Kind.KEPT))
+
+    def test_what_is_no_offer_ends_the_stream(self) -> None:
+        for line in (b"GET / HTTP/1.1", b"x" * (LINE_LIMIT + 2), b"{}"):
+            stream = Stream(self.clock, self.factory)
+            stream.client.write(line + b"\n")
+            stream.pump.flush()
+            self.assertTrue(self.server_closed(stream), line)
+        self.assertEqual(self.factory.refusals["malformed"], 3)
+        self.assertEqual(self.factory._streams, [])
+
+    def test_who_is_silent_in_a_file(self) -> None:
+        stream = Stream(self.clock, self.factory)
+        data = packed()
+        answered = stream.sending.offer(offer_of(spool_name(1), data), io.BytesIO(data[:-5]))
+        stream.pump.flush()
+        self.clock.advance(QUIET_LIMIT)
+        stream.pump.flush()
+        self.failureResultOf(answered, SendError)
+        self.assertEqual(dict(self.factory.refusals), {"silent": 1})
+        idle = Stream(self.clock, self.factory)
+        self.clock.advance(QUIET_LIMIT)
+        self.assertTrue(self.server_closed(idle))
+        self.assertEqual(dict(self.factory.refusals), {"silent": 1})
+
+    def test_a_collector_that_says_nothing_or_nonsense(self) -> None:
+        for said, why in (
+            (b"", "nothing came"),
+            (b"hello\n", "not a line"),
+            (b'{"answer": "what"}\n', "no answer"),
+            (b"x" * (LINE_LIMIT + 2), "too long"),
+            (b'{"answer": "send"}\n{"answer": "send"}\n', "an answer to nothing"),
+        ):
+            sending = Sending(self.clock.callLater)
+            client: Any = iosim.makeFakeClient(sending)
+            sending.makeConnection(client)
+            answered = sending.offer(offer_of(spool_name(1), packed()), io.BytesIO(packed()))
+            sending.dataReceived(said)
+            self.clock.advance(SENDER_QUIET_LIMIT)
+            self.assertIn(why, str(self.failureResultOf(answered, SendError).value))
+        unasked = Sending(self.clock.callLater)
+        unasked.makeConnection(iosim.makeFakeClient(unasked))
+        unasked.dataReceived(b'{"answer": "kept"}\n')
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_who_may_come(self) -> None:
+        carol = SecKey.from_seed(b"carol").public
+        self.assertFalse(self.factory.admits(DmsgAddress(carol)))
+        self.assertIsNone(self.factory.buildProtocol(DmsgAddress(carol)))
+        streams = [Stream(self.clock, self.factory) for _ in range(3)]
+        self.assertTrue(self.server_closed(streams[0]))
+        self.assertFalse(self.server_closed(streams[1]))
+        self.assertEqual(self.answer(spool_name(1), packed(), Stream(self.clock, self.factory, BOB)).kind, Kind.KEPT)
+        self.assertEqual(dict(self.factory.refusals), {"not allowed": 1, "replaced": 1})
+        with mock.patch.object(self.factory, "_streams", [None] * STREAMS_LIMIT):
+            self.assertIsNone(self.factory.buildProtocol(DmsgAddress(ALICE)))

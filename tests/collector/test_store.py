@@ -1,0 +1,118 @@
+"""Where a collector keeps files."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+from unittest import mock
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.collector import store as store_module
+from dmsg.collector.store import PRODUCERS_LIMIT, Full, Store, StoreError, Unfit
+from dmsg.keys import SecKey
+from tests.collector.support import kept_files, offer_of, packed, spool_name
+
+ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
+DAY = 86_400.0
+
+
+class StoreTests(SynchronousTestCase):
+    """Plain calls, on a real directory."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp())
+        self.store = self.opened()
+
+    def opened(self, **options: int) -> Store:
+        store = Store(self.root, **{"limit": 10_000_000, "reserve": 0} | options)
+        store.open()
+        self.addCleanup(store.close)
+        return store
+
+    def bring(self, name: str, data: bytes, origin: object = ALICE, now: float = 20_000 * DAY) -> Path:
+        part = self.store.part(origin)  # type: ignore[arg-type]
+        part.write(data)
+        try:
+            return self.store.keep(origin, offer_of(name, data), part, now)  # type: ignore[arg-type]
+        except Unfit:
+            self.store.discard(part)
+            raise
+
+    def test_a_file(self) -> None:
+        data = packed()
+        kept = self.bring(spool_name(1), data)
+        self.assertEqual(kept, self.root / ALICE.hex() / "2024-10-04" / spool_name(1))
+        self.assertEqual(kept.read_bytes(), data)
+        self.assertTrue(self.store.has(ALICE, offer_of(spool_name(1), data)))
+        self.assertFalse(self.store.has(BOB, offer_of(spool_name(1), data)))
+        self.assertRaisesRegex(Unfit, "another file", self.store.has, ALICE, offer_of(spool_name(1), data + b"x"))
+        self.assertEqual(self.store.total, len(data))
+        self.assertEqual(list(self.root.glob("**/.part-*")), [])
+
+    def test_what_is_not_kept(self) -> None:
+        whole = packed()
+        for data, why in (
+            (b"plain text", "not packed"),
+            (gzip.compress(b'{"v": 1}\n[]\nnothing\n'), "no event"),
+            (gzip.compress(b'{"producer": "../../etc"}\n'), "name is none"),
+            (gzip.compress(b'{"producer": "a"}\n{"producer": "b"}\n'), "several producers"),
+        ):
+            self.assertRaisesRegex(Unfit, why, self.bring, spool_name(1), data)
+        part = self.store.part(ALICE)
+        part.write(whole[:-1] + b"\1")
+        offer = offer_of(spool_name(1), whole)
+        self.assertRaisesRegex(Unfit, "not the bytes", self.store.keep, ALICE, offer, part, 0.0)
+        with mock.patch.object(store_module, "TEXT_LIMIT", 10_000):
+            self.assertRaisesRegex(Unfit, "bytes of text", self.bring, spool_name(1), packed(count=1000))
+        self.assertEqual(kept_files(self.root), {})
+
+    def test_a_torn_file_is_kept(self) -> None:
+        """What a crash left is all that there is of it; the pipeline reads it up to the tear."""
+        text = b"".join(
+            b'{"producer": "02ab", "seq": %d, "x": "%s"}\n' % (n, os.urandom(50).hex().encode()) for n in range(9000)
+        )
+        data = gzip.compress(text)
+        self.bring(spool_name(1), data[: len(data) // 2])
+        self.assertEqual(list(kept_files(self.root)), [spool_name(1)])
+
+    def test_a_producer_belongs_to_who_brought_it_first(self) -> None:
+        self.bring(spool_name(1), packed("02ab"))
+        self.bring(spool_name(2), packed("02ab"))
+        self.assertRaisesRegex(Unfit, "02ab belongs to", self.bring, spool_name(3), packed("02ab"), BOB)
+        (self.root / "producers" / "02ab").unlink()  # it has moved
+        self.bring(spool_name(3), packed("02ab"), BOB)
+        for number in range(PRODUCERS_LIMIT):
+            self.bring(spool_name(10 + number), packed(f"a{number}"))
+        self.assertRaisesRegex(Unfit, "64 producers already", self.bring, spool_name(99), packed("one-more"))
+        self.bring(spool_name(99), packed("one-more"), BOB)
+
+    def test_room(self) -> None:
+        self.store.close()
+        self.store = self.opened(limit=1000)
+        self.store.check_room(ALICE, 500)
+        self.assertRaisesRegex(Full, "its part", self.store.check_room, ALICE, 501)
+        self.bring(spool_name(1), data := packed())
+        self.assertRaisesRegex(Full, "its part", self.store.check_room, ALICE, 501 - len(data))
+        self.store.check_room(BOB, 500)
+        self.assertRaisesRegex(Full, "limit", self.store.check_room, BOB, 500, 501 - len(data))
+        next(self.root.glob("*/*/*.gz")).unlink()
+        self.store.look()
+        self.store.check_room(ALICE, 500)
+        self.store.close()
+        self.store = self.opened(reserve=10**18)
+        self.assertRaisesRegex(Full, "disk", self.store.check_room, ALICE, 1)
+
+    def test_one_collector_and_what_it_left(self) -> None:
+        part = self.store.part(ALICE)
+        part.write(b"half")
+        self.bring(spool_name(1), data := packed())
+        self.assertRaisesRegex(StoreError, "in use by another collector", Store(self.root).open)
+        self.store.close()
+        again = self.opened()
+        self.assertFalse(Path(part.name).exists())
+        self.assertEqual(again.total, len(data))
+
+    def test_a_place_that_cannot_be(self) -> None:
+        self.assertRaisesRegex(StoreError, "cannot be used", Store(Path("/dev/null/x")).open)
