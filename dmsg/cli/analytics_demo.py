@@ -1,8 +1,9 @@
 """``dmsg analytics demo``: real servers under load, then the pipeline over what they wrote.
 
-Discovery and two servers, each a process of its own with telemetry; clients
-here, which send, get no answers, and sign receipts; one server is killed and
-comes back.  Then what a person would type: run, rank, report.
+Discovery, two servers and a collector to which these send their events, each a
+process of its own, and a third server, over which the last events come when
+the two stop; clients here, which send, get no answers, and sign receipts; one
+server is killed and comes back.  Then what a person would type: run, rank, report.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from twisted.internet.task import deferLater
 
 from dmsg.cli.processes import Entities
 from dmsg.cli.screen import Screen
+from dmsg.collector.sender import KEY_FILE
 from dmsg.errors import DmsgError
-from dmsg.keys import SecKey
+from dmsg.keys import SecKey, load_or_create_key, read_key_file, write_key_file
 from dmsg.transport.service import Client
 
 CLIENTS = 6
@@ -56,6 +58,8 @@ class PipelineDemo:
         self._seconds = seconds
         self._console = Screen()
         self._entities = Entities(reactor, directory)
+        self._key = SecKey.generate()
+        self._senders: list[str] = []
         self._clients: list[Client] = []
         self._random = Random(1)
         self._sent = self._bytes = self._failed = 0
@@ -88,20 +92,43 @@ class PipelineDemo:
         )
 
     def _telemetry(self, name: str) -> tuple[str, ...]:
-        return (f"--telemetry={self._directory / 'spool' / name}", "--telemetry-rotate=5")
+        """Options of who writes events; its sender may bring them."""
+        place = self._directory / "machines" / name
+        place.mkdir(parents=True, exist_ok=True)
+        sender = load_or_create_key(place / KEY_FILE)
+        if str(sender.public) not in self._senders:
+            self._senders.append(str(sender.public))
+        return f"--telemetry={place}", "--telemetry-rotate=5", f"--telemetry-to={self._key.public}"
+
+    async def _start_collector(self, url: str) -> None:
+        lists, key = self._directory / "senders", self._directory / "collector.key"
+        lists.write_text("".join(f"{sender}\n" for sender in self._senders))
+        write_key_file(key, self._key)
+        options = (f"--store={self._directory / 'spool'}", f"--senders={lists}", f"--key-file={key}", "--reserve=0")
+        child = self._entities.start("dmsg-collector", f"--discovery={url}", *options)
+        await child.line("can be reached").addTimeout(ONLINE_TIMEOUT, self._reactor)
 
     async def _start(self) -> str:
         url = await self._entities.discovery("--store=memory:", *self._telemetry("discovery"))
-        for name in ("S1", "S2"):
+        await self._entities.server("S0", url).line("registered in discovery")
+        options = {name: self._telemetry(name) for name in ("S1", "S2")}
+        await self._start_collector(url)
+        # stopped last first: what carries and keeps the last events goes after those who tell them
+        self._entities.children.reverse()
+        for name in options:
             await self._start_server(name, url)
+        told = [read_key_file(self._directory / f"{name}.key").public for name in options]
         for _ in range(CLIENTS):
-            client = Client(self._reactor, SecKey.generate(), [url], receipts=True)
+            client = Client(self._reactor, SecKey.generate(), [url], only=told, receipts=True)
             client.listen(_factory(_Sink))
             client.startService()
             self._clients.append(client)
         for client in self._clients:
             await client.when_published(ONLINE_TIMEOUT)
-        self.say(f"discovery, two servers and {CLIENTS} clients are there; they write to {self._directory / 'spool'}")
+        self.say(
+            f"discovery, three servers, {CLIENTS} clients are there, and a collector, which keeps events in "
+            f"{self._directory / 'spool'}"
+        )
         return url
 
     async def _start_server(self, name: str, url: str) -> None:

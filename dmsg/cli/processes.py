@@ -128,11 +128,14 @@ class Entities:
         self._directory = directory
         self.children: list[Child] = []
 
-    def _start(self, name: str, *options: str) -> Child:
-        listen = "--listen=tcp:0:interface=127.0.0.1"
-        child = start_twistd(self._reactor, name, listen, *options, directory=str(self._directory))
+    def start(self, name: str, *options: str) -> Child:
+        """Start any entity."""
+        child = start_twistd(self._reactor, name, *options, directory=str(self._directory))
         self.children.append(child)
         return child
+
+    def _start(self, name: str, *options: str) -> Child:
+        return self.start(name, "--listen=tcp:0:interface=127.0.0.1", *options)
 
     async def discovery(self, *options: str) -> str:
         """Start one without a limit of requests; its URL."""

@@ -41,13 +41,15 @@ from dmsg.transport.service import Client
 
 KEY_FILE = "sender.key"
 """In the spool's directory."""
-LOOK_INTERVAL = 10.0
+LOOK_INTERVAL = 5.0
 """Seconds between looks whether there are finished files."""
 LATER_INTERVAL = 60.0
 """Seconds until the next try when the collector has no room, or another process of this directory sends."""
 REFUSED_INTERVAL = 3600.0
 """Seconds after which a file that was refused is offered again."""
 CONNECT_TIMEOUT = 30.0
+LAST_TIMEOUT = 5.0
+"""Seconds that stopping takes for what was finished last, while the collector is there."""
 QUIET_LIMIT = 120.0
 """Seconds that the collector may say nothing, and take nothing."""
 TOLD_EVERY = 3600.0
@@ -182,8 +184,9 @@ class SpoolSender(Service):
         self._stream: Sending | None = None
         self._refused: dict[str, float] = {}
         self.warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text)
-        self._taking = False
+        self._taking = self._over = False
         self._failures = 0
+        self._under_way: Deferred[None] | None = None
         self._seldom = Seldom(reactor.seconds, TOLD_EVERY)
         self._again = Again(reactor, self._round, self._retry, "sending telemetry")
 
@@ -191,6 +194,7 @@ class SpoolSender(Service):
 
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
+        self._over = False
         _log.info(
             "finished files of {directory} go to {collector}, as {key}: a collector takes them from keys of its list",
             directory=str(self._directory),
@@ -203,9 +207,22 @@ class SpoolSender(Service):
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
         self._again.stop()
-        return Deferred.fromCoroutine(self._stop())
+        return Deferred.fromCoroutine(self._leave())
+
+    async def _leave(self) -> None:
+        """What its entity has written last is told before it goes, if that is known to be possible."""
+        if self._taking:
+            last = Deferred.fromCoroutine(self._last()).addTimeout(LAST_TIMEOUT, self._reactor)
+            await last.addErrback(lambda _: None)  # it waits for the next start
+        await self._stop()
+
+    async def _last(self) -> None:
+        if self._under_way is not None:
+            await self._under_way
+        await self._send(await in_thread(self._reactor, self._waiting))
 
     async def _stop(self) -> None:
+        self._over = True
         if self._stream is not None and self._stream.transport is not None:
             self._stream.transport.abortConnection()  # type: ignore[attr-defined]
         client, self._client = self._client, None
@@ -222,6 +239,15 @@ class SpoolSender(Service):
 
     async def _round(self) -> float:
         """Send what is there.  :returns: seconds until the next look."""
+        under_way: Deferred[None] = Deferred()
+        self._under_way = under_way
+        try:
+            return await self._look()
+        finally:
+            self._under_way = None
+            under_way.callback(None)
+
+    async def _look(self) -> float:
         waiting = await in_thread(self._reactor, self._waiting)
         if not waiting:
             return LOOK_INTERVAL
@@ -231,7 +257,7 @@ class SpoolSender(Service):
         except KeyInUse:
             return LATER_INTERVAL
         except (DmsgError, OSError) as error:
-            if not self.running:
+            if self._over:
                 return LOOK_INTERVAL
             self.sent.failures += 1
             self._failures += 1
@@ -244,11 +270,9 @@ class SpoolSender(Service):
 
         :raises DmsgError: not all of it was sent.
         """
-        self.running = True
         try:
             await self._send(await in_thread(self._reactor, self._waiting))
         finally:
-            self.running = False
             await self._stop()
         return self.sent
 
@@ -272,7 +296,7 @@ class SpoolSender(Service):
 
     async def _online(self) -> Client:
         """:raises KeyInUse: another process sends what is in this directory."""
-        if not self.running:
+        if self._over:
             raise SendError("it is over")
         if self._lock is None:
             self._lock = hold(self._directory / KEY_FILE, self.name)

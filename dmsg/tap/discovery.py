@@ -150,12 +150,10 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         ranking=None if options["ranking"] is None else RankingFile(Path(options["ranking"]), options["ranking-key"]),
         telemetry=options["telemetry-settings"],
     )
-    service = StopOnFailure(reactor, discovery, options)
-    if discovery.telemetry is not None and options["telemetry-to"] is not None:
 
-        def where() -> list[str]:
-            return [options["telemetry-discovery"] or discovery.own_url()]
+    def where() -> list[str]:
+        return [options["telemetry-discovery"] or discovery.own_url()]
 
-        sender(reactor, options, where, discovery.telemetry).setServiceParent(service)  # type: ignore[no-untyped-call]
-    made: IService = service
-    return made
+    follower = sender(reactor, options, where, discovery.telemetry)
+    service: IService = StopOnFailure(reactor, discovery, options, follower=follower)
+    return service

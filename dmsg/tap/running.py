@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from twisted.application.service import MultiService
+from twisted.application.service import MultiService, Service
 from twisted.internet.defer import CancelledError, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
@@ -39,13 +39,22 @@ class StopOnFailure(MultiService):
     """
 
     def __init__(
-        self, reactor: Any, entity: Any, options: Any = None, hold_key: Callable[[], KeyLock] | None = None
+        self,
+        reactor: Any,
+        entity: Any,
+        options: Any = None,
+        hold_key: Callable[[], KeyLock] | None = None,
+        follower: Service | None = None,
     ) -> None:
-        """:param options: of the entity; their parent are twistd's."""
+        """:param options: of the entity; their parent are twistd's.
+
+        :param follower: runs beside the entity, and is stopped when that has stopped.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self._twistd: Any = getattr(options, "parent", None) or {}
         self._message = ""
         self._hold_key = hold_key
+        self._follower = follower
         self._key_lock: KeyLock | None = None
         self._reactor = reactor
         self._starting = False
@@ -71,6 +80,8 @@ class StopOnFailure(MultiService):
                 _log.critical("{name}: {message}", name=self.entity.name, message=self._message)
                 self._give_up()
         super().startService()  # type: ignore[no-untyped-call]
+        if self._follower is not None:
+            self._follower.startService()
         self.entity.ready.addCallbacks(self._up, self._failed)
         self._starting = False
         if self._could_not:
@@ -92,12 +103,17 @@ class StopOnFailure(MultiService):
     def stopService(self) -> Any:
         stopped = maybeDeferred(super().stopService)
 
+        def follow(result: Any) -> Any:
+            if self._follower is None or not self._follower.running:
+                return result
+            return maybeDeferred(self._follower.stopService).addBoth(lambda _: result)
+
         def release(result: Any) -> Any:
             if self._key_lock is not None:
                 self._key_lock.release()
             return result
 
-        return stopped.addBoth(release)
+        return stopped.addBoth(follow).addBoth(release)
 
     def _up(self, ports: Any) -> Any:
         gc.collect()

@@ -76,8 +76,6 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         telemetry=options["telemetry-settings"],
     )
     options.reload_on_hangup(reactor, server)
-    service = StopOnFailure(reactor, server, options, options.hold_key)
-    if server.telemetry is not None and options["telemetry-to"] is not None:
-        sender(reactor, options, lambda: options["discovery"], server.telemetry).setServiceParent(service)  # type: ignore[no-untyped-call]
-    made: IService = service
-    return made
+    follower = sender(reactor, options, lambda: options["discovery"], server.telemetry)
+    service: IService = StopOnFailure(reactor, server, options, options.hold_key, follower)
+    return service

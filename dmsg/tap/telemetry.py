@@ -68,8 +68,10 @@ def collector_address(value: str) -> DmsgAddress:
 
 
 def sender(
-    reactor: Any, options: UsageOptions, discovery: Callable[[], Sequence[str]], telemetry: Telemetry
-) -> SpoolSender:
-    """What sends finished files to the collector of ``options``."""
+    reactor: Any, options: UsageOptions, discovery: Callable[[], Sequence[str]], telemetry: Telemetry | None
+) -> SpoolSender | None:
+    """What sends finished files to the collector of ``options``; None: there is none."""
+    if telemetry is None or options["telemetry-to"] is None:
+        return None
     directory: Path = options["telemetry-settings"].directory
     return SpoolSender(reactor, directory, options["collector"], discovery, sent=telemetry.sent)
