@@ -39,8 +39,8 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
         sender = SpoolSender(reactor, spool, collector, lambda: split_urls(discovery))
         sender.warned = notice
         sent = await sender.send_once()
-        if sent.files:
-            click.echo(f"{sent.files} files, {human_size(sent.size)}")
+        if sent.kept:
+            click.echo(f"{sent.kept} files, {human_size(sent.kept_bytes)}")
         elif not sent.refused:
             click.echo("there is nothing to be sent")
         if sent.refused:

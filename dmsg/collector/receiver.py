@@ -208,7 +208,7 @@ class ReceivingFactory(Factory[Receiving]):
     """All streams of a collector.
 
     :param allowed: says of a key whether it may bring files.
-    :ivar files, size: what was kept since the start.
+    :ivar file_count: what was kept since the start; ``byte_count`` of it.
     :ivar refusals: how often something was not kept, by reason.
     :ivar newest: by sender, when its last file came, in seconds since 1970.
     """
@@ -224,7 +224,7 @@ class ReceivingFactory(Factory[Receiving]):
         self._allowed = allowed
         self._streams: list[Receiving] = []
         self._seldom = Seldom(reactor.seconds)
-        self.files = self.size = 0
+        self.file_count = self.byte_count = 0
         self.refusals: Counter[str] = Counter()
         self.newest: dict[str, float] = {}
 
@@ -261,8 +261,8 @@ class ReceivingFactory(Factory[Receiving]):
 
     def kept(self, origin: PubKey, offer: Offer) -> None:
         """A file is there."""
-        self.files += 1
-        self.size += offer.size
+        self.file_count += 1
+        self.byte_count += offer.size
         self.newest[origin.hex()] = self.wall()
 
     def told(self, origin: PubKey, reason: str, why: str) -> None:

@@ -272,6 +272,8 @@ class SpoolSender(Service):
         """
         try:
             await self._send(await in_thread(self._reactor, self._waiting))
+        except KeyInUse:
+            raise SendError(f"another process sends what is in {self._directory}") from None
         finally:
             await self._stop()
         return self.sent
@@ -339,8 +341,8 @@ class SpoolSender(Service):
             else:
                 answer = await stream.offer(offer, file)
         if answer.kind is Kind.KEPT and offer is not None:
-            self.sent.files += 1
-            self.sent.size += offer.size
+            self.sent.kept += 1
+            self.sent.kept_bytes += offer.size
             self.sent.waiting -= 1
             path.unlink(missing_ok=True)
             if not self._taking:

@@ -95,11 +95,11 @@ class Collector(Service):
             again.start()
             again.soon(seconds)
         _log.info(
-            "files of {count} senders are kept in {root}; they send to {key}:{port}",
-            count=len(self._senders.keys),
-            root=str(self.store.root),
+            "collector {key} listens on port {port} of dmsg; files of {count} senders are kept in {root}",
             key=str(self.client.public_key),
             port=self._port,
+            count=len(self._senders.keys),
+            root=str(self.store.root),
         )
         self.client.when_published().addCallbacks(
             lambda _: _log.info("collector {key} can be reached", key=str(self.client.public_key)), lambda _: None
@@ -149,15 +149,17 @@ class Collector(Service):
         return {
             "status": "ok" if connected else "not connected",
             "servers": connected,
-            "files": self.factory.files,
+            "files": self.factory.file_count,
             "bytes_held": self.store.total,
             "newest_file_seconds": {origin: round(now - at) for origin, at in sorted(self.factory.newest.items())},
         }
 
     def collect(self) -> Iterable[Metric]:
         """For prometheus_client."""
-        yield CounterMetricFamily("dmsg_collector_files", "Files that were kept", value=self.factory.files)
-        yield CounterMetricFamily("dmsg_collector_bytes", "Bytes of files that were kept", value=self.factory.size)
+        yield CounterMetricFamily("dmsg_collector_files", "Files that were kept", value=self.factory.file_count)
+        yield CounterMetricFamily(
+            "dmsg_collector_bytes", "Bytes of files that were kept", value=self.factory.byte_count
+        )
         yield GaugeMetricFamily("dmsg_collector_held_bytes", "Bytes of files that are there", value=self.store.total)
         refused = CounterMetricFamily("dmsg_collector_not_kept", "What was not kept, by reason", labels=["reason"])
         for reason, count in sorted(self.factory.refusals.items()):

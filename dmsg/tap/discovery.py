@@ -113,7 +113,7 @@ class Options(EntityOptions):
         if self["telemetry-discovery"] is not None:
             url(self["telemetry-discovery"])
         elif self["telemetry-to"] is not None and not any(one.startswith("tcp:") for one in self["listen"]):
-            raise UsageError("telemetry-to needs --telemetry-discovery here: this one listens with TLS only")
+            raise UsageError("telemetry-to needs --telemetry-discovery here: this one is not reached over plain HTTP")
         if (self["ranking"] is None) != (self["ranking-key"] is None):
             raise UsageError("ranking and ranking-key go together")
         if self["ranking-key"] is not None:

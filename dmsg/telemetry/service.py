@@ -81,14 +81,14 @@ class TelemetrySettings:
 class Sent:
     """What was sent to a collector.
 
-    :ivar files, size: that it has.
+    :ivar kept: files that it has; ``kept_bytes`` of them.
     :ivar refused: files that it would not take, each time that it said so.
     :ivar failures: tries that ended otherwise.
     :ivar waiting: files that are there to be sent, as of the last look.
     """
 
-    files: int = 0
-    size: int = 0
+    kept: int = 0
+    kept_bytes: int = 0
     refused: int = 0
     failures: int = 0
     waiting: int = 0

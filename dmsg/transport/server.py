@@ -146,7 +146,7 @@ class Server(RelayServer):
                 "Files of events that made room for newer ones",
                 0 if telemetry is None else telemetry.removed,
             ),
-            "telemetry_files_sent": ("Files of events that the collector has", sent.files),
+            "telemetry_files_sent": ("Files of events that the collector has", sent.kept),
             "telemetry_files_refused": ("Times that the collector would not take a file", sent.refused),
             "telemetry_send_failures": ("Times that the collector could not be reached, or had no room", sent.failures),
             "throttled": ("Times that a client was read later for its bytes a second", self.factory.throttled),

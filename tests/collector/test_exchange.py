@@ -63,11 +63,11 @@ class ExchangeTests(SynchronousTestCase):
         for name, data in files.items():
             self.assertEqual(self.answer(name, data, stream), Answer(Kind.KEPT))
         self.assertEqual(kept_files(self.root), files)
-        self.assertEqual((self.factory.files, self.factory.size), (5, sum(map(len, files.values()))))
+        self.assertEqual((self.factory.file_count, self.factory.byte_count), (5, sum(map(len, files.values()))))
         # a sender that was killed before it could remove them
         for name, data in files.items():
             self.assertEqual(self.answer(name, data, stream), Answer(Kind.KEPT))
-        self.assertEqual((self.factory.files, kept_files(self.root)), (5, files))
+        self.assertEqual((self.factory.file_count, kept_files(self.root)), (5, files))
 
     def test_in_single_bytes(self) -> None:
         receiving = self.factory.buildProtocol(DmsgAddress(ALICE))

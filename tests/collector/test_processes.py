@@ -17,6 +17,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import TestCase
 
 from dmsg.cli.processes import Child, Entities, start_twistd
+from dmsg.keylock import hold
 from dmsg.keys import SecKey, write_key_file
 from tests.collector.support import packed, spool_name
 from tests.support import asynchronous
@@ -188,3 +189,8 @@ class ProcessTests(TestCase):
         self.assertEqual({path.name: path.read_bytes() for path in self.kept()}, data)
         said, status = await send()
         self.assertEqual((said, status), ("there is nothing to be sent\n", 0))
+        (spool / spool_name(1)).write_bytes(data[spool_name(1)])
+        lock = hold(spool / "sender.key", "another")
+        self.addCleanup(lock.release)
+        said, status = await send()
+        self.assertEqual((said, status), (f"dmsg: another process sends what is in {spool}\n", 1))

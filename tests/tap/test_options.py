@@ -17,9 +17,11 @@ from twisted.scripts._twistd_unix import ServerOptions
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.keys import SecKey, write_key_file
-from dmsg.tap import discovery, server
+from dmsg.tap import collector, discovery, server
 from dmsg.tap.options import json_log
 from tests.support import asynchronous
+
+KEY = SecKey.from_seed(b"collector").public.hex()
 
 
 class ConfigTests(SynchronousTestCase):
@@ -124,6 +126,10 @@ class OptionTests(SynchronousTestCase):
             ("--telemetry=t", f"--telemetry-secret={public}"),
             ("--telemetry=t", "--telemetry-rotate=0"),
             ("--telemetry=t", "--telemetry-limit=much"),
+            (f"--telemetry-to={KEY}", "--discovery=http://h", "--public-address=h:1"),  # of which directory?
+            ("--telemetry=t", f"--telemetry-to={KEY}"),  # found where?
+            ("--telemetry=t", "--telemetry-to=02ab", "--discovery=http://h", "--public-address=h:1"),
+            ("--telemetry=t", f"--telemetry-to={KEY}:0", "--discovery=http://h", "--public-address=h:1"),
             ("--unknown",),
             ("word",),
         ):
@@ -145,6 +151,46 @@ class OptionTests(SynchronousTestCase):
             f"--ranking-key={SecKey.generate().public.hex()}",
         ):
             self.assertRaises(UsageError, discovery.Options().parseOptions, [argument])
+        secure = ["--listen=unix:socket", "--telemetry=t", f"--telemetry-to={KEY}"]
+        self.assertRaisesRegex(UsageError, "telemetry-discovery", discovery.Options().parseOptions, secure)
+
+    def test_collector(self) -> None:
+        senders = Path(self.mktemp())
+        senders.write_text(f"{KEY}  # a server\n")
+        said = {
+            "store": "s",
+            "senders": str(senders),
+            "discovery": "http://h",
+            "key-file": self.key_file,
+        }
+
+        def parse(**changes: str | None) -> collector.Options:
+            options = collector.Options()
+            given = {name: value for name, value in (said | changes).items() if value is not None}
+            options.parseOptions(["--create", *(f"--{name}={value}" for name, value in given.items())])
+            return options
+
+        options = parse(port="17", limit="2", reserve="3")
+        self.assertEqual((options["port"], options["limit"], options["reserve"]), (17, 2 << 30, 3 << 20))
+        self.assertEqual({str(key) for key in options["senders"].keys}, {KEY})
+        wrong = Path(self.mktemp())
+        wrong.write_text("not a key\n")
+        for name, value in (
+            ("store", None),
+            ("senders", None),
+            ("senders", "nowhere"),
+            ("senders", str(wrong)),
+            ("discovery", None),
+            ("discovery", "ftp://h"),
+            ("port", "0"),
+            ("limit", "0"),
+            ("reserve", "much"),
+            ("metrics", "nonsense"),
+            ("log-format", "xml"),
+            ("key-file", "/dev/null/key"),
+        ):
+            error = self.assertRaises(UsageError, parse, **{name: value})
+            self.assertNotIn("\n", str(error))
 
     def test_two_entities_run_from_one_directory(self) -> None:
         for daemon, expected in ((["-n"], ""), ([], "dmsg-server.pid"), (["-n", "--pidfile=x"], "x")):
