@@ -271,7 +271,8 @@ class SpoolSender(Service):
         :raises DmsgError: not all of it was sent.
         """
         try:
-            await self._send(await in_thread(self._reactor, self._waiting))
+            if waiting := await in_thread(self._reactor, self._waiting):
+                await self._send(waiting)
         except KeyInUse:
             raise SendError(f"another process sends what is in {self._directory}") from None
         finally:
