@@ -92,7 +92,7 @@ def rows_of(table: DeltaTable, condition: str = "") -> pa.Table:
     Arrow's own reader would call Python on threads of its own to get at the
     files, and one of those that is not done when the program ends aborts it.
 
-    :param condition: an SQL expression that is true of those that are wanted.  Nothing of a stranger's may be in it.
+    :param condition: an SQL expression that is true of those that are wanted.  Texts of strangers are quoted.
     :raises LakeError: a file cannot be read, or is there no more.
     """
     where = f" WHERE {condition}" if condition else ""
@@ -157,16 +157,24 @@ class Delta:
             File(unquote(path), size, dict(zip(self.partitions, of_file, strict=True))) for path, size, *of_file in rows
         ]
 
-    def read(self, version: int | None = None, *, since: str | None = None, until: str | None = None) -> pa.Table:
+    def read(
+        self,
+        version: int | None = None,
+        *,
+        since: str | None = None,
+        until: str | None = None,
+        where: Mapping[str, str] | None = None,
+    ) -> pa.Table:
         """Its rows, without Spark: all of them are held in memory.
 
         :param since: of a table with days: only of this one and later ones; ``until``: and no later ones.
+        :param where: columns of text, and what has to stand in them.
         :raises LakeError: that version is no more.
         """
         table = self.open(version)
         if table is None:
             return arrow_schema(self.schema).empty_table()
-        wanted = []
+        wanted = [f"{column} = '{text.replace(chr(39), chr(39) * 2)}'" for column, text in (where or {}).items()]
         if "dt" in self.schema.fieldNames():
             for day, compare in ((since, ">="), (until, "<=")):
                 if day is not None:

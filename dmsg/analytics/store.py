@@ -139,6 +139,17 @@ class Store:
         """
         return self.table("gold", name).read(state.versions.get(f"gold/{name}"), since=since, until=until)
 
+    def rows(
+        self, layer: str, name: str, state: State, day: str, where: Mapping[str, str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Rows of silver or gold of one day; of tables without days all.
+
+        :param where: columns of text, and what has to stand in them.
+        """
+        version = state.versions.get(f"{layer}/{name}")
+        found = self.table(layer, name).read(version, since=day, until=day, where=where)
+        return [dict(row) for row in found.to_pylist()]
+
     def gold(self, name: str, state: State, since: str | None = None) -> list[dict[str, Any]]:
         """The same as rows, of a table that has few."""
         return [dict(row) for row in self.answer(name, state, since).to_pylist()]

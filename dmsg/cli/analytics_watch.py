@@ -18,7 +18,7 @@ from rich.text import Text
 
 from dmsg.cli.analytics_common import as_of_option, needs_tables, out_option
 from dmsg.cli.options import command
-from dmsg.cli.output import EXIT_PIPE
+from dmsg.cli.output import EXIT_PIPE, writing
 from dmsg.cli.running import Seconds
 from dmsg.cli.screen import screen
 from dmsg.printable import printable
@@ -42,7 +42,8 @@ def attention(out: str, as_json: bool, as_of: datetime | None) -> None:
     if as_json:
         for one in found:
             line = {"urgency": one.urgency.name.lower(), "about": one.about, "text": one.text, "place": one.place}
-            click.echo(json.dumps(line))
+            with writing():
+                click.echo(json.dumps(line))
         return
     screen(10_000).print(_shown(state, found, at))
 

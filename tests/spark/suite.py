@@ -17,6 +17,7 @@ MODULES = (
     "spark_jobs",
     "spark_report",
     "spark_attention",
+    "spark_explain",
     "spark_oracle",
 )
 

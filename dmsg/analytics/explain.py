@@ -1,0 +1,323 @@
+"""How a server's day came to be judged as it was: what each verdict stands on, down to events.
+
+Plain functions of rows, as those of :mod:`dmsg.analytics.attention`; a reader
+gets them from the tables, without Spark.  Each line gives numbers with the
+limit that they are held against, under the names of the columns that have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from statistics import median
+from typing import Any
+
+from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES
+from dmsg.analytics.gold.settlement import INFLATION_LIMIT, SIDED_LIMIT, WITNESS_LIMIT
+from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST, SILENCE_SECONDS
+from dmsg.analytics.runs import State
+from dmsg.analytics.store import Store
+
+WEEK = 7
+CONFLICTS = 5
+"""Transports of a day whose words are shown, those with the largest difference."""
+GAPS = 5
+"""Processes of a day of which events are missing that are shown."""
+
+Row = Mapping[str, Any]
+Reader = Callable[..., list[dict[str, Any]]]
+
+
+@dataclass
+class Section:
+    """What is said of one question.
+
+    :ivar verdict: in a few words.
+    :ivar lines: what it stands on.
+    """
+
+    title: str
+    verdict: str
+    lines: list[str] = field(default_factory=list)
+
+
+def explain(store: Store, state: State, server: str, day: date) -> list[Section]:
+    """All that the tables have of a server's day.
+
+    :param server: its key, 66 hex digits, or the name of another producer.
+    :raises LakeError: they cannot be read.
+    """
+
+    def read(table: str, column: str = "server", *, layer: str = "gold", of: date = day, **more: str) -> list[Any]:
+        return store.rows(layer, table, state, str(of), {column: server, **more})
+
+    return [
+        section
+        for section in (
+            _uptime(read, day),
+            _settlement(read),
+            _latency(read, day),
+            _room(read),
+            _ends(read),
+            _data(read),
+        )
+        if section is not None
+    ]
+
+
+def find_server(names: Sequence[str], said: str) -> list[str]:
+    """Those that begin so."""
+    return sorted({name for name in names if name.startswith(said.lower())})
+
+
+def _time(at: datetime, day: date) -> str:
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return f"{at:%H:%M:%S}" if at.date() == day else f"{at:%-d %b %H:%M:%S}"
+
+
+def _percent(share: float | None) -> str:
+    return "not known" if share is None else f"{share * 100:.2f} %"
+
+
+# --- was it there ---
+
+
+def _uptime(read: Reader, day: date) -> Section | None:
+    row = next(iter(read("uptime_day")), None)
+    boots = [one for one in read("boot", "producer") if one["first_at"].date() <= day <= _over(one).date()]
+    if row is None and not boots:
+        return None
+    found = Section("Uptime", "" if row is None else row["state"])
+    if row is not None:
+        if row["flags"]:
+            found.verdict += f": {row['flags']}"
+        found.lines += _minutes(row)
+    for boot in sorted(boots, key=lambda one: one["first_at"]):
+        found.lines.append(_life(boot, day))
+    for clock in read("clock_day"):
+        way = f"{clock['skew_ms']:,} ms" if clock["skew_ms"] is not None else "not known"
+        found.lines.append(
+            f"clock: {way} beside discovery's, by {clock['posts']:,} entries (limit {CLOCK_LIMIT_MS:,} ms either way)"
+        )
+    hours = sorted(read("server_hour"), key=lambda one: one["hour"])
+    for one in hours:
+        alive, seen = one["alive_minutes"] or 0, one["seen_minutes"]
+        if alive < 60 or (seen is not None and seen < 60):
+            by = "nobody watched" if seen is None else f"discovery saw it in {seen}"
+            found.lines.append(f"{one['hour']:02d}h: {alive} minutes by its heartbeats, {by}")
+    there = {one["hour"] for one in hours}
+    if gaps := _spans([hour for hour in range(24) if hour not in there]) if there else "":
+        found.lines.append(f"nothing at all of {gaps}")
+    return found
+
+
+def _spans(hours: Sequence[int]) -> str:
+    """As in ``03h, 05h to 09h``."""
+    spans: list[list[int]] = []
+    for hour in hours:
+        if spans and spans[-1][-1] == hour - 1:
+            spans[-1].append(hour)
+        else:
+            spans.append([hour])
+    return ", ".join(f"{one[0]:02d}h" if len(one) == 1 else f"{one[0]:02d}h to {one[-1]:02d}h" for one in spans)
+
+
+def _over(boot: Row) -> datetime:
+    """Until when a process matters: one that has ended, until the next."""
+    last: datetime = boot["last_at"]
+    return boot["next_at"] or last
+
+
+def _minutes(row: Row) -> Iterator[str]:
+    observed = row["observed_minutes"]
+    if row["alive_minutes"] is not None:
+        yield (
+            f"{row['alive_minutes']:,} minutes by its own heartbeats, of {observed or 0:,} of which anybody tells: "
+            f"uptime {_percent(row['uptime'])}"
+        )
+    if row["seen_minutes"] is None:
+        yield "no discovery watched: availability is not known"
+        return
+    agreed = row["agreed_minutes"]
+    yield (
+        f"{row['seen_minutes']:,} minutes in which a discovery had its fresh entry, {agreed or 0:,} of them with a "
+        f"heartbeat: availability {_percent(row['availability'])}"
+    )
+    if row["alive_minutes"]:
+        share = (row["alive_minutes"] - (agreed or 0)) / row["alive_minutes"]
+        yield f"{_percent(share)} of its minutes discovery did not see (limit {DISTRUST * 100:g} %)"
+
+
+def _life(boot: Row, day: date) -> str:
+    text = f"process {boot['boot'][:8]}: from {_time(boot['first_at'], day)} to {_time(boot['last_at'], day)}, "
+    if boot["ended"] == "crashed":
+        return (
+            f"{text}crashed: no stop event, and the next began at {_time(boot['next_at'], day)}, "
+            f"{boot['down_seconds']:.0f} s later"
+        )
+    if boot["ended"] == "silent":
+        return f"{text}silent: no stop event, and nothing for {SILENCE_SECONDS // 60} minutes and more"
+    ended = str(boot["ended"])
+    return text + {"stopped": "stopped in order", "running": "still running"}.get(ended, ended)
+
+
+# --- is it honest ---
+
+
+def _settlement(read: Reader) -> Section | None:
+    row = next(iter(read("settlement_day")), None)
+    if row is None:
+        return None
+    verdicts = read("verdicts", layer="silver")
+    found = Section("Settlement", row["verdict"])
+    states = ", ".join(
+        f"{row[name]:,} {name.replace('_', ' ')}"
+        for name in ("matched", "cut", "conflict", "one_sided", "relay_only", "unclaimed")
+        if row[name]
+    )
+    found.lines.append(f"{row['transports']:,} transports: {states}")
+    found.lines.append(
+        f"claimed {row['claimed_bytes']:,} bytes, credited by the word of both ends {row['credited_bytes']:,}"
+    )
+    seen = row["matched"] + row["cut"] + row["conflict"]
+    if seen:
+        claimed, word = (sum(one[name] or 0 for one in verdicts) for name in ("sure_claimed", "sure_word"))
+        found.lines.append(
+            f"where nothing can have been on its way: claimed {claimed:,}, both ends' word {word:,}: inflation "
+            f"{_percent(row['inflation'])} (limit {INFLATION_LIMIT * 100:g} %)"
+        )
+        found.lines.append(
+            f"{row['sided_with_one']:,} of {seen:,} transports with both words, where it agrees with one end against "
+            f"the other (limit {SIDED_LIMIT * 100:g} %)"
+        )
+    found.lines.append(
+        f"both words of {seen:,} of {row['transports']:,} transports (at least {WITNESS_LIMIT * 100:g} % are needed)"
+    )
+    conflicts = sorted(read("settlement_conflict_day"), key=lambda one: (one["credited"] or 0) - (one["claimed"] or 0))
+    for one in conflicts[:CONFLICTS]:
+        found.lines += _conflict(one, read)
+    if len(conflicts) > CONFLICTS:
+        found.lines.append(f"and {len(conflicts) - CONFLICTS:,} more conflicts (table settlement_conflict_day)")
+    return found
+
+
+def _conflict(row: Row, read: Reader) -> Iterator[str]:
+    def number(name: str) -> str:
+        return "-" if row[name] is None else f"{row[name]:,}"
+
+    yield (
+        f"transport {row['transport']}: {row['word']}; there: server {number('relay_ab')}, sender {number('a_out')}, "
+        f"receiver {number('b_in')}; back: server {number('relay_ba')}, sender {number('b_out')}, "
+        f"receiver {number('a_in')}"
+    )
+    for event in sorted(
+        read("transports", layer="silver", transport=row["transport"]), key=lambda one: (one["at"], one["what"])
+    ):
+        text = f"  {_time(event['at'], row['dt'])} {event['what']}, process {event['boot'][:8]}"
+        if event["what"] == "close":
+            sums = {name: event[name] for name in ("total_ab", "total_ba", "dropped_ab", "dropped_ba")}
+            ways = (f"{name} {count:,}" for name, count in sums.items() if count)
+            text += f", {event['reason']} by {event['by']}: {', '.join(ways)}"
+        yield text
+    for receipt in read("receipts", layer="silver", transport=row["transport"]):
+        end = "initiator" if receipt["initiator"] else "responder"
+        yield (
+            f"  receipt of the {end} {str(receipt['signer'])[:8]}: sent {receipt['delivered_out']:,}, "
+            f"received {receipt['delivered_in']:,}"
+        )
+
+
+# --- is it fast, has it room ---
+
+
+def _latency(read: Reader, day: date) -> Section | None:
+    rows = {one["dt"]: one for back in range(WEEK + 1) for one in read("latency_day", of=day - timedelta(back))}
+    row = rows.pop(day, None)
+    if row is None or row["rtt_p99"] is None:
+        return None
+    measured = [one for one in rows.values() if one["rtt_p99"] is not None]
+    before = [one["rtt_p99"] for one in measured if one["rtt_samples"] >= SLOW_SAMPLES]
+    found = Section("Latency", "as usual")
+    found.lines.append(
+        f"answers of clients: p50 {row['rtt_p50']:.1f} ms, p99 {row['rtt_p99']:.1f} ms, {row['rtt_samples']:,} samples"
+    )
+    if row["accept_p99"] is not None:
+        found.lines.append(
+            f"opening: p50 {row['accept_p50']:.1f} ms, p99 {row['accept_p99']:.1f} ms, "
+            f"{row['accept_samples']:,} samples"
+        )
+    if row["rtt_samples"] < SLOW_SAMPLES or len(before) < SLOW_DAYS:
+        found.verdict = "not compared"
+        found.lines.append(
+            f"{len(before)} days of the week before have {SLOW_SAMPLES} samples; {SLOW_DAYS} are needed, and the day "
+            "itself"
+        )
+        return found
+    usual = median(before)
+    limit = max(SLOW_TIMES * usual, usual + SLOW_LEAST_MS)
+    if row["rtt_p99"] >= limit:
+        found.verdict = "slow"
+    found.lines.append(
+        f"the week before: p99 {usual:.1f} ms, the median of {len(before)} days; slow from {limit:.1f} ms on"
+    )
+    return found
+
+
+def _room(read: Reader) -> Section | None:
+    row = next(iter(read("capacity_day")), None)
+    if row is None:
+        return None
+    found = Section("Capacity", "full" if row["refused_full"] else "busy" if row["busy_hours"] else "there is room")
+    capacity = "not known" if row["capacity"] is None else f"{row['capacity']:,}"
+    found.lines.append(
+        f"{row['peak_sessions'] or 0:,} sessions at its peak, capacity {capacity}: {_percent(row['peak_share'])}"
+    )
+    found.lines.append(f"{row['busy_hours'] or 0} hours nearly full, {row['refused_full'] or 0:,} connections too many")
+    refused: dict[tuple[str, str], list[int]] = {}
+    for one in read("refusal_hour", "producer"):
+        sums = refused.setdefault((one["what"], one["reason"]), [0, 0])
+        sums[0] += one["n"] or 0
+        sums[1] = max(sums[1], one["who"] or 0)
+    for (what, reason), (count, who) in sorted(refused.items(), key=lambda item: -item[1][0]):
+        by = f", of up to {who:,} in an hour" if who else ""
+        found.lines.append(f"{count:,} x {what}: {reason}{by}")
+    return found
+
+
+def _ends(read: Reader) -> Section | None:
+    rows = sorted(read("close_day"), key=lambda one: -one["transports"])
+    if not rows:
+        return None
+    total = sum(one["transports"] for one in rows)
+    found = Section("Ends of transports", f"{total:,}")
+    found.lines += [f"{one['transports']:,} {one['reason']}, by {one['by'] or 'nobody'}" for one in rows]
+    return found
+
+
+# --- is all of it here ---
+
+
+def _data(read: Reader) -> Section | None:
+    row = next(iter(read("quality_day", "producer")), None)
+    if row is None:
+        return None
+    found = Section("Data", "complete" if not row["missing"] else f"{row['missing']:,} events are missing")
+    found.lines.append(
+        f"{row['distinct_events']:,} of {row['expected']:,} numbers have come ({_percent(row['completeness'])}), "
+        f"{row['duplicates']:,} came twice"
+    )
+    per_boot: dict[str, list[int]] = {}
+    for one in read("numbers", "producer", layer="silver"):
+        sums = per_boot.setdefault(one["boot"], [one["first"], one["last"], 0])
+        sums[0], sums[1] = min(sums[0], one["first"]), max(sums[1], one["last"])
+        sums[2] += one["distinct_events"]
+    gaps = sorted(
+        ((last - first + 1 - count, boot, first, last) for boot, (first, last, count) in per_boot.items()), reverse=True
+    )
+    for missing, boot, first, last in gaps[:GAPS]:
+        if missing:
+            found.lines.append(
+                f"process {boot[:8]}: {missing:,} of the numbers from {first:,} to {last:,} have not come"
+            )
+    return found

@@ -1,0 +1,101 @@
+"""A network that never was: its events at any size, always the same for a seed.
+
+Made by Spark's own functions of counters and hashes, so that 20 million events
+take minutes and need no memory.  What is drawn, and from what:
+
+* a server's share of transports falls with its rank, as 1 / rank ** 0.6;
+* the time of day follows a wave with its peak at noon;
+* which client: the square of an even draw, so that few are busy and many are not;
+* durations and bytes are log-normal (median 20 s and 30 kB, sigma 1.5 and 2);
+* answers: log-normal around a median of its own for each server, 5 to 80 ms;
+* one request in 33 is refused by the other end;
+* one day in twenty a server is away for two hours, and one in forty it crashes then;
+* receipts: both ends for 80 % of transports, one end for 10 %.
+
+What is hidden in it, to be found, is in :mod:`dmsg.analytics.simulate.planted`, and with the names in ``truth.jsonl``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from dataclasses import asdict
+from hashlib import md5
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from dmsg.analytics.simulate.entities import discovery_lines, server_lines
+from dmsg.analytics.simulate.network import Network, Stage
+from dmsg.analytics.simulate.planted import Planted, attackers, befalls_servers, crash, server_key
+from dmsg.analytics.simulate.traffic import receipt_lines, transport_lines
+from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SCHEMA_VERSION, SEGMENT_SUFFIX
+
+__all__ = ["Network", "Simulation"]
+TRUTH = "truth.jsonl"
+"""A line of JSON for each thing that is hidden."""
+
+
+class Simulation:
+    """The events of a network as files of JSON."""
+
+    def __init__(self, spark: SparkSession, network: Network) -> None:
+        self.network = network
+        self.stage = Stage(spark, network)
+
+    def truth(self) -> list[Planted]:
+        """All that is to be found."""
+        network = self.network
+        crashed = self.stage.plan().where("crashed").select("producer", "day").orderBy("day", "producer").collect()
+        return [
+            *befalls_servers(network.servers, network.last_day, network.days),
+            *(crash(row.producer, row.day, network.last_day, network.days) for row in crashed),
+            *attackers(network.servers, network.last_day, network.days, fleet=network.fleet),
+        ]
+
+    def lines(self) -> dict[str, DataFrame]:
+        """Events, by what the names of their files say."""
+        return {
+            "transports": transport_lines(self.stage),
+            "servers": server_lines(self.stage).coalesce(8),
+            "discovery": discovery_lines(self.stage).coalesce(4),
+            "receipts": receipt_lines(self.stage),
+        }
+
+    def write(self, directory: Path) -> dict[str, int]:
+        """Write a spool, receipts as if they had been checked, and the truth.
+
+        :param directory: gets ``spool/``, ``checked/`` and :data:`TRUTH`.
+        :returns: files of each.
+        """
+        written = {"spool": 0, "checked": 0}
+        for name, lines in self.lines().items():
+            of_receipts = name == "receipts"
+            target = directory / ("checked" if of_receipts else "spool")
+            fresh = directory / f".{name}"
+            lines.write.mode("overwrite").option("compression", "gzip").text(str(fresh))
+            target.mkdir(parents=True, exist_ok=True)
+            for number, part in enumerate(sorted(fresh.glob("part-*.gz"))):
+                stem = f"{RECEIPTS_PREFIX if of_receipts else EVENTS_PREFIX}{name}-{self.network.seed}-{number:06d}"
+                with open(part, "ab") as file:  # another member of the gzip file: its last line
+                    file.write(gzip.compress(self._end(stem)))
+                part.replace(target / f"{stem}{SEGMENT_SUFFIX}")
+                written[target.name] += 1
+            shutil.rmtree(fresh)
+        truth = [asdict(one) | {"day": str(one.day)} for one in self.truth()]
+        (directory / TRUTH).write_text("".join(json.dumps(one) + "\n" for one in truth))
+        return written
+
+    def _end(self, stem: str) -> bytes:
+        row = {
+            "v": SCHEMA_VERSION,
+            "type": "segment_end",
+            "producer": server_key(0),
+            "role": "server",
+            "boot": md5(stem.encode()).hexdigest(),  # noqa: S324
+            "seq": 0,
+            "ts": self.network.first_ms,
+            "mono": 0,
+        }
+        return json.dumps(row).encode() + b"\n"

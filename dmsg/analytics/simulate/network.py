@@ -1,0 +1,183 @@
+"""A network that never was: who is in it, and when each of its processes is there.
+
+All draws are hashes of what they are drawn for, so that a row needs no other
+row: Spark makes any number of them without memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from dmsg.analytics.schemas import DAY_MS
+from dmsg.analytics.simulate.planted import CRASHED, QUIET, SILENT, SILENT_FROM, SKEW_MS, SKEWED, server_key
+from dmsg.telemetry.schema import SCHEMA_VERSION
+
+MINUTES = 1440
+MINUTE_MS = 60_000
+AWAY_MINUTES = 120
+ROWS_OF_FILE = 100_000
+TURN = 2 * 3.141592653589793
+
+
+@dataclass(frozen=True)
+class Network:
+    """What to simulate.
+
+    :ivar transports: in all; each is two events, or one if it was refused.
+    :ivar last_day: of the ``days``.
+    :ivar fleet: the servers name clients with one secret.
+    """
+
+    transports: int = 100_000
+    servers: int = 20
+    clients: int = 2_000
+    days: int = 3
+    seed: int = 1
+    last_day: date = date(2026, 1, 31)
+    fleet: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.transports, self.servers, self.clients, self.days) < 1:
+            raise ValueError("there must be at least one transport, server, client and day")
+
+    def shares(self) -> list[int]:
+        """Transports of each server and day."""
+        weights = [(rank + 1) ** -0.6 for rank in range(self.servers)]
+        total = sum(weights) * self.days
+        return [max(1, round(self.transports * weight / total)) for weight in weights]
+
+    @property
+    def first_ms(self) -> int:
+        """Midnight of the first day, in ms since 1970."""
+        return (self.last_day.toordinal() - date(1970, 1, 1).toordinal() - self.days + 1) * DAY_MS
+
+
+def even(seed: int, draw: int, *columns: str) -> Column:
+    """An even draw from 0 to 1 for each different value of the columns."""
+    mixed = F.xxhash64(*columns, F.lit(seed), F.lit(draw))
+    return (F.pmod(mixed, F.lit(2**53)) + F.lit(0.5)) / F.lit(float(2**53))
+
+
+def normal(seed: int, draw: int, *columns: str) -> Column:
+    """A normal draw (Box and Muller)."""
+    radius = F.sqrt(-2 * F.log(even(seed, draw, *columns)))
+    return radius * F.cos(TURN * even(seed, draw + 1, *columns))
+
+
+def name(*columns: Column | str) -> Column:
+    """16 hex digits, as :func:`~dmsg.analytics.simulate.planted.tag` makes them of the same words."""
+    return F.substring(F.md5(F.concat_ws("/", *columns)), 1, 16)
+
+
+def union(parts: list[DataFrame]) -> DataFrame:
+    """All of them, below each other."""
+    rows = parts[0]
+    for part in parts[1:]:
+        rows = rows.unionByName(part)
+    return rows
+
+
+class Stage:
+    """The network's servers and days, from which all events are made."""
+
+    def __init__(self, spark: SparkSession, network: Network) -> None:
+        self.spark = spark
+        self.network = network
+
+    def on_last_day(self, server: int) -> Column:
+        """Rows of that server's last day."""
+        return (F.col("server") == server) & (F.col("day") == self.network.days - 1)
+
+    @property
+    def until(self) -> Column:
+        """The ms of the day from which on nothing comes of a server any more."""
+        return F.when(self.on_last_day(SILENT), SILENT_FROM * MINUTE_MS).otherwise(DAY_MS)
+
+    def plan(self) -> DataFrame:
+        """A row for each server and day."""
+        network = self.network
+        shares = network.shares()
+        rows = [
+            (server, server_key(server), day, shares[server])
+            for server in range(network.servers)
+            for day in range(network.days)
+        ]
+        drawn = even(network.seed, 90, "server", "day")
+        on_the_day_before = (F.col("server") == CRASHED) & (F.col("day") == max(0, network.days - 2))
+        away = F.when(F.col("server").isin(*QUIET), 1.0).when(on_the_day_before, 0.01).otherwise(drawn)
+        return (
+            self.spark.createDataFrame(rows, "server int, producer string, day int, n int")
+            .repartition(max(4, min(len(rows), network.transports * 2 // ROWS_OF_FILE)))
+            .withColumn("boot", F.md5(F.concat_ws("/", F.lit(network.seed), "producer", "day")))
+            .withColumn("midnight", F.lit(network.first_ms) + F.col("day").cast("long") * DAY_MS)
+            .withColumn("role", F.lit("server"))
+            .withColumn("skew", F.when(F.col("server") == SKEWED, SKEW_MS).otherwise(0))
+            # minutes in which it was away, and whether it ended without a word
+            .withColumn("away", F.when(away < 0.05, F.floor(300 + 4000 * away * 4).cast("int")))
+            .withColumn("crashed", away < 0.025)
+        )
+
+    @property
+    def where(self) -> Column:
+        """Who names a client differs from who does not share its secret."""
+        return F.lit("fleet") if self.network.fleet else F.col("server").cast("string")
+
+    def events(self, rows: DataFrame, kind: str, block: int, *fields: Column | str) -> DataFrame:
+        """Rows with ``i`` (their number within the block) and ``at`` (ms of the day) -> lines.
+
+        :param block: of numbers of its own for each kind: a process's numbers without gaps need no sorting.
+        """
+        skew = F.col("skew") if "skew" in rows.columns else F.lit(0)
+        at = F.greatest(F.lit(0), F.least("at", F.lit(DAY_MS - 1) - skew)).cast("long")
+        return rows.select(
+            F.to_json(
+                F.struct(
+                    F.lit(SCHEMA_VERSION).alias("v"),
+                    F.lit(kind).alias("type"),
+                    "producer",
+                    "role",
+                    F.concat(F.substring("boot", 1, 30), F.lit(f"{block:02x}")).alias("boot"),
+                    F.col("i").cast("long").alias("seq"),
+                    (F.col("midnight") + at + skew).alias("ts"),
+                    at.alias("mono"),
+                    *fields,
+                )
+            ).alias("value")
+        )
+
+    def client(self, draw: int) -> Column:
+        """Which client: few are busy."""
+        drawn = even(self.network.seed, draw, "server", "day", "i")
+        return F.floor(self.network.clients * F.pow(drawn, F.lit(2.0))).cast("int")
+
+    @staticmethod
+    def lives(plan: DataFrame) -> DataFrame:
+        """A row for each process: from the ``first`` minute on, so many ``minutes``; two where a server was away."""
+        away, life = F.col("away"), F.col("life")
+        return (
+            plan.withColumn(
+                "life", F.explode(F.when(away.isNull(), F.array(F.lit(0))).otherwise(F.array(F.lit(0), F.lit(1))))
+            )
+            .withColumn("first", F.when(life == 0, 0).otherwise(away + AWAY_MINUTES))
+            .withColumn(
+                "minutes",
+                F.when(away.isNull(), MINUTES).when(life == 0, away).otherwise(MINUTES - away - AWAY_MINUTES),
+            )
+            .withColumn("boot", F.md5(F.concat_ws("/", "boot", "life")))
+        )
+
+    @staticmethod
+    def minutes_there(plan: DataFrame) -> DataFrame:
+        """A row for each minute in which a server was not away, with its number."""
+        minute, away = F.col("minute"), F.col("away")
+        return (
+            plan.withColumn("minute", F.explode(F.sequence(F.lit(0), F.lit(MINUTES - 1))))
+            .where(away.isNull() | ~minute.between(away, away + AWAY_MINUTES - 1))
+            .withColumn(
+                "i", F.when(minute < away, minute).otherwise(minute - F.when(away.isNull(), 0).otherwise(AWAY_MINUTES))
+            )
+        )
