@@ -118,7 +118,7 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime) -> list[Fin
         _slow_readers(tables["close_day"], newest),
         _slow(tables["latency_day"]),
         _liars(tables["settlement_day"], newest),
-        _attacks(tables["actor"], newest),
+        *(_attacks([row for row in tables["actor"] if row["kind"] == kind], newest) for kind in _DEEDS),
         _clocks(tables["clock_day"], newest),
         _unheard(tables["uptime_day"], newest),
         _missing(tables["quality_day"]),
@@ -259,6 +259,7 @@ _DEEDS = {
     "flood": "{refused:,} requests refused, most over its rate",
     "handshakes": "{refused:,} failed handshakes of its network",
     "entries": "{refused:,} requests that discovery refused",
+    "lookups": "asked discovery for {targets:,} clients that are not there",
     "churn": "{posts:,} entries",
     "unanswered": "{refused:,} of {requests:,} requests nobody accepted",
 }
@@ -268,7 +269,7 @@ def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
     for row in sorted(actors, key=lambda row: -row["score"]):
         if row["score"] >= ATTACK and row["last_day"] > newest - timedelta(RECENT_DAYS):
             numbers = {name: row[name] or 0 for name in ("targets", "refused", "posts", "requests")}
-            deed = _DEEDS.get(row["kind"], "").format(**numbers)
+            deed = _DEEDS[row["kind"]].format(**numbers)
             where = f"at {row['servers']} servers" if row["servers"] > 1 else "at one server"
             text = f"{row['kind']}: {deed}, {where}, until {_day(row['last_day'])}; score {row['score']:,.0f}"
             yield Finding(Urgency.NOW, row["who"], text, "Refusals")

@@ -68,7 +68,7 @@ FAMILIES = {
     "transport": ("transport_open", "transport_progress", "transport_close"),
     "session": ("session_open", "session_close"),
     "beat": ("heartbeat",),
-    "refusal": ("handshake_fail", "transport_refuse", "entry_refuse", "drop"),
+    "refusal": ("handshake_fail", "transport_refuse", "entry_refuse", "lookup_fail", "drop"),
     "entry": ("entry",),
     "receipt": ("receipt_checked",),
     "life": ("start", "stop", "segment_end"),
@@ -256,8 +256,9 @@ DAILY = {
         ),
         Table(
             "discovery_hour",
-            "What does discovery take and refuse?",
-            "producer string, dt date, hour int, first long, next long, deleted long, refused long, servers long",
+            "What does discovery take and refuse? absent: look-ups of entries that are not there.",
+            "producer string, dt date, hour int, first long, next long, deleted long, refused long, servers long,"
+            " absent long",
         ),
         Table(
             "capacity_day",

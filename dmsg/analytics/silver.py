@@ -133,6 +133,7 @@ def refusals(events: DataFrame) -> DataFrame:
         F.when(F.col("type") == "handshake_fail", "handshake")
         .when(F.col("type") == "transport_refuse", "request")
         .when(F.col("type") == "entry_refuse", "entry")
+        .when(F.col("type") == "lookup_fail", "lookup")
         .otherwise("drop")
     )
     return events.select(

@@ -43,6 +43,7 @@ from dmsg.discovery.entry import (
 from dmsg.discovery.quota import ServerQuota
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import KINDS, Terms
+from dmsg.discovery.telemetry import DiscoveryTelemetry
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import block_of, is_public
@@ -165,7 +166,7 @@ class DiscoveryAPI:
         self._max_servers = max_servers
         self._server_ttl = server_ttl
         self._ranking = ranking
-        self._telemetry = telemetry
+        self._telemetry = DiscoveryTelemetry(telemetry, wall_clock)
         self._looks = looks
         self._entry_ttl, self._of_place = entry_ttl, of_place
         self._quota = ServerQuota()
@@ -239,7 +240,7 @@ class DiscoveryAPI:
         def posted(first: bool) -> bytes:
             result = "first" if first else "next"
             self._metrics.posted.labels(result).inc()
-            self._tell(entry, result)
+            self._telemetry.posted(entry, result)
             if entry.server is not None:
                 self._quota.count(entry.static, poster, self._now())
                 if self._looks is not None:
@@ -262,19 +263,6 @@ class DiscoveryAPI:
         # who is beside discovery may be a proxy, or everybody
         most = self._of_place if is_public(poster) else math.inf
         return Terms(refreshes, self._looks is None, block_of(poster), most, lasts)
-
-    def _tell(self, entry: Entry, result: str) -> None:
-        """For telemetry: servers are public, clients are not."""
-        if self._telemetry is None:
-            return
-        fields: dict[str, Any] = {"is_server": entry.server is not None, "result": result, "sequence": entry.sequence}
-        fields["subject"] = entry.static if entry.server is not None else entry.key
-        if entry.server is not None:
-            fields["available"] = entry.server.available_connections
-            fields["clock_ms"] = round(entry.timestamp / 1_000_000 - self._now() * 1000)
-        if entry.client is not None and entry.client.delegated_servers is not None:
-            fields["delegated"] = len(entry.client.delegated_servers)
-        self._telemetry.record("entry", fields)
 
     def _available(self) -> Deferred[list[bytes]]:
         """Live servers; behind them those that say nothing and were there at the last look."""
@@ -308,7 +296,15 @@ class DiscoveryAPI:
     def get_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
         """GET Entry."""
         self.requests += 1
-        return self._ask("get", _path_key(static)).addCallback(lambda body: _json(request, body))
+        return self._get(request, _path_key(static))
+
+    def _get(self, request: IRequest, key: str) -> Deferred[bytes]:
+        def absent(failure: Failure) -> Failure:
+            if failure.check(EntryNotFound):
+                self._telemetry.absent(request.getClientAddress(), key)
+            return failure
+
+        return self._ask("get", key).addCallbacks(lambda body: _json(request, body), absent)
 
     @_app.route("/discovery/entries/<static>", methods=["DELETE"])
     def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
@@ -320,9 +316,7 @@ class DiscoveryAPI:
 
         def deleted(_: None) -> bytes:
             self._metrics.posted.labels("deleted").inc()
-            if self._telemetry is not None:
-                fields = {"subject": bytes.fromhex(key), "result": "deleted", "sequence": deletion.sequence}
-                self._telemetry.record("entry", fields)
+            self._telemetry.deleted(key, deletion)
             return answer(request, 200, "deleted the entry")
 
         return self._ask("delete", deletion, self._now()).addCallback(deleted)
@@ -359,7 +353,7 @@ class DiscoveryAPI:
         def get() -> Deferred[bytes]:
             # zeros of any length, also none, are the null key, which has no entry
             key = PubKey.from_hex(text).hex() if text.strip("0") else NULL_KEY
-            return self._ask("get", key).addCallback(lambda body: _json(request, body))
+            return self._get(request, key)
 
         return self._go(request, get)
 
@@ -428,10 +422,7 @@ class DiscoveryAPI:
 
     def _refused(self, request: IRequest, kind: str, error: BaseException | None) -> None:
         self._metrics.refused.labels(kind).inc()
-        if self._telemetry is not None:
-            # behind a proxy this is the proxy: then all refusals have one source
-            source = self._telemetry.network(str(getattr(request.getClientAddress(), "host", "")))
-            self._telemetry.record_repeated("entry_refuse", (kind, source), {"reason": kind, "source": source})
+        self._telemetry.refused(request.getClientAddress(), kind)
         _log.debug("refused: {error}", error=str(error))
 
     @_app.handle_errors(EntryNotFound)

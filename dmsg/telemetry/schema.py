@@ -272,6 +272,16 @@ EVENTS = (
         (_REASON, _SOURCE, _COUNT),
     ),
     EventType(
+        "lookup_fail",
+        "discovery",
+        "Somebody asked for an entry that is not there. What repeats within a minute is one event.",
+        (
+            _SOURCE,
+            _COUNT,
+            Field("targets", Type.LONG, "how many different clients were asked for, counted up to 1024"),
+        ),
+    ),
+    EventType(
         "segment_end",
         "all",
         "The last line of a file.",

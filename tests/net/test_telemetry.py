@@ -12,6 +12,7 @@ from twisted.internet import reactor
 
 from dmsg.cli.processes import address_of, start_twistd
 from dmsg.discovery.ranking import sign_ranking
+from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey, read_key_file
 from dmsg.telemetry.pseudonyms import Pseudonyms, read_secret
 from dmsg.telemetry.verify import verify_spool
@@ -56,6 +57,9 @@ class TelemetryTests(EntityCase):
         protocol: Any = await alice.connect(bob.public_key, Accepting())
         await protocol.transport.send(bytes(100_000))
         protocol.transport.loseConnection()
+        absent = [SecKey.generate().public, SecKey.generate().public]
+        for key in (*absent, absent[0]):
+            await self.assertFailure(alice.connect(key, Accepting()), EntryNotFound)
         await self.until(lambda: len(being_written(of_server, "receipt")) == 2)
         await alice.stopService()
         await bob.stopService()
@@ -94,6 +98,12 @@ class TelemetryTests(EntityCase):
         await self.until(lambda: of_type(events(of_discovery), "stop"))
         entries = of_type(events(of_discovery), "entry")
         self.assertIn((producer, True), {(entry["subject"], entry.get("is_server")) for entry in entries})
+        lookups = of_type(events(of_discovery), "lookup_fail")
+        self.assertGreaterEqual(sum(one["n"] for one in lookups), len(absent))
+        self.assertEqual(len({one["source"] for one in lookups}), 1)
+        text = json.dumps(events(of_discovery))
+        for secret in (*(key.hex() for key in absent), "127.0.0.1"):
+            self.assertNotIn(secret, text)
         # both clocks are this machine's
         self.assertTrue(all(-60_000 < entry["clock_ms"] <= 0 for entry in entries if entry.get("is_server")))
 

@@ -75,9 +75,10 @@ def queries(today: date) -> dict[str, str]:
     abuse = """
             WITH who AS (
                 SELECT producer, dt, coalesce(src, source) AS who, type, sum(coalesce(n, 1)) AS n,
-                       coalesce(sum(targets) FILTER (reason = 'no_such_peer'), 0) AS targets,
+                       coalesce(sum(targets) FILTER (reason = 'no_such_peer' OR type = 'lookup_fail'), 0) AS targets,
                        coalesce(sum(n) FILTER (reason IN ('rate_limited', 'flood')), 0) AS over
-                FROM e WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse') GROUP BY ALL),
+                FROM e WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'lookup_fail')
+                GROUP BY ALL),
             scores AS (
                 SELECT producer, dt, who, 'scan' AS kind, round(100.0 * targets / 100, 1) AS score FROM who
                 WHERE type = 'transport_refuse'
@@ -87,6 +88,8 @@ def queries(today: date) -> dict[str, str]:
                 WHERE type = 'handshake_fail'
                 UNION ALL SELECT producer, dt, who, 'entries', round(100.0 * n / 500, 1) FROM who
                 WHERE type = 'entry_refuse'
+                UNION ALL SELECT producer, dt, who, 'lookups', round(100.0 * targets / 1000, 1) FROM who
+                WHERE type = 'lookup_fail'
                 UNION ALL SELECT producer, dt, subject, 'churn', round(100.0 * count(*) / 5000, 1) FROM e
                 WHERE type = 'entry' AND NOT coalesce(is_server, false) GROUP BY ALL
                 UNION ALL SELECT producer, dt, src, 'unanswered',
@@ -298,19 +301,21 @@ def queries(today: date) -> dict[str, str]:
         "refusal_hour": """
             SELECT producer, dt, hr AS hour,
                    CASE type WHEN 'handshake_fail' THEN 'handshake' WHEN 'transport_refuse' THEN 'request'
-                             WHEN 'entry_refuse' THEN 'entry' ELSE 'drop' END AS what,
+                             WHEN 'entry_refuse' THEN 'entry' WHEN 'lookup_fail' THEN 'lookup' ELSE 'drop' END AS what,
                    reason, sum(coalesce(n, 1)) AS n, count(DISTINCT coalesce(src, source)) AS who
-            FROM e WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'drop') GROUP BY ALL""",
+            FROM e WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'lookup_fail', 'drop')
+            GROUP BY ALL""",
         "clock_day": """
             SELECT subject AS server, dt, count(clock_ms) AS posts, max(clock_ms) AS skew_ms, min(clock_ms) AS least_ms,
                    count(DISTINCT producer) AS witnesses
             FROM e WHERE type = 'entry' AND is_server AND clock_ms IS NOT NULL GROUP BY ALL""",
         "refusal_day": """
             SELECT dt, CASE type WHEN 'handshake_fail' THEN 'handshake' WHEN 'transport_refuse' THEN 'request'
-                            WHEN 'entry_refuse' THEN 'entry' ELSE 'drop' END AS what,
+                            WHEN 'entry_refuse' THEN 'entry' WHEN 'lookup_fail' THEN 'lookup' ELSE 'drop' END AS what,
                    reason, sum(coalesce(n, 1)) AS n, count(DISTINCT producer) AS producers,
                    count(DISTINCT (producer, coalesce(src, source))) FILTER (coalesce(src, source) IS NOT NULL) AS who
-            FROM e WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'drop') GROUP BY ALL""",
+            FROM e WHERE type IN ('handshake_fail', 'transport_refuse', 'entry_refuse', 'lookup_fail', 'drop')
+            GROUP BY ALL""",
         "actor": f"""
             WITH named AS (SELECT producer, arg_max(names, ts) AS names FROM e
                            WHERE type = 'start' AND names IS NOT NULL GROUP BY ALL),
@@ -330,9 +335,12 @@ def queries(today: date) -> dict[str, str]:
                        count(DISTINCT subject) FILTER (is_server) AS servers
                 FROM e WHERE type = 'entry' GROUP BY ALL),
             refused AS (
-                SELECT producer, dt, hr AS hour, sum(n) AS refused FROM e WHERE type = 'entry_refuse' GROUP BY ALL)
+                SELECT producer, dt, hr AS hour, sum(n) FILTER (type = 'entry_refuse') AS refused,
+                       sum(n) FILTER (type = 'lookup_fail') AS absent
+                FROM e WHERE type IN ('entry_refuse', 'lookup_fail') GROUP BY ALL)
             SELECT producer, dt, hour, coalesce(first, 0) AS first, coalesce(next, 0) AS next,
-                   coalesce(deleted, 0) AS deleted, coalesce(refused, 0) AS refused, coalesce(servers, 0) AS servers
+                   coalesce(deleted, 0) AS deleted, coalesce(refused, 0) AS refused, coalesce(servers, 0) AS servers,
+                   coalesce(absent, 0) AS absent
             FROM taken FULL JOIN refused USING (producer, dt, hour)""",
         "capacity_day": """
             WITH beats AS (

@@ -26,6 +26,7 @@ KINDS = {
     "flood:": "flood",
     "handshakes:": "handshakes",
     "entries:": "entries",
+    "lookups:": "lookups",
 }
 """What in a line of those that need attention tells of which kind of thing that is planted."""
 
@@ -76,7 +77,7 @@ class PlantedCase(LakeCase):
     def attacks(self) -> None:
         """Each kind that was planted, and none else, at all servers together."""
         actors = self.table("actor")
-        self.assertEqual({row["kind"] for row in actors}, {"scan", "flood", "handshakes", "entries"})
+        self.assertEqual({row["kind"] for row in actors}, {"scan", "flood", "handshakes", "entries", "lookups"})
         # three scan; a tag of a network is another one each day
         of_kind = {kind: [row for row in actors if row["kind"] == kind] for kind in ("scan", "flood", "handshakes")}
         self.assertEqual([len(rows) for rows in of_kind.values()], [3, 1, 4])

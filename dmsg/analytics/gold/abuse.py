@@ -20,6 +20,8 @@ HANDSHAKE_LIMIT = 200
 """Failed handshakes of one network in a day."""
 ENTRY_LIMIT = 500
 """Refused requests to discovery of one network in a day."""
+LOOKUP_LIMIT = 1000
+"""Clients that do not exist, asked for by one network of discovery in a day, counted again each minute."""
 CHURN_LIMIT = 5000
 """Entries of one client in a day; the usual one posts every few minutes."""
 UNANSWERED_LIMIT = 0.9
@@ -90,12 +92,13 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
     """Who floods, scans, churns?"""
     names = DAILY["abuse_day"].schema.fieldNames()
     nothing = F.lit(0).cast("long")
+    in_vain = (F.col("reason") == "no_such_peer") | (F.col("what") == "lookup")
     by_who = (
         refusals.where(F.col("who").isNotNull())
         .groupBy("producer", "dt", "who", "what")
         .agg(
             F.sum("n").alias("refused"),
-            F.coalesce(F.sum(F.when(F.col("reason") == "no_such_peer", F.col("targets"))), nothing).alias("targets"),
+            F.coalesce(F.sum(F.when(in_vain, F.col("targets"))), nothing).alias("targets"),
             F.coalesce(F.sum(F.when(F.col("reason").isin("rate_limited", "flood"), F.col("n"))), nothing).alias("over"),
         )
     )
@@ -122,6 +125,13 @@ def abuse_day(refusals: DataFrame, transports: DataFrame, entries: DataFrame) ->
                             "%d failed handshakes from its network",
                         ),
                         ("entries", "entry", "refused", ENTRY_LIMIT, "%d requests that discovery refused"),
+                        (
+                            "lookups",
+                            "lookup",
+                            "targets",
+                            LOOKUP_LIMIT,
+                            "asked discovery for %d clients that are not there",
+                        ),
                     )
                 ]
             )
@@ -169,9 +179,16 @@ def discovery_hour(entries: DataFrame, refusals: DataFrame) -> DataFrame:
         *[F.count_if(F.col("result") == result).alias(result) for result in ("first", "next", "deleted")],
         F.count_distinct(F.when(F.col("is_server"), F.col("subject"))).alias("servers"),
     )
-    refused = refusals.where(F.col("what") == "entry").groupBy(*keys).agg(F.sum("n").alias("refused"))
+    refused = (
+        refusals.where(F.col("what").isin("entry", "lookup"))
+        .groupBy(*keys)
+        .agg(
+            F.sum(F.when(F.col("what") == "entry", F.col("n"))).alias("refused"),
+            F.sum(F.when(F.col("what") == "lookup", F.col("n"))).alias("absent"),
+        )
+    )
     return (
         taken.join(refused, keys, "full_outer")
-        .fillna(0, ["first", "next", "deleted", "refused", "servers"])
+        .fillna(0, ["first", "next", "deleted", "refused", "servers", "absent"])
         .select(*DAILY["discovery_hour"].schema.fieldNames())
     )

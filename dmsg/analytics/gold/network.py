@@ -44,7 +44,7 @@ def network_day(
         .select("dt", "server", "peer")
         .distinct()
         .select("dt", F.lit(1).alias("clients")),
-        refusal.where(F.col("what") != "drop").select("dt", F.col("n").alias("refused")),
+        refusal.where(~F.col("what").isin("drop", "lookup")).select("dt", F.col("n").alias("refused")),
         settlement.select("dt", signed.alias("receipts")),
         hours.select("dt", "rtt", "accept"),
     ]

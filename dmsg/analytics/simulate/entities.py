@@ -176,7 +176,7 @@ def _refused(stage: Stage) -> list[DataFrame]:
 
 
 def discovery_lines(stage: Stage) -> DataFrame:
-    """start, stop, entry, entry_refuse, heartbeat."""
+    """start, stop, entry, entry_refuse, lookup_fail, heartbeat."""
     seed, clients = stage.network.seed, stage.network.clients
     days = stage.plan().where("server = 0").withColumn("role", F.lit("discovery"))
     days = days.withColumn("producer", F.lit(DISCOVERY)).withColumn("boot", F.md5(F.concat("producer", "boot")))
@@ -240,6 +240,14 @@ def discovery_lines(stage: Stage) -> DataFrame:
                 F.lit("invalid").alias("reason"),
                 name(F.lit("poster"), "day").alias("source"),
                 (1 + 9 * even(seed, 71, "day", "i")).cast("long").alias("n"),
+            ),
+            stage.events(
+                minutes.where("i % 10 = 0").withColumn("i", (F.col("i") / 10 - 1).cast("int")),
+                "lookup_fail",
+                24,
+                name(F.lit("asker"), "day").alias("source"),
+                (20 + 9 * even(seed, 73, "day", "i")).cast("long").alias("n"),
+                (10 + 9 * even(seed, 74, "day", "i")).cast("long").alias("targets"),
             ),
         ]
     )

@@ -44,8 +44,8 @@ def tag(*words: object) -> str:
 class Planted:
     """One thing.
 
-    :ivar kind: crash, slow, lie, collusion, full, slow readers, clock, lost file, silence, scan, flood, handshakes or
-        entries.
+    :ivar kind: crash, slow, lie, collusion, full, slow readers, clock, lost file, silence, scan, flood, handshakes,
+        entries or lookups.
     :ivar about: a server's key, or the name of an actor.
     :ivar day: on which it is to be seen.
     """
@@ -81,7 +81,8 @@ def attackers(servers: int, last_day: date, days: int, *, fleet: bool) -> list[P
         found.append(Planted("flood", tag("flooder", where), last_day))
         # a network has another name each day
         found += [Planted("handshakes", tag("network", where, day), when) for day, when in each]
-    found += [Planted("entries", tag("poster", day), when) for day, when in each]
+    for day, when in each:
+        found += [Planted("entries", tag("poster", day), when), Planted("lookups", tag("asker", day), when)]
     return found
 
 
