@@ -52,6 +52,19 @@ _ARROW: dict[str, pa.DataType] = {
 }
 
 
+_SQL = {
+    "string": "VARCHAR",
+    "int": "INT",
+    "bigint": "BIGINT",
+    "double": "DOUBLE",
+    "boolean": "BOOLEAN",
+    "date": "DATE",
+    "timestamp": "TIMESTAMP",
+    "array<int>": "INT[]",
+    "array<bigint>": "BIGINT[]",
+}
+
+
 class LakeError(Exception):
     """The tables cannot be used; the text says why."""
 
@@ -86,23 +99,31 @@ def unusable(uri: str) -> str | None:
     return found and found[0]
 
 
-def rows_of(table: DeltaTable, condition: str = "") -> pa.Table:
-    """Its rows, in no order.
+def asked(table: DeltaTable, sql: str) -> pa.Table:
+    """What a query of it answers, in which the table is called ``it``.
 
     Arrow's own reader would call Python on threads of its own to get at the
     files, and one of those that is not done when the program ends aborts it.
 
-    :param condition: an SQL expression that is true of those that are wanted.  Texts of strangers are quoted.
+    :param sql: texts of strangers in it are quoted.
     :raises LakeError: a file cannot be read, or is there no more.
     """
-    where = f" WHERE {condition}" if condition else ""
     try:
-        batches = QueryBuilder().register("it", table).execute(f"SELECT * FROM it{where}").read_all()  # noqa: S608
+        batches = QueryBuilder().register("it", table).execute(sql).read_all()
     except Exception as error:  # nothing more exact is raised by delta-rs
         raise LakeError(f"{table.table_uri} cannot be read: {str(error).splitlines()[0]}") from None
     found = pa.table(batches)
     views = {pa.string_view(): pa.string()}
     return found.cast(pa.schema([pa.field(one.name, views.get(one.type, one.type)) for one in found.schema]))
+
+
+def rows_of(table: DeltaTable, condition: str = "true") -> pa.Table:
+    """Its rows, in no order.
+
+    :param condition: true of those that are wanted.
+    :raises LakeError: as :func:`asked`.
+    """
+    return asked(table, f"SELECT * FROM it WHERE {condition}")  # noqa: S608
 
 
 class Delta:
@@ -179,7 +200,26 @@ class Delta:
             for day, compare in ((since, ">="), (until, "<=")):
                 if day is not None:
                     wanted.append(f"dt {compare} DATE '{date.fromisoformat(day)}'")
-        return rows_of(table, " AND ".join(wanted))
+        return rows_of(table, " AND ".join(wanted) or "true")
+
+    def ask(self, sql: str, version: int | None = None) -> pa.Table | None:
+        """What a query of it answers, in which it is called ``it``; None: there is no such table yet.
+
+        :raises LakeError: it cannot be read.
+        """
+        table = self.open(version)
+        if table is None:
+            return None
+        there = {one.name for one in table.schema().fields}
+        # columns that this version of the program has and the one that made the table had not
+        nulls = [
+            f", CAST(NULL AS {_SQL[one.dataType.simpleString()]}) AS {one.name}"
+            for one in self.schema.fields
+            if one.name not in there
+        ]
+        if nulls:
+            sql = f"WITH it AS (SELECT *{''.join(nulls)} FROM it) {sql}"  # noqa: S608
+        return asked(table, sql)
 
     def location(self, file: File) -> str:
         """Where Spark finds it."""

@@ -16,10 +16,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from dmsg.analytics import report
+from dmsg.analytics import report, report_data
 from dmsg.analytics.delta import LakeError
 from dmsg.analytics.jobs import Outcome, Pipeline, Progress, Source, receipts_source, spool_source
-from dmsg.analytics.lake import Lake
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, is_connect, make_session
@@ -83,12 +82,12 @@ def _reason(error: BaseException | None) -> str:
     return "it was stopped" if error is None else str(error).splitlines()[0][:300]
 
 
-def write_report(spark: SparkSession, out: str, target: Path, at: datetime | None = None) -> None:
-    """Write the page, whole or not at all.
+def write_report(out: str, target: Path, at: datetime | None = None) -> None:
+    """Write the page, whole or not at all; without Spark.
 
     :param at: as the tables were then.
     """
-    page = report.render(report.collect(Lake(spark, out), at))
+    page = report.render(report_data.collect(Store(out), at))
     fresh = target.with_name(f".{target.name}.part")
     fresh.write_text(page)
     fresh.replace(target)
@@ -126,18 +125,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{done}/{total} {what}\n")
 
     try:
-        spark = make_session(options.master, memory=options.memory)
         if options.command == "run":
+            spark = make_session(options.master, memory=options.memory)
             outcome = run(spark, options.spool, options.receipts, options.out, progress)
             sys.stdout.write(
                 json.dumps({"run": outcome.state.run, "days": outcome.days, "events": outcome.events}) + "\n"
             )
+            spark.stop()
         elif options.command == "report":
-            write_report(spark, options.out, Path(options.html))
+            write_report(options.out, Path(options.html))
         else:
             sys.stdout.write(json.dumps(table_paths(options.out), indent=1) + "\n")
     except Errors as error:
         sys.stderr.write(f"dmsg-analytics: {error}\n")
         return 1
-    spark.stop()
     return 0

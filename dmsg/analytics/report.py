@@ -1,7 +1,6 @@
 """One HTML file that shows the gold tables: no network, no library, light and dark.
 
-Spark gives bounded sets of rows (:data:`ROWS` of each table at most, which the page
-says when there were more); everything else is text.
+What it shows comes from :mod:`dmsg.analytics.report_data`; everything here is text.
 """
 
 from __future__ import annotations
@@ -9,128 +8,19 @@ from __future__ import annotations
 import importlib.resources
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from html import escape
-from typing import Any
-
-from pyspark.sql import functions as F
 
 from dmsg.analytics import charts
-from dmsg.analytics.attention import Finding, Urgency, needs_attention
+from dmsg.analytics.attention import Urgency
 from dmsg.analytics.charts import NOTHING, human
-from dmsg.analytics.gold.histograms import summed, with_percentiles
-from dmsg.analytics.lake import Lake
-from dmsg.analytics.schemas import OVERALL
+from dmsg.analytics.report_data import SHOWN_DAYS, Content, Row
 
-ROWS = 1000
-"""Rows of a table that the page shows."""
-SHOWN_DAYS = 7
-"""Days back, by the hour."""
-SERVER_STRIPS = 50
-"""Servers whose hours are drawn."""
 SERIES = 5
 """Refusals that have a colour of their own."""
+MAIN_ENDS = 3
+"""Reasons of ends that are named."""
 _PALETTE = ("var(--blue)", "var(--amber)", "var(--teal)", "var(--violet)", "var(--red)", "var(--grey)")
-
-Row = dict[str, Any]
-
-
-@dataclass
-class Content:
-    """What the page shows, as rows of tables.
-
-    :ivar attention: what needs it, the most urgent first.
-    :ivar cut: tables of which there were more rows.
-    """
-
-    generated: datetime
-    run: int
-    attention: list[Finding] = field(default_factory=list)
-    tables: dict[str, list[Row]] = field(default_factory=dict)
-    cut: list[str] = field(default_factory=list)
-
-    def __getitem__(self, name: str) -> list[Row]:
-        return self.tables[name]
-
-
-def collect(lake: Lake, at: datetime | None = None) -> Content:
-    """Read what the page needs.
-
-    :param at: as the tables were then.
-    :raises LakeError: nothing was computed yet.
-    """
-    state = lake.computed(at)
-    # of a report of then, what was old is reckoned from then
-    content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
-    content.attention = needs_attention(lake, state, now=datetime.now(UTC) if at is None else content.generated)
-    newest = max(state.days)
-    since = str(date.fromisoformat(newest) - timedelta(SHOWN_DAYS - 1))
-    days = [day for day in state.days if day >= since]
-    hourly = SERVER_STRIPS * SHOWN_DAYS * 24
-
-    def take(name: str, most: int = ROWS, order: str | None = None, *, days: list[str] | None = days) -> None:
-        rows = lake.read("gold", name, state, days)
-        if days is not None and name in OVERALL and "dt" in rows.columns:
-            rows = rows.where(F.col("dt") >= since)
-        if order is not None:
-            rows = rows.orderBy(F.col(order).desc_nulls_last())
-        found = [row.asDict() for row in rows.limit(most + 1).collect()]
-        if len(found) > most:
-            content.cut.append(name)
-        content.tables[name] = found[:most]
-
-    take("network_day", days=None)
-    take("uptime_day")
-    gone = lake.read("gold", "boot", state).where("role = 'server' AND ended = 'silent' AND next_at IS NULL")
-    content.tables["gone"] = [row.asDict() for row in gone.limit(ROWS).collect()]
-    take("placement", order="weight")
-    take("capacity_forecast", order="growth_per_day")
-    take("settlement_day", order="inflated_bytes")
-    take("settlement_conflict_day", 20, "claimed")
-    take("actor", 100, "score", days=None)
-    take("quality_day")
-    take("close_day", order="transports")
-    take("public_day", days=None)
-    hours = lake.read("gold", "server_hour", state, days)
-    largest = [
-        row.server
-        for row in hours.groupBy("server")
-        .agg(F.sum("bytes").alias("b"))
-        .orderBy(F.desc_nulls_last("b"))
-        .limit(SERVER_STRIPS)
-        .collect()
-    ]
-    content.tables["server_hour"] = [
-        row.asDict()
-        for row in hours.where(F.col("server").isin(largest))
-        .select("server", "dt", "hour", "alive_minutes", "agreed_minutes", "seen_minutes", "peak_sessions", "capacity")
-        .limit(hourly)
-        .collect()
-    ]
-    traffic = lake.read("gold", "traffic_hour", state, days)
-    content.tables["traffic"] = [
-        row.asDict()
-        for row in traffic.groupBy("dt", "hour")
-        .agg(F.sum("bytes").alias("bytes"), F.sum("closed").alias("closed"))
-        .collect()
-    ]
-    latency = with_percentiles(summed(lake.read("gold", "latency_hour", state, days), ["dt", "hour"], "rtt"), "rtt")
-    content.tables["latency"] = [row.asDict() for row in latency.drop("rtt").collect()]
-    refused = lake.read("gold", "refusal_hour", state, days).where("what <> 'drop'")
-    content.tables["refused"] = [
-        row.asDict() for row in refused.groupBy("dt", "hour", "what", "reason").agg(F.sum("n").alias("n")).collect()
-    ]
-    content.tables["quarantine"] = [
-        row.asDict()
-        for row in lake.quarantine(state).groupBy("problem").agg(F.count(F.lit(1)).alias("lines")).collect()
-    ]
-    files = lake.read("silver", "files", state)
-    content.tables["files"] = [
-        row.asDict() for row in files.where("problem IS NOT NULL").orderBy("file").limit(100).collect()
-    ]
-    return content
-
 
 # --- the page ----------------------------------------------------------------
 
@@ -193,12 +83,16 @@ def _label(hour: tuple[date, int]) -> str:
 _MARKS = {Urgency.NOW: ("now", "now"), Urgency.SOON: ("soon", "look"), Urgency.NOTE: ("note", "changed")}
 
 
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
 def _attention(content: Content) -> str:
     lines = []
     for found in content.attention:
         kind, word = _MARKS[found.urgency]
         about = f"{_short(found.about)} " if found.about else ""
-        place = f"<a href='#{found.place.lower()}'>{found.place}</a>"
+        place = f"<a href='#{_anchor(found.place)}'>{found.place}</a>"
         lines.append(f"<li><b class='{kind}'>{word}</b><span>{about}{escape(found.text)}</span>{place}</li>")
     body = f"<ul>{''.join(lines)}</ul>" if lines else "<p class='note'>Nothing.</p>"
     return f"<section id='attention'><h2>What needs attention</h2>{body}</section>"
@@ -262,6 +156,63 @@ def _servers(content: Content) -> str:
             ]
         )
     return _table(("server", "hours", "up, by itself", "seen by discovery too", "crashes", "remarks"), lines, (2, 3, 4))
+
+
+def _by_server(content: Content) -> str:
+    rows = []
+    for row in content["servers"]:
+        ends = row.get("ends", [])
+        total = sum(count for count, _ in ends)
+        share = row.get("peak_share")
+        why = ", ".join(f"{reason} {_percent(count / total)}" for count, reason in ends[:MAIN_ENDS])
+        rows.append(
+            [
+                _cell(row["server"], shown=_short(row["server"])),
+                _cell(row.get("bytes"), shown=human(row.get("bytes"), "B")),
+                _cell(row.get("transports")),
+                _cell(why, kind="text"),
+                _cell(row.get("sessions")),
+                _cell(row.get("clients")),
+                _cell(row.get("lost")),
+                _cell(_rounded(row.get("rtt_p50"))),
+                _cell(_rounded(row.get("rtt_p99"))),
+                _cell(row.get("refused")),
+                _cell(None if share is None else round(share, 4), shown=_percent(share)),
+                _cell(row.get("full"), kind="warn" if row.get("full") else ""),
+            ]
+        )
+    heads = (
+        "server",
+        "carried",
+        "transports",
+        "why they ended",
+        "sessions",
+        "clients of a day",
+        "sessions lost",
+        "p50, ms",
+        "p99, ms",
+        "refused",
+        "fullest",
+        "too many",
+    )
+    return _table(heads, rows, (1, 2, 4, 5, 6, 7, 8, 9, 10, 11))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 1)
+
+
+def _discovery(content: Content) -> str:
+    rows = [
+        [
+            _cell(row["producer"], shown=_short(row["producer"])),
+            _cell(str(row["dt"])),
+            *(_cell(row[name]) for name in ("first", "next", "deleted", "refused", "absent", "servers")),
+        ]
+        for row in content["discovery"]
+    ]
+    heads = ("discovery", "day", "new entries", "changed", "deleted", "refused", "not there", "servers")
+    return _table(heads, rows, (2, 3, 4, 5, 6, 7))
 
 
 def _traffic(content: Content) -> str:
@@ -393,7 +344,34 @@ def _settlement(content: Content) -> str:
         "claims more by",
         "verdict",
     )
-    return _table(heads, rows, tuple(range(2, 11)))
+    conflicts = [
+        [
+            _cell(row["transport"], shown=_short(row["transport"])),
+            _cell(row["server"], shown=_short(row["server"])),
+            _cell(str(row["dt"])),
+            *(_cell(row[name]) for name in ("relay_ab", "a_out", "b_in", "relay_ba", "b_out", "a_in")),
+            _cell(row["word"], kind="text"),
+        ]
+        for row in content["settlement_conflict_day"]
+    ]
+    words = ("transport", "server", "day", "there: server", "sender", "receiver", "back: server", "sender", "receiver")
+    return _table(heads, rows, tuple(range(2, 11))) + (
+        "<h3>Transports about which words differ</h3>"
+        "<p class='note'>In bytes, those with the largest claims. All: table settlement_conflict_day, and "
+        "<code>dmsg analytics explain</code>.</p>" + _table((*words, "who"), conflicts, tuple(range(3, 9)))
+        if conflicts
+        else ""
+    )
+
+
+def _public(content: Content) -> str:
+    names = ("servers", "clients", "transports", "sessions", "gigabytes", "rtt_p50", "rtt_p90")
+    rows = [
+        [_cell(str(row["dt"])), *(_cell(row[name]) for name in names), _cell(row["withheld"] or "", kind="text")]
+        for row in content["public_day"]
+    ]
+    heads = ("day", "servers", "clients", "transports", "sessions", "GB", "p50, ms", "p90, ms", "withheld")
+    return _table(heads, rows, tuple(range(1, 8)))
 
 
 def _placement(content: Content) -> str:
@@ -440,6 +418,7 @@ def _quality(content: Content) -> str:
 
 _SECTIONS = (
     ("Servers", "Each cell is an hour: green when the server tells of every minute of it.", _servers),
+    ("By server", f"Sums of the last {SHOWN_DAYS} days, of those that carried most.", _by_server),
     ("Traffic", "What servers carried, user data only.", _traffic),
     ("Latency", "From data passing a server to its acknowledgement coming back, over all servers.", _latency),
     ("Refusals", "What servers and discovery refused.", _refusals),
@@ -449,7 +428,9 @@ _SECTIONS = (
         "What servers claim, and what both ends of each transport signed. Only the latter is credited.",
         _settlement,
     ),
+    ("Discovery", "What it took and refused; not there: look-ups of clients that have no entry.", _discovery),
     ("Placement", "Where clients should be sent; discovery draws by weight.", _placement),
+    ("Public", "What may be published: sums of whole days, no cell of few clients.", _public),
     ("Data", "How much of what was written has arrived.", _quality),
 )
 
@@ -475,7 +456,7 @@ def render(content: Content) -> str:
         _cards(content),
     ]
     for title, note, section in _SECTIONS:
-        head = f"<section id='{title.lower()}'><h2>{title}</h2><p class='note'>{note}</p>"
+        head = f"<section id='{_anchor(title)}'><h2>{title}</h2><p class='note'>{note}</p>"
         parts.append(f"{head}{section(content)}</section>")
     if content.cut:
         parts.append(f"<p class='note'>Not all rows are shown of: {escape(', '.join(content.cut))}.</p>")

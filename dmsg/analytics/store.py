@@ -150,6 +150,12 @@ class Store:
         found = self.table(layer, name).read(version, since=day, until=day, where=where)
         return [dict(row) for row in found.to_pylist()]
 
+    def ask(self, layer: str, name: str, state: State, sql: str) -> list[dict[str, Any]]:
+        """What a query of one table answers, without Spark; it is called ``it`` there."""
+        key = BRONZE_KEY if name == "bronze" else f"{layer}/{name}"
+        found = self.table(layer, name).ask(sql, state.versions.get(key))
+        return [] if found is None else [dict(row) for row in found.to_pylist()]
+
     def gold(self, name: str, state: State, since: str | None = None) -> list[dict[str, Any]]:
         """The same as rows, of a table that has few."""
         return [dict(row) for row in self.answer(name, state, since).to_pylist()]

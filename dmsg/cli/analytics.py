@@ -203,7 +203,7 @@ def stream(
         def told(outcome: Any) -> None:
             click.echo(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}")
             if html is not None and outcome.state.days:
-                jobs.write_report(spark, out, html)
+                jobs.write_report(out, html)
 
         jobs.stream(spark, spool, receipts, out, f"{every} seconds", told, stop, check)
 

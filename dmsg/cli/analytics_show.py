@@ -18,8 +18,6 @@ from dmsg.cli.analytics_common import (
     needs_spark,
     needs_tables,
     out_option,
-    session,
-    spark_options,
 )
 from dmsg.cli.options import command
 from dmsg.cli.running import Seconds, create_option
@@ -44,16 +42,12 @@ TOP_ROWS = 15
     help="The file to write.",
 )
 @as_of_option
-@spark_options
-@needs_spark
-def report(
-    out: str, html: Path, as_of: datetime | None, master: str | None, memory: str, conf: tuple[str, ...]
-) -> None:
-    """Write one HTML file that shows the tables."""
-    from dmsg.analytics import main as jobs
+@needs_tables
+def report(out: str, html: Path, as_of: datetime | None) -> None:
+    """Write one HTML file that shows the tables; without Java."""
+    from dmsg.analytics.main import write_report
 
-    with session(master, memory, conf) as spark:
-        jobs.write_report(spark, out, html, as_of)
+    write_report(out, html, as_of)
     click.echo(f"wrote {html}")
 
 
@@ -143,33 +137,21 @@ def tables(out: str) -> None:
 @create_option
 @click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
 @click.option("--hours", default=RANKING_HOURS, show_default=True, type=Seconds(0.01, 720), help="How long it holds.")
-@spark_options
-@needs_spark
-def rank(
-    out: str,
-    key_file: str,
-    create: bool,
-    ranking: Path,
-    hours: float,
-    master: str | None,
-    memory: str,
-    conf: tuple[str, ...],
-) -> None:
+@needs_tables
+def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> None:
     """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
-    from dmsg.analytics.lake import Lake
+    from dmsg.analytics.store import Store
 
     key = load_or_create_key(key_file, create=create)
-    with session(master, memory, conf) as spark:
-        lake = Lake(spark, out)
-        state = lake.computed()
-        rows = lake.read("gold", "placement", state).orderBy("server").collect()
+    store = Store(out)
+    rows = store.gold("placement", store.computed())
     servers = []
-    for row in sorted(rows, key=lambda row: -row.weight)[:MAX_RANKED]:
+    for row in sorted(rows, key=lambda row: (-row["weight"], row["server"]))[:MAX_RANKED]:
         try:
-            PubKey.from_hex(row.server)
+            PubKey.from_hex(row["server"])
         except DmsgError:
             continue  # an entry that nobody can have posted
-        servers.append({"static": row.server, "weight": row.weight, "reasons": row.reasons.split(", ")})
+        servers.append({"static": row["server"], "weight": row["weight"], "reasons": row["reasons"].split(", ")})
     if len(servers) < len(rows):
         click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)
     now = int(time.time())

@@ -413,7 +413,7 @@ def queries(today: date) -> dict[str, str]:
                 ))::DATE AS dt FROM sums GROUP BY server),
             up AS (
                 SELECT server, avg(CASE WHEN observed IS NULL THEN NULL
-                                        WHEN coalesce(alive, 0) = 0 AND seen > 0 THEN seen / observed
+                                        WHEN coalesce(alive, 0) = 0 AND seen > 0 THEN least(1, seen / observed)
                                         WHEN s.server IS NULL THEN 0
                                         ELSE coalesce(agreed / observed, alive / observed) END) AS availability,
                        count(*) AS days
@@ -425,7 +425,8 @@ def queries(today: date) -> dict[str, str]:
                     WHERE type = 'heartbeat' AND role = 'server' AND capacity IS NOT NULL GROUP BY ALL)
                 WHERE dt > DATE '{today}' - 7 AND dt <= DATE '{today}' GROUP BY ALL)
             SELECT server, round(least(1, availability), 4) AS availability, days,
-                   round(coalesce(free / (SELECT max(free) FROM room), 0), 4) AS headroom
+                   round(CASE WHEN free IS NULL THEN 0.5
+                              ELSE coalesce(free / (SELECT nullif(max(free), 0) FROM room), 0) END, 4) AS headroom
             FROM up LEFT JOIN room USING (server)""",
     }
 

@@ -16,7 +16,8 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.analytics import charts
 from dmsg.analytics.delta import LakeError
-from dmsg.analytics.report import Content, collect, render
+from dmsg.analytics.report import render
+from dmsg.analytics.report_data import Content, collect
 from dmsg.analytics.schemas import DAILY, EVENT, GOLD, SILVER
 from dmsg.telemetry.schema import columns
 from tests.spark.spark_tables import Story

@@ -25,6 +25,8 @@ LATENCY_FLOOR = 0.2
 """The factor of a server that is slow beyond measure."""
 LATENCY_UNKNOWN = 0.5
 """The factor of one over which nothing was measured."""
+HEADROOM_UNKNOWN = 0.5
+"""The share of free places of one that tells nothing of itself."""
 DISHONEST = 0.1
 """The factor of one that claims more than it delivered."""
 
@@ -112,7 +114,9 @@ def placement(
         return table.where((F.col("dt") > since) & (F.col("dt") <= F.lit(today)))
 
     # by two words where there are two
-    there = F.coalesce("availability", "uptime", F.col("seen_minutes") / F.col("observed_minutes"))
+    # a discovery's post stands for the next minute, too, of which perhaps nobody tells
+    seen = F.least(F.lit(1.0), F.col("seen_minutes") / F.col("observed_minutes"))
+    there = F.coalesce("availability", "uptime", F.when(F.col("seen_minutes").isNotNull(), seen))
     free = F.greatest(F.lit(0), F.col("capacity") - F.col("peak_sessions"))
     # all below each other and one sum, as in network_day
     rows = recent(uptime).select("server", there.alias("availability"), F.lit(1).alias("days"))
@@ -142,7 +146,8 @@ def placement(
         F.col("latency_ms").isNotNull(),
         F.greatest(F.lit(LATENCY_FLOOR), F.col("best") / F.greatest("latency_ms", "best")),
     ).otherwise(LATENCY_UNKNOWN)
-    headroom = F.coalesce(F.col("free") / F.nullif(F.col("most"), F.lit(0)), F.lit(0.0))
+    share = F.coalesce(F.col("free") / F.nullif(F.col("most"), F.lit(0)), F.lit(0.0))
+    headroom = F.when(F.col("free").isNull(), HEADROOM_UNKNOWN).otherwise(share)
     honesty = F.when(F.coalesce("lies", F.lit(False)), DISHONEST).otherwise(1.0)
     reasons = F.concat_ws(
         ", ",
@@ -150,6 +155,7 @@ def placement(
         F.when(F.col("peak_share") >= BUSY, F.format_string("%.0f %% full at its peak", F.col("peak_share") * 100)),
         F.when(F.col("latency_factor") < 0.5, F.format_string("answers in %.1f ms", F.col("latency_ms"))),
         F.when(F.col("honesty") < 1, F.lit("claims more than it delivered")),
+        F.when(F.col("free").isNull(), F.lit("tells nothing of its places")),
     )
     weight = F.pow("availability", F.lit(2.0)) * F.col("headroom") * F.col("latency_factor") * F.col("honesty")
     return (

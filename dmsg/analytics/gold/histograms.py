@@ -51,6 +51,19 @@ def quantile(histogram: str, total: str, share: float) -> Column:
     )
 
 
+def percentile(counts: Sequence[int], share: float) -> float | None:
+    """The same of counts that are here."""
+    target = share * sum(counts)
+    seen = 0
+    for index, count in enumerate(counts):
+        if count and seen + count >= target:
+            lower = 0.0 if index == 0 else FIRST_MS * 2.0 ** ((index - 1) / 2)
+            upper = lower if index == BUCKETS - 1 else FIRST_MS * 2.0 ** (index / 2)
+            return lower + (upper - lower) * (target - seen) / count
+        seen += count
+    return None
+
+
 def summed(rows: DataFrame, keys: Sequence[str], name: str) -> DataFrame:
     """keys and the counts of all rows with that key, added bucket by bucket.
 

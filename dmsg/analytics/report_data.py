@@ -1,0 +1,173 @@
+"""What the report shows, out of the gold tables: bounded sets of rows, asked for in SQL, without Spark.
+
+:data:`ROWS` of each table at most, which the page says when there were more;
+sums are made where the tables are read, so that a year of a thousand servers
+comes here as a few thousand rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from dmsg.analytics.attention import Finding, needs_attention
+from dmsg.analytics.gold.histograms import SHARES, percentile
+from dmsg.analytics.store import Store
+from dmsg.telemetry.schema import BUCKETS
+
+ROWS = 1000
+"""Rows of a table that the page shows."""
+SHOWN_DAYS = 7
+"""Days back, by the hour."""
+SERVER_STRIPS = 50
+"""Servers whose hours are drawn."""
+CONFLICTS = 20
+ACTORS = 100
+FILES = 100
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Content:
+    """What the page shows, as rows of tables.
+
+    :ivar attention: what needs it, the most urgent first.
+    :ivar cut: tables of which there were more rows.
+    """
+
+    generated: datetime
+    run: int
+    attention: list[Finding] = field(default_factory=list)
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+    cut: list[str] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> list[Row]:
+        return self.tables[name]
+
+
+def collect(store: Store, at: datetime | None = None) -> Content:
+    """Read what the page needs.
+
+    :param at: as the tables were then.
+    :raises LakeError: nothing was computed yet.
+    """
+    state = store.computed(at)
+    # of a report of then, what was old is reckoned from then
+    content = Content(datetime.fromtimestamp(state.at / 1000, UTC), state.run)
+    content.attention = needs_attention(store, state, now=datetime.now(UTC) if at is None else content.generated)
+    since = date.fromisoformat(max(state.days)) - timedelta(SHOWN_DAYS - 1)
+    recent = f"dt >= DATE '{since}'"
+
+    def ask(name: str, sql: str, layer: str = "gold") -> list[Row]:
+        return store.ask(layer, name, state, sql)
+
+    def take(name: str, most: int = ROWS, order: str = "dt", where: str = recent) -> None:
+        rows = ask(name, f"SELECT * FROM it WHERE {where} ORDER BY {order} LIMIT {most + 1}")
+        if len(rows) > most:
+            content.cut.append(name)
+        content.tables[name] = rows[:most]
+
+    take("network_day", where="true")
+    take("uptime_day", order="server, dt")
+    take("placement", order="weight DESC NULLS LAST", where="true")
+    take("capacity_forecast", order="growth_per_day DESC NULLS LAST", where="true")
+    take("settlement_day", order="inflated_bytes DESC NULLS LAST, server, dt")
+    take("settlement_conflict_day", CONFLICTS, "claimed DESC NULLS LAST, transport")
+    take("actor", ACTORS, "score DESC, who", "true")
+    take("quality_day", order="producer, dt")
+    take("public_day", where="true")
+    content.tables["gone"] = ask(
+        "boot",
+        f"SELECT * FROM it WHERE role = 'server' AND ended = 'silent' AND next_at IS NULL LIMIT {ROWS}",
+    )
+    content.tables["server_hour"] = ask(
+        "server_hour",
+        f"""SELECT server, dt, hour, alive_minutes, agreed_minutes, seen_minutes, peak_sessions, capacity FROM it
+            WHERE {recent} AND server IN (SELECT server FROM it WHERE {recent} GROUP BY server
+                ORDER BY sum(bytes) DESC NULLS LAST, server LIMIT {SERVER_STRIPS})""",
+    )
+    content.tables["traffic"] = ask(
+        "traffic_hour",
+        f"SELECT dt, hour, sum(bytes) AS bytes, sum(closed) AS closed FROM it WHERE {recent} GROUP BY dt, hour",
+    )
+    content.tables["latency"] = _latencies(ask, "latency_hour", ["dt", "hour"], recent)
+    content.tables["refused"] = ask(
+        "refusal_hour",
+        f"""SELECT dt, hour, what, reason, sum(n) AS n FROM it WHERE {recent} AND what <> 'drop'
+            GROUP BY dt, hour, what, reason""",
+    )
+    content.tables["discovery"] = ask(
+        "discovery_hour",
+        f"""SELECT producer, dt, sum(first) AS first, sum(next) AS next, sum(deleted) AS deleted,
+                sum(refused) AS refused, sum(absent) AS absent, max(servers) AS servers
+            FROM it WHERE {recent} GROUP BY producer, dt ORDER BY producer, dt LIMIT {ROWS}""",
+    )
+    content.tables["servers"] = _by_server(ask, recent)
+    content.tables["quarantine"] = ask(
+        "bronze",
+        "SELECT problem, count(*) AS lines FROM it WHERE family = 'quarantine' GROUP BY problem ORDER BY problem",
+        "",
+    )
+    content.tables["files"] = ask(
+        "files",
+        f"SELECT * FROM it WHERE problem IS NOT NULL ORDER BY file LIMIT {FILES}",
+        "silver",
+    )
+    return content
+
+
+Ask = Callable[..., list[Row]]
+
+
+def _latencies(ask: Ask, table: str, keys: list[str], recent: str, name: str = "rtt") -> list[Row]:
+    """Percentiles of all samples together: counts are added by bucket."""
+    by = ", ".join(keys)
+    counted: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * BUCKETS)
+    for row in ask(
+        table,
+        f"""SELECT {by}, bucket, sum(n) AS n FROM (
+                SELECT {by}, unnest({name}) AS n, unnest(range(0, {BUCKETS})) AS bucket FROM it
+                WHERE {recent} AND {name} IS NOT NULL)
+            GROUP BY {by}, bucket""",
+    ):
+        counted[tuple(row[key] for key in keys)][row["bucket"]] += row["n"] or 0
+    return [
+        dict(zip(keys, key, strict=True))
+        | {f"{name}_samples": sum(counts)}
+        | {f"{name}_p{share}": percentile(counts, share / 100) for share in SHARES}
+        for key, counts in counted.items()
+    ]
+
+
+def _by_server(ask: Ask, recent: str) -> list[Row]:
+    """A row for each server with the sums of all shown days."""
+    found: dict[str, Row] = defaultdict(dict)
+    for table, sums in (
+        ("traffic_hour", "sum(bytes) AS bytes, sum(closed) AS transports, sum(refused_by_peer) AS refused_by_peer"),
+        ("session_day", "sum(sessions) AS sessions, max(clients) AS clients, sum(lost) AS lost"),
+        ("capacity_day", "max(peak_share) AS peak_share, sum(busy_hours) AS busy_hours, sum(refused_full) AS full"),
+    ):
+        for row in ask(table, f"SELECT server, {sums} FROM it WHERE {recent} GROUP BY server"):
+            found[row.pop("server")].update(row)
+    for row in _latencies(ask, "latency_day", ["server"], recent):
+        found[row.pop("server")].update(row)
+    for row in ask(
+        "refusal_hour",
+        f"SELECT producer, sum(n) AS n FROM it WHERE {recent} AND what <> 'drop' GROUP BY producer",
+    ):
+        if row["producer"] in found:
+            found[row["producer"]]["refused"] = row["n"]
+    ends: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for row in ask(
+        "close_day",
+        f"SELECT server, reason, sum(transports) AS n FROM it WHERE {recent} GROUP BY server, reason",
+    ):
+        ends[row["server"]].append((row["n"], row["reason"]))
+    for server, reasons in ends.items():
+        found[server]["ends"] = sorted(reasons, reverse=True)
+    rows = [{"server": server, **row} for server, row in found.items()]
+    return sorted(rows, key=lambda row: (-(row.get("bytes") or 0), row["server"]))[:ROWS]
