@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.schema import Schema
@@ -35,8 +36,12 @@ APPLICATION = "dmsg"
 """In the log: whose numbers the runs are."""
 CONFIGURATION: dict[str, str | None] = {
     "delta.checkpointInterval": "20",
-    "delta.logRetentionDuration": "interval 8 days",
+    "delta.logRetentionDuration": "interval 9 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
 }
+"""How long the log can tell of earlier versions: longer than any of a run that is kept (:mod:`dmsg.analytics.runs`)."""
+QUIET = PostCommitHookProperties(cleanup_expired_logs=False)
+"""The log is shortened by :meth:`Delta.vacuum` alone, when no version is needed that it loses by that."""
 UNUSABLE = r"[\[\]%\\^|]"
 """Characters of a path that delta-rs cannot write to."""
 SMALL_FILE = 32 * 1024 * 1024
@@ -141,17 +146,23 @@ class Delta:
     def open(self, version: int | None = None) -> DeltaTable | None:
         """As it is, or was; None if there is none.
 
-        :raises LakeError: it is of another program, or of no use.
+        :param version: one that there has been.
+        :raises LakeError: it is of another program, or of no use, or that version is no more.
         """
         try:
             table = DeltaTable(self.uri, version=version)
         except TableNotFoundError:
+            if version is not None:
+                raise LakeError(f"version {version} of {self.uri} is gone, or the whole of it") from None
             return None
         except DeltaError as error:
-            raise LakeError(f"{self.uri} cannot be read: {str(error).splitlines()[0]}") from None
+            raise LakeError(f"{self.uri} cannot be read: {str(error).splitlines()[0][:200]}") from None
         protocol = table.protocol()
         if protocol.min_reader_version > READER_VERSION:
             raise LakeError(f"{self.uri} was changed by a program that needs version {protocol.min_reader_version}")
+        there = {one.name for one in table.schema().fields}
+        if table.metadata().partition_columns != self.partitions or self.schema.fieldNames()[0] not in there:
+            raise LakeError(f"{self.uri} is another program's table")
         return table
 
     def version(self) -> int | None:
@@ -192,15 +203,13 @@ class Delta:
         :param where: columns of text, and what has to stand in them.
         :raises LakeError: that version is no more.
         """
-        table = self.open(version)
-        if table is None:
-            return arrow_schema(self.schema).empty_table()
         wanted = [f"{column} = '{text.replace(chr(39), chr(39) * 2)}'" for column, text in (where or {}).items()]
         if "dt" in self.schema.fieldNames():
             for day, compare in ((since, ">="), (until, "<=")):
                 if day is not None:
                     wanted.append(f"dt {compare} DATE '{date.fromisoformat(day)}'")
-        return rows_of(table, " AND ".join(wanted) or "true")
+        found = self.ask(f"SELECT * FROM it WHERE {' AND '.join(wanted) or 'true'}", version)  # noqa: S608
+        return arrow_schema(self.schema).empty_table() if found is None else found
 
     def ask(self, sql: str, version: int | None = None) -> pa.Table | None:
         """What a query of it answers, in which it is called ``it``; None: there is no such table yet.
@@ -265,6 +274,7 @@ class Delta:
                 commit_properties=CommitProperties(
                     max_commit_retries=0, app_transactions=[Transaction(application, number)]
                 ),
+                post_commithook_properties=QUIET,
             )
         except CommitFailedError:
             raise self._overtaken() from None
@@ -283,15 +293,17 @@ class Delta:
                 partition_by=self.partitions,
                 configuration=CONFIGURATION,
             )
-        except DeltaError:
+        except CommitFailedError:
             raise self._overtaken() from None
+        except DeltaError as error:
+            raise LakeError(f"{self.uri} cannot be made: {str(error).splitlines()[0][:200]}") from None
 
     def _widen(self, table: DeltaTable) -> None:
         """Columns that this version of the program has and the one that made the table had not."""
         wanted = Schema.from_arrow(arrow_schema(self.schema)).fields
         there = {one.name for one in table.schema().fields}
         if fresh := [one for one in wanted if one.name not in there]:
-            table.alter.add_columns(fresh)
+            table.alter.add_columns(fresh, post_commithook_properties=QUIET)
 
     def _written(self, directory: str) -> Iterable[AddAction]:
         """The files that Spark wrote there."""
@@ -334,30 +346,47 @@ class Delta:
         wanted = sorted(key for key, count in small.items() if count >= least and key not in held)
         for key in wanted:
             filters = [(name, "=", value) for name, value in zip(self.partitions, key, strict=True)]
-            table.optimize.compact(filters or None)
+            table.optimize.compact(filters or None, post_commithook_properties=QUIET)
         return len(wanted)
 
-    def vacuum(self, keep: Sequence[int]) -> int:
-        """Remove files that neither the newest version nor one of those to keep has.
+    def vacuum(self, keep: Sequence[int], *, left_behind: int | None = None) -> int:
+        """Remove files that neither the newest version nor one of those to keep has, and what the log need not tell.
 
+        :param left_behind: also files of which the log tells nothing, if they are older than so many hours: what
+            killed runs left, and what was replaced so long ago that the log has forgotten it.
         :returns: how many.
+        :raises LakeError: a version to keep is no more.
         """
         table = self.open()
         if table is None:
             return 0
-        versions = [one for one in keep if one <= table.version()]
-        removed = table.vacuum(0, dry_run=False, enforce_retention_duration=False, keep_versions=versions or None)
-        return len(removed)
+        versions = [one for one in keep if one < table.version()] or None
+        try:
+            how: dict[str, Any] = {"dry_run": False, "enforce_retention_duration": False, "keep_versions": versions}
+            removed = table.vacuum(0, post_commithook_properties=QUIET, **how)
+            if left_behind is not None:
+                removed += table.vacuum(left_behind, post_commithook_properties=QUIET, full=True, **how)
+            table.cleanup_metadata()
+        except DeltaError as error:
+            raise LakeError(f"{self.uri} cannot be made smaller: {str(error).splitlines()[0][:200]}") from None
+        return len(set(removed))
 
-    def sweep(self, hours: int) -> int:
-        """Remove files that no version has: what killed runs left, if it is older than so many hours.
+    def forget(self, before: str) -> None:
+        """Take out the days before one: of a table that has days.
 
-        :returns: how many.
+        :param before: as 2026-01-31.
+        :raises LakeError: somebody else has changed the table.
         """
         table = self.open()
-        if table is None:
-            return 0
-        every = list(range(table.version() + 1))
-        return len(
-            table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True, keep_versions=every[-500:])
-        )
+        if table is None or "dt" not in self.schema.fieldNames():
+            return
+        text = self.schema["dt"].dataType.typeName() == "string"
+        day = date.fromisoformat(before)
+        try:
+            table.delete(
+                f"dt < '{day}'" if text else f"dt < DATE '{day}'",
+                commit_properties=CommitProperties(max_commit_retries=0),
+                post_commithook_properties=QUIET,
+            )
+        except CommitFailedError:
+            raise self._overtaken() from None

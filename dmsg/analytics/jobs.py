@@ -161,6 +161,7 @@ class Pipeline:
             origin = f"{source.name}-stream-{query[:8]}"
             with lock:
                 with self._turn(stop) as claim:
+                    self.lake.guard = claim.check
                     state = self.lake.state()
                     if number <= state.batches.get(origin, -1):
                         return  # it is in the tables; Spark was killed before it wrote that down
@@ -188,9 +189,9 @@ class Pipeline:
                 if stop.wait(1.0) or time.monotonic() > patience:
                     raise
 
-    def _write_bronze(self, lines: DataFrame, origin: str, number: int, now_ms: int) -> None:
+    def _write_bronze(self, lines: DataFrame, origin: str, number: int, now_ms: int, *, anew: bool = False) -> None:
         rows = bronze.bronze(lines, now_ms=now_ms).withColumns({"origin": F.lit(origin), "batch": F.lit(number)})
-        self.lake.add_bronze(rows, origin, number)
+        self.lake.add_bronze(rows, origin, number, anew=anew)
 
     def _ingest(self, source: Source, unread: list[str]) -> None:
         """Read files that no run has seen."""
@@ -223,6 +224,7 @@ class Pipeline:
         :raises LakeError: the tables are of another version.
         """
         with self.lake.claim() as claim:
+            self.lake.guard = claim.check
             return self._run(sources, claim)
 
     def _run(self, sources: list[Source], claim: Claim) -> Outcome:
@@ -274,11 +276,13 @@ class Pipeline:
             duplicates = tables.silver()
             tables.gold_daily()
             tables.gold_overall()
+        torn = self._torn(number)
         self._step("commit")
+        # before the last word: the files of what a reader may be reading stay, and nobody else writes meanwhile
+        lake.tidy(before, claim)
         state = lake.finish(claim, state)
-        lake.tidy(state)
         self._progress("done", self._total, self._total)
-        return Outcome(state, days, events, quarantined, self._torn(number), duplicates)
+        return Outcome(state, days, events, quarantined, torn, duplicates)
 
     def _touched(self, fresh: DataFrame, before: State) -> tuple[dict[str, int], list[str], int, int]:
         of_day = F.col("ts") % DAY_MS
@@ -323,7 +327,9 @@ class Pipeline:
         texts = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).text(files)
         lines = texts.where(F.col("value").rlike(bronze.PASSED_OVER)).withColumn("file", F.col("_metadata.file_path"))
         nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in RAW.fields if one.name != CORRUPT]
-        self._write_bronze(lines.select(*nothing, F.col("value").alias(CORRUPT), "file"), LINES, number, self._now_ms)
+        self._write_bronze(
+            lines.select(*nothing, F.col("value").alias(CORRUPT), "file"), LINES, number, self._now_ms, anew=True
+        )
         return True
 
     def _write_files(self, told: DataFrame, number: int, unread: list[str]) -> None:

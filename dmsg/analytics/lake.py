@@ -28,6 +28,8 @@ class Lake(Store):
         """:raises LakeError: tables cannot be there."""
         super().__init__(out)
         self.spark = spark
+        self.guard: Callable[[], None] = lambda: None
+        """Called before each commit: raises if another run has taken over."""
 
     def write(
         self, rows: DataFrame, layer: str, name: str, run: int, days: Iterable[str] | None = None, *, more: bool = False
@@ -43,10 +45,13 @@ class Lake(Store):
             replaces = {"dt": days} if table.partitions and days is not None else {}
         self._commit(rows, table, str(run), run, replaces=replaces)
 
-    def add_bronze(self, rows: DataFrame, origin: str, number: int) -> None:
-        """Add a batch of lines, once: one that is there already is not written again."""
+    def add_bronze(self, rows: DataFrame, origin: str, number: int, *, anew: bool = False) -> None:
+        """Add a batch of lines, once: one that is there already is not written again.
+
+        :param anew: it takes the place of one that is there already.
+        """
         table = self.table("", "bronze")
-        if table.transaction(origin) < number:
+        if anew or table.transaction(origin) < number:
             self._commit(rows, table, f"{origin}.{number}", number, application=origin)
 
     def _commit(
@@ -66,6 +71,7 @@ class Lake(Store):
         if table.partitions:
             writer = writer.partitionBy(*table.partitions)
         writer.parquet(f"{table.uri}/{directory}")
+        self.guard()
         table.commit(directory, number, application=application, replaces=replaces, again=again)
 
     def _rows(self, table: Delta, wanted: Callable[[File], bool], version: int | None = None) -> DataFrame:

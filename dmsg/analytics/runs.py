@@ -35,13 +35,18 @@ from dmsg.analytics.delta import LakeError, rows_of
 
 FORMAT = 2
 """Of what is said: a lake of another format is not touched."""
+DAY_MS = 86_400_000
 LEASE_SECONDS = 600.0
 """After so long without a word a run is taken as gone."""
 RENEW_SECONDS = 60.0
 KEPT_RUNS = 3
-"""The newest runs whose tables can be read as they were: somebody may be reading them."""
+"""The newest runs whose tables can be read as they were, if they are of these days."""
 KEPT_DAYS = 8
-"""Days whose last run's tables can be read as they were."""
+"""Days back of which the last run's tables can be read as they were."""
+KEPT_SECONDS = 900.0
+"""Tables of all runs of so short a time ago can be read, too: somebody may be in the midst of it."""
+KEPT_MOST = 200
+"""Runs that are kept at most."""
 TIDY_AT = 64
 """Transactions after which the files that they replaced are removed."""
 _COLUMNS = pa.schema(
@@ -53,6 +58,11 @@ _COLUMNS = pa.schema(
         pa.field("said", pa.string()),
     ]
 )
+_CONFIGURATION: dict[str, str | None] = {
+    "delta.checkpointInterval": "20",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
 _log = logging.getLogger(__name__)
 BEGUN, DONE, GIVEN_UP = "begun", "done", "given up"
 
@@ -119,12 +129,12 @@ def _begun(process: int) -> str:
         return ""
 
 
-def gone(owner: str) -> bool:
-    """Whether it is certain that a process of this machine has ended."""
+def there(owner: str) -> bool | None:
+    """Whether a process of this machine is there; None: of another machine nothing is known."""
     theirs, ours = owner.split("/"), _this_process().split("/")
     if len(theirs) < len(ours) or theirs[:3] != ours[:3] or not ours[1]:
-        return False
-    return _begun(int(theirs[3])) != theirs[4]
+        return None
+    return _begun(int(theirs[3])) == theirs[4]
 
 
 class Runs:
@@ -151,11 +161,17 @@ class Runs:
                 break
             try:
                 return table, sorted((_Row(**row) for row in rows_of(table).to_pylist()), key=lambda row: row.run)
+            except (TypeError, AttributeError):
+                raise LakeError(f"{self._uri} is another program's table") from None
             except LakeError:
                 # What was replaced after it was opened may have been removed before it was read.
                 if not again:
                     raise
         return None, []
+
+    def any(self) -> bool:
+        """Whether a run has ever begun."""
+        return self._open() is not None
 
     def states(self) -> list[State]:
         """What runs left whose tables can still be read, oldest first."""
@@ -183,8 +199,11 @@ class Runs:
         newest = rows[-1] if rows else None
         if newest is not None and newest.phase == BEGUN:
             silent = self._clock() - newest.at / 1000
-            if not gone(newest.owner) and silent < LEASE_SECONDS:
-                raise self._busy(f", which said so {max(0, silent):.0f} s ago")
+            # who is seen to be there keeps it, however long he is silent: he may be suspended, or a clock was set
+            seen = there(newest.owner)
+            if seen or (seen is None and silent < LEASE_SECONDS):
+                ago = f"{silent:.0f} s ago" if silent >= 0 else f"by a clock that is {-silent:.0f} s ahead of this one"
+                raise self._busy(f", which said so {ago}")
 
     def claim(self) -> Claim:
         """Begin to write.
@@ -195,15 +214,22 @@ class Runs:
         table, rows = self._look()
         if table is None:
             try:
-                table = DeltaTable.create(self._uri, Schema.from_arrow(_COLUMNS))
-            except DeltaError:
+                table = DeltaTable.create(self._uri, Schema.from_arrow(_COLUMNS), configuration=_CONFIGURATION)
+            except CommitFailedError:
                 raise self._busy() from None
+            except DeltaError as error:
+                raise self._not_made(error) from None
         self._check_free(rows)
         done = [row for row in rows if row.phase == DONE]
         number = max((row.run for row in done), default=0) + 1
         row = _Row(number, int(now * 1000), BEGUN, f"{_this_process()}/{secrets.token_hex(4)}", "")
         self.write(table, [*done, row])
         return Claim(self, row)
+
+    def _not_made(self, error: DeltaError) -> LakeError:
+        if DeltaTable.is_deltatable(self._uri):
+            return self._busy()  # somebody else was quicker
+        return LakeError(f"there can be no tables in {self._root}: {str(error).splitlines()[0][:200]}")
 
     def _busy(self, more: str = "") -> Busy:
         return Busy(f"another run writes to {self._root}{more}")
@@ -228,20 +254,31 @@ class Runs:
         """
         table, rows = self._look()
         if table is None or not rows or (rows[-1].run, rows[-1].owner, rows[-1].phase) != (own.run, own.owner, BEGUN):
-            raise LakeError(f"another run has taken over {self._root}: nothing had been heard of this one")
+            raise self.taken_over()
         row = replace(own, at=int(self._clock() * 1000) if phase == BEGUN else own.at, phase=phase, said=said)
         kept = [*rows[:-1], *([] if forget else [row])]
         self.write(table, _kept(kept) if phase == DONE else kept)
         return row
 
+    def taken_over(self) -> LakeError:
+        """What who has been too long silent is told."""
+        return LakeError(f"another run has taken over {self._root}: nothing had been heard of this one")
+
+    def is_own(self, own: _Row) -> bool:
+        """Whether that run is still the one that writes."""
+        rows = self._look()[1]
+        return bool(rows) and (rows[-1].run, rows[-1].owner, rows[-1].phase) == (own.run, own.owner, BEGUN)
+
 
 def _kept(rows: list[_Row]) -> list[_Row]:
-    """The newest few, and the last of each of the last days."""
+    """The newest; of the last days the last few, the last of each day and all of a moment ago."""
     done = [row for row in rows if row.phase == DONE]
-    last_of_day = {row.at // 86_400_000: row for row in done}
-    days = {row.run for _, row in sorted(last_of_day.items())[-KEPT_DAYS:]}
-    newest = {row.run for row in done[-KEPT_RUNS:]}
-    return [row for row in done if row.run in days | newest]
+    newest = done[-1]
+    recent = [row for row in done if newest.at - row.at < KEPT_DAYS * DAY_MS]
+    last_of_day = {row.at // DAY_MS: row.run for row in recent}
+    wanted = {newest.run, *last_of_day.values(), *(row.run for row in recent[-KEPT_RUNS:])}
+    wanted |= {row.run for row in recent if newest.at - row.at < KEPT_SECONDS * 1000}
+    return [row for row in recent if row.run in wanted][-KEPT_MOST:]
 
 
 class Claim:
@@ -259,6 +296,11 @@ class Claim:
     def number(self) -> int:
         """Of the run."""
         return self._row.run
+
+    @property
+    def at(self) -> int:
+        """When it was last heard of, in ms since 1970."""
+        return self._row.at
 
     def __enter__(self) -> Claim:
         self._thread.start()
@@ -278,9 +320,15 @@ class Claim:
                     _log.warning("the store does not answer: %s", error)
 
     def check(self) -> None:
-        """:raises LakeError: another run has taken over."""
+        """Ask, before anything is written that others would see.
+
+        :raises LakeError: another run has taken over.
+        """
         if self._lost is not None:
             raise self._lost
+        with self._speaking:
+            if not self._runs.is_own(self._row):
+                raise self._runs.taken_over()
 
     def finish(self, state: State) -> None:
         """The last word: what is written is what counts now."""

@@ -53,8 +53,12 @@ BRONZE_KEY = "/bronze"
 """In the versions of a state."""
 MERGE_AT = 64
 """Small files of a partition that are made one of."""
-SWEEP_HOURS = 24
+LEFT_BEHIND_HOURS = 24
 """Files that no table names are removed when they are older: what killed runs left."""
+TIDY_RUNS = 20
+"""Runs after which files are merged and removed, if they follow each other fast;"""
+TIDY_SECONDS = 6 * 3600
+"""else after so long."""
 NAMES_OLD = "commits"
 """Where the format before this one kept its runs."""
 _BATCH = re.compile(r"run=(?P<origin>.+)\.(?P<number>\d+)\.[0-9a-f]+/")
@@ -110,7 +114,11 @@ class Store:
 
         :raises LakeError: somebody else does, or the tables are of another version.
         """
-        self.state()
+        if self.state().run == 0 and not self.runs.any() and self.table("silver", "sums").version() is not None:
+            raise LakeError(
+                f"there are tables in {self.root}, but {self.root}/runs, which says which of them count, is gone: "
+                "put it back, or move the tables away and run again"
+            )
         return self.runs.claim()
 
     def finish(self, claim: Claim, state: State) -> State:
@@ -162,28 +170,50 @@ class Store:
 
     # --- room ---
 
-    def tidy(self, state: State, least: int | None = None) -> int:
-        """Merge small files, and remove what no run that is kept names.
+    def tidy(self, before: State, claim: Claim) -> int:
+        """Now and then merge small files, and remove what no run that is kept names.
 
-        :param least: small files of one kind that are too many; None: :data:`MERGE_AT`.
+        :param before: what the newest run that ended has left.
         :returns: how many files were removed.
         """
-        least = MERGE_AT if least is None else least
-        merged = self.table("", "bronze").merge_small(least, lambda file: not unrefined(file, state.batches))
-        merged += self.table("silver", FILES.name).merge_small(least)
+        if claim.number % TIDY_RUNS and claim.at - before.at < TIDY_SECONDS * 1000:
+            return 0
+        return self.make_room(before, claim, MERGE_AT)
+
+    def make_room(self, before: State, claim: Claim, least: int, *, left_behind: int | None = None) -> int:
+        """The same at once.
+
+        :param least: small files of one kind that are too many.
+        :param left_behind: see :meth:`~dmsg.analytics.delta.Delta.vacuum`.
+        """
+        own = f"run={claim.number}."
+        self.table("", "bronze").merge_small(least, lambda file: not unrefined(file, before.batches))
+        # what this run has written, or one of its number that was killed, keeps its place
+        self.table("silver", FILES.name).merge_small(least, lambda file: not file.path.startswith(own))
         kept = self.runs.states()
         removed = 0
         for layer, name in _PARTS:
             table = self.table(layer, name)
             versions = {one.versions[key] for one in kept if (key := f"{layer}/{name}") in one.versions}
-            removed += table.vacuum(sorted(versions))
+            claim.check()
+            removed += table.vacuum(sorted(versions), left_behind=left_behind)
             if self.local:
                 _remove_empty(Path(table.uri))
         return removed
 
-    def sweep(self) -> int:
-        """Remove what killed runs left.  :returns: how many files."""
-        return sum(self.table(layer, name).sweep(SWEEP_HOURS) for layer, name in _PARTS)
+    def forget(self, claim: Claim, before: str) -> State:
+        """Take the days before one out of all tables, and out of what is read.
+
+        What is made of all days is made anew by the next run.  Files that were read stay known: they are not read
+        again.
+        """
+        state = self.state()
+        for layer, name in _PARTS:
+            if name not in OVERALL:
+                claim.check()
+                self.table(layer, name).forget(before)
+        days = {day: run for day, run in state.days.items() if day >= before}
+        return self.finish(claim, replace(state, run=claim.number, days=days, at=claim.at))
 
 
 def _is_daily(schema: StructType, name: str) -> bool:

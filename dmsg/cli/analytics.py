@@ -25,7 +25,7 @@ from dmsg.cli.analytics_common import (
     spark_options,
 )
 from dmsg.cli.analytics_explain import explain
-from dmsg.cli.analytics_keep import migrate, optimize
+from dmsg.cli.analytics_keep import forget, migrate, optimize
 from dmsg.cli.analytics_send import send
 from dmsg.cli.analytics_show import name, rank, report, tables, top
 from dmsg.cli.analytics_watch import attention, watch
@@ -291,5 +291,5 @@ def demo(directory: Path | None, seconds: float) -> None:
     run_reactor(network)
 
 
-for _command in (attention, watch, explain, report, top, tables, rank, name, send, optimize, migrate):
+for _command in (attention, watch, explain, report, top, tables, rank, name, send, optimize, forget, migrate):
     analytics.add_command(_command)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,12 +14,13 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from dmsg.analytics import store
+from dmsg.analytics.delta import LakeError
 from dmsg.analytics.jobs import MAX_LINE
 from dmsg.analytics.runs import Busy, State
 from dmsg.analytics.schemas import GOLD
 from dmsg.telemetry.schema import BUCKETS
 from tests.spark.spark_tables import Story
-from tests.spark.support import DAY, S1, Boot, LakeCase, write_file
+from tests.spark.support import DAY, NEXT, S1, Boot, LakeCase, write_file
 
 COMPARED = [name for name in GOLD if name != "quality_day"]
 """Tables that may not depend on how events came."""
@@ -94,7 +97,8 @@ class RunTests(LakeCase):
         self.assertEqual(self.run_jobs().state, before)
         # what no run that is kept names is gone from the disk
         lake = self.pipeline().lake
-        lake.tidy(before)
+        with lake.claim() as claim:
+            lake.make_room(before, claim, 3)
         for layer, name in (("gold", "traffic_hour"), ("silver", "transports")):
             table = lake.table(layer, name)
             named = {file.path for one in lake.runs.states() for file in table.files(one.versions[f"{layer}/{name}"])}
@@ -192,3 +196,61 @@ class RunTests(LakeCase):
         write_file(self.spool / "events-late.jsonl.gz", odd.rows[-1:])
         error = self.assertRaises((PySparkException, Py4JError), self.run_jobs)
         self.assertIn(part.name, str(error))
+
+
+class RoomTests(LakeCase):
+    """What makes room, as commands."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        boot = Boot(S1, "boot-1")
+        for day in (DAY, NEXT):
+            boot.beats(day, "10:00:30", 5, sessions=1, capacity=10)
+        write_file(self.spool / f"events-{1:032x}-000001.jsonl.gz", boot.rows)
+        self.run_jobs()
+
+    def command(self, *arguments: str) -> str:
+        """Its output; nothing on standard error."""
+        program = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics")
+        out = self.pipeline().lake.root
+        command = (*program, arguments[0], "--out", out, *arguments[1:])
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/nonexistent"})
+        self.assertEqual(done.stderr if done.returncode == 0 else "", "")
+        return done.stdout or done.stderr
+
+    def days(self, name: str, layer: str = "gold") -> set[str]:
+        return {str(row["dt"]) for row in self.table(name, layer)}
+
+    def test_forget_and_optimize(self) -> None:
+        self.assertEqual(self.days("server_hour"), {str(DAY), str(NEXT)})
+        self.assertEqual(self.command("forget", "--before", str(NEXT)), "1 days forgotten, 1 are left\n")
+        for layer, name in (("gold", "server_hour"), ("silver", "heartbeats"), ("silver", "numbers")):
+            self.assertEqual(self.days(name, layer), {str(NEXT)}, name)
+        self.assertIn("nothing would be left", self.command("forget", "--before", "2030-01-01"))
+        # the file is there still, and known
+        before = self.pipeline().lake.state()
+        self.assertEqual(self.run_jobs().state, before)
+        self.assertRegex(self.command("optimize"), r"\A\d+ files removed\n\Z")
+        boot = Boot(S1, "boot-2")
+        boot.beats(NEXT, "12:00:30", 5, sessions=1, capacity=10)
+        write_file(self.spool / f"events-{2:032x}-000001.jsonl.gz", boot.rows)
+        self.run_jobs()
+        self.assertEqual(self.days("server_hour"), {str(NEXT)})
+        self.assertEqual(self.days("uptime_day"), {str(NEXT)})
+
+    def test_what_is_gone(self) -> None:
+        """A claim, a table, the list of runs."""
+        lake = self.pipeline().lake
+        version = lake.table("gold", "placement").version()
+
+        def guard() -> None:
+            raise LakeError("another run has taken over")
+
+        lake.guard = guard
+        rows = lake.read("gold", "placement", lake.state())
+        self.assertRaisesRegex(LakeError, "taken over", lake.write, rows, "gold", "placement", 99)
+        self.assertEqual(lake.table("gold", "placement").version(), version)
+        shutil.rmtree(f"{lake.root}/gold/boot")
+        self.assertIn("is gone", self.command("attention"))
+        shutil.rmtree(f"{lake.root}/runs")
+        self.assertRaisesRegex(LakeError, "runs, which says which of them count, is gone", self.run_jobs)

@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import duckdb
-from deltalake import DeltaTable
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import runs
@@ -77,7 +79,7 @@ class RunsTests(SynchronousTestCase):
             looked.restore()
 
     def test_who_is_silent_for_long_is_taken_over_from_and_cannot_go_on(self) -> None:
-        self.patch(runs, "gone", lambda owner: False)
+        self.patch(runs, "there", lambda owner: None)
         first = self.runs.claim()
         self.now += runs.LEASE_SECONDS - 1
         self.assertRaises(Busy, self.runs.claim)
@@ -87,9 +89,37 @@ class RunsTests(SynchronousTestCase):
         second.finish(State(run=1, at=7))
         self.assertEqual(self.runs.state().at, 7)
 
+    def test_who_is_seen_to_be_there_keeps_it(self) -> None:
+        """A process of this machine that was suspended, or whose clock was set."""
+        first = self.runs.claim()
+        self.now += 10 * runs.LEASE_SECONDS
+        self.assertRaises(Busy, self.runs.claim)
+        self.now -= 30 * runs.LEASE_SECONDS
+        self.assertRaisesRegex(Busy, "by a clock that is 12000 s ahead", self.runs.claim)
+        first.check()
+        first.finish(State(run=1))
+
+    def test_who_was_taken_over_from_hears_it_before_he_writes(self) -> None:
+        self.patch(runs, "there", lambda owner: None)
+        first = self.runs.claim()
+        first.check()
+        self.now += runs.LEASE_SECONDS + 1
+        second = self.runs.claim()
+        self.assertRaisesRegex(LakeError, "another run has taken over", first.check)
+        second.check()
+
+    def test_another_programs_table(self) -> None:
+        write_deltalake(f"{self.root}/runs", pa.table({"x": [1]}))
+        self.assertRaisesRegex(LakeError, "another program's table", self.runs.state)
+
+    def test_a_place_where_nothing_can_be(self) -> None:
+        Path(self.root).parent.mkdir(parents=True, exist_ok=True)
+        Path(self.root).write_text("")
+        self.assertRaisesRegex(LakeError, "there can be no tables in", self.runs.claim)
+
     def test_who_speaks_is_not(self) -> None:
         self.patch(runs, "RENEW_SECONDS", 0.01)
-        self.patch(runs, "gone", lambda owner: False)
+        self.patch(runs, "there", lambda owner: None)
         with self.runs.claim() as claim:
             before = self.now
             self.now += runs.LEASE_SECONDS + 1
@@ -190,6 +220,47 @@ class DeltaTests(SynchronousTestCase):
         self.assertRaisesRegex(LakeError, "another run has written", self.add, "run=3.a", 3)
         self.assertEqual(len(self.rows()), 4)
 
+    def test_a_version_that_is_no_more_is_not_empty(self) -> None:
+        self.assertEqual(self.delta.read().num_rows, 0)
+        self.assertRaisesRegex(LakeError, "version 3 of .* is gone", self.delta.read, 3)
+        self.add("run=1.a", 1)
+        self.assertRaises(LakeError, self.delta.files, 3)
+
+    def test_what_is_kept_can_be_read_after_many_runs(self) -> None:
+        """Each run replaces what was there, and makes room, also of what the log does not name."""
+        for number in range(1, 46):
+            (self.place / f"run={number}.a" / "dt=2026-03-10").mkdir(parents=True)
+            rows = pa.table({"n": pa.array([number], pa.int64())})
+            pq.write_table(rows, self.place / f"run={number}.a" / "dt=2026-03-10" / "part-0.parquet")
+            self.delta.commit(f"run={number}.a", number, replaces={})
+            newest = self.delta.version()
+            assert newest is not None
+            for log in (self.place / "_delta_log").iterdir():  # all of it is a month older than it was
+                os.utime(log, (log.stat().st_mtime - 30 * 86_400,) * 2)
+            kept = [newest - 1] if number > 1 else []
+            before = self.delta.read(kept[0]).column("n").to_pylist() if kept else []
+            self.delta.vacuum(kept, left_behind=0 if number % 5 == 0 else None)
+            if kept:
+                self.assertEqual(self.delta.read(newest).column("n").to_pylist(), [number])
+            self.assertIn(before, ([], [number], [number - 1]))
+            self.assertEqual(self.rows(), [(number, "2026-03-10")])
+        self.assertLess(len(list(self.place.rglob("*.parquet"))), 12)
+
+    def test_another_programs_table(self) -> None:
+        write_deltalake(str(self.place), pa.table({"x": [1, 2]}))
+        self.assertRaisesRegex(LakeError, "another program's table", self.add, "run=1.a", 1)
+        self.assertRaisesRegex(LakeError, "another program's table", self.delta.read)
+        self.assertEqual(DeltaTable(str(self.place)).version(), 0)
+
+    def test_days_are_forgotten(self) -> None:
+        self.add("run=1.a", 1, 4)
+        version = self.delta.version()
+        self.delta.forget("2026-03-11")
+        self.assertEqual(self.rows(), [(1, "2026-03-11"), (3, "2026-03-11")])
+        self.assertEqual(self.delta.read(version).num_rows, 4)
+        text = Delta(str(self.place), Table("numbers", "", "n long, dt string").schema, ["dt"])
+        text.forget("2026-03-11")
+
     def test_files_are_merged_and_removed(self) -> None:
         for number in range(3):
             self.add(f"run={number}.a", number)
@@ -204,10 +275,10 @@ class DeltaTests(SynchronousTestCase):
         (self.place / "run=9.a" / "dt=2026-03-10").mkdir(parents=True)
         left = self.place / "run=9.a" / "dt=2026-03-10" / "part-0.parquet"
         left.write_bytes(b"x")
-        self.delta.sweep(24)
+        self.delta.vacuum([], left_behind=24)
         self.assertTrue(left.exists())
         os.utime(left, (1, 1))
-        self.delta.sweep(24)
+        self.delta.vacuum([], left_behind=24)
         self.assertFalse(left.exists())
         self.assertEqual(self.rows(), before)
 

@@ -97,12 +97,15 @@ class ReportTests(LakeCase):
             [
                 "What needs attention",
                 "Servers",
+                "By server",
                 "Traffic",
                 "Latency",
                 "Refusals",
                 "Capacity",
                 "Settlement",
+                "Discovery",
                 "Placement",
+                "Public",
                 "Data",
             ],
         )
@@ -122,7 +125,7 @@ class PageTests(SynchronousTestCase):
 
     def empty(self) -> Content:
         content = Content(datetime(2026, 1, 1, tzinfo=UTC), 1)
-        names = (*GOLD, "traffic", "latency", "refused", "quarantine", "files", "gone")
+        names = (*GOLD, "traffic", "latency", "refused", "quarantine", "files", "gone", "servers", "discovery")
         content.tables = {name: [] for name in names}
         return content
 
@@ -137,6 +140,7 @@ class PageTests(SynchronousTestCase):
             {"who": evil, "kind": evil, "score": 1.0, "names": evil, "last_day": date(2026, 1, 1), **numbers}
         ]
         content.tables["refused"] = [{"what": evil, "reason": evil, "n": 3, "dt": date(2026, 1, 1), "hour": 1}]
+        content.tables["servers"] = [{"server": evil, "ends": [(1, evil)]}]
         content.tables["quarantine"] = [{"problem": evil, "lines": 1}]
         content.tables["files"] = [{"file": evil, "lines": 1, "problem": evil}]
         self.assertNotIn("<script>alert", render(content))
