@@ -283,7 +283,7 @@ class SpoolSender(Service):
         why = str(error)
         if isinstance(error, ConnectFailed) and error.attempts:
             why = f"{why}; is {self.key.public} on its list?"
-        if self._seldom.more(why) is not None:
+        if self._seldom.more(type(error).__name__) is not None:
             self.warned(f"{count} files of events wait for their collector: {why}")
 
     def _waiting(self) -> list[Path]:
@@ -335,6 +335,9 @@ class SpoolSender(Service):
             file = open(path, "rb")
         except FileNotFoundError:
             return None  # it made room for newer ones, or another process of this directory has sent it
+        except OSError as error:
+            self._put_off(path, f"cannot be read: {error.strerror}")
+            return None
         with file:
             offer = await in_thread(self._reactor, _offer_of, path, file)
             if offer is None:
@@ -345,15 +348,23 @@ class SpoolSender(Service):
             self.sent.kept += 1
             self.sent.kept_bytes += offer.size
             self.sent.waiting -= 1
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                self._put_off(path, f"is with the collector, but cannot be removed: {error.strerror}")
             if not self._taking:
                 self._taking = True
                 _log.info("the collector {collector} takes files of events", collector=str(self._collector))
         elif answer.kind is Kind.REFUSED:
             self.sent.refused += 1
-            self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
-            self.warned(f"{path.name} is refused by the collector and stays: {answer.why}")
+            self._put_off(path, f"is refused by the collector and stays: {answer.why}")
         return answer
+
+    def _put_off(self, path: Path, why: str) -> None:
+        """Others are sent meanwhile."""
+        self._refused[path.name] = self._reactor.seconds() + REFUSED_INTERVAL
+        if (more := self._seldom.more(why)) is not None:
+            self.warned(f"{path.name} {why}{more}")
 
 
 def _offer_of(path: Path, file: BufferedReader) -> Offer | None:

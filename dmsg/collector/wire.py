@@ -24,6 +24,7 @@ from enum import StrEnum
 from typing import Any
 
 from dmsg.errors import DmsgError
+from dmsg.printable import printable
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
 VERSION = 1
@@ -114,9 +115,12 @@ def parse_offer(line: bytes) -> Offer:
 
 
 def parse_answer(line: bytes) -> Answer:
-    """:raises WireError: it is none."""
+    """What it says is made harmless for a terminal.
+
+    :raises WireError: it is none.
+    """
     row = _row(line)
     try:
-        return Answer(Kind(str(row.get("answer"))), str(row.get("why", ""))[:WHY_LIMIT])
+        return Answer(Kind(str(row.get("answer"))), printable(str(row.get("why", ""))[:WHY_LIMIT]))
     except ValueError:
         raise WireError("no answer of a collector") from None
