@@ -207,6 +207,7 @@ class RoomTests(LakeCase):
         for day in (DAY, NEXT):
             boot.beats(day, "10:00:30", 5, sessions=1, capacity=10)
         write_file(self.spool / f"events-{1:032x}-000001.jsonl.gz", boot.rows)
+        (self.spool / f"events-{3:032x}-000001.jsonl.gz").symlink_to("nowhere")
         self.run_jobs()
 
     def command(self, *arguments: str) -> str:
