@@ -37,8 +37,10 @@ OWN_PART = 2
 """One sender may have the whole divided by this."""
 RESERVE = 1024**3
 """Bytes of the disk that stay free, by default."""
-TEXT_LIMIT = 256 * 1024 * 1024
-"""Bytes of a file, unpacked: sixteen times what a server writes into one."""
+TEXT_LIMIT = 64 * 1024 * 1024
+"""Bytes of a file, unpacked: four times those after which a server begins another one."""
+LINES_LIMIT = 500_000
+"""Lines of a file: each is looked at."""
 PRODUCERS_LIMIT = 64
 """Producers of one sender: a server, a discovery, and who was there before them on that machine."""
 PRODUCERS = "producers"
@@ -193,7 +195,9 @@ class Store:
         with open(path, "rb") as file:
             _check_size(file)
         found = set()
-        for line in read_lines(path, TEXT_LIMIT):
+        for number, line in enumerate(read_lines(path, TEXT_LIMIT)):
+            if number == LINES_LIMIT:
+                raise Unfit(f"it has more than {LINES_LIMIT} lines")
             try:
                 producer = json.loads(line)["producer"]
             except (ValueError, KeyError, TypeError, RecursionError):

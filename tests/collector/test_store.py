@@ -66,6 +66,8 @@ class StoreTests(SynchronousTestCase):
         self.assertRaisesRegex(Unfit, "not the bytes", self.store.keep, ALICE, offer, part, 0.0)
         with mock.patch.object(store_module, "TEXT_LIMIT", 10_000):
             self.assertRaisesRegex(Unfit, "bytes of text", self.bring, spool_name(1), packed(count=1000))
+        with mock.patch.object(store_module, "LINES_LIMIT", 10):
+            self.assertRaisesRegex(Unfit, "more than 10 lines", self.bring, spool_name(1), packed(count=11))
         self.assertEqual(kept_files(self.root), {})
 
     def test_a_torn_file_is_kept(self) -> None:
