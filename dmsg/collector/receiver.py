@@ -24,6 +24,8 @@ from dmsg.seldom import Seldom
 
 QUIET_LIMIT = 60.0
 """Seconds without a byte of who has something to say; then the stream is ended."""
+TOLD_EVERY = 600.0
+"""Seconds between lines of the log of one kind about one sender: one who waits asks again and again."""
 STREAMS_LIMIT = 1024
 """Streams at a time."""
 STREAMS_OF_ONE = 2
@@ -223,7 +225,7 @@ class ReceivingFactory(Factory[Receiving]):
         self.wall = wall
         self._allowed = allowed
         self._streams: list[Receiving] = []
-        self._seldom = Seldom(reactor.seconds)
+        self._seldom = Seldom(reactor.seconds, TOLD_EVERY)
         self.file_count = self.byte_count = 0
         self.refusals: Counter[str] = Counter()
         self.newest: dict[str, float] = {}
