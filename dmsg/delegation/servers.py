@@ -198,6 +198,7 @@ class ServerSet:
             if len(good) >= self._min_servers:
                 candidates = [entry for entry in candidates if self._carries(entry)]
             for entry in candidates:
+                self._drop_moved(entry)
                 if added < wanted and entry.key not in self.links and entry.key not in self._avoid:
                     added += self._add_link(entry)
             if added < missing and len(good) < self._min_servers:
@@ -209,6 +210,20 @@ class ServerSet:
         self._close_idle_visits()
         self._changed()
         return delay
+
+    def _drop_moved(self, entry: Entry) -> None:
+        """What cannot be reached any more, and has another address by its entry, is looked for there."""
+        link = self.links.get(entry.key)
+        if link is None or link.session is not None or link.failures < AWAY_AFTER:
+            return
+        if link.entry is not None and link.entry.server is not None and entry.server is not None:
+            before, now = link.entry.server.address, entry.server.address
+            if before != now:
+                _log.info(
+                    "server {server} has moved from {before} to {now}", server=entry.key.short, before=before, now=now
+                )
+                del self.links[entry.key]
+                link.stop()
 
     def _good(self) -> list[ServerLink]:
         """Links to stay with: they work or may come to work, and are not slow."""

@@ -16,7 +16,7 @@ has the same frames with encrypted payloads, and one ACK for all that came at on
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
@@ -130,6 +130,8 @@ class ClientConnection:
         """Why the connection has to end: nothing more is read from it, and what came before is told first."""
         self.left = False
         """The last read may have left whole frames behind."""
+        self.lost = False
+        """The connection is gone: nothing can be handed in any more."""
 
     # --- what the application does ---
 
@@ -537,23 +539,33 @@ class ClientConnection:
         if self._receipts_to is not None:
             transport.identity = transport_identity(transport.payload, accept)
 
-    def _give_receipt(self, transport: ClientTransport) -> None:
-        """Say, signed, what the server has delivered over a transport that is over."""
-        assert self._receipts_to is not None and self._key is not None and transport.identity is not None
+    def receipt(self, transport: ClientTransport) -> bytes | None:
+        """Say, signed and once, what the server has delivered over a transport that is over.
+
+        :returns: None if that was said, or is not asked for.
+        """
+        identity, transport.identity = transport.identity, None
+        if identity is None:
+            return None
+        assert self._receipts_to is not None and self._key is not None
         end = transport.secure
         receipt = Receipt(
             Role.INITIATOR if transport.initiator else Role.RESPONDER,
-            transport.identity,
+            identity,
             self._receipts_to,
             self.local,
             transport.remote,
             *(transport.delivered if end is None else end.delivered),
         )
-        self._outgoing.append(encode_frame(RECEIPT, 0, receipt.sign(self._key)))
+        return receipt.sign(self._key)
+
+    def hand_in(self, receipts: Iterable[bytes]) -> None:
+        """Send receipts that are kept from a connection before."""
+        self._outgoing.extend(encode_frame(RECEIPT, 0, receipt) for receipt in receipts)
 
     def _remove(self, transport: ClientTransport, *, was_open: bool) -> None:
-        if was_open and transport.identity is not None:
-            self._give_receipt(transport)
+        if was_open and not self.lost and (receipt := self.receipt(transport)) is not None:
+            self.hand_in([receipt])
         # a connection that was lost has forgotten its transports already
         if self.transports.pop(transport.id, None) is not None and not transport.initiator:
             self.incoming -= 1

@@ -103,6 +103,7 @@ class ClientSession:
         self._turn = turn
         self._local = local
         self._streams = streams
+        self._receipts = receipts
         key = streams.secure_key if streams is not None else None
         budget = streams.budget if streams is not None else None
         self._core = ClientConnection(
@@ -371,6 +372,7 @@ class ClientSession:
             if transport.secure is not None:
                 isolated(transport.secure.detach)
         self._core.transports.clear()
+        self._core.lost = True
         if not self.established.called:
             self.established.errback(Failure(gone))
             # who gave up connecting waits no longer; who comes later looks at `connected`
@@ -380,9 +382,16 @@ class ClientSession:
         self._opening.fail_all(Failure(gone))
         for transport in open_ones:
             isolated(self._link_gone, transport)
+            self._keep_receipt(transport)
 
     def _link_gone(self, transport: ClientTransport) -> None:
         self._transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
+
+    def _keep_receipt(self, transport: ClientTransport) -> None:
+        """For the next connection to this server."""
+        receipt = self._core.receipt(transport)
+        if receipt is not None and self._streams is not None:
+            self._streams.kept_receipts.keep(self.server, receipt)
 
     def _look_at_loss(self) -> None:
         """A server that ends the connection at the first PING does not know it, whatever its entry says."""
@@ -402,6 +411,8 @@ class ClientSession:
 
     def _on_established(self, event: Established) -> None:
         self.connected = True
+        if self._receipts and self._streams is not None:
+            self._core.hand_in(self._streams.kept_receipts.take(self.server))
         self.established.callback(self)
 
     def _on_requested(self, event: Requested) -> None:

@@ -28,6 +28,7 @@ from dmsg.net.stream import DmsgAddress, StreamTransport
 from dmsg.seldom import Seldom
 from dmsg.tables import uncount
 from dmsg.transport.agreement import Resume
+from dmsg.transport.kept import KeptReceipts
 from dmsg.transport.secure import BUDGET, Budget, SecureEnd
 from dmsg.transport.wire import INSTANCE_SIZE
 
@@ -194,6 +195,8 @@ class Streams:
         self.instance = os.urandom(INSTANCE_SIZE)
         """By which servers tell this program from another one with the same key."""
         self.receipts = receipts
+        self.kept_receipts = KeptReceipts()
+        """Of transports whose connection was lost, for the server's next one."""
         self.factory = factory
         self.schedule = schedule
         self.encryption = encryption

@@ -36,7 +36,7 @@ class RelayTelemetry:
         :param server: the server's key.
         """
         self._telemetry = telemetry
-        self._owed = Owed(server)
+        self._owed = Owed(server, now())
         self._now = now
         self.relay: Relay
         self._sessions = 0
@@ -146,7 +146,7 @@ class RelayTelemetry:
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: RelayPeer, payload: bytes) -> bool:
-        if not self._owed.takes(payload, bytes(source.key)):
+        if not self._owed.takes(payload, bytes(source.key), self._now()):
             return False
         self._telemetry.record_receipt("receipt", {"receipt": payload.hex()})
         return True

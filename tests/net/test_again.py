@@ -166,6 +166,44 @@ class LoopTests(SynchronousTestCase):
                 self.assertTrue(questions.posted and publisher.published, (bad, error))
                 publisher._again.stop()
 
+    def test_a_server_that_has_moved(self) -> None:
+        """It is looked for where its entry says it is, and nowhere else, once it cannot be reached where it was."""
+        clock = Clock()
+        address = "127.0.0.1:9"
+        tried: list[tuple[float, str]] = []
+
+        class Lookups:
+            def entry(self, key: Any) -> Deferred[Any]:
+                entry = Entry(VERSION, 0, 1, SERVER.public.hex(), server=ServerMeta(address, 5)).sign(SERVER)
+                return succeed(entry)
+
+            def available_servers(self) -> Deferred[Any]:
+                return succeed([])
+
+        def opener(entry: Entry) -> Any:
+            class Refused:
+                def open(self) -> Deferred[Any]:
+                    assert entry.server is not None
+                    tried.append((clock.seconds(), entry.server.address))
+                    return fail(DiscoveryError("refused"))
+
+            return Refused()
+
+        lookups: Any = Lookups()
+        servers = ServerSet(
+            clock, lookups, opener, Random(0), min_servers=1, prefer=[SERVER.public], changed=lambda: None
+        )
+        servers.start()
+        clock.pump([0.1] * 100)
+        moved, address = clock.seconds(), "127.0.0.1:10"
+        clock.pump([0.1] * 300)
+        before = [at for at, where in tried if where == "127.0.0.1:9"]
+        after = [at for at, where in tried if where == "127.0.0.1:10"]
+        self.assertGreater(len(before), 2)
+        self.assertLess(len([at for at in before if at > moved]), 2)
+        self.assertGreater(len(after), 2)
+        servers._looks.stop()
+
     def test_looking_for_servers(self) -> None:
         for bad in (1, 2):
             for error in ERRORS:

@@ -24,7 +24,11 @@ class OwedTests(SynchronousTestCase):
     """By plain calls."""
 
     def setUp(self) -> None:
-        self.owed = Owed(key(SERVER))
+        self.owed = Owed(key(SERVER), -OWED_FOR)
+
+    def takes(self, payload: bytes, by: bytes, now: float = 0.0) -> bool:
+        """As it says."""
+        return self.owed.takes(payload, by, now)
 
     def carry(self, transport: bytes = TRANSPORT) -> None:
         self.owed.carries(transport, key(A), key(B))
@@ -32,11 +36,11 @@ class OwedTests(SynchronousTestCase):
     def test_one_of_each_end(self) -> None:
         self.carry()
         of_a, of_b = RECEIPT.sign(A), replace(RECEIPT, role=Role.RESPONDER, signer=B.public, peer=A.public).sign(B)
-        self.assertTrue(self.owed.takes(of_a, key(A)))
-        self.assertFalse(self.owed.takes(of_a, key(A)))
+        self.assertTrue(self.takes(of_a, key(A)))
+        self.assertFalse(self.takes(of_a, key(A)))
         self.owed.ended(TRANSPORT, 5.0)
-        self.assertTrue(self.owed.takes(of_b, key(B)))
-        self.assertFalse(self.owed.takes(of_b, key(B)))
+        self.assertTrue(self.takes(of_b, key(B)))
+        self.assertFalse(self.takes(of_b, key(B)))
         self.assertEqual(len(self.owed), 0)
 
     def test_what_was_not_due(self) -> None:
@@ -52,8 +56,8 @@ class OwedTests(SynchronousTestCase):
             (RECEIPT.sign(B), key(A)),
             (good[:-1] + bytes([good[-1] ^ 1]), key(A)),
         ):
-            self.assertFalse(self.owed.takes(data, by))
-        self.assertTrue(self.owed.takes(good, key(A)))
+            self.assertFalse(self.takes(data, by))
+        self.assertTrue(self.takes(good, key(A)))
 
     def test_they_are_waited_for_so_long(self) -> None:
         self.carry()
@@ -61,7 +65,7 @@ class OwedTests(SynchronousTestCase):
         self.owed.ended(bytes(16), 5.0 + OWED_FOR - 1)
         self.assertEqual(len(self.owed), 1)
         self.owed.ended(bytes(16), 5.0 + OWED_FOR)
-        self.assertFalse(self.owed.takes(RECEIPT.sign(A), key(A)))
+        self.assertFalse(self.takes(RECEIPT.sign(A), key(A)))
         self.assertEqual(len(self.owed), 0)
 
     def test_they_are_so_many(self) -> None:
@@ -76,4 +80,51 @@ class OwedTests(SynchronousTestCase):
         self.owed.ended(TRANSPORT, 20.0)
         self.owed.ended(bytes(16), 8.0 + OWED_FOR)
         self.assertEqual([one[0] for one in self.owed._ended], [9, 0])
-        self.assertTrue(self.owed.takes(RECEIPT.sign(A), key(A)))
+        self.assertTrue(self.takes(RECEIPT.sign(A), key(A)))
+
+
+class FormerTests(SynchronousTestCase):
+    """After its start a server takes receipts of what it had carried before it was killed."""
+
+    def setUp(self) -> None:
+        self.owed = Owed(key(SERVER), 100.0)
+
+    def test_once_and_for_a_while(self) -> None:
+        good = RECEIPT.sign(A)
+        self.assertFalse(self.owed.takes(good, key(B), 101.0))
+        self.assertFalse(self.owed.takes(good[:-1] + bytes([good[-1] ^ 1]), key(A), 101.0))
+        self.assertFalse(self.owed.takes(replace(RECEIPT, server=C.public).sign(A), key(A), 101.0))
+        self.assertTrue(self.owed.takes(good, key(A), 101.0))
+        self.assertFalse(self.owed.takes(good, key(A), 102.0))
+        other = replace(RECEIPT, transport=bytes(16)).sign(A)
+        self.assertTrue(self.owed.takes(other, key(A), 99.9 + OWED_FOR))
+        self.assertFalse(self.owed.takes(replace(RECEIPT, transport=b"1" * 16).sign(A), key(A), 100.0 + OWED_FOR))
+        self.assertEqual(self.owed._former, {})
+
+    def test_what_was_handed_in_in_order_is_not_former(self) -> None:
+        self.owed.carries(TRANSPORT, key(A), key(B))
+        for by, data in (
+            (A, RECEIPT.sign(A)),
+            (B, replace(RECEIPT, role=Role.RESPONDER, signer=B.public, peer=A.public).sign(B)),
+        ):
+            self.assertTrue(self.owed.takes(data, key(by), 101.0))
+            self.assertFalse(self.owed.takes(data, key(by), 101.0))
+
+    def test_so_many_of_one_and_in_all(self) -> None:
+        self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 3)
+        self.patch(owed_module, "MAX_FORMER", 5)
+
+        def taken(signer: SecKey) -> int:
+            peer = B if signer is not B else A
+            return sum(
+                self.owed.takes(
+                    replace(RECEIPT, transport=bytes([number]) * 16, signer=signer.public, peer=peer.public).sign(
+                        signer
+                    ),
+                    key(signer),
+                    101.0,
+                )
+                for number in range(10)
+            )
+
+        self.assertEqual([taken(one) for one in (A, B, C)], [3, 2, 0])

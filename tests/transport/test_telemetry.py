@@ -348,6 +348,42 @@ class ReceiptTests(ReceiptCase):
         self.assertEqual(len(self.memory.of("receipt")), 4)
 
 
+class LostConnectionTests(ReceiptCase):
+    """What nobody was there to take is handed in over the next connection."""
+
+    def carry(self) -> None:
+        self.one, self.other = self.open()
+        self.one.transport.write(b"x" * 5000)
+        self.other.transport.write(b"y" * 70)
+        self.network.settle()
+
+    def said(self) -> list[tuple[int, int, int]]:
+        receipts = sorted((parse_receipt(data) for data in self.receipts), key=lambda receipt: receipt.role)
+        return [(int(one.role), one.delivered_out, one.delivered_in) for one in receipts]
+
+    def test_one_end_loses_its_connection(self) -> None:
+        self.carry()
+        self.cut("A")
+        self.network.settle()
+        self.assertEqual(self.said(), [(1, 70, 5000)])
+        self.assertEqual(len(self.streams["A"].kept_receipts), 1)
+        self.network.client(CLIENTS["A"], streams=self.streams["A"], receipts=True)
+        self.network.settle()
+        self.assertEqual(self.said(), [(0, 5000, 70), (1, 70, 5000)])
+        self.assertEqual(len(self.streams["A"].kept_receipts), 0)
+        (closed,) = self.memory.of("transport_close")
+        self.assertEqual({parse_receipt(data).transport.hex() for data in self.receipts}, {closed["transport"]})
+        self.assertEqual(len(self.memory.of("receipt")), 2)
+
+    def test_who_is_not_asked_keeps_them_for_one_who_asks(self) -> None:
+        """As when a server comes back without telemetry, and later with it."""
+        self.carry()
+        self.cut("A")
+        self.network.client(CLIENTS["A"], streams=self.streams["A"], receipts=False)
+        self.network.settle()
+        self.assertEqual(len(self.streams["A"].kept_receipts), 1)
+
+
 class UnwillingTests(ReceiptCase):
     """Who was not asked, or does not want to, signs nothing."""
 
