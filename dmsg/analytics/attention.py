@@ -167,11 +167,27 @@ def _down(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     for row in sorted(gone, key=lambda row: row["last_at"], reverse=True):
         if newest - row["last_at"] <= timedelta(FORGOTTEN_DAYS):
             text = f"{row['role']} is silent since {_when(row['last_at'])}, for {_long(_seconds(now, row['last_at']))}"
-            yield Finding(Urgency.NOW, row["producer"], text, "Servers")
+            yield Finding(Urgency.NOW, row["producer"], text + lost_with([row]), "Servers")
 
 
 def _seconds(later: datetime, earlier: datetime) -> float:
     return max(0.0, (later - earlier).total_seconds())
+
+
+def lost_with(boots: Sequence[Row]) -> str:
+    """What processes that were killed took with them, to be added to a sentence.
+
+    :param boots: rows of ``boot``.
+    """
+    transports, witnessed = (sum(row[name] or 0 for row in boots) for name in ("lost_transports", "lost_witnessed"))
+    if not transports:
+        return ""
+    text = f", {transports:,} transports ended with it"
+    if witnessed:
+        least, most = (human(sum(row[f"lost_{name}_bytes"] or 0 for row in boots), "B") for name in ("least", "most"))
+        of = "they" if witnessed == transports else f"{witnessed:,} of them"
+        text += f"; {of} had carried {least}" + ("" if least == most else f" to {most}") + ", both ends say"
+    return text
 
 
 def _crashed(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Iterator[Finding]:
@@ -188,6 +204,7 @@ def _crashed(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Ite
         text = f"{role} crashed{times} at {_when(max(row['last_at'] for row in rows))}; was away for {_long(down)}"
         if lost[producer]:
             text += f", {lost[producer]} sessions were lost"
+        text += lost_with(rows)
         yield Finding(Urgency.SOON, producer, text, "Servers")
 
 

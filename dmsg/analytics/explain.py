@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, timedelta
 from statistics import median
 from typing import Any
 
-from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES
+from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, lost_with
 from dmsg.analytics.gold.settlement import INFLATION_LIMIT, SIDED_LIMIT, WITNESS_LIMIT
 from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST, SILENCE_SECONDS
 from dmsg.analytics.runs import State
@@ -154,10 +154,12 @@ def _life(boot: Row, day: date) -> str:
     if boot["ended"] == "crashed":
         return (
             f"{text}crashed: no stop event, and the next began at {_time(boot['next_at'], day)}, "
-            f"{boot['down_seconds']:.0f} s later"
+            f"{boot['down_seconds']:.0f} s later{lost_with([boot])}"
         )
     if boot["ended"] == "silent":
-        return f"{text}silent: no stop event, and nothing for {SILENCE_SECONDS // 60} minutes and more"
+        return (
+            f"{text}silent: no stop event, and nothing for {SILENCE_SECONDS // 60} minutes and more{lost_with([boot])}"
+        )
     ended = str(boot["ended"])
     return text + {"stopped": "stopped in order", "running": "still running"}.get(ended, ended)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from fnmatch import fnmatch
@@ -49,6 +49,14 @@ SMALL_BYTES = 64 * 1024 * 1024
 """Unread files of less than that are a little work to read."""
 SMALL_EVENTS = 500_000
 """Fewer events in the days that are touched are a little work to refine."""
+LITTLE = {
+    # compiling it costs more than the work
+    "spark.sql.codegen.wholeStage": "false",
+    # so does each task; several tables are made at the same time
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.files.minPartitionNum": "1",
+}
+"""How Spark does a little work."""
 PATIENCE = 3600.0
 """Seconds that a stream waits for who else writes."""
 
@@ -119,6 +127,7 @@ class Pipeline:
         self._done = 0
         self._may_tune = tune
         self._small = tune
+        self._usual: dict[str, str | None] = {}
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
 
     @property
@@ -178,6 +187,12 @@ class Pipeline:
             .option("checkpointLocation", f"{self.lake.root}/checkpoints/{source.name}")
         )
         return writer.trigger(processingTime=every).start()
+
+    def catch_up(self, after: Callable[[Claim], Any]) -> None:
+        """Call ``after``, unless somebody else writes now."""
+        with suppress(Busy), self.lake.claim() as claim:
+            self.lake.guard = claim.check
+            after(claim)
 
     def _turn(self, stop: Event) -> Claim:
         """Wait until nobody else writes, but not for ever."""
@@ -248,7 +263,14 @@ class Pipeline:
     def _tune(self, small: bool) -> None:
         """For a little work compiling it costs more than the work."""
         self._small = small and self._may_tune
-        self.spark.conf.set("spark.sql.codegen.wholeStage", str(not self._small).lower())
+        for name, little in LITTLE.items():
+            self._usual.setdefault(name, self.spark.conf.get(name, None))
+            if self._small:
+                self.spark.conf.set(name, little)
+            elif (usual := self._usual[name]) is None:
+                self.spark.conf.unset(name)
+            else:
+                self.spark.conf.set(name, usual)
 
     def refine(self, before: State, claim: Claim, unread: list[str], *, known: DataFrame | None = None) -> Outcome:
         """Silver and gold of the days that bronze's new batches touch, and the run's last word.
@@ -257,6 +279,9 @@ class Pipeline:
         :param known: what is known of the files, instead of what their lines tell.
         """
         lake, number = self.lake, claim.number
+        if not unread and not lake.unrefined(before.batches):
+            self._progress("nothing is new", self._total, self._total)
+            return Outcome(before, [], 0, 0, 0, 0)
         fresh = lake.fresh(before.batches)
         self._step("which days are touched")
         batches, days, events, quarantined = self._touched(fresh, before)
@@ -326,9 +351,11 @@ class Pipeline:
             return False
         texts = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).text(files)
         lines = texts.where(F.col("value").rlike(bronze.PASSED_OVER)).withColumn("file", F.col("_metadata.file_path"))
-        nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in RAW.fields if one.name != CORRUPT]
+        nothing = [
+            f"CAST(NULL AS {one.dataType.simpleString()}) AS `{one.name}`" for one in RAW.fields if one.name != CORRUPT
+        ]
         self._write_bronze(
-            lines.select(*nothing, F.col("value").alias(CORRUPT), "file"), LINES, number, self._now_ms, anew=True
+            lines.selectExpr(*nothing, f"value AS `{CORRUPT}`", "file"), LINES, number, self._now_ms, anew=True
         )
         return True
 

@@ -9,7 +9,9 @@ import argparse
 import json
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,37 @@ from dmsg.analytics.store import Store
 
 Errors = (LakeError, JavaMissing, SparkFailed)
 """What is the user's to mend; the text is one line."""
+
+
+REST = 1.0
+"""A stream waits so many times as long as its tables took, before it makes them again: they take half of its time
+at most."""
+
+
+class Turns:
+    """When a stream brings its tables up to date: at once, if it does not do that most of the time already.
+
+    So it keeps up however dear that is: what comes meanwhile is read, and is in the tables of the next turn.
+
+    :ivar wanted: something was read that is not in the tables, or may have been before this began.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._not_before = clock()
+        self.wanted = True
+
+    def due(self) -> bool:
+        """Whether it is time."""
+        return self.wanted and self._clock() >= self._not_before
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """While the tables are made; the pause afterwards is :data:`REST` times as long."""
+        begun = self._clock()
+        self.wanted = False
+        yield
+        self._not_before = self._clock() + REST * (self._clock() - begun)
 
 
 def sources(spool: str, receipts: str | None) -> list[Source]:
@@ -57,11 +90,17 @@ def stream(
     pipeline = Pipeline(spark, out)
     pipeline.begin_small()
     one_at_a_time = threading.Lock()
+    turns = Turns()
 
     def refine(claim: Claim) -> None:
-        pipeline.now = datetime.now(UTC)
-        before = pipeline.lake.state()
-        outcome = pipeline.refine(before, claim, [])
+        """Now, or later for several batches together; the caller holds the lock."""
+        turns.wanted = True
+        if not turns.due():
+            return
+        with turns.taken():
+            pipeline.now = datetime.now(UTC)
+            before = pipeline.lake.state()
+            outcome = pipeline.refine(before, claim, [])
         if outcome.state.run != before.run:
             told(outcome)
 
@@ -69,6 +108,9 @@ def stream(
     try:
         while not stop.wait(1.0):
             check()
+            if turns.due():
+                with one_at_a_time:
+                    pipeline.catch_up(refine)
             for query in queries:
                 if not query.isActive:
                     raise LakeError(f"the stream {query.name} ended: {_reason(query.exception())}")

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from dmsg.analytics import bronze, silver
-from dmsg.analytics.gold import abuse, capacity, network, settlement, traffic, uptime
+from dmsg.analytics.gold import abuse, capacity, lost, network, settlement, traffic, uptime
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.runs import Claim, State
 from dmsg.analytics.schemas import DAILY, DAY_MS, FAMILIES, OVERALL
@@ -88,6 +88,7 @@ class Refinement:
         }
         self._write("silver", tables, days)
         self._write("silver", {"verdicts": self._verdicts}, days)
+        self._write("silver", {"unfinished": self._unfinished}, days)
         return int(found or 0)
 
     def _write(
@@ -173,6 +174,12 @@ class Refinement:
         rows = settlement.verdicts(settlement.three_words(transports, receipts))
         return rows.where(wanted)
 
+    def _unfinished(self) -> DataFrame:
+        transports, verdicts = (
+            self._lake.read("silver", name, self._state, self._days) for name in ("transports", "verdicts")
+        )
+        return lost.unfinished(transports, verdicts)
+
     def gold_overall(self) -> None:
         """Gold tables that are made anew as a whole."""
         lake, state = self._lake, self._state
@@ -184,14 +191,19 @@ class Refinement:
             return lake.read("gold", name, state, days)
 
         boots = lake.read("silver", "boots", state)
+
+        def gone() -> DataFrame:
+            return lost.lost_transport(lake.read("silver", "unfinished", state, days), uptime.boot(boots))
+
         tables: dict[str, Callable[[], DataFrame]] = {
-            "boot": lambda: uptime.boot(boots),
+            "boot": lambda: lost.with_lost(uptime.boot(boots), gone()),
             "uptime_day": lambda: uptime.uptime_day(
                 lake.read("gold", "minute_day", state),
                 uptime.boot(boots),
                 boots,
                 lake.read("gold", "clock_day", state),
             ),
+            "lost_transport": gone,
             "actor": lambda: abuse.actor(lake.read("gold", "abuse_day", state), boots),
             "quality_day": lambda: network.quality_day(lake.read("silver", "numbers", state)),
             "capacity_forecast": lambda: capacity.capacity_forecast(new("capacity_day"), today=self._today),

@@ -155,11 +155,19 @@ SILVER = {
         Table(
             "verdicts",
             "what three words say of a transport: the server's and its ends'; sure: what is claimed, and what it should"
-            " be, the ways on which nothing can have been on its way; the words themselves only where they conflict,"
-            " signers and partners as numbers",
+            " be, the ways on which nothing can have been on its way; the words themselves only where they conflict or"
+            " the server says nothing, signers and partners as numbers",
             "server string, claimed long, credited long, sure_claimed long, sure_word long, state string, word string,"
             " transport string, relay_ab long,"
             " relay_ba long, a_out long, a_in long, b_out long, b_in long, a_signer long, a_partner long,"
+            " b_signer long, b_partner long, dt date",
+        ),
+        Table(
+            "unfinished",
+            "what of a day belongs to transports that were not opened and closed on it: what the server told, told_ab"
+            " and told_ba since their opening; or, without a process, receipts of one of which it told nothing then",
+            "server string, boot string, transport string, src string, dst string, opened_at timestamp, closed boolean,"
+            " told_ab long, told_ba long, a_out long, a_in long, b_out long, b_in long, a_signer long, a_partner long,"
             " b_signer long, b_partner long, dt date",
         ),
         Table(
@@ -280,9 +288,11 @@ OVERALL = {
     for table in (
         Table(
             "boot",
-            "Every process that wrote: from when, until when, and how it ended. down: until the next one began.",
+            "Every process that wrote: from when, until when, and how it ended. down: until the next one began. lost:"
+            " transports that ended with it, bytes as in lost_transport; witnessed: those with the words of both ends.",
             "producer string, role string, boot string, first_at timestamp, last_at timestamp, ended string,"
-            " next_at timestamp, down_seconds double",
+            " next_at timestamp, down_seconds double, lost_transports long, lost_witnessed long,"
+            " lost_counted_bytes long, lost_least_bytes long, lost_most_bytes long",
         ),
         Table(
             "uptime_day",
@@ -297,6 +307,13 @@ OVERALL = {
             "How much of what was written has arrived? Numbers of a process go on over days, from 0.",
             "producer string, dt date, events long, distinct_events long, duplicates long, expected long,"
             " missing long, completeness double, clock_steps_ms long",
+        ),
+        Table(
+            "lost_transport",
+            "Which transports ended with their server's process, that was killed? counted: by the server, until it last"
+            " said so; least, most: by the words of both ends, which they hand in later; of so many words.",
+            "server string, dt date, boot string, transport string, src string, dst string, opened_at timestamp,"
+            " lost_at timestamp, counted_bytes long, least_bytes long, most_bytes long, words long",
         ),
         Table(
             "actor",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from py4j.java_gateway import java_import
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -21,6 +22,8 @@ SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     # an event with an absurd number must not end a run: what cannot be computed is NULL
     "spark.sql.ansi.enabled": "false",
+    # Java never compiles longer methods; Spark makes such ones by default, and then they are interpreted for ever
+    "spark.sql.codegen.hugeMethodLimit": "8000",
     # a handful of partitions: the tables of a day are small, each partition costs a task
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.adaptive.enabled": "true",
@@ -30,6 +33,8 @@ SETTINGS = {
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.streaming.metricsEnabled": "false",
+    # else every column that is made tells Java from which line: half of all that Python asks of it
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.streaming.minBatchesToRetain": "100",
 }
 """For any session; each may be changed by ``--conf``."""
@@ -144,4 +149,7 @@ def make_session(
         raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0][:300]}") from None
     if not connect:
         session.sparkContext.setLogLevel("FATAL")
+        # each column that is made asks Java for these by their short names: else all of Spark's archives are searched
+        for asked in ("org.apache.spark.sql.functions", "org.apache.spark.api.python.PythonUtils"):
+            java_import(session.sparkContext._jvm, asked)
     return session

@@ -269,6 +269,30 @@ def queries(today: date) -> dict[str, str]:
                    coalesce(starts, 0) AS starts, coalesce(stops, 0) AS clean_stops, coalesce(crashes, 0) AS crashes
             FROM put LEFT JOIN life ON life.producer = server AND life.dt = put.dt
             LEFT JOIN lost ON lost.producer = server AND lost.dt = put.dt""",
+        "lost_transport": f"""WITH {boots},
+            said AS (SELECT server, transport, initiator, min(delivered_out) AS o, min(delivered_in) AS i,
+                            min(signer) AS signer, min(partner) AS partner
+                     FROM e WHERE type = 'receipt_checked' AND reason IS NULL AND transport IS NOT NULL GROUP BY ALL),
+            carried AS (
+                SELECT producer, boot, transport, bool_or(type = 'transport_open') AS opened,
+                       bool_or(type = 'transport_close') AS closed,
+                       coalesce(sum(data_ab) FILTER (type = 'transport_progress'), 0)
+                       + coalesce(sum(data_ba) FILTER (type = 'transport_progress'), 0) AS counted_bytes
+                FROM e WHERE type IN ('transport_open', 'transport_progress', 'transport_close')
+                AND transport IS NOT NULL GROUP BY ALL),
+            both_words AS (
+                SELECT c.producer AS server, c.transport, c.boot, counted_bytes,
+                       (a.o IS NOT NULL)::INT + (b.o IS NOT NULL)::INT AS words,
+                       a.signer = b.partner AND b.signer = a.partner AS mutual,
+                       a.o AS ao, a.i AS ai, b.o AS bo, b.i AS bi
+                FROM carried c JOIN lives l ON l.producer = c.producer AND l.boot = c.boot
+                     AND l.ended IN ('crashed', 'silent')
+                LEFT JOIN (FROM said WHERE initiator) a ON a.server = c.producer AND a.transport = c.transport
+                LEFT JOIN (FROM said WHERE NOT initiator) b ON b.server = c.producer AND b.transport = c.transport
+                WHERE opened AND NOT closed)
+            SELECT server, transport, boot, counted_bytes, words,
+                   CASE WHEN mutual THEN least(ao, bi) + least(bo, ai) END AS least_bytes,
+                   CASE WHEN mutual THEN greatest(ao, bi) + greatest(bo, ai) END AS most_bytes FROM both_words""",
         "session_day": """
             WITH ends AS (SELECT producer, boot, dt, max(ts) AS last FROM e GROUP BY ALL),
             pairs AS (

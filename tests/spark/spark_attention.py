@@ -28,7 +28,8 @@ NOON = datetime(2026, 3, 10, 12, tzinfo=UTC)
 
 def boot(producer: str = "a", last: datetime = NOON, **values: Any) -> dict[str, Any]:
     row = {"producer": producer, "role": "server", "boot": "b", "first_at": NOON - timedelta(days=3), "last_at": last}
-    return row | {"ended": "running", "next_at": None, "down_seconds": None} | values
+    nothing = {"lost_transports": 0, "lost_witnessed": 0, "lost_least_bytes": None, "lost_most_bytes": None}
+    return row | {"ended": "running", "next_at": None, "down_seconds": None} | nothing | values
 
 
 def network(day: date, **values: Any) -> dict[str, Any]:
@@ -69,6 +70,17 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual(
             found.text, "server crashed 2 times, the last at 10 Mar 11:00; was away for 60 s, 7 sessions were lost"
         )
+        took = {"lost_transports": 3, "lost_witnessed": 2, "lost_least_bytes": 1_000_000, "lost_most_bytes": 1_200_000}
+        text = self.only(boot=[boot(), crashed | took]).text
+        self.assertIn(
+            "away for 30 s, 3 transports ended with it; 2 of them had carried 1 MB to 1.2 MB, both ends say", text
+        )
+        exact = {"lost_transports": 2, "lost_most_bytes": 1_000_000}
+        text = self.only(boot=[boot(), crashed | took | exact]).text
+        self.assertIn(", 2 transports ended with it; they had carried 1 MB, both ends say", text)
+        unsaid = took | {"lost_witnessed": 0, "lost_least_bytes": None, "lost_most_bytes": None}
+        text = self.only(boot=[boot(), crashed | unsaid]).text
+        self.assertTrue(text.endswith("away for 30 s, 3 transports ended with it"), text)
         old = crashed | {"last_at": NOON - timedelta(days=2)}
         self.assertEqual(self.found(boot=[boot(), old]), [])
 

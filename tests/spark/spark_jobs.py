@@ -12,10 +12,12 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import store
 from dmsg.analytics.delta import LakeError
 from dmsg.analytics.jobs import MAX_LINE
+from dmsg.analytics.main import Turns
 from dmsg.analytics.runs import Busy, State
 from dmsg.analytics.schemas import GOLD
 from dmsg.telemetry.schema import BUCKETS
@@ -255,3 +257,25 @@ class RoomTests(LakeCase):
         self.assertIn("is gone", self.command("attention"))
         shutil.rmtree(f"{lake.root}/runs")
         self.assertRaisesRegex(LakeError, "runs, which says which of them count, is gone", self.run_jobs)
+
+
+class TurnsTests(SynchronousTestCase):
+    """When a stream makes its tables."""
+
+    def test_half_of_the_time_at_most(self) -> None:
+        now = [100.0]
+        turns = Turns(lambda: now[0])
+        self.assertTrue(turns.due())  # what was read before it began
+        with turns.taken():
+            now[0] += 5
+        self.assertFalse(turns.due())
+        now[0] += 60
+        self.assertFalse(turns.due())  # nothing came
+        turns.wanted = True
+        self.assertTrue(turns.due())
+        with turns.taken():
+            now[0] += 20
+            turns.wanted = True  # while it worked
+        for passed, due in ((19, False), (1, True)):
+            now[0] += passed
+            self.assertIs(turns.due(), due)

@@ -6,7 +6,7 @@ from datetime import date, timedelta
 from typing import Any
 
 from tests.spark.spark_oracle import compare
-from tests.spark.support import DAY, DISCOVERY, NEXT, NOW, Boot, LakeCase, key, write_file
+from tests.spark.support import DAY, DISCOVERY, NEXT, NOW, S1, Boot, LakeCase, key, write_file
 
 THIRD = DAY + timedelta(2)
 
@@ -151,3 +151,69 @@ class LivesTests(LakeCase):
         placed = {row["server"]: row["availability"] for row in self.table("placement")}
         self.assertLess(placed[silent], 0.4)
         self.assertGreater(placed[lossy], 0.8)
+
+
+class LostTransportTests(LakeCase):
+    """What a server that was killed had carried."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.receipts = Boot(S1, "receipts", "server")
+
+    def progress(self, boot: Boot, day: date, time: str, name: str, ab: int, ba: int = 0) -> None:
+        boot.event("transport_progress", day, time, transport=name, src="a", dst="b", data_ab=ab, data_ba=ba)
+
+    def signed(self, name: str, initiator: bool, out: int, received: int, **changed: str) -> None:
+        """After the server came back."""
+        one, other = ("A", "B") if initiator else ("B", "A")
+        fields: dict[str, Any] = {"server": S1, "transport": name, "signer": one, "partner": other, **changed}
+        said = {"initiator": initiator, "delivered_out": out, "delivered_in": received}
+        self.receipts.event("receipt_checked", NEXT, "12:01:00", **fields, **said)
+
+    def lost(self) -> dict[str, tuple[Any, ...]]:
+        columns = ("counted_bytes", "least_bytes", "most_bytes", "words")
+        return {row["transport"]: tuple(row[name] for name in columns) for row in self.table("lost_transport")}
+
+    def test_between_both_words(self) -> None:
+        killed, again = Boot(S1, "killed"), Boot(S1, "again")
+        killed.event("start", DAY, "23:00:00", capacity=10)
+        for name, time in (("long", "23:10:00"), ("ended", "23:11:00"), ("late", "23:12:00")):
+            killed.event("transport_open", DAY, time, transport=name, src="a", dst="b", secure=True, accept_ms=1)
+        closing = {"src": "a", "dst": "b", "reason": "unspecified", "by": "src", "data_ab": 5, "total_ab": 5}
+        closing |= {"data_ba": 0, "total_ba": 0, "accept_ms": 1, "duration_ms": 10}
+        killed.event("transport_close", DAY, "23:20:00", transport="ended", **closing)
+        self.progress(killed, DAY, "23:30:00", "long", 1000, 20)
+        first_day = len(killed.rows)
+        killed.event("transport_close", NEXT, "00:30:00", transport="late", **closing)
+        self.progress(killed, NEXT, "00:40:00", "long", 500)
+        for name in ("unsaid", "half", "self"):
+            killed.event("transport_open", NEXT, "00:41:00", transport=name, src="a", dst="b", secure=True, accept_ms=1)
+        killed.beats(NEXT, "00:42:00", 5, sessions=2, capacity=10)
+        again.event("start", NEXT, "12:00:00", capacity=10)
+        again.beats(NEXT, "12:01:00", 5, sessions=2, capacity=10)
+        again.event("transport_open", NEXT, "12:03:00", transport="new", src="a", dst="b", secure=True, accept_ms=1)
+        self.signed("long", True, 4000, 60)
+        self.signed("long", False, 50, 4300)
+        self.signed("half", True, 10, 0)
+        self.signed("self", True, 10, 0)
+        self.signed("self", False, 0, 10, signer="A", partner="B")
+        self.signed("never was", True, 10, 0)
+        write_file(self.spool / "events-2.jsonl.gz", [*killed.rows[first_day:], *again.rows])
+        self.run_jobs()
+        self.assertEqual(set(self.lost()), {"unsaid", "half", "self"})
+        write_file(self.checked / "receipts-1.jsonl.gz", self.receipts.rows)
+        write_file(self.spool / "events-1.jsonl.gz", killed.rows[:first_day])
+        self.run_jobs()
+        expected = {
+            "long": (1520, 4000 + 50, 4300 + 60, 2),
+            "unsaid": (0, None, None, 0),
+            "half": (0, None, None, 1),
+            "self": (0, None, None, 2),
+        }
+        self.assertEqual(self.lost(), expected)
+        self.assertEqual({row["dt"] for row in self.table("lost_transport")}, {NEXT})
+        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
+        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
+        # what only an end speaks of, when the server has forgotten it, is no sign against the server
+        (day,) = [row for row in self.table("settlement_day") if row["dt"] == NEXT]
+        self.assertEqual((day["unclaimed"], day["credited_bytes"], day["conflict"]), (4, 0, 0))

@@ -86,7 +86,7 @@ def public_day(network: DataFrame, *, today: date) -> DataFrame:
     types = {field.name: field.dataType for field in OVERALL["public_day"].schema.fields}
     return network.where(F.col("dt") <= F.date_sub(F.lit(today), PUBLIC_DELAY_DAYS)).select(
         "dt",
-        *[F.when(~few, column).cast(types[name]).alias(name) for name, column in shown.items()],
+        *[F.when(~few, column).cast(types[name].simpleString()).alias(name) for name, column in shown.items()],
         withheld.alias("withheld"),
     )
 

@@ -180,11 +180,11 @@ def verdicts(words: DataFrame) -> DataFrame:
         .otherwise("no two agree")
     )
     conflict = F.col("state") == "conflict"
-    # what only conflicts need is kept of them alone: NULLs cost nothing
+    # what only conflicts need, and transports that a crash ended, is kept of them alone: NULLs cost nothing
     shown = ("transport", *_NAMES, "relay_ab", "relay_ba", "a_out", "a_in", "b_out", "b_in")
     return (
         rows.withColumn("word", F.when(conflict, word))
-        .withColumns({name: F.when(conflict, F.col(name)) for name in shown})
+        .withColumns({name: F.when(conflict | ~relay, F.col(name)) for name in shown})
         .select(*SILVER["verdicts"].schema.fieldNames())
     )
 
@@ -217,7 +217,8 @@ def settlement_day(rows: DataFrame) -> DataFrame:
         F.when(seen == 0, "nobody but the server speaks of it")
         .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, with one end's word")
         .when(F.col("inflation") > INFLATION_LIMIT, "claims more than both ends")
-        .when(seen < WITNESS_LIMIT * F.col("transports"), "too few receipts")
+        # anybody can speak of transports that never were
+        .when(seen < WITNESS_LIMIT * (F.col("transports") - F.col("unclaimed")), "too few receipts")
         .otherwise("agrees")
     )
     return (

@@ -156,7 +156,7 @@ def boot(days: DataFrame) -> DataFrame:
         .crossJoin(F.broadcast(newest))
         .withColumn("ended", ended)
         .withColumn("down_seconds", F.when(F.col("next_at").isNotNull(), down))
-        .select(*OVERALL["boot"].schema.fieldNames())
+        .select(*OVERALL["boot"].schema.fieldNames()[:8])
     )
 
 

@@ -1,0 +1,110 @@
+"""What a server carried that was killed: transports that were opened and never closed.
+
+Of such a transport the server told, at most, how much it had carried up to its
+last event of progress.  Its ends know more, and hand their receipts in when they
+are connected with the server again (docs/pipeline/receipts.md): by both their
+words, what was carried each way lies between the smaller and the larger.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from dmsg.analytics.schemas import OVERALL, SILVER
+
+_WORDS = ("a_out", "a_in", "b_out", "b_in", "a_signer", "a_partner", "b_signer", "b_partner")
+_TOLD = ("told_ab", "told_ba")
+_BYTES = ("counted_bytes", "least_bytes", "most_bytes")
+
+
+def unfinished(transports: DataFrame, verdicts: DataFrame) -> DataFrame:
+    """What of a day belongs to transports that were not opened and closed on it.
+
+    Pairs of an opening and an end are nearly all, and are found by numbers; only what is left is looked at.
+
+    :param verdicts: what receipts say of transports of which the server says nothing is in them.
+    """
+    events = transports.where(F.col("transport").isNotNull()).withColumn(
+        "pair", F.xxhash64("server", "boot", "transport")
+    )
+    opened, closed = F.col("what") == "open", F.col("what") == "close"
+    halves = events.groupBy("pair").agg(F.bool_or(opened).alias("opened"), F.bool_or(closed).alias("closed"))
+    halves = halves.where(~(F.col("opened") & F.col("closed"))).select("pair")
+    half = (
+        events.join(F.broadcast(halves), "pair", "left_semi")
+        .groupBy("server", "boot", "transport", "dt")
+        .agg(
+            F.max("src").alias("src"),
+            F.max("dst").alias("dst"),
+            F.min(F.when(opened, F.col("at"))).alias("opened_at"),
+            F.bool_or(closed).alias("closed"),
+            F.sum(F.when(~closed, F.col("data_ab"))).alias("told_ab"),
+            F.sum(F.when(~closed, F.col("data_ba"))).alias("told_ba"),
+        )
+    )
+    words = verdicts.where(F.col("state") == "unclaimed").select("server", "transport", "dt", *_WORDS)
+    return half.unionByName(words, allowMissingColumns=True).select(*SILVER["unfinished"].schema.fieldNames())
+
+
+def _between(choose: object) -> Column:
+    """Both ways, each by the words of its two ends."""
+    assert callable(choose)
+    total: Column = choose("a_out", "b_in") + choose("b_out", "a_in")
+    return total
+
+
+def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
+    """Which transports ended with their server's process, and what had they carried?
+
+    :param rows: of :func:`unfinished`, of all days.
+    :param boots: of :func:`~dmsg.analytics.gold.uptime.boot`.
+    """
+    whole = (
+        rows.groupBy("server", "transport")
+        .agg(
+            *[F.max(name).alias(name) for name in ("boot", "src", "dst")],
+            F.min("opened_at").alias("opened_at"),
+            F.coalesce(F.bool_or("closed"), F.lit(False)).alias("closed"),
+            *[F.sum(name).alias(name) for name in _TOLD],
+            *[F.min(name).alias(name) for name in _WORDS],
+        )
+        .where(F.col("opened_at").isNotNull() & ~F.col("closed"))
+    )
+    over = boots.where(F.col("ended").isin("crashed", "silent")).select(
+        F.col("producer").alias("server"), "boot", F.col("last_at").alias("lost_at")
+    )
+    one, other = F.col("a_out").isNotNull(), F.col("b_out").isNotNull()
+    # as in a verdict: one client that signs for both ends is one word
+    known = one & other & (F.col("a_signer") == F.col("b_partner")) & (F.col("b_signer") == F.col("a_partner"))
+    nothing = F.lit(0).cast("long")
+    return (
+        whole.join(F.broadcast(over), ["server", "boot"])
+        .withColumns(
+            {
+                "dt": F.to_date("lost_at"),
+                "counted_bytes": F.coalesce("told_ab", nothing) + F.coalesce("told_ba", nothing),
+                "words": one.cast("long") + other.cast("long"),
+                "least_bytes": F.when(known, _between(F.least)),
+                "most_bytes": F.when(known, _between(F.greatest)),
+            }
+        )
+        .select(*OVERALL["lost_transport"].schema.fieldNames())
+    )
+
+
+def with_lost(boots: DataFrame, transports: DataFrame) -> DataFrame:
+    """Processes, and what each of them took with it.
+
+    :param boots: of :func:`~dmsg.analytics.gold.uptime.boot`; ``transports``: of :func:`lost_transport`.
+    """
+    sums = transports.groupBy(F.col("server").alias("producer"), "boot").agg(
+        F.count(F.lit(1)).alias("lost_transports"),
+        F.count("least_bytes").alias("lost_witnessed"),
+        *[F.sum(name).alias(f"lost_{name}") for name in _BYTES],
+    )
+    return (
+        boots.join(F.broadcast(sums), ["producer", "boot"], "left")
+        .fillna(0, ["lost_transports", "lost_witnessed"])
+        .select(*OVERALL["boot"].schema.fieldNames())
+    )
