@@ -130,8 +130,9 @@ $(VENV)/.spark-connect: $(VENV)/.spark
 	$(PIP_INSTALL) --editable '.[redis,rmb,spark,spark-connect,test,test-spark]'
 	@touch $@
 
+LONG ?= tests.spark.long_runs tests.spark.real_run
 spark-long: $(VENV)/.spark-connect
-	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_spark tests.spark.long_runs
+	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_spark $(LONG)
 
 rmb-long: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.rmb.long_runs

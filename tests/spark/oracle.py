@@ -171,10 +171,11 @@ def queries(today: date) -> dict[str, str]:
                    abs(claimed - greatest(aw, bw)) <= greatest(4096, 0.01 * greatest(claimed, aw, bw)) AS sides
             FROM credits),
         ways AS (
-            SELECT server, transport, rab AS claim, a_out AS told, b_in AS got, closer = 'dst' AS left_by_receiver,
-                   closer = 'src' AND orderly AS waited, mutual FROM states WHERE r AND a_out + b_out IS NOT NULL
+            SELECT server, transport, rab AS claim, a_out AS told, b_in AS got,
+                   closer IN ('dst', 'server') AS left_by_receiver, closer = 'src' AND orderly AS waited, mutual
+            FROM states WHERE r AND a_out + b_out IS NOT NULL
             UNION ALL
-            SELECT server, transport, rba, b_out, a_in, closer = 'src', closer = 'dst' AND orderly, mutual
+            SELECT server, transport, rba, b_out, a_in, closer IN ('src', 'server'), closer = 'dst' AND orderly, mutual
             FROM states WHERE r AND a_out + b_out IS NOT NULL),
         bounded AS (
             SELECT *, least(33554432, 262144 + 4 * told) AS on_its_way,

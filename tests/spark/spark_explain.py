@@ -54,12 +54,17 @@ class RowsTests(SynchronousTestCase):
             "last_at": at,
             "next_at": at,
             "down_seconds": 5.0,
+            "lost_transports": 3,
+            "lost_witnessed": 2,
+            "lost_least_bytes": 1_000_000,
+            "lost_most_bytes": 2_000_000,
         }
         day = at.date()
         self.assertIn(
             "from 9 Mar 12:00:00 to 12:00:00, crashed: no stop event", _life(boot | {"ended": "crashed"}, day)
         )
-        self.assertIn("5 s later", _life(boot | {"ended": "crashed"}, day))
+        crash = _life(boot | {"ended": "crashed"}, day)
+        self.assertIn("5 s later, 3 transports ended with it; 2 of them had carried 1 MB to 2 MB", crash)
         self.assertIn("nothing for 15 minutes", _life(boot | {"ended": "silent"}, day))
         self.assertTrue(_life(boot | {"ended": "stopped"}, day).endswith("stopped in order"))
 

@@ -8,9 +8,9 @@ credited.  Both ends in one hand cannot be told from counters.
 
 A transport that ends while data is on its way leaves words that differ though
 nobody lies: what the receiver has, the sender may not have heard of, and what
-the server handed on to an end that had just closed, that end never took.  So
-much of a difference as a sender's window allows is no conflict; such a
-transport is *cut*.  Who inflates all it carries is found by the other ways.
+the server handed on to an end that had just closed, or that was so slow that
+the server ended it, that end never took.  So much of a difference as a
+sender's window allows is no conflict; such a transport is *cut*.  Who inflates all it carries is found by the other ways.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def _way(claim: str, sent: str, received: str, sender: int, receiver: int) -> _W
     on_its_way = F.least(F.lit(MAX_WINDOW), FIRST_WINDOW + WINDOW_GROWTH * F.col(sent))
     said, got, told = F.col(claim), F.col(received), F.col(sent)
     waited = (F.col("closer") == sender) & (F.col("orderly") == 1)
-    left = F.col("closer") == receiver
+    # the server ends a transport whose receiver is slow, and who is slow has not taken all that was handed on
+    left = F.col("closer").isin(receiver, 0)
     behind = ~waited & (told <= got) & (got - told <= on_its_way)
     return _Way(
         fits=(_near(told, got) | behind) & (_near(said, got) | (left & (said > got) & (said - got <= on_its_way))),
