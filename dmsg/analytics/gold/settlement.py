@@ -10,7 +10,8 @@ A transport that ends while data is on its way leaves words that differ though
 nobody lies: what the receiver has, the sender may not have heard of, and what
 the server handed on to an end that had just closed, or that was so slow that
 the server ended it, that end never took.  So much of a difference as a
-sender's window allows is no conflict; such a transport is *cut*.  Who inflates all it carries is found by the other ways.
+sender's window allows is no conflict; such a transport is *cut*.  Who inflates
+all it carries is found by the other ways.
 """
 
 from __future__ import annotations
