@@ -8,7 +8,7 @@ PIP =
 # pip only warns of an extra that it does not find under that name, and goes on without what is in it
 PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs bench bench-pipeline siege mutate soak lab fuzz fuzz-guided spark-long clean
+.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs bench bench-pipeline siege mutate soak lab fuzz fuzz-guided spark-long spark-s3 clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
@@ -129,6 +129,15 @@ $(VENV)/.spark-connect: $(VENV)/.spark
 	@echo "installing what Spark Connect needs into $(VENV)"
 	$(PIP_INSTALL) --editable '.[redis,rmb,spark,spark-connect,test,test-spark]'
 	@touch $@
+
+$(VENV)/.spark-s3: $(VENV)/.spark
+	@echo "installing an object store to try into $(VENV)"
+	$(PIP_INSTALL) --editable '.[redis,rmb,spark,test,test-s3,test-spark]'
+	@touch $@
+
+# Spark fetches what it needs for it once, 700 MB
+spark-s3: $(VENV)/.spark-s3
+	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_s3 tests.spark.s3_run
 
 LONG ?= tests.spark.long_runs tests.spark.real_run
 spark-long: $(VENV)/.spark-connect

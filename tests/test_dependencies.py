@@ -58,13 +58,15 @@ class DependencyTests(SynchronousTestCase):
         every = [
             name
             for name in asked()
-            if name not in ("", "lint", "docs", "dev", "fuzz", "mutation", "test", "test-spark")
+            if name not in ("", "lint", "docs", "dev", "fuzz", "mutation", "test", "test-s3", "test-spark")
         ]
         self.assertEqual(self.missing("dmsg", *every), {})
 
     def test_what_the_tests_import(self) -> None:
         """With what `make test` installs; only the tests of Spark may need what `make test-core` does not have."""
-        self.assertEqual(self.missing("tests", "fuzz", "mutation", "redis", "rmb", "spark", "test", "test-spark"), {})
+        self.assertEqual(
+            self.missing("tests", "fuzz", "mutation", "redis", "rmb", "spark", "test", "test-s3", "test-spark"), {}
+        )
         needed = self.missing("tests", "redis", "rmb", "test")
         self.assertEqual(
             {
