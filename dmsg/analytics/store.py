@@ -82,6 +82,8 @@ class Store:
         self.local = local is not None
         if (found := unusable(self.root)) is not None:
             raise LakeError(f"tables cannot be in {self.root}: its path has a {found}")
+        if self.local and Path(self.root).exists() and not Path(self.root).is_dir():
+            raise LakeError(f"tables cannot be in {self.root}: it is no directory")
         self.runs = Runs(self.root)
 
     # --- runs ---

@@ -39,7 +39,10 @@ def errors_in_one_line(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _say(error: Exception) -> None:
-    click.echo(f"dmsg: {' '.join(str(error).split())}", err=True)
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, bytes)):
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    click.echo(f"dmsg: {' '.join(text.split())}", err=True)
 
 
 def needs_tables(command: Callable[..., Any]) -> Callable[..., Any]:

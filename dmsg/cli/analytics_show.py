@@ -142,9 +142,9 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
     """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
     from dmsg.analytics.store import Store
 
-    key = load_or_create_key(key_file, create=create)
     store = Store(out)
     rows = store.gold("placement", store.computed())
+    key = load_or_create_key(key_file, create=create)
     servers = []
     for row in sorted(rows, key=lambda row: (-row["weight"], row["server"]))[:MAX_RANKED]:
         try:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from random import Random
@@ -194,12 +195,12 @@ class ProcessCase(LongCase):
             "PYSPARK_PYTHON": sys.executable,
         }
 
-    def start(self, program: str, *arguments: str, wanted: str) -> str:
-        """Start one; the line that shows that it is there."""
+    def start(self, program: str, *arguments: str, wanted: str, within: Sequence[str] = ()) -> str:
+        """Start one, by another command if need be; the line that shows that it is there."""
         log = self.root / f"{len(self.processes)}.log"
         with open(log, "wb") as file:
             process = subprocess.Popen(
-                [str(self.home / "bin" / program), *arguments],
+                [*within, str(self.home / "bin" / program), *arguments],
                 stdout=file,
                 stderr=file,
                 cwd=self.root,
@@ -216,6 +217,25 @@ class ProcessCase(LongCase):
             time.sleep(0.2)
         raise AssertionError(f"no {wanted!r} in {log.read_text()[-2000:]}")
 
+    def cluster(self, within: Sequence[str] = ()) -> str:
+        """A master and two workers of one core; the master's address.
+
+        :param within: a command that starts the workers.
+        """
+        name, here = "org.apache.spark.deploy", ("--host", "127.0.0.1", "--webui-port", "0")
+        line = self.start(
+            *("spark-class", f"{name}.master.Master", *here, "--port", "0"), wanted="Starting Spark master at"
+        )
+        master = line.split()[-1]
+        for _ in range(2):
+            self.start(
+                *("spark-class", f"{name}.worker.Worker", *here, "--cores", "1", "--memory", "1g"),
+                *("--work-dir", str(self.root / "work"), master),
+                wanted="Successfully registered with master",
+                within=within,
+            )
+        return master
+
     @staticmethod
     def end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -228,35 +248,7 @@ class ClusterTests(ProcessCase):
     def test_the_same_jobs_on_a_cluster(self) -> None:
         simulate(self.root / "sim", 20_000, 6, 300, 2)
         analytics(*self.run_arguments(self.root / "local"))
-        line = self.start(
-            *(
-                "spark-class",
-                "org.apache.spark.deploy.master.Master",
-                "--host",
-                "127.0.0.1",
-                "--port",
-                "0",
-                "--webui-port",
-                "0",
-            ),
-            wanted="Starting Spark master at",
-        )
-        master = line.split()[-1]
-        for _ in range(2):
-            self.start(
-                *(
-                    "spark-class",
-                    "org.apache.spark.deploy.worker.Worker",
-                    "--host",
-                    "127.0.0.1",
-                    "--cores",
-                    "1",
-                    "--memory",
-                    "1g",
-                ),
-                *("--webui-port", "0", "--work-dir", str(self.root / "work"), master),
-                wanted="Successfully registered with master",
-            )
+        master = self.cluster()
         done = subprocess.run(
             [
                 *(str(self.home / "bin" / "spark-submit"), "--master", master, "--driver-memory", "1g"),

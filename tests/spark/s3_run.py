@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -12,11 +13,12 @@ from typing import Any
 from unittest.mock import patch
 
 import boto3
+from twisted.trial.unittest import SkipTest
 
 from dmsg.analytics.delta import rows_of
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.store import Store
-from tests.spark.long_runs import DMSG, PATIENCE, LongCase, analytics, simulate
+from tests.spark.long_runs import DMSG, PATIENCE, ProcessCase, analytics, simulate
 
 PACKAGE = "org.apache.hadoop:hadoop-aws:3.5.0"
 """Spark's own way to S3, of the release of Hadoop that it brings."""
@@ -25,8 +27,22 @@ OUT = f"s3a://{BUCKET}/tables"
 MOTO = "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
 
 
-class ObjectStoreTests(LongCase):
-    """The same tables as in a directory; one writer; a killed one is taken up."""
+ELSEWHERE = 'mount -t tmpfs elsewhere "$0" && mount -t tmpfs elsewhere /tmp && cd "$0" && exec "$@"'
+"""A command that sees neither a directory of ours nor /tmp."""
+
+
+def may_mount() -> bool:
+    """Whether this machine lets us hide a directory from a process."""
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(
+            ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/tmp"], capture_output=True, check=False
+        ).returncode
+    )
+
+
+class ObjectStoreTests(ProcessCase):
+    """The same tables as in a directory; one writer; a killed one is taken up; no directory is shared."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -87,8 +103,32 @@ class ObjectStoreTests(LongCase):
             found[name] = Counter(map(plain, [] if table is None else rows_of(table).to_pylist()))
         return found
 
+    def files(self) -> list[Path]:
+        return sorted(path for path in (self.root / "sim").glob("*/*") if path.is_file())
+
+    def as_here(self) -> None:
+        """The tables in the bucket are those of a run over the same files in a directory."""
+        analytics(*self.run_arguments(self.root / "out"))
+        expected, found = self.rows(str(self.root / "out")), self.rows(OUT)
+        self.assertTrue(expected["traffic_hour"])
+        for name, rows in expected.items():
+            self.assertEqual(found[name], rows, name)
+
+    def test_workers_that_see_another_directory(self) -> None:
+        if not may_mount():
+            raise SkipTest("no directory can be hidden from a process here: that needs unshare(1) and root")
+        self.put(self.files())
+        within = ("unshare", "--mount", "sh", "-c", ELSEWHERE, str(self.root))
+        master = self.cluster(within)
+        # workers of one address would read each other's files, as those of two machines cannot
+        settings = ("--conf=spark.executor.memory=900m", "--conf=spark.shuffle.readHostLocalDisk=false")
+        arguments = [*self.run_command(), "--master", master, *settings]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.as_here()
+
     def test_a_bucket(self) -> None:
-        files = sorted(path for path in (self.root / "sim").glob("*/*") if path.is_file())
+        files = self.files()
         later = [path for path in files if path.name.startswith("events-")][::3]
         self.assertGreater(len(later), 1)
         self.put([path for path in files if path not in later])
@@ -112,13 +152,10 @@ class ObjectStoreTests(LongCase):
         # more of it
         self.put(later)
         subprocess.run(self.run_command(), check=True, capture_output=True, text=True, timeout=PATIENCE)
-        analytics(*self.run_arguments(self.root / "out"))
-        expected, found = self.rows(str(self.root / "out")), self.rows(OUT)
-        self.assertTrue(expected["traffic_hour"])
-        for name, rows in expected.items():
-            self.assertEqual(found[name], rows, name)
+        self.as_here()
+        before = self.rows(OUT)
         # commands that need no Spark
         for arguments in (["attention"], ["top"], ["optimize"], ["report", "--html", str(self.root / "report.html")]):
             done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=PATIENCE)
             self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(self.rows(OUT), found)
+        self.assertEqual(self.rows(OUT), before)

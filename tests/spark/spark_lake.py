@@ -309,6 +309,8 @@ class OthersTests(LakeCase):
 
     def test_a_path_that_cannot_be_used(self) -> None:
         self.assertRaisesRegex(LakeError, r"its path has a \[", Store, "/tmp/a[b]")
+        self.assertRaisesRegex(LakeError, "is no directory", Store, __file__)
+        self.assertRaisesRegex(LakeError, "is no directory", Store, f"file://{__file__}")
 
     def test_tables_of_an_older_dmsg(self) -> None:
         """The same tables, of what an older dmsg would have left."""
