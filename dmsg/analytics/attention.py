@@ -16,6 +16,7 @@ from typing import Any
 
 from dmsg.analytics.charts import human
 from dmsg.analytics.runs import State
+from dmsg.analytics.schemas import LIES
 from dmsg.analytics.store import Store
 
 TABLES = (
@@ -64,7 +65,9 @@ CHANGE_TIMES = 1.5
 BUSY = 0.8
 """Share of its places from which a server that refuses connections is full."""
 MOST = 8
-"""Lines of one kind; how many more there are is said."""
+"""Lines of one kind that a person is shown; how many more there are is said."""
+MOST_ATTACKS = 3
+"""The same of those who scan, flood and the like: they are many, and hide what else there is."""
 
 Row = Mapping[str, Any]
 
@@ -76,16 +79,24 @@ class Urgency(IntEnum):
     SOON = 1
     NOTE = 2
 
+    @property
+    def word(self) -> str:
+        """As people and programs are told it."""
+        return ("now", "look", "changed")[self]
+
 
 @dataclass(frozen=True)
 class Finding:
     """A line.
 
+    :ivar kind: silent, crashed, full, slow receivers, slow, claims, clock, unheard, missing, old, changed, new, or
+        what somebody does, as in ``actor``.
     :ivar about: the key of a server, the name of a process or of an actor; empty: the network.
     :ivar place: the section of the report that shows it.
     """
 
     urgency: Urgency
+    kind: str
     about: str
     text: str
     place: str
@@ -112,29 +123,37 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime) -> list[Fin
         return []
     newest = max(row["dt"] for row in network)
     kinds: list[Iterator[Finding]] = [
+        _old(boots, now),
         _down(boots, now),
-        _crashed(boots, tables["session_day"], newest),
         _full(tables["capacity_day"], newest),
-        _slow_readers(tables["close_day"], newest),
-        _slow(tables["latency_day"]),
         _liars(tables["settlement_day"], newest),
-        *(_attacks([row for row in tables["actor"] if row["kind"] == kind], newest) for kind in _DEEDS),
+        _crashed(boots, tables["session_day"], newest),
+        _slow(tables["latency_day"]),
+        _slow_readers(tables["close_day"], newest),
         _clocks(tables["clock_day"], newest),
         _unheard(tables["uptime_day"], newest),
         _missing(tables["quality_day"]),
-        _old(boots, now),
+        *(_attacks([row for row in tables["actor"] if row["kind"] == kind], newest) for kind in _DEEDS),
         _changed(network, tables["uptime_day"], now),
     ]
-    found = [line for kind in kinds for line in _at_most(list(kind))]
-    return sorted(found, key=lambda line: line.urgency)
+    return sorted((line for kind in kinds for line in kind), key=lambda line: line.urgency)
 
 
-def _at_most(lines: list[Finding]) -> list[Finding]:
-    if len(lines) <= MOST:
-        return lines
-    last = lines[MOST - 1]
-    more = Finding(last.urgency, "", f"and {len(lines) - MOST + 1} more such lines", last.place)
-    return [*lines[: MOST - 1], more]
+def few(lines: Sequence[Finding]) -> list[Finding]:
+    """As many of each kind and urgency as a person reads, and how many more there are."""
+    groups: dict[tuple[Urgency, str], list[Finding]] = defaultdict(list)
+    for line in lines:
+        groups[line.urgency, line.kind].append(line)
+    shown = []
+    for (urgency, kind), group in groups.items():
+        most = MOST_ATTACKS if kind in _DEEDS else MOST
+        if len(group) <= most:
+            shown += group
+            continue
+        first = group[: most - 1]
+        text = f"{kind}: and {len(group) - len(first)} more (attention --json has all)"
+        shown += [*first, Finding(urgency, kind, "", text, first[0].place)]
+    return shown
 
 
 def _utc(time: datetime) -> datetime:
@@ -166,8 +185,12 @@ def _down(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     gone = [row for row in boots if row["ended"] == "silent" and row["next_at"] is None]
     for row in sorted(gone, key=lambda row: row["last_at"], reverse=True):
         if newest - row["last_at"] <= timedelta(FORGOTTEN_DAYS):
-            text = f"{row['role']} is silent since {_when(row['last_at'])}, for {_long(_seconds(now, row['last_at']))}"
-            yield Finding(Urgency.NOW, row["producer"], text + lost_with([row]), "Servers")
+            text = f"{row['role']} is silent since {_when(row['last_at'])}, for "
+            if _seconds(now, newest) > OLD_SECONDS:  # what was since, nobody has told
+                text += f"{_long(_seconds(newest, row['last_at']))} until the newest event"
+            else:
+                text += _long(_seconds(now, row["last_at"]))
+            yield Finding(Urgency.NOW, "silent", row["producer"], text + lost_with([row]), "Servers")
 
 
 def _seconds(later: datetime, earlier: datetime) -> float:
@@ -205,7 +228,7 @@ def _crashed(boots: Sequence[Row], sessions: Sequence[Row], newest: date) -> Ite
         if lost[producer]:
             text += f", {lost[producer]} sessions were lost"
         text += lost_with(rows)
-        yield Finding(Urgency.SOON, producer, text, "Servers")
+        yield Finding(Urgency.SOON, "crashed", producer, text, "Servers")
 
 
 def _full(days: Sequence[Row], newest: date) -> Iterator[Finding]:
@@ -221,7 +244,7 @@ def _full(days: Sequence[Row], newest: date) -> Iterator[Finding]:
         words = f"refused {refused:,} connections as too many" if refused else f"nearly full in {busy} hours"
         # one address may have too many where there is room for others
         urgency = Urgency.NOW if refused and (worst["peak_share"] or 0) >= BUSY else Urgency.SOON
-        yield Finding(urgency, server, f"{words}, until {_day(last['dt'])}; {peak}", "Capacity")
+        yield Finding(urgency, "full", server, f"{words}, until {_day(last['dt'])}; {peak}", "Capacity")
 
 
 def _slow_readers(ends: Sequence[Row], newest: date) -> Iterator[Finding]:
@@ -234,7 +257,7 @@ def _slow_readers(ends: Sequence[Row], newest: date) -> Iterator[Finding]:
     for (server, day), ended in sorted(full.items(), key=lambda item: -item[1]):
         if ended >= SLOW_READERS_LEAST and ended >= SLOW_READERS * total[server, day]:
             text = f"{ended:,} of {total[server, day]:,} transports of {_day(day)} ended because a receiver was slow"
-            yield Finding(Urgency.SOON, server, f"{text} (queue_full)", "Traffic")
+            yield Finding(Urgency.SOON, "slow receivers", server, f"{text} (queue_full)", "Traffic")
 
 
 def _slow(days: Sequence[Row]) -> Iterator[Finding]:
@@ -253,7 +276,7 @@ def _slow(days: Sequence[Row]) -> Iterator[Finding]:
         usual, now = median(before), last["rtt_p99"]
         if now >= SLOW_TIMES * usual and now >= usual + SLOW_LEAST_MS:
             text = f"slow on {_day(last['dt'])}: p99 of answers {now:.0f} ms, {usual:.0f} ms in the week before"
-            yield Finding(Urgency.SOON, server, text, "Latency")
+            yield Finding(Urgency.SOON, "slow", server, text, "Latency")
 
 
 def _liars(days: Sequence[Row], newest: date) -> Iterator[Finding]:
@@ -266,11 +289,17 @@ def _liars(days: Sequence[Row], newest: date) -> Iterator[Finding]:
         text = f"{last['verdict']} on {_day(last['dt'])}"
         if last["inflation"] is not None and last["inflation"] > 0:
             text += f", by {last['inflation'] * 100:.1f} %"
+        if last["accusers"]:
+            text += f"; {last['accusers']:,} of {last['witnesses']:,} clients say so"
         if len(rows) > 1:
             text += f"; on {len(rows)} days of the week"
-        yield Finding(Urgency.NOW, server, text, "Settlement")
+        # few clients may lie as well as a server
+        proven = any(row["verdict"] == LIES for row in rows)
+        yield Finding(Urgency.NOW if proven else Urgency.SOON, "claims", server, text, "Settlement")
 
 
+OF_DISCOVERY = ("entries", "lookups", "churn")
+"""Kinds of actors that discoveries see."""
 _DEEDS = {
     "scan": "asked for {targets:,} clients that are not there",
     "flood": "{refused:,} requests refused, most over its rate",
@@ -287,9 +316,18 @@ def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
         if row["score"] >= ATTACK and row["last_day"] > newest - timedelta(RECENT_DAYS):
             numbers = {name: row[name] or 0 for name in ("targets", "refused", "posts", "requests")}
             deed = _DEEDS[row["kind"]].format(**numbers)
-            where = f"at {row['servers']} servers" if row["servers"] > 1 else "at one server"
+            where = _at(row)
             text = f"{row['kind']}: {deed}, {where}, until {_day(row['last_day'])}; score {row['score']:,.0f}"
-            yield Finding(Urgency.NOW, row["who"], text, "Refusals")
+            urgency = Urgency.NOW if row["last_day"] == newest else Urgency.SOON  # it is over
+            yield Finding(urgency, row["kind"], row["who"], text, "Refusals")
+
+
+def _at(row: Row) -> str:
+    """Where an actor was seen: whose secret names it, if that was one place."""
+    there = "discoveries" if row["kind"] in OF_DISCOVERY else "servers"
+    if row["servers"] > 1:
+        return f"at {row['servers']} {there}, most at {row['most_at'][:8]}"
+    return f"at {row['most_at'][:8] if there == 'servers' else row['most_at']}"
 
 
 def _clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:
@@ -300,14 +338,14 @@ def _clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:
     for server, row in worst.items():
         way = "ahead of" if row["skew_ms"] > 0 else "behind"
         text = f"its clock was {_long(abs(row['skew_ms']) / 1000)} {way} discovery's on {_day(row['dt'])}"
-        yield Finding(Urgency.SOON, server, text, "Servers")
+        yield Finding(Urgency.SOON, "clock", server, text, "Servers")
 
 
 def _unheard(days: Sequence[Row], newest: date) -> Iterator[Finding]:
     for row in days:
         if row["dt"] == newest and row["state"] == "unheard":
             text = f"discovery saw it on {_day(newest)}, but nothing that it wrote has come"
-            yield Finding(Urgency.SOON, row["server"], text, "Data")
+            yield Finding(Urgency.SOON, "unheard", row["server"], text, "Data")
 
 
 def _missing(days: Sequence[Row]) -> Iterator[Finding]:
@@ -320,14 +358,14 @@ def _missing(days: Sequence[Row]) -> Iterator[Finding]:
         first, last = (edge(row["dt"] for row in rows) for edge in (min, max))
         period = _day(first) if first == last else f"{_day(first)} to {_day(last)}"
         text = f"{events:,} events of {period} have not come: a file is lost, or not yet collected"
-        yield Finding(Urgency.SOON, producer, text, "Data")
+        yield Finding(Urgency.SOON, "missing", producer, text, "Data")
 
 
 def _old(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:
     newest = max(row["last_at"] for row in boots)
     if _seconds(now, newest) > OLD_SECONDS:
         text = f"nothing newer than {_when(newest)} has been read: is collecting going on, and are the runs?"
-        yield Finding(Urgency.NOW, "", text, "Data")
+        yield Finding(Urgency.NOW, "old", "", text, "Data")
 
 
 def _changed(network: Sequence[Row], uptime: Sequence[Row], now: datetime) -> Iterator[Finding]:
@@ -347,9 +385,9 @@ def _changed(network: Sequence[Row], uptime: Sequence[Row], now: datetime) -> It
         now_is, was = new[name] or 0, old[name] or 0
         if max(now_is, was) >= CHANGE_TIMES * max(1, min(now_is, was)) and max(now_is, was) >= 10:
             text = f"{words}: {human(now_is, unit)} on {_day(day)}, {human(was, unit)} the day before"
-            yield Finding(Urgency.NOTE, "", text, "Refusals" if name == "refused" else "Traffic")
+            yield Finding(Urgency.NOTE, "changed", "", text, "Refusals" if name == "refused" else "Traffic")
     there = {when: {row["server"] for row in uptime if row["dt"] == when} for when in (day, day - timedelta(1))}
     if fresh := there[day] - there[day - timedelta(1)]:
         names = ", ".join(sorted(one[:8] for one in fresh)[:5]) + (", ..." if len(fresh) > 5 else "")
         text = f"{len(fresh)} new servers on {_day(day)}: {names}" if len(fresh) > 1 else f"new on {_day(day)}: {names}"
-        yield Finding(Urgency.NOTE, "", text, "Servers")
+        yield Finding(Urgency.NOTE, "new", "", text, "Servers")

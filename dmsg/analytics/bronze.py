@@ -33,14 +33,16 @@ LACKING = "lines are missing"
 """Of a file whose end tells of more lines than there are."""
 KEY = "^0[23][0-9a-f]{64}$"
 """Of a server's name: whoever collects spools may find others in them."""
+UNCHECKED = "a checked receipt, where entities write"
 LINE_LIMIT = 4096
 """Characters of a line that quarantine keeps."""
 
 
-def problem(now_ms: int) -> Column:
+def problem(now_ms: int, *, checked: bool) -> Column:
     """What is wrong with a line; NULL for an event.
 
     :param now_ms: the time of the run: later events are of the future.
+    :param checked: the files are those that ``dmsg analytics verify`` wrote.
     """
     types = [name for family in FAMILIES.values() for name in family]
     identity = F.col("producer").isNull() | F.col("boot").isNull() | F.col("seq").isNull() | F.col("mono").isNull()
@@ -49,6 +51,7 @@ def problem(now_ms: int) -> Column:
         .when(F.col("v").isNull() | F.col("type").isNull() | F.col("ts").isNull(), "not an event")
         .when(F.col("v") != SCHEMA_VERSION, "a version that is not known")
         .when(~F.col("type").isin(types), "a type that is not known")
+        .when((F.col("type") == "receipt_checked") & F.lit(not checked), UNCHECKED)
         .when(identity | (F.col("seq") < 0), "without an identity")
         .when((F.col("role") == "server") & ~F.col("producer").rlike(KEY), "a server whose name is no key")
         .when(F.col("ts") > now_ms + FUTURE_TOLERANCE_MS, "from the future")
@@ -71,8 +74,8 @@ def _family() -> Column:
     return family
 
 
-def bronze(lines: DataFrame, *, now_ms: int) -> DataFrame:
-    """Lines with a column ``file`` -> rows of bronze."""
+def bronze(lines: DataFrame, *, now_ms: int, checked: bool = False) -> DataFrame:
+    """Lines with a column ``file`` -> rows of bronze.  For ``checked`` see :func:`problem`."""
     fields = [field.name for field in EVENT.fields]
     day = F.when(F.col("problem").isNull(), F.col("ts")).otherwise(F.lit(now_ms))
     line = F.when(
@@ -81,7 +84,7 @@ def bronze(lines: DataFrame, *, now_ms: int) -> DataFrame:
         F.make_valid_utf8(F.substring(F.coalesce(F.col(CORRUPT), F.to_json(F.struct(*fields))), 1, LINE_LIMIT)),
     )
     return (
-        lines.withColumn("problem", problem(now_ms))
+        lines.withColumn("problem", problem(now_ms, checked=checked))
         .withColumn("family", _family())
         .select(
             *fields,

@@ -22,6 +22,8 @@ def human(value: float | None, unit: str = "") -> str:
     """A number for people: 1.2 k, 3.4 M."""
     if value is None:
         return NOTHING
+    if unit == "ms" and abs(value) >= 999.5:
+        value, unit = value / 1000, "s"
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= 0.9995 * factor:  # what would be rounded up to 1000 of the unit below
             return f"{value / factor:.3g} {prefix}{unit}"
@@ -33,7 +35,7 @@ def _ceiling(value: float) -> float:
     if value <= 0:
         return 1.0
     step = 10.0 ** (len(str(int(value))) - 1) if value >= 1 else 0.1
-    for factor in (1, 2, 2.5, 5, 10):
+    for factor in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10):
         if value <= factor * step:
             return factor * step
     return 10 * step
@@ -68,12 +70,17 @@ def _svg(body: str, title: str) -> str:
     )
 
 
+def dashes(number: int) -> str:
+    """Of a line, so that it is told from others without colour too."""
+    return ("none", "8 4", "2 3", "10 3 2 3")[number % 4]
+
+
 def lines(labels: Sequence[str], series: Sequence[Series], unit: str, title: str) -> str:
     """Lines over time; a value that is not known is a gap."""
     top = _ceiling(max((value for _, _, values in series for value in values if value is not None), default=0.0))
     inner = HEIGHT - TOP - BOTTOM
     parts = [_frame(labels, top, unit)]
-    for name, colour, values in series:
+    for number, (name, colour, values) in enumerate(series):
         path, pen = [], "M"
         for index, value in enumerate(values):
             if value is None:
@@ -82,7 +89,8 @@ def lines(labels: Sequence[str], series: Sequence[Series], unit: str, title: str
             path.append(f"{pen}{_x(index, len(labels)):.1f},{TOP + inner * (1 - value / top):.1f}")
             pen = "L"
         parts.append(
-            f'<path class="line" style="stroke:{colour}" d="{" ".join(path)}"><title>{escape(name)}</title></path>'
+            f'<path class="line" style="stroke:{colour};stroke-dasharray:{dashes(number)}" '
+            f'd="{" ".join(path)}"><title>{escape(name)}</title></path>'
         )
         for index, value in enumerate(values):
             if value is None:
@@ -129,12 +137,15 @@ def strip(cells: Sequence[tuple[str, float | None]]) -> str:
     parts = []
     for index, (label, share) in enumerate(cells):
         if share is None:
-            kind, text = "none", "nothing known"
+            kind, text, height = "none", "discovery saw it, nothing that it wrote has come", 100
         else:
             kind = "good" if share >= 0.995 else "fair" if share >= 0.9 else "poor" if share > 0 else "bad"
             text = f"{share:.0%}"
+            # without colour it is the height that tells
+            height = {"good": 100, "fair": 75, "poor": 45, "bad": 100}[kind]
         parts.append(
-            f'<rect x="{index * width:.3f}%" width="{width * 0.86:.3f}%" y="0" height="100%" class="cell {kind}">'
+            f'<rect x="{index * width:.3f}%" width="{width * 0.86:.3f}%" y="{100 - height}%" height="{height}%" '
+            f'class="cell {kind}">'
             f"<title>{escape(label)}: {text}</title></rect>"
         )
     return f'<svg class="strip" preserveAspectRatio="none">{"".join(parts)}</svg>'

@@ -14,12 +14,14 @@ from statistics import median
 from typing import Any
 
 from dmsg.analytics.attention import SLOW_DAYS, SLOW_LEAST_MS, SLOW_SAMPLES, SLOW_TIMES, lost_with
-from dmsg.analytics.gold.settlement import INFLATION_LIMIT, SIDED_LIMIT, WITNESS_LIMIT
+from dmsg.analytics.gold.settlement import INFLATION_LIMIT, MOST, SIDED_LIMIT, WITNESS_LIMIT
 from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST, SILENCE_SECONDS
 from dmsg.analytics.runs import State
 from dmsg.analytics.store import Store
 
 WEEK = 7
+RECENT = 7
+"""Days before and after one on which it matters to it that a server crashed."""
 CONFLICTS = 5
 """Transports of a day whose words are shown, those with the largest difference."""
 GAPS = 5
@@ -66,6 +68,13 @@ def explain(store: Store, state: State, server: str, day: date) -> list[Section]
     ]
 
 
+def of_other_days(store: Store, state: State, server: str, day: date) -> set[date]:
+    """Days near one on which a server crashed."""
+    boots = store.gold("boot", state)
+    ends = {boot["last_at"].date() for boot in boots if boot["producer"] == server and boot["ended"] == "crashed"}
+    return {one for one in ends if one != day and abs((one - day).days) <= RECENT}
+
+
 def find_server(names: Sequence[str], said: str) -> list[str]:
     """Those that begin so."""
     return sorted({name for name in names if name.startswith(said.lower())})
@@ -89,6 +98,9 @@ def _uptime(read: Reader, day: date) -> Section | None:
     if row is None and not boots:
         return None
     found = Section("Uptime", "" if row is None else row["state"])
+    for boot in boots:
+        if boot["ended"] == "silent" and boot["next_at"] is None:
+            found.verdict = f"silent since {_time(boot['last_at'], day)}"
     if row is not None:
         if row["flags"]:
             found.verdict += f": {row['flags']}"
@@ -186,8 +198,16 @@ def _settlement(read: Reader) -> Section | None:
     if seen:
         claimed, word = (sum(one[name] or 0 for one in verdicts) for name in ("sure_claimed", "sure_word"))
         found.lines.append(
-            f"where nothing can have been on its way: claimed {claimed:,}, both ends' word {word:,}: inflation "
-            f"{_percent(row['inflation'])} (limit {INFLATION_LIMIT * 100:g} %)"
+            f"where nothing can have been on its way: claimed {claimed:,} bytes, both ends' word {word:,} bytes: "
+            f"inflation {_percent(row['inflation'])} (limit {INFLATION_LIMIT * 100:g} %)"
+        )
+        found.lines.append(
+            f"that it claims more say {row['accusers'] or 0:,} of {row['witnesses'] or 0:,} clients that asked for "
+            f"transports ({MOST * 100:g} % are needed)"
+        )
+        claimed, word = (sum(one[name] or 0 for one in verdicts) for name in ("left_claimed", "left_word"))
+        found.lines.append(
+            f"where something may have been, by its own word: claimed {claimed:,} bytes, both ends' word {word:,} bytes"
         )
         found.lines.append(
             f"{row['sided_with_one']:,} of {seen:,} transports with both words, where it agrees with one end against "
@@ -209,9 +229,9 @@ def _conflict(row: Row, read: Reader) -> Iterator[str]:
         return "-" if row[name] is None else f"{row[name]:,}"
 
     yield (
-        f"transport {row['transport']}: {row['word']}; there: server {number('relay_ab')}, sender {number('a_out')}, "
-        f"receiver {number('b_in')}; back: server {number('relay_ba')}, sender {number('b_out')}, "
-        f"receiver {number('a_in')}"
+        f"transport {row['transport']}: {row['word']}; bytes there: server {number('relay_ab')}, "
+        f"sender {number('a_out')}, receiver {number('b_in')}; back: server {number('relay_ba')}, "
+        f"sender {number('b_out')}, receiver {number('a_in')}"
     )
     for event in sorted(
         read("transports", layer="silver", transport=row["transport"]), key=lambda one: (one["at"], one["what"])

@@ -35,6 +35,10 @@ READ_OPTIONS = {
     "ignoreCorruptFiles": "true",
     "ignoreMissingFiles": "true",
     "mapreduce.input.linerecordreader.line.maxlength": str(MAX_LINE),
+    # an event is what every reader of JSON takes for the same one: whoever looked at a file before must have seen it
+    "lineSep": "\n",
+    "allowSingleQuotes": "false",
+    "allowNonNumericNumbers": "false",
 }
 AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
 """Names of files and directories are names, whatever characters are in them: no patterns, no partitions.
@@ -71,11 +75,13 @@ class Source:
     :ivar name: of its part of bronze.
     :ivar path: directory or URI; looked through with all below.
     :ivar pattern: of the files' names.
+    :ivar checked: they hold receipts whose signatures were checked.
     """
 
     name: str
     path: str
     pattern: str
+    checked: bool = False
 
 
 def spool_source(path: str) -> Source:
@@ -85,7 +91,7 @@ def spool_source(path: str) -> Source:
 
 def receipts_source(path: str) -> Source:
     """Receipts that were checked."""
-    return Source("receipts", path, f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}")
+    return Source("receipts", path, f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}", checked=True)
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,7 @@ class Pipeline:
                     known = self._known(state).withColumnRenamed("file", "known")
                     batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
                     now_ms = int(datetime.now(UTC).timestamp() * 1000)
-                    self._write_bronze(batch, origin, number, now_ms)
+                    self._write_bronze(batch, origin, number, now_ms, checked=source.checked)
                     after(claim)
 
         writer = (
@@ -204,8 +210,11 @@ class Pipeline:
                 if stop.wait(1.0) or time.monotonic() > patience:
                     raise
 
-    def _write_bronze(self, lines: DataFrame, origin: str, number: int, now_ms: int, *, anew: bool = False) -> None:
-        rows = bronze.bronze(lines, now_ms=now_ms).withColumns({"origin": F.lit(origin), "batch": F.lit(number)})
+    def _write_bronze(
+        self, lines: DataFrame, origin: str, number: int, now_ms: int, *, checked: bool = False, anew: bool = False
+    ) -> None:
+        rows = bronze.bronze(lines, now_ms=now_ms, checked=checked)
+        rows = rows.withColumns({"origin": F.lit(origin), "batch": F.lit(number)})
         self.lake.add_bronze(rows, origin, number, anew=anew)
 
     def _ingest(self, source: Source, unread: list[str]) -> None:
@@ -214,7 +223,8 @@ class Pipeline:
         if files:
             lines = self.spark.read.schema(RAW).options(**READ_OPTIONS, **AS_NAMED).json(files)
             lines = lines.withColumn("file", F.col("_metadata.file_path"))
-            self._write_bronze(lines, source.name, self.lake.batch(source.name) + 1, self._now_ms)
+            number = self.lake.batch(source.name) + 1
+            self._write_bronze(lines, source.name, number, self._now_ms, checked=source.checked)
 
     def _listing(self, sources: Iterable[Source]) -> DataFrame:
         """All files that are there: as Spark calls them, as they are called, and their lengths."""

@@ -25,6 +25,7 @@ from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import DRIVER_MEMORY, JavaMissing, SparkFailed, is_connect, make_session
 from dmsg.analytics.store import Store
+from dmsg.analytics.whole import write_whole
 
 Errors = (LakeError, JavaMissing, SparkFailed)
 """What is the user's to mend; the text is one line."""
@@ -128,11 +129,10 @@ def write_report(out: str, target: Path, at: datetime | None = None) -> None:
     """Write the page, whole or not at all; without Spark.
 
     :param at: as the tables were then.
+    :raises DmsgError: it cannot be written.
     """
     page = report.render(report_data.collect(Store(out), at))
-    fresh = target.with_name(f".{target.name}.part")
-    fresh.write_text(page)
-    fresh.replace(target)
+    write_whole(target, page.encode())
 
 
 def check_free(out: str) -> None:

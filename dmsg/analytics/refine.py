@@ -171,14 +171,18 @@ class Refinement:
         near = (of_day < MIDNIGHT_MS) | (of_day >= DAY_MS - MIDNIGHT_MS)
         transports = self._lake.read("silver", "transports", self._state, around).where(wanted | near)
         receipts = self._lake.read("silver", "receipts", self._state, around)
-        rows = settlement.verdicts(settlement.three_words(transports, receipts))
+        is_former = F.coalesce("former", F.lit(False))
+        former = settlement.of_ends(receipts.where(is_former), transports)
+        # a receipt is due for some minutes after its transport: one of another day is of no transport of this one
+        due = receipts.where(~is_former & (wanted | near))
+        rows = settlement.verdicts(settlement.three_words(transports, due.unionByName(former)))
         return rows.where(wanted)
 
     def _unfinished(self) -> DataFrame:
-        transports, verdicts = (
-            self._lake.read("silver", name, self._state, self._days) for name in ("transports", "verdicts")
+        transports, verdicts, receipts = (
+            self._lake.read("silver", name, self._state, self._days) for name in ("transports", "verdicts", "receipts")
         )
-        return lost.unfinished(transports, verdicts)
+        return lost.unfinished(transports, verdicts, receipts.where("former"))
 
     def gold_overall(self) -> None:
         """Gold tables that are made anew as a whole."""

@@ -10,9 +10,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from html import escape
+from re import fullmatch
 
 from dmsg.analytics import charts
-from dmsg.analytics.attention import Urgency
+from dmsg.analytics.attention import few
 from dmsg.analytics.charts import NOTHING, human
 from dmsg.analytics.report_data import SHOWN_DAYS, Content, Row
 
@@ -26,8 +27,10 @@ _PALETTE = ("var(--blue)", "var(--amber)", "var(--teal)", "var(--violet)", "var(
 
 
 def _short(key: object) -> str:
+    """A key by its beginning; who has another name keeps it."""
     text = str(key)
-    return f'<code title="{escape(text, quote=True)}">{escape(text[:8])}</code>'
+    shown = text[:8] if fullmatch("[0-9a-f]{16,}", text) else text
+    return f'<code title="{escape(text, quote=True)}">{escape(shown)}</code>'
 
 
 def _cell(value: object, *, kind: str = "", shown: str | None = None) -> str:
@@ -58,7 +61,13 @@ def _legend(entries: Sequence[tuple[str, str]]) -> str:
 
 
 def _percent(value: float | None, digits: int = 1) -> str:
-    return NOTHING if value is None else f"{value * 100:.{digits}f} %"
+    """What is not all is not shown as all."""
+    if value is None:
+        return NOTHING
+    shown = round(value * 100, digits)
+    if value < 1 <= shown / 100:
+        shown = 100 - 10**-digits
+    return f"{shown:.{digits}f}\N{NO-BREAK SPACE}%"
 
 
 def _hours(rows: Sequence[Row]) -> list[tuple[date, int]]:
@@ -80,17 +89,14 @@ def _label(hour: tuple[date, int]) -> str:
     return f"{hour[0]:%d %b} {hour[1]:02d}h"
 
 
-_MARKS = {Urgency.NOW: ("now", "now"), Urgency.SOON: ("soon", "look"), Urgency.NOTE: ("note", "changed")}
-
-
 def _anchor(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
 def _attention(content: Content) -> str:
     lines = []
-    for found in content.attention:
-        kind, word = _MARKS[found.urgency]
+    for found in few(content.attention):
+        kind = word = found.urgency.word
         about = f"{_short(found.about)} " if found.about else ""
         place = f"<a href='#{_anchor(found.place)}'>{found.place}</a>"
         lines.append(f"<li><b class='{kind}'>{word}</b><span>{about}{escape(found.text)}</span>{place}</li>")
@@ -101,20 +107,21 @@ def _attention(content: Content) -> str:
 def _cards(content: Content) -> str:
     network = content["network_day"]
     newest = max(network, key=lambda row: row["dt"]) if network else {}
-    uptime = [row["uptime"] for row in content["uptime_day"] if row["uptime"] is not None]
+    uptime = [row["uptime"] for row in content["uptime"] if row["uptime"] is not None]
+    period = f"in {len(network)} days" if len(network) != 1 else "in one day"
     complete = content["quality_day"]
     expected = sum(row["expected"] for row in complete)
     arrived = sum(row["distinct_events"] for row in complete)
     cards = [
         (human(newest.get("servers")), "servers on the last day"),
         (human(newest.get("clients")), "clients, by server, on the last day"),
-        (human(sum(row["transports"] for row in network)), "transports"),
-        (human(sum(row["bytes"] for row in network), "B"), "carried"),
-        (_percent(sum(uptime) / len(uptime)) if uptime else NOTHING, "mean uptime of servers"),
-        (human(sum(row["refused"] for row in network)), "refused"),
+        (human(sum(row["transports"] for row in network)), f"transports {period}"),
+        (human(sum(row["bytes"] for row in network), "B"), f"carried {period}"),
+        (_percent(sum(uptime) / len(uptime)) if uptime else NOTHING, f"mean uptime of servers, {SHOWN_DAYS} days"),
+        (human(sum(row["refused"] for row in network)), f"refused {period}"),
         (
             _percent(arrived / expected, 2) if expected else NOTHING,
-            "of all events arrived",
+            f"of all events arrived, {SHOWN_DAYS} days",
         ),
     ]
     return (
@@ -126,36 +133,40 @@ def _cards(content: Content) -> str:
 
 def _servers(content: Content) -> str:
     hours = _hours(content["server_hour"])
-    shares: dict[str, dict[tuple[date, int], float]] = defaultdict(dict)
+    shares: dict[str, dict[tuple[date, int], float | None]] = defaultdict(dict)
     for row in content["server_hour"]:
-        shares[row["server"]][row["dt"], row["hour"]] = row["alive_minutes"] / 60
-    days: dict[str, list[Row]] = defaultdict(list)
-    for row in content["uptime_day"]:
-        days[row["server"]].append(row)
+        # whose hour nothing has come of, while discovery saw it, was not down
+        unheard = not row["alive_minutes"] and (row["seen_minutes"] or 0) > 0
+        shares[row["server"]][row["dt"], row["hour"]] = None if unheard else row["alive_minutes"] / 60
+    drawn = set(shares)
     gone = {row["producer"]: row["last_at"] for row in content["gone"]}
     lines = []
-    for server, rows in sorted(days.items(), key=lambda item: item[0]):
-        told = [row["uptime"] for row in rows if row["uptime"] is not None]
-        uptime = sum(told) / len(told) if told else None
-        known = [row["availability"] for row in rows if row["availability"] is not None]
-        seen = sum(known) / len(known) if known else None
-        remarks = {flag for row in rows for flag in (row["flags"] or "").split(", ") if flag}
+    for row in content["uptime"]:
+        server, uptime, seen = row["server"], row["uptime"], row["availability"]
+        remarks = set(row["flags"])
         if server in gone:
             remarks.add(f"silent since {gone[server]:%d %b %H:%M}")
+        if row["missing"]:
+            remarks.add(f"{row['missing']:,} events missing")
         flags = ", ".join(sorted(remarks))
-        cells = [(_label(hour), shares[server].get(hour, 0.0)) for hour in hours]
-        strip = charts.strip(cells) if server in shares else ""
+        strip = charts.strip([(_label(hour), shares[server].get(hour, 0.0)) for hour in hours])
         lines.append(
             [
                 _cell(server, shown=_short(server)),
-                f'<td class="wide">{strip}</td>',
+                f'<td class="wide">{strip if server in drawn else ""}</td>',
                 _cell(uptime if uptime is None else round(uptime, 5), shown=_percent(uptime, 2)),
                 _cell(seen if seen is None else round(seen, 5), shown=_percent(seen, 2)),
-                _cell(sum(row["crashes"] for row in rows)),
+                _cell(row["crashes"]),
                 _cell(flags, kind="text warn" if flags else "text"),
             ]
         )
-    return _table(("server", "hours", "up, by itself", "seen by discovery too", "crashes", "remarks"), lines, (2, 3, 4))
+    span = f"hours, {_label(hours[0])} to {_label(hours[-1])}" if hours else "hours"
+    heads = ("server", span, "up, by itself", "seen by discovery too", "crashes", "remarks")
+    return _table(heads, lines, (2, 3, 4)) + _more(content.more.get("uptime", 0), "servers with less to say")
+
+
+def _more(count: int, what: str) -> str:
+    return f"<p class='note'>And {count:,} more {what}.</p>" if count else ""
 
 
 def _by_server(content: Content) -> str:
@@ -236,9 +247,18 @@ def _latency(content: Content) -> str:
         (f"p{share}", colour, [by_hour[hour][f"rtt_p{share}"] if hour in by_hour else None for hour in hours])
         for share, colour in ((50, "var(--teal)"), (90, "var(--amber)"), (99, "var(--red)"))
     ]
-    return _legend([(name, colour) for name, colour, _ in series]) + charts.lines(
+    legend = "".join(
+        f'<span><svg class="key" viewBox="0 0 28 4"><path class="line" style="stroke:{colour};'
+        f'stroke-dasharray:{charts.dashes(number)}" d="M0,2 L28,2"/></svg>{escape(name)}</span>'
+        for number, (name, colour, _) in enumerate(series)
+    )
+    return f'<div class="legend">{legend}</div>' + charts.lines(
         [_label(hour) for hour in hours], series, "ms", "Latency by hour"
     )
+
+
+def _refusal(row: Row) -> str:
+    return row["what"] if row["reason"] is None else f"{row['what']}: {row['reason']}"
 
 
 def _refusals(content: Content) -> str:
@@ -246,10 +266,10 @@ def _refusals(content: Content) -> str:
     totals: dict[str, int] = defaultdict(int)
     amounts: dict[str, dict[tuple[date, int], float]] = defaultdict(lambda: defaultdict(float))
     for row in content["refused"]:
-        totals[f"{row['what']}: {row['reason']}"] += row["n"]
+        totals[_refusal(row)] += row["n"]
     first = sorted(totals, key=lambda name: -totals[name])[:SERIES]
     for row in content["refused"]:
-        name = f"{row['what']}: {row['reason']}"
+        name = _refusal(row)
         amounts[name if name in first else "other"][row["dt"], row["hour"]] += row["n"]
     names = [*first, *(["other"] if "other" in amounts else [])]
     series = [
@@ -264,6 +284,7 @@ def _refusals(content: Content) -> str:
             _cell(row["kind"]),
             _cell(row["score"], kind="warn" if row["score"] >= 100 else ""),
             _cell(row["servers"] if row["names"] else "not known", kind="" if row["names"] else "text"),
+            _cell(row["most_at"], shown=_short(row["most_at"])),
             _cell(row["days"]),
             _cell(str(row["last_day"])),
             _cell(row["requests"]),
@@ -275,13 +296,16 @@ def _refusals(content: Content) -> str:
     ]
     return (
         (chart if hours else '<p class="note">Nothing was refused.</p>')
-        + "<h3>Who causes more than is usual</h3><p class='note'>A score of 100 is the limit of a day. At how many "
-        "servers is known where they share a secret (--telemetry-secret); else one client is another at each.</p>"
+        + "<h3>Who causes more than is usual</h3><p class='note'>A score of 100 is the limit of a day. Counted are "
+        "requests that went on, requests that were refused, different clients that were asked for, entries that were "
+        "posted. At how many servers is known where they share a secret (--telemetry-secret); else one client is "
+        "another at each.</p>"
         + _table(
-            ("who", "kind", "score", "servers", "days", "last", "requests", "refused", "targets", "posts"),
+            ("who", "kind", "score", "servers", "most at", "days", "last", "requests", "refused", "targets", "posts"),
             rows,
-            (2, 3, 4, 6, 7, 8, 9),
+            (2, 3, 5, 7, 8, 9, 10),
         )
+        + _more(content.more.get("actor", 0), "(table actor)")
     )
 
 
@@ -305,7 +329,7 @@ def _forecast(content: Content) -> str:
         ]
         for row in content["capacity_forecast"]
     ]
-    heads = ("server", "peak sessions", "capacity", "full", "growth a day", "fit", "days left", "full on")
+    heads = ("server", "peak sessions", "capacity", "full", "more sessions a day", "fit", "days left", "full on")
     return _table(heads, rows, (1, 2, 3, 4, 5, 6, 7))
 
 
@@ -355,12 +379,13 @@ def _settlement(content: Content) -> str:
         for row in content["settlement_conflict_day"]
     ]
     words = ("transport", "server", "day", "there: server", "sender", "receiver", "back: server", "sender", "receiver")
-    return _table(heads, rows, tuple(range(2, 11))) + (
+    parts = [_table(heads, rows, tuple(range(2, 11))), _more(content.more.get("settlement_day", 0), "that agree")]
+    if not conflicts:
+        return "".join(parts)
+    return "".join(parts) + (
         "<h3>Transports about which words differ</h3>"
         "<p class='note'>In bytes, those with the largest claims. All: table settlement_conflict_day, and "
         "<code>dmsg analytics explain</code>.</p>" + _table((*words, "who"), conflicts, tuple(range(3, 9)))
-        if conflicts
-        else ""
     )
 
 
@@ -417,7 +442,13 @@ def _quality(content: Content) -> str:
 
 
 _SECTIONS = (
-    ("Servers", "Each cell is an hour: green when the server tells of every minute of it.", _servers),
+    (
+        "Servers",
+        "Each cell is an hour: full and green when the server tells of every minute of it, lower when of fewer, a "
+        "frame when of none, grey when discovery saw it and nothing that it wrote has come. "
+        "Those with most to say first.",
+        _servers,
+    ),
     ("By server", f"Sums of the last {SHOWN_DAYS} days, of those that carried most.", _by_server),
     ("Traffic", "What servers carried, user data only.", _traffic),
     ("Latency", "From data passing a server to its acknowledgement coming back, over all servers.", _latency),

@@ -15,6 +15,7 @@ from typing import Any
 
 from dmsg.analytics.attention import Finding, needs_attention
 from dmsg.analytics.gold.histograms import SHARES, percentile
+from dmsg.analytics.schemas import AGREES
 from dmsg.analytics.store import Store
 from dmsg.telemetry.schema import BUCKETS
 
@@ -25,7 +26,11 @@ SHOWN_DAYS = 7
 SERVER_STRIPS = 50
 """Servers whose hours are drawn."""
 CONFLICTS = 20
-ACTORS = 100
+ACTORS_OF_KIND = 20
+SERVERS = 300
+"""Servers of which each has a line, those with most to say first."""
+AGREEING = 20
+"""Servers' days on which words agree."""
 FILES = 100
 
 Row = dict[str, Any]
@@ -37,6 +42,7 @@ class Content:
 
     :ivar attention: what needs it, the most urgent first.
     :ivar cut: tables of which there were more rows.
+    :ivar more: how many more, where that is said.
     """
 
     generated: datetime
@@ -44,6 +50,7 @@ class Content:
     attention: list[Finding] = field(default_factory=list)
     tables: dict[str, list[Row]] = field(default_factory=dict)
     cut: list[str] = field(default_factory=list)
+    more: dict[str, int] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> list[Row]:
         return self.tables[name]
@@ -72,23 +79,19 @@ def collect(store: Store, at: datetime | None = None) -> Content:
         content.tables[name] = rows[:most]
 
     take("network_day", where="true")
-    take("uptime_day", order="server, dt")
+    _servers(content, ask, recent)
     take("placement", order="weight DESC NULLS LAST", where="true")
     take("capacity_forecast", order="growth_per_day DESC NULLS LAST", where="true")
-    take("settlement_day", order="inflated_bytes DESC NULLS LAST, server, dt")
+    _settled(content, ask, recent)
     take("settlement_conflict_day", CONFLICTS, "claimed DESC NULLS LAST, transport")
-    take("actor", ACTORS, "score DESC, who", "true")
+    _actors(content, ask)
     take("quality_day", order="producer, dt")
     take("public_day", where="true")
-    content.tables["gone"] = ask(
-        "boot",
-        f"SELECT * FROM it WHERE role = 'server' AND ended = 'silent' AND next_at IS NULL LIMIT {ROWS}",
-    )
+    drawn = ", ".join(f"'{row['server']}'" for row in content["uptime"][:SERVER_STRIPS] if row["server"].isalnum())
     content.tables["server_hour"] = ask(
         "server_hour",
         f"""SELECT server, dt, hour, alive_minutes, agreed_minutes, seen_minutes, peak_sessions, capacity FROM it
-            WHERE {recent} AND server IN (SELECT server FROM it WHERE {recent} GROUP BY server
-                ORDER BY sum(bytes) DESC NULLS LAST, server LIMIT {SERVER_STRIPS})""",
+            WHERE {recent} AND server IN ({drawn or "''"})""",
     )
     content.tables["traffic"] = ask(
         "traffic_hour",
@@ -121,6 +124,66 @@ def collect(store: Store, at: datetime | None = None) -> Content:
 
 
 Ask = Callable[..., list[Row]]
+
+
+def _servers(content: Content, ask: Ask, recent: str) -> None:
+    """A row for each server, those first that are silent, crashed, have a remark or were up least."""
+    content.tables["gone"] = ask(
+        "boot",
+        f"SELECT * FROM it WHERE role = 'server' AND ended = 'silent' AND next_at IS NULL LIMIT {ROWS}",
+    )
+    missing = {
+        row["producer"]: row["missing"]
+        for row in ask(
+            "quality_day",
+            f"SELECT producer, sum(missing) AS missing FROM it WHERE {recent} AND missing > 0 GROUP BY producer",
+        )
+    }
+    rows = ask(
+        "uptime_day",
+        f"""SELECT server, avg(uptime) AS uptime, avg(availability) AS availability, sum(crashes) AS crashes,
+                array_agg(flags) AS flags FROM it WHERE {recent} GROUP BY server""",
+    )
+    gone = {row["producer"] for row in content["gone"]}
+    for row in rows:
+        row["missing"] = missing.get(row["server"], 0)
+        row["flags"] = sorted({flag for flags in row["flags"] if flags for flag in flags.split(", ")})
+
+    def quiet(row: Row) -> tuple[object, ...]:
+        told = (row["server"] not in gone, -(row["crashes"] or 0), -len(row["flags"]), -row["missing"])
+        return *told, 1.0 if row["uptime"] is None else row["uptime"], row["server"]
+
+    rows.sort(key=quiet)
+    content.tables["uptime"] = rows[:SERVERS]
+    content.more["uptime"] = len(rows) - len(rows[:SERVERS])
+
+
+def _settled(content: Content, ask: Ask, recent: str) -> None:
+    """Days about which words differ, the newest first, and some on which they agree."""
+    order = "dt DESC, inflated_bytes DESC NULLS LAST, claimed_bytes DESC, server"
+    differ = ask(
+        "settlement_day",
+        f"SELECT * FROM it WHERE {recent} AND verdict <> '{AGREES}' ORDER BY {order} LIMIT {ROWS}",
+    )
+    where = f"WHERE {recent} AND verdict = '{AGREES}'"
+    agree = ask("settlement_day", f"SELECT * FROM it {where} ORDER BY {order} LIMIT {AGREEING}")
+    count = ask("settlement_day", f"SELECT count(*) AS n FROM it {where}")
+    differ.sort(key=lambda row: not row["verdict"].startswith("claims"))
+    content.tables["settlement_day"] = differ + agree
+    content.more["settlement_day"] = sum(row["n"] for row in count) - len(agree)
+
+
+def _actors(content: Content, ask: Ask) -> None:
+    """Those with the highest scores of each kind."""
+    rows = ask(
+        "actor",
+        f"""SELECT * FROM (
+                SELECT *, row_number() OVER (PARTITION BY kind ORDER BY score DESC, who) AS place FROM it) AS ranked
+            WHERE place <= {ACTORS_OF_KIND} ORDER BY score DESC, who""",
+    )
+    count = ask("actor", "SELECT count(*) AS n FROM it")
+    content.tables["actor"] = rows
+    content.more["actor"] = sum(row["n"] for row in count) - len(rows)
 
 
 def _latencies(ask: Ask, table: str, keys: list[str], recent: str, name: str = "rtt") -> list[Row]:

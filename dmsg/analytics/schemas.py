@@ -75,6 +75,9 @@ FAMILIES = {
 }
 """Which types of events lie together in bronze."""
 QUARANTINE = "quarantine"
+LIES = "claims more than both ends"
+"""The verdict on a server's day that costs it clients."""
+AGREES = "agrees"
 
 
 def write_options(schema: StructType) -> dict[str, str]:
@@ -148,16 +151,19 @@ SILVER = {
         ),
         Table(
             "receipts",
-            "what a client signed, once for each end of a transport; of several words the smallest",
+            "what a client signed, once for each end of a transport; of several words the smallest; former: handed in"
+            " after the server had started again, which knows the signer as peer and not whether it was an end",
             "server string, transport string, signer string, partner string, initiator boolean, delivered_out long,"
-            " delivered_in long, words long, dt date",
+            " delivered_in long, words long, former boolean, peer string, at timestamp, dt date",
         ),
         Table(
             "verdicts",
             "what three words say of a transport: the server's and its ends'; sure: what is claimed, and what it should"
-            " be, the ways on which nothing can have been on its way; the words themselves only where they conflict or"
+            " be, the ways on which nothing can have been on its way; left: the other ways; initiator: who has signed,"
+            " as a number; the words themselves only where they conflict or"
             " the server says nothing, signers and partners as numbers",
-            "server string, claimed long, credited long, sure_claimed long, sure_word long, state string, word string,"
+            "server string, claimed long, credited long, sure_claimed long, sure_word long, left_claimed long,"
+            " left_word long, initiator long, state string, word string,"
             " transport string, relay_ab long,"
             " relay_ba long, a_out long, a_in long, b_out long, b_in long, a_signer long, a_partner long,"
             " b_signer long, b_partner long, dt date",
@@ -165,10 +171,11 @@ SILVER = {
         Table(
             "unfinished",
             "what of a day belongs to transports that were not opened and closed on it: what the server told, told_ab"
-            " and told_ba since their opening; or, without a process, receipts of one of which it told nothing then",
+            " and told_ba since their opening; or, without a process, receipts of one of which it told nothing then, by"
+            " whom the server knows as peer",
             "server string, boot string, transport string, src string, dst string, opened_at timestamp, closed boolean,"
-            " told_ab long, told_ba long, a_out long, a_in long, b_out long, b_in long, a_signer long, a_partner long,"
-            " b_signer long, b_partner long, dt date",
+            " told_ab long, told_ba long, peer string, a_out long, a_in long, b_out long, b_in long, a_signer long,"
+            " a_partner long, b_signer long, b_partner long, dt date",
         ),
         Table(
             "boots",
@@ -237,7 +244,8 @@ DAILY = {
             "What did a server deliver by the word of both ends, and what does it claim?",
             "server string, dt date, transports long, claimed_bytes long, credited_bytes long, matched long,"
             " cut long, uncertain_bytes long, conflict long, one_sided long, relay_only long, unclaimed long,"
-            " inflated_bytes long, inflation double, sided_with_one long, verdict string",
+            " inflated_bytes long, inflation double, witnesses long, accusers long, sided_with_one long,"
+            " verdict string",
         ),
         Table(
             "settlement_conflict_day",
@@ -318,9 +326,10 @@ OVERALL = {
         Table(
             "actor",
             "Who floods, scans, churns, over all days and servers? Only servers that name clients alike can be put"
-            " together: names says which; without it a client is another one at each. The score is of the worst day.",
-            "who string, kind string, names string, servers long, days long, first_day date, last_day date,"
-            " requests long, refused long, targets long, posts long, score double",
+            " together: names says which; without it a client is another one at each. The score is of the worst day,"
+            " most_at where it was highest.",
+            "who string, kind string, names string, servers long, most_at string, days long, first_day date,"
+            " last_day date, requests long, refused long, targets long, posts long, score double",
         ),
         Table(
             "capacity_forecast",

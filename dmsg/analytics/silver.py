@@ -171,11 +171,14 @@ def receipts(events: DataFrame) -> DataFrame:
     # texts are keys and never aggregated: Spark would sort for it
     return (
         events.where(F.col("reason").isNull() & F.col("transport").isNotNull() & F.col("signer").isNotNull())
-        .groupBy("server", "transport", "signer", "partner", "initiator")
+        .withColumn("former", F.coalesce("former", F.lit(False)))
+        .groupBy("server", "transport", "signer", "partner", "initiator", "former")
         .agg(
             F.min("delivered_out").alias("delivered_out"),
             F.min("delivered_in").alias("delivered_in"),
             F.count(F.lit(1)).alias("words"),
+            F.min("peer").alias("peer"),
+            F.timestamp_millis(F.min("ts")).alias("at"),
             F.min(_day()).alias("dt"),
         )
         .select(*_columns("receipts"))

@@ -206,14 +206,13 @@ class Store:
     def forget(self, claim: Claim, before: str) -> State:
         """Take the days before one out of all tables, and out of what is read.
 
-        What is made of all days is made anew by the next run.  Files that were read stay known: they are not read
-        again.
+        What has no days, as sums over all of them, is made anew by the next run.  Files that were read stay known:
+        they are not read again.
         """
         state = self.state()
         for layer, name in _PARTS:
-            if name not in OVERALL:
-                claim.check()
-                self.table(layer, name).forget(before)
+            claim.check()
+            self.table(layer, name).forget(before)
         days = {day: run for day, run in state.days.items() if day >= before}
         return self.finish(claim, replace(state, run=claim.number, days=days, at=claim.at))
 

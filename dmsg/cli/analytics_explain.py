@@ -31,16 +31,20 @@ def _whole(known: list[str], said: str) -> str:
         except DmsgError:
             pass
     if not found:
-        raise DmsgError(f"nothing is known of a server {said}")
+        raise DmsgError(
+            f"no server or discovery is called {said}; who is refused is a client, of whom `dmsg analytics top actor` "
+            "and `top abuse_day` tell"
+        )
     if len(found) > 1 and said not in found:
-        raise DmsgError(f"{said} may be {', '.join(one[:12] for one in found[:5])}: say more of it")
+        more = f" or {len(found) - 5} others" if len(found) > 5 else ""
+        raise DmsgError(f"{said or 'that'} may be {', '.join(one[:12] for one in found[:5])}{more}: say more of it")
     return said if said in found else found[0]
 
 
 @command()
 @out_option()
 @click.argument("server")
-@click.argument("day", required=False, type=click.DateTime(["%Y-%m-%d"]))
+@click.argument("day", required=False, metavar="[DAY]", type=click.DateTime(["%Y-%m-%d"]))
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each section.")
 @as_of_option
 @needs_tables
@@ -55,6 +59,7 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
       dmsg analytics explain --out tables 02ab 2026-01-31
     """
     from dmsg.analytics.explain import explain as sections_of
+    from dmsg.analytics.explain import of_other_days
     from dmsg.analytics.store import Store
 
     store = Store(out)
@@ -80,3 +85,7 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
             console.print(Text(" " * (2 + indent) + printable(line.strip())), soft_wrap=True)
     if not sections:
         console.print(Text("nothing is known of that day"))
+    if day is None:
+        for other in sorted(of_other_days(store, state, name, wanted)):
+            text = f"crashed on {other}: dmsg analytics explain --out {out} {printable(server)} {other}"
+            console.print(Text(text, style="dim"), soft_wrap=True)

@@ -141,6 +141,7 @@ def tables(out: str) -> None:
 def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> None:
     """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
     from dmsg.analytics.store import Store
+    from dmsg.analytics.whole import write_whole
 
     store = Store(out)
     rows = store.gold("placement", store.computed())
@@ -155,9 +156,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
     if len(servers) < len(rows):
         click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)
     now = int(time.time())
-    fresh = ranking.with_name(f".{ranking.name}.part")
-    fresh.write_bytes(sign_ranking(servers, key, now, now + int(hours * 3600)))
-    fresh.replace(ranking)
+    write_whole(ranking, sign_ranking(servers, key, now, now + int(hours * 3600)))
     click.echo(f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}")
 
 

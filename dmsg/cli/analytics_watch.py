@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Group
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -41,7 +41,13 @@ def attention(out: str, as_json: bool, as_of: datetime | None) -> None:
     state, found, at = _look(out, as_of)
     if as_json:
         for one in found:
-            line = {"urgency": one.urgency.name.lower(), "about": one.about, "text": one.text, "place": one.place}
+            line = {
+                "urgency": one.urgency.word,
+                "kind": one.kind,
+                "about": one.about,
+                "text": one.text,
+                "place": one.place,
+            }
             with writing():
                 click.echo(json.dumps(line))
         return
@@ -62,7 +68,7 @@ def watch(out: str, every: float) -> None:
 
     console = screen(10_000)
     state, found, at = _look(out, None)
-    shown = _shown(state, found, at)
+    shown = _fitting(console, state, found, at)
     # a file or another program is told of each run once
     with Live(shown, console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         if live is None:
@@ -76,7 +82,7 @@ def watch(out: str, every: float) -> None:
                 state, found, at = _look(out, None)
             except (LakeError, DeltaError, OSError) as error:  # what was read stays; the next look is as planned
                 problem = str(error).partition("\n")[0]
-            shown = _shown(state, found, at, problem)
+            shown = _fitting(console, state, found, at, problem)
             if live is not None:
                 live.update(shown, refresh=True)
             elif state.run != run:
@@ -106,21 +112,36 @@ def _short(name: str) -> str:
     return name[:SHOWN] if re.fullmatch("[0-9a-f]{16,}", name) else printable(name)
 
 
-def _shown(state: State, found: list[Finding], looked: datetime, problem: str = "") -> Group:
-    from dmsg.analytics.attention import Urgency
+def _fitting(console: Console, state: State, found: list[Finding], looked: datetime, problem: str = "") -> Group:
+    """As much as the terminal has lines for, the most urgent first, and how much there is besides."""
+    from dmsg.analytics.attention import few
 
-    styles = {Urgency.NOW: ("now", "bold red"), Urgency.SOON: ("look", "yellow"), Urgency.NOTE: ("changed", "dim")}
+    lines = few(found)
+    for count in range(len(lines), -1, -1):
+        more = f"and {len(lines) - count} more: dmsg analytics attention" if count < len(lines) else ""
+        shown = _shown(state, lines[:count], looked, problem, more)
+        if not console.is_terminal or len(console.render_lines(shown)) < console.height:
+            break
+    return shown
+
+
+def _shown(state: State, found: list[Finding], looked: datetime, problem: str = "", more: str = "") -> Group:
+    from dmsg.analytics.attention import Urgency, few
+
+    styles = {Urgency.NOW: "bold red", Urgency.SOON: "yellow", Urgency.NOTE: "dim"}
+    found = few(found)
     grid = Table.grid(padding=(0, 2))
     for _ in range(2):
         grid.add_column(no_wrap=True)
     grid.add_column()
     for one in found:
-        word, style = styles[one.urgency]
-        grid.add_row(Text(word, style=style), _short(one.about), Text(printable(one.text)))
+        grid.add_row(Text(one.urgency.word, style=styles[one.urgency]), _short(one.about), Text(printable(one.text)))
     newest = max(state.days)
     computed = datetime.fromtimestamp(state.at / 1000, UTC)
     head = f"run {state.run} of {computed:%Y-%m-%d %H:%M} UTC, events until {newest}; looked at {looked:%H:%M:%S}"
-    parts = [Text(head, style="dim"), grid if found else Text("nothing needs attention")]
+    parts = [Text(head, style="dim"), grid if found or more else Text("nothing needs attention")]
+    if more:
+        parts.append(Text(more, style="dim"))
     if problem:
         parts.append(Text(printable(problem), style="bold red"))
     return Group(*parts)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import IO, Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress, IDelayedCall
 from twisted.internet.protocol import Factory
@@ -34,6 +34,10 @@ STREAMS_OF_ONE = 2
 _log = Logger()
 
 
+class Gone(Exception):
+    """The stream was over before its turn came."""
+
+
 class Receiving(LineReceiver, TimeoutMixin):
     """A stream of one sender."""
 
@@ -51,7 +55,7 @@ class Receiving(LineReceiver, TimeoutMixin):
     @property
     def coming(self) -> int:
         """Bytes of the file that is on its way."""
-        return 0 if self._offer is None else self._offer.size
+        return 0 if self._offer is None or self._over else self._offer.size
 
     def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:  # Twisted's name
         made: IDelayedCall = self._factory.reactor.callLater(seconds, call)
@@ -105,7 +109,10 @@ class Receiving(LineReceiver, TimeoutMixin):
     # --- what is done with it ---
 
     def _in_thread(self, act: Callable[..., Any], *arguments: Any) -> Deferred[Any]:
-        """Meanwhile nothing more is read, and the sender is not waited for."""
+        """Meanwhile nothing more is read, and the sender is not waited for.
+
+        One thing at a time is done for a sender, however many streams it opens: others have their turn.
+        """
         self.pauseProducing()  # type: ignore[no-untyped-call]
         self.setTimeout(None)  # type: ignore[no-untyped-call]
 
@@ -114,7 +121,12 @@ class Receiving(LineReceiver, TimeoutMixin):
                 self.setTimeout(QUIET_LIMIT)  # type: ignore[no-untyped-call]
             return result
 
-        return in_thread(self._factory.reactor, act, *arguments).addBoth(done)
+        def turn() -> Deferred[Any]:
+            if self._over:
+                raise Gone
+            return in_thread(self._factory.reactor, act, *arguments)
+
+        return self._factory.turn(self.origin).run(turn).addBoth(done)
 
     def _go_on(self) -> None:
         if not self._over:
@@ -124,16 +136,18 @@ class Receiving(LineReceiver, TimeoutMixin):
         store = self._factory.store
         if store.has(self.origin, offer):
             return None
-        store.check_room(self.origin, offer.size, self._factory.coming(self))
+        store.check_room(self.origin, offer.size, *self._factory.coming(self))
         return store.part(self.origin)
 
     def _begun(self, part: IO[bytes] | None) -> None:
+        if self._over:
+            if part is not None:
+                self._factory.store.discard(part)
+            return
         assert self._offer is not None
         if part is None:
             self._offer = None
             self._answer(Answer(Kind.KEPT))
-        elif self._over:
-            self._factory.store.discard(part)
         else:
             self._part, self._left = part, self._offer.size
             self._answer(Answer(Kind.SEND))
@@ -154,6 +168,8 @@ class Receiving(LineReceiver, TimeoutMixin):
     def _failed(self, failure: Failure) -> None:
         self._offer = None
         error = failure.value
+        if isinstance(error, Gone):
+            return
         if isinstance(error, Unfit):
             self._answer(Answer(Kind.REFUSED, str(error)), "unfit")
         elif isinstance(error, Full):
@@ -191,8 +207,13 @@ class Receiving(LineReceiver, TimeoutMixin):
             self._end("silent", "nothing came of a file for too long")
 
     def replace(self) -> None:
-        """The same sender has opened another one."""
+        """The same sender has opened another one: this one takes no place any more."""
         self._end("replaced", "the sender has opened another stream")
+        self._discard()
+        self._factory.closed(self)
+        transport: Any = self.transport
+        if transport is not None:
+            transport.abortConnection()
 
     def _discard(self) -> None:
         part, self._part = self._part, None
@@ -225,6 +246,7 @@ class ReceivingFactory(Factory[Receiving]):
         self.wall = wall
         self._allowed = allowed
         self._streams: list[Receiving] = []
+        self._turns: defaultdict[PubKey, DeferredLock] = defaultdict(DeferredLock)
         self._seldom = Seldom(reactor.seconds, TOLD_EVERY)
         self.file_count = self.byte_count = 0
         self.refusals: Counter[str] = Counter()
@@ -257,9 +279,17 @@ class ReceivingFactory(Factory[Receiving]):
         if stream in self._streams:
             self._streams.remove(stream)
 
-    def coming(self, besides: Receiving) -> int:
-        """Bytes that other streams are about to bring."""
-        return sum(one.coming for one in list(self._streams) if one is not besides)
+    def turn(self, origin: PubKey) -> DeferredLock:
+        """Held by the stream of a sender for which something is done."""
+        return self._turns[origin]
+
+    def coming(self, besides: Receiving) -> tuple[int, int]:
+        """Bytes that other streams are about to bring: those of the same sender, and all."""
+        others = [one for one in list(self._streams) if one is not besides]
+        return (
+            sum(one.coming for one in others if one.origin == besides.origin),
+            sum(one.coming for one in others),
+        )
 
     def kept(self, origin: PubKey, offer: Offer) -> None:
         """A file is there."""

@@ -29,7 +29,7 @@ from dmsg.collector.wire import Offer
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.telemetry.lines import read_lines
-from dmsg.telemetry.schema import SEGMENT_SUFFIX
+from dmsg.telemetry.schema import MAX_LINE, SEGMENT_SUFFIX
 
 LIMIT = 100 * 1024**3
 """Bytes of files in all, by default."""
@@ -131,19 +131,18 @@ class Store:
             return True
         return False
 
-    def check_room(self, origin: PubKey, size: int, coming: int = 0) -> None:
+    def check_room(self, origin: PubKey, size: int, own_coming: int = 0, coming: int = 0) -> None:
         """:raises Full: so many bytes more are too many.
 
-        :param coming: bytes of files that others are about to bring.
+        :param own_coming: bytes that the same sender is about to bring by another stream; ``coming``: that all are.
         """
         with self._guard:
             own, total = self._held.get(origin.hex(), 0), sum(self._held.values())
-        size += coming
-        if total + size > self._limit:
+        if total + coming + size > self._limit:
             raise Full("the collector's limit is reached")
-        if own + size > self._limit // OWN_PART:
+        if own + own_coming + size > self._limit // OWN_PART:
             raise Full("this sender has filled its part of the collector")
-        if shutil.disk_usage(self.root).free - size < self._reserve:
+        if shutil.disk_usage(self.root).free - coming - size < self._reserve:
             raise Full("the collector's disk is full")
 
     def part(self, origin: PubKey) -> IO[bytes]:
@@ -171,6 +170,9 @@ class Store:
         with open(received, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != offer.sha256:
                 raise Unfit("these are not the bytes that were offered")
+        if self.has(origin, offer):  # by another stream, meanwhile
+            self.discard(part)
+            return received
         self._claim(origin, self._producer(received))
         os.fsync(part.fileno())
         part.close()
@@ -193,20 +195,30 @@ class Store:
         :raises Unfit: nobody's, or those of several.
         """
         with open(path, "rb") as file:
-            _check_size(file)
-        found = set()
+            size, torn = _check_size(file)
+        found, read, cut = set(), 0, False
         for number, line in enumerate(read_lines(path, TEXT_LIMIT)):
             if number == LINES_LIMIT:
                 raise Unfit(f"it has more than {LINES_LIMIT} lines")
+            read += len(line)
+            # programs do not agree on what a line is that some of them cannot read: one of them would take it for
+            # an event of anybody
+            if cut or b"\r" in line:
+                raise Unfit("a line in it is no JSON")
             try:
                 producer = json.loads(line)["producer"]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue  # the pipeline keeps such a line in quarantine
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                if not torn or not _is_cut(error):
+                    raise Unfit("a line in it is no JSON, or of nobody") from None
+                cut = True  # the last one of a torn file
+                continue
             if not isinstance(producer, str) or not _PRODUCER.fullmatch(producer):
                 raise Unfit("a producer's name is none")
             found.add(producer)
             if len(found) > 1:
                 raise Unfit("events of several producers are in it")
+        if read < size:
+            raise Unfit(f"a line in it is longer than {MAX_LINE} bytes")
         if not found:
             raise Unfit("no event is in it")
         return found.pop()
@@ -218,10 +230,18 @@ class Store:
             try:
                 owner = (place / producer).read_text().strip()
             except FileNotFoundError:
+                owner = ""
+            if not owner:  # of a claim that the power cut there is nothing
                 mine = sum(path.read_text().strip() == origin.hex() for path in place.iterdir())
                 if mine >= PRODUCERS_LIMIT:
                     raise Unfit(f"this sender has brought {mine} producers already") from None
-                (place / producer).write_text(f"{origin.hex()}\n")
+                fresh = place / f".{producer}"
+                with open(fresh, "w") as file:
+                    file.write(f"{origin.hex()}\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                fresh.replace(place / producer)
+                _sync(place)
                 return
         if owner != origin.hex():
             raise Unfit(
@@ -230,8 +250,18 @@ class Store:
             )
 
 
-def _check_size(file: IO[bytes]) -> None:
-    """:raises Unfit: it is no gzip, or more than :data:`TEXT_LIMIT` when unpacked."""
+def _is_cut(error: Exception) -> bool:
+    """Whether a line could not be read because its end is missing, and for no other reason."""
+    if not isinstance(error, json.JSONDecodeError):
+        return False
+    return error.msg.startswith("Unterminated string") or error.pos >= len(error.doc.rstrip())
+
+
+def _check_size(file: IO[bytes]) -> tuple[int, bool]:
+    """Bytes of text, and whether the file is torn.
+
+    :raises Unfit: it is no gzip, or more than :data:`TEXT_LIMIT` when unpacked.
+    """
     unpack = zlib.decompressobj(31)
     size = 0
     while packed := unpack.unused_data or file.read(256 * 1024):
@@ -243,10 +273,11 @@ def _check_size(file: IO[bytes]) -> None:
             except zlib.error:
                 if not size:
                     raise Unfit("it is not packed by gzip") from None
-                return  # torn: what lies before the tear is read
+                return size, True  # what lies before the tear is read
             if size > TEXT_LIMIT:
                 raise Unfit(f"it has more than {TEXT_LIMIT} bytes of text")
             packed = unpack.unconsumed_tail
+    return size, not unpack.eof
 
 
 def _sync(directory: Path) -> None:

@@ -72,6 +72,9 @@ ENVELOPE = (
 _PEER = Field("peer", Type.STRING, "the client, a pseudonym of 16 hex digits, or its key if the operator says so")
 _SRC = Field("src", Type.STRING, "the client that asked for the transport, as peer")
 _DST = Field("dst", Type.STRING, "the client that it asked for, as peer")
+_FORMER = Field(
+    "former", Type.BOOLEAN, "of a transport from before the server's start, which it does not know; absent if it does"
+)
 _REASON = Field("reason", Type.STRING, "why: a close or drop reason in small letters (docs/protocol)")
 _SOURCE = Field("source", Type.STRING, "where from: a pseudonym, changed each day, of the network (/24, /48)")
 _COUNT = Field("n", Type.LONG, "how many such occurrences the event stands for")
@@ -233,7 +236,11 @@ EVENTS = (
         "receipt",
         "server",
         "What a client says was delivered to and from it, signed (docs/pipeline/receipts.md). In files of their own.",
-        (Field("receipt", Type.STRING, "the signed bytes, in hex"),),
+        (
+            Field("receipt", Type.STRING, "the signed bytes, in hex"),
+            _PEER,
+            _FORMER,
+        ),
     ),
     EventType(
         "receipt_checked",
@@ -249,6 +256,8 @@ EVENTS = (
             Field("initiator", Type.BOOLEAN, "the signer asked for the transport"),
             Field("delivered_out", Type.LONG, "bytes that the other end has acknowledged to the signer"),
             Field("delivered_in", Type.LONG, "bytes that the signer has received"),
+            _PEER,
+            _FORMER,
         ),
     ),
     EventType(

@@ -9,12 +9,15 @@ same receipts, brought twice, are checked and counted once.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,11 @@ from dmsg.telemetry.lines import read_lines
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import ReceiptError, Role, parse_receipt
 from dmsg.telemetry.schema import RECEIPTS_PREFIX, SEGMENT_SUFFIX
+from dmsg.telemetry.seen import NAME, Seen
 
+_KEPT = ("v", "ts", "mono", "producer", "role", "boot", "seq", "peer", "former")
+SHOWN = 200
+"""Bytes of a line that cannot be read that are kept."""
 FILE_LIMIT = 512 * 1024 * 1024
 """Bytes of text of one file of receipts; what is beyond is not read."""
 
@@ -38,19 +45,33 @@ class Checked:
     """Why receipts are not believed, and how many."""
 
 
-def check_line(line: bytes, names: Pseudonyms) -> tuple[bytes, bool | None, str]:
+def check_line(
+    line: bytes, names: Pseudonyms, is_new: Callable[[bytes, bytes], bool] = lambda transport, signer: True
+) -> tuple[bytes, bool | None, str]:
     """A line of a spool as a line for the pipeline.
 
+    Nothing passes as it stands: what two programs read differently would be an event for one of them.
+
+    :param is_new: says of a transport and a signer whether no receipt of them was believed before.
     :returns: the line, whether its receipt is believed (None for what is no receipt), and why not.
     """
     try:
         row: Any = json.loads(line)
-        if row["type"] != "receipt":
-            return line, None, ""
-        data = row.pop("receipt")
-        row["type"] = "receipt_checked"
+        kind = row["type"]
+        if kind == "segment_end":
+            return _written(row), None, ""
+        if kind not in ("receipt", "receipt_checked"):
+            return _unreadable(line), None, ""
+        text = row["receipt"] if kind == "receipt" else None
+        row = {name: row[name] for name in _KEPT if name in row} | {"type": "receipt_checked"}
         try:
-            receipt = parse_receipt(bytes.fromhex(data))
+            if text is None:
+                raise ReceiptError("written as if it were checked")
+            receipt = parse_receipt(bytes.fromhex(text))
+            if receipt.server.hex() != row["producer"]:
+                raise ReceiptError("for another server than the one that hands it on")
+            if not is_new(receipt.transport, receipt.signer):
+                raise ReceiptError("handed in before")
         except ReceiptError as error:
             row["reason"] = str(error)
         else:
@@ -60,10 +81,18 @@ def check_line(line: bytes, names: Pseudonyms) -> tuple[bytes, bool | None, str]
             row["partner"] = names.client(receipt.peer)
             row["initiator"] = receipt.role is Role.INITIATOR
             row["delivered_out"], row["delivered_in"] = receipt.delivered_out, receipt.delivered_in
-        text = json.dumps(row, separators=(",", ":")).encode() + b"\n"
-        return text, "reason" not in row, str(row.get("reason", ""))
+        return _written(row), "reason" not in row, str(row.get("reason", ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return line, None, ""  # the pipeline keeps it in quarantine
+        return _unreadable(line), None, ""
+
+
+def _written(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _unreadable(line: bytes) -> bytes:
+    """A line that the pipeline keeps in quarantine."""
+    return b"not read: " + json.dumps(line[:SHOWN].decode(errors="replace")).encode() + b"\n"
 
 
 def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
@@ -72,9 +101,16 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
     :param spool: looked through with all below.
     :param target: gets a file for each.
     :raises OSError: it cannot be written.
+    :raises DmsgError: what was believed before cannot be read.
     """
     found = Checked()
     target.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(Seen(target / NAME)) as seen:
+        _verify(spool, target, names, seen, found)
+    return found
+
+
+def _verify(spool: Path, target: Path, names: Pseudonyms, seen: Seen, found: Checked) -> None:
     for path in sorted(spool.rglob(f"{RECEIPTS_PREFIX}*{SEGMENT_SUFFIX}")):
         try:
             digest = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
@@ -84,14 +120,15 @@ def verify_spool(spool: Path, target: Path, names: Pseudonyms) -> Checked:
         if checked.exists():
             continue
         fresh = target / f".{checked.name}.{os.getpid()}.part"
+        seen.begin()
         with gzip.open(fresh, "wb", 3) as file:
             for line in read_lines(path, FILE_LIMIT):
-                written, believed, reason = check_line(line, names)
+                written, believed, reason = check_line(line, names, partial(seen.is_new, file=digest))
                 file.write(written)
                 found.believed += believed is True
                 if believed is False:
                     found.refused += 1
                     found.reasons[reason] += 1
+        seen.keep()
         fresh.replace(checked)
         found.files += 1
-    return found

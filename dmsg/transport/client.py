@@ -548,14 +548,13 @@ class ClientConnection:
         if identity is None:
             return None
         assert self._receipts_to is not None and self._key is not None
-        end = transport.secure
         receipt = Receipt(
             Role.INITIATOR if transport.initiator else Role.RESPONDER,
             identity,
             self._receipts_to,
             self.local,
             transport.remote,
-            *(transport.delivered if end is None else end.delivered),
+            *transport.says_delivered,
         )
         return receipt.sign(self._key)
 

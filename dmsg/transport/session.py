@@ -391,7 +391,7 @@ class ClientSession:
         """For the next connection to this server."""
         receipt = self._core.receipt(transport)
         if receipt is not None and self._streams is not None:
-            self._streams.kept_receipts.keep(self.server, receipt)
+            self._streams.kept_receipts.keep(self.server, receipt, sum(transport.says_delivered))
 
     def _look_at_loss(self) -> None:
         """A server that ends the connection at the first PING does not know it, whatever its entry says."""

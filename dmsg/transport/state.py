@@ -121,6 +121,11 @@ class ClientTransport:
         self.delivered = (0, 0)
 
     @property
+    def says_delivered(self) -> tuple[int, int]:
+        """Bytes out and in, as this end's receipt has them."""
+        return self.delivered if self.secure is None else self.secure.delivered
+
+    @property
     def window_open(self) -> bool:
         """Another frame may be sent now."""
         if self.is_secure:

@@ -9,7 +9,7 @@ from dmsg.errors import CloseReason, DropReason
 from dmsg.net.link import Link
 from dmsg.telemetry.service import Telemetry
 from dmsg.transport.observe import Carried
-from dmsg.transport.owed import Owed
+from dmsg.transport.owed import Due, Owed
 from dmsg.transport.relay import Relay, RelayPeer, Route
 from dmsg.transport.wire import HANDSHAKE_PAYLOAD_SIZE
 
@@ -146,9 +146,13 @@ class RelayTelemetry:
         route.tick = tick if back.asked_at is None else -1
 
     def receipt(self, source: RelayPeer, payload: bytes) -> bool:
-        if not self._owed.takes(payload, bytes(source.key), self._now()):
+        due = self._owed.takes(
+            payload, bytes(source.key), self._now(), self._telemetry.network(source.port.address) or ""
+        )
+        if due is Due.NOT:
             return False
-        self._telemetry.record_receipt("receipt", {"receipt": payload.hex()})
+        fields = {"receipt": payload.hex(), "peer": source.key}
+        self._telemetry.record_receipt("receipt", fields | ({"former": True} if due is Due.FORMER else {}))
         return True
 
     # --- from time to time ---

@@ -172,6 +172,35 @@ class ExchangeTests(SynchronousTestCase):
         unasked.dataReceived(b'{"answer": "kept"}\n')
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_a_stream_that_was_replaced_takes_no_room(self) -> None:
+        """However many a sender opens, two of them count."""
+        streams = []
+        for number in range(6):
+            stream = Stream(self.clock, self.factory)
+            stream.receiving.dataReceived(offer_of(spool_name(number), packed()).line() + b"\n")
+            streams.append(stream)
+        self.assertEqual(len(list(self.root.glob("*/.part-*"))), 2)
+        other = Stream(self.clock, self.factory, BOB)
+        size = len(packed())
+        self.assertEqual(self.factory.coming(other.receiving), (0, 2 * size))
+        self.assertEqual(self.factory.coming(streams[-1].receiving), (size, size))
+        self.assertEqual(self.answer(spool_name(1), packed(), other).kind, Kind.KEPT)
+
+    def test_one_thing_at_a_time_is_done_for_a_sender(self) -> None:
+        """Others do not wait for it, and what waits for a stream that is gone is not done."""
+        held = self.successResultOf(self.factory.turn(ALICE).acquire())
+        streams = [Stream(self.clock, self.factory) for _ in range(4)]
+        answers = [stream.offer(spool_name(number), packed()) for number, stream in enumerate(streams)]
+        self.assertEqual(self.answer(spool_name(9), packed("b"), Stream(self.clock, self.factory, BOB)).kind, Kind.KEPT)
+        with mock.patch.object(self.store, "has", wraps=self.store.has) as looked:
+            held.release()
+            for stream in streams:
+                stream.pump.flush()
+        self.assertEqual({call.args[1].name for call in looked.call_args_list}, {spool_name(2), spool_name(3)})
+        for answer in answers[:2]:
+            self.failureResultOf(answer)
+        self.assertEqual([self.successResultOf(answer).kind for answer in answers[2:]], [Kind.KEPT] * 2)
+
     def test_who_may_come(self) -> None:
         carol = SecKey.from_seed(b"carol").public
         self.assertFalse(self.factory.admits(DmsgAddress(carol)))

@@ -55,7 +55,29 @@ class StoreTests(SynchronousTestCase):
         whole = packed()
         for data, why in (
             (b"plain text", "not packed"),
-            (gzip.compress(b'{"v": 1}\n[]\nnothing\n'), "no event"),
+            (gzip.compress(b""), "no event"),
+            *(
+                (gzip.compress(b'{"producer": "a"}\n%b\n{"producer": "a"}\n' % line), "no JSON, or of nobody")
+                # what some readers take for an event, and others for none
+                for line in (
+                    b'{"v": 1}',
+                    b"[]",
+                    b"nothing",
+                    b"{'producer': 'b'}",
+                    b'[{"producer": "b"}]',
+                    b'{"producer": "b"} x',
+                    b'{"producer": "b", "n": -INF}',
+                    b'{"producer": "b"',
+                    b"\xff",
+                )
+            ),
+            (gzip.compress(b'{"producer": "a"}\r{"producer": "b"}\n'), "no JSON"),
+            (
+                gzip.compress(
+                    b'{"producer": "a"}\n{"producer": "a", "x": "%b"}\n{"producer": "b"}\n' % (b"x" * 600_000)
+                ),
+                "longer than",
+            ),
             (gzip.compress(b'{"producer": "../../etc"}\n'), "name is none"),
             (gzip.compress(b'{"producer": "a"}\n{"producer": "b"}\n'), "several producers"),
         ):
@@ -90,6 +112,28 @@ class StoreTests(SynchronousTestCase):
         self.assertRaisesRegex(Unfit, "64 producers already", self.bring, spool_name(99), packed("one-more"))
         self.bring(spool_name(99), packed("one-more"), BOB)
 
+    def test_a_claim_that_the_power_cut_is_none(self) -> None:
+        (self.root / "producers" / "02ab").touch()
+        self.bring(spool_name(1), packed("02ab"), BOB)
+        self.assertRaisesRegex(Unfit, "02ab belongs to", self.bring, spool_name(2), packed("02ab"))
+
+    def test_the_same_name_by_two_streams(self) -> None:
+        """What was said to be kept stays."""
+        first, second = packed(count=1), packed(count=2)
+        parts = []
+        for data in (first, second, first):
+            part = self.store.part(ALICE)
+            part.write(data)
+            parts.append(part)
+        self.store.keep(ALICE, offer_of(spool_name(1), first), parts[0], 0.0)
+        self.assertRaisesRegex(
+            Unfit, "another file", self.store.keep, ALICE, offer_of(spool_name(1), second), parts[1], 0.0
+        )
+        self.store.discard(parts[1])
+        self.store.keep(ALICE, offer_of(spool_name(1), first), parts[2], 0.0)
+        self.assertEqual(kept_files(self.root), {spool_name(1): first})
+        self.assertEqual(list(self.root.glob("**/.part-*")), [])
+
     def test_room(self) -> None:
         self.store.close()
         self.store = self.opened(limit=1000)
@@ -98,7 +142,8 @@ class StoreTests(SynchronousTestCase):
         self.bring(spool_name(1), data := packed())
         self.assertRaisesRegex(Full, "its part", self.store.check_room, ALICE, 501 - len(data))
         self.store.check_room(BOB, 500)
-        self.assertRaisesRegex(Full, "limit", self.store.check_room, BOB, 500, 501 - len(data))
+        self.assertRaisesRegex(Full, "limit", self.store.check_room, BOB, 500, 0, 501 - len(data))
+        self.assertRaisesRegex(Full, "its part", self.store.check_room, BOB, 400, 101, 101)
         next(self.root.glob("*/*/*.gz")).unlink()
         self.store.look()
         self.store.check_room(ALICE, 500)

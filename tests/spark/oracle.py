@@ -37,6 +37,13 @@ def connect(
         FROM read_json({files!r}, columns = {{{FIELDS}}}, format = 'newline_delimited') WHERE ts <= {until}"""
     )
     base.execute("CREATE VIEW tr AS SELECT * FROM e WHERE type LIKE 'transport_%' AND type <> 'transport_refuse'")
+    base.execute(
+        """CREATE VIEW due AS SELECT * FROM e
+        WHERE type = 'receipt_checked' AND reason IS NULL AND transport IS NOT NULL
+        AND (NOT coalesce(former, false) OR EXISTS (
+            SELECT 1 FROM tr t WHERE t.producer = e.server AND t.transport = e.transport
+            AND e.peer = CASE WHEN e.initiator THEN t.src ELSE t.dst END))"""
+    )
     base.execute("CREATE VIEW closes AS SELECT * FROM e WHERE type = 'transport_close'")
     return base
 
@@ -154,10 +161,10 @@ def queries(today: date) -> dict[str, str]:
         said AS (
             SELECT server, transport, initiator, min(dt) AS dt, min(delivered_out) AS o, min(delivered_in) AS i,
                    min(signer) AS signer, min(partner) AS partner
-            FROM e WHERE type = 'receipt_checked' AND reason IS NULL AND transport IS NOT NULL GROUP BY ALL),
+            FROM due GROUP BY ALL),
         joined AS (
             SELECT server, transport, coalesce(c.dt, least(a.dt, b.dt)) AS dt, rab, rba, closer, orderly,
-                   a.o AS a_out, a.i AS a_in, b.o AS b_out, b.i AS b_in,
+                   a.o AS a_out, a.i AS a_in, b.o AS b_out, b.i AS b_in, a.signer AS asker,
                    coalesce(a.signer = b.partner AND b.signer = a.partner, true) AS mutual
             FROM claims c FULL JOIN (FROM said WHERE initiator) a USING (server, transport)
             FULL JOIN (FROM said WHERE NOT initiator) b USING (server, transport)),
@@ -182,13 +189,14 @@ def queries(today: date) -> dict[str, str]:
                    abs(told - got) <= greatest(4096, 0.01 * greatest(told, got)) AS ends_agree,
                    abs(claim - got) <= greatest(4096, 0.01 * greatest(claim, got)) AS claim_fits FROM ways),
         explained AS (
-            SELECT *, NOT waited AND got BETWEEN told AND told + on_its_way AS behind,
+            SELECT *, got BETWEEN told AND told + on_its_way AS possible, NOT waited AND possible AS behind,
                    left_by_receiver AND claim > got AND claim - got <= on_its_way AS not_taken FROM bounded),
         fitting AS (
             SELECT server, transport, bool_and((ends_agree OR behind) AND (claim_fits OR not_taken)) AS all_fit,
-                   coalesce(sum(claim) FILTER (NOT left_by_receiver), 0) AS sure_claimed,
-                   coalesce(sum(CASE WHEN behind THEN got ELSE least(told, got) END)
-                            FILTER (NOT left_by_receiver AND mutual), 0) AS sure_word
+                   coalesce(sum(claim) FILTER (NOT left_by_receiver AND mutual AND possible), 0)
+                       AS sure_claimed,
+                   coalesce(sum(got) FILTER (NOT left_by_receiver AND mutual AND possible), 0)
+                       AS sure_word
             FROM explained GROUP BY ALL),
         judged AS (
             SELECT *, CASE WHEN NOT r THEN 'unclaimed' WHEN a_out IS NULL AND b_out IS NULL THEN 'relay_only'
@@ -273,7 +281,7 @@ def queries(today: date) -> dict[str, str]:
         "lost_transport": f"""WITH {boots},
             said AS (SELECT server, transport, initiator, min(delivered_out) AS o, min(delivered_in) AS i,
                             min(signer) AS signer, min(partner) AS partner
-                     FROM e WHERE type = 'receipt_checked' AND reason IS NULL AND transport IS NOT NULL GROUP BY ALL),
+                     FROM due GROUP BY ALL),
             carried AS (
                 SELECT producer, boot, transport, bool_or(type = 'transport_open') AS opened,
                        bool_or(type = 'transport_close') AS closed,
@@ -292,8 +300,10 @@ def queries(today: date) -> dict[str, str]:
                 LEFT JOIN (FROM said WHERE NOT initiator) b ON b.server = c.producer AND b.transport = c.transport
                 WHERE opened AND NOT closed)
             SELECT server, transport, boot, counted_bytes, words,
-                   CASE WHEN mutual THEN least(ao, bi) + least(bo, ai) END AS least_bytes,
-                   CASE WHEN mutual THEN greatest(ao, bi) + greatest(bo, ai) END AS most_bytes FROM both_words""",
+                   mutual AND bi BETWEEN ao AND ao + least(33554432, 262144 + 4 * ao)
+                   AND ai BETWEEN bo AND bo + least(33554432, 262144 + 4 * bo) AS believed,
+                   CASE WHEN believed THEN ao + bo END AS least_bytes,
+                   CASE WHEN believed THEN bi + ai END AS most_bytes FROM both_words""",
         "session_day": """
             WITH ends AS (SELECT producer, boot, dt, max(ts) AS last FROM e GROUP BY ALL),
             pairs AS (
@@ -315,12 +325,18 @@ def queries(today: date) -> dict[str, str]:
                    count(*) FILTER (state = 'cut') AS cut,
                    coalesce(sum(greatest(0, claimed - credited)) FILTER (state = 'cut'), 0) AS uncertain_bytes,
                    sum(sure_claimed) / nullif(sum(sure_word), 0) - 1 AS inflation,
+                   coalesce(any_value(told_by), 0) AS witnesses, coalesce(any_value(said_so), 0) AS accusers,
                    count(*) FILTER (state = 'one_sided') AS one_sided,
                    count(*) FILTER (state = 'relay_only') AS relay_only,
                    count(*) FILTER (state = 'unclaimed') AS unclaimed,
                    coalesce(sum(greatest(0, claimed - credited)) FILTER (state = 'conflict'), 0) AS inflated_bytes,
-                   count(*) FILTER (state = 'conflict' AND (NOT mutual OR NOT agree AND sides)) AS sided_with_one
-            FROM judged GROUP BY ALL""",
+                   count(*) FILTER (state = 'conflict' AND mutual AND NOT agree AND sides) AS sided_with_one
+            FROM judged LEFT JOIN (
+                SELECT server, dt, count(*) AS told_by, count(*) FILTER (claims > 1.02 * words) AS said_so FROM (
+                    SELECT server, dt, asker, sum(sure_claimed) AS claims, sum(sure_word) AS words FROM judged
+                    GROUP BY ALL HAVING sum(sure_claimed) > 0)
+                GROUP BY ALL) USING (server, dt)
+            GROUP BY ALL""",
         "settlement_conflict_day": f"""{words}
             SELECT server, dt, transport, claimed, credited FROM judged WHERE state = 'conflict'""",
         "refusal_hour": """

@@ -13,7 +13,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 import dmsg
-from dmsg.analytics.attention import MOST, TABLES, Finding, Urgency, attention, needs_attention
+from dmsg.analytics.attention import MOST, MOST_ATTACKS, TABLES, Finding, Urgency, attention, few, needs_attention
 from dmsg.analytics.schemas import DAILY, GOLD
 from dmsg.cli.output import EXIT_PIPE
 from dmsg.cli.running import EXIT_INTERRUPTED
@@ -120,22 +120,55 @@ class RowsTests(SynchronousTestCase):
 
     def test_who_lies(self) -> None:
         def claim(back: int, verdict: str) -> dict[str, Any]:
-            return {"server": "a", "dt": DAY - timedelta(back), "verdict": verdict, "inflation": 0.031}
+            row = {"server": "a", "dt": DAY - timedelta(back), "verdict": verdict, "inflation": 0.031}
+            return row | {"witnesses": 40, "accusers": 39}
 
         lies = [claim(0, "claims more than both ends"), claim(6, "claims more than both ends")]
         found = self.only(settlement_day=lies)
-        self.assertEqual(found.text, "claims more than both ends on 10 Mar, by 3.1 %; on 2 days of the week")
-        self.assertEqual(found.urgency, Urgency.NOW)
+        self.assertEqual(
+            found.text,
+            "claims more than both ends on 10 Mar, by 3.1 %; 39 of 40 clients say so; on 2 days of the week",
+        )
+        self.assertEqual((found.urgency, found.kind), (Urgency.NOW, "claims"))
+        # what a few clients can make up wakes nobody
+        for verdict in ("claims more, as few of its clients say", "claims more, with one end's word"):
+            self.assertEqual(self.only(settlement_day=[claim(0, verdict)]).urgency, Urgency.SOON)
+        self.assertEqual(self.found(settlement_day=[claim(0, "not certain: too much was on its way")]), [])
         self.assertEqual(self.found(settlement_day=[claim(0, "agrees"), claim(7, "claims more than both ends")]), [])
 
     def test_who_attacks(self) -> None:
         row = {"who": "x", "kind": "scan", "score": 100.0, "servers": 3, "last_day": DAY, "targets": 1200}
-        row |= {"refused": 5, "posts": 0, "requests": 0}
-        text = "scan: asked for 1,200 clients that are not there, at 3 servers, until 10 Mar; score 100"
+        row |= {"refused": 5, "posts": 0, "requests": 0, "most_at": "02ab" * 16}
+        text = (
+            "scan: asked for 1,200 clients that are not there, at 3 servers, most at 02ab02ab, until 10 Mar; score 100"
+        )
         self.assertEqual(self.only(actor=[row]).text, text)
+        self.assertEqual(self.only(actor=[row]).urgency, Urgency.NOW)
+        self.assertIn("there, at 02ab02ab, until", self.only(actor=[row | {"servers": 1}]).text)
+        seen_by = row | {"kind": "entries", "servers": 1, "most_at": "discovery-1"}
+        self.assertIn("discovery refused, at discovery-1, until", self.only(actor=[seen_by]).text)
+        self.assertEqual(self.only(actor=[row | {"last_day": DAY - timedelta(1)}]).urgency, Urgency.SOON)
         self.assertEqual(self.found(actor=[row | {"score": 99.9}, row | {"last_day": DAY - timedelta(2)}]), [])
-        many = self.found(actor=[row | {"who": str(index)} for index in range(MOST + 5)])
-        self.assertEqual((len(many), many[-1].text), (MOST, "and 6 more such lines"))
+
+    def test_a_person_is_shown_few_and_a_program_all(self) -> None:
+        row = {"who": "x", "kind": "scan", "score": 100.0, "servers": 1, "last_day": DAY, "targets": 1200}
+        row |= {"refused": 5, "posts": 0, "requests": 0, "most_at": "02ab" * 16}
+        clocks = [{"server": str(index), "dt": DAY, "skew_ms": -180_000} for index in range(MOST)]
+        found = self.found(actor=[row | {"who": str(index)} for index in range(100)], clock_day=clocks)
+        self.assertEqual(len(found), 100 + MOST)
+        shown = few(found)
+        self.assertEqual([one.kind for one in shown], ["scan"] * MOST_ATTACKS + ["clock"] * MOST)
+        self.assertEqual(shown[MOST_ATTACKS - 1].text, "scan: and 98 more (attention --json has all)")
+
+    def test_what_is_silent_in_old_data(self) -> None:
+        """What was after the newest event nobody has told."""
+        gone, other = boot("b", NOON - timedelta(hours=3), ended="silent"), boot("a", NOON)
+        fresh, later = (
+            [one for one in self.found(NOON + timedelta(hours=hours), boot=[gone, other]) if one.kind == "silent"]
+            for hours in (1, 30)
+        )
+        self.assertTrue(fresh[0].text.endswith("for 4 h"), fresh)
+        self.assertTrue(later[0].text.endswith("for 3 h until the newest event"), later)
 
     def test_clocks(self) -> None:
         row = {"server": "a", "dt": DAY, "skew_ms": -180_000}

@@ -112,7 +112,7 @@ class ReportTests(LakeCase):
         self.assertGreaterEqual(seen["cells"], 6)
         self.assertEqual(seen["charts"], 4)
         self.assertTrue(seen["wide"])
-        self.assertIn("claims more, with one end's word", seen["verdicts"])
+        self.assertIn("claims more than both ends", seen["verdicts"])
         self.assertEqual(seen["lost"], [])
         self.assertGreater(seen["lines"], 3)
 
@@ -125,7 +125,18 @@ class PageTests(SynchronousTestCase):
 
     def empty(self) -> Content:
         content = Content(datetime(2026, 1, 1, tzinfo=UTC), 1)
-        names = (*GOLD, "traffic", "latency", "refused", "quarantine", "files", "gone", "servers", "discovery")
+        names = (
+            *GOLD,
+            "uptime",
+            "traffic",
+            "latency",
+            "refused",
+            "quarantine",
+            "files",
+            "gone",
+            "servers",
+            "discovery",
+        )
         content.tables = {name: [] for name in names}
         return content
 
@@ -138,6 +149,10 @@ class PageTests(SynchronousTestCase):
         numbers = dict.fromkeys(("servers", "days", "requests", "refused", "targets", "posts"), 1)
         content.tables["actor"] = [
             {"who": evil, "kind": evil, "score": 1.0, "names": evil, "last_day": date(2026, 1, 1), **numbers}
+            | {"most_at": evil}
+        ]
+        content.tables["uptime"] = [
+            {"server": evil, "uptime": 1.0, "availability": 1.0, "crashes": 1, "flags": [evil], "missing": 1}
         ]
         content.tables["refused"] = [{"what": evil, "reason": evil, "n": 3, "dt": date(2026, 1, 1), "hour": 1}]
         content.tables["servers"] = [{"server": evil, "ends": [(1, evil)]}]

@@ -31,12 +31,18 @@ class Words(LakeCase):
         by: str = "src",
         reason: str = "unspecified",
         lie: float = 1.0,
-    ) -> None:
-        """A transport: each way what was taken, what its sender knows to have arrived, what its receiver has."""
+        src: str = "a",
+        dst: str = "b",
+        named: str = "",
+    ) -> str:
+        """A transport: each way what was taken, what its sender knows to have arrived, what its receiver has.
+
+        :param named: by the one who was asked, as who asked.
+        """
         self.count += 1
         boot = self.boots.setdefault(server, Boot(server, f"boot of {server[-4:]}"))
         name = f"{self.count:032x}"
-        both: dict[str, Any] = {"transport": name, "src": "a", "dst": "b", "secure": True, "accept_ms": 3}
+        both: dict[str, Any] = {"transport": name, "src": src, "dst": dst, "secure": True, "accept_ms": 3}
         claim_ab, claim_ba = (round(way[0] * lie) for way in (ab, ba))
         counted = {"data_ab": claim_ab, "data_ba": claim_ba, "total_ab": claim_ab, "total_ba": claim_ba}
         if dropped:
@@ -46,7 +52,7 @@ class Words(LakeCase):
         boot.event("transport_close", DAY, time, reason=reason, by=by, duration_ms=10, **both, **counted)
         for initiator, out, received in ((True, ab[1], ba[2]), (False, ba[1], ab[2])):
             if out is not None and received is not None:
-                me, other = ("s-a", "s-b") if initiator else ("s-b", "s-a")
+                me, other = (f"s-{src}", f"s-{dst}") if initiator else (f"s-{dst}", named or f"s-{src}")
                 self.receipts.event(
                     "receipt_checked",
                     DAY,
@@ -59,6 +65,14 @@ class Words(LakeCase):
                     delivered_out=out,
                     delivered_in=received,
                 )
+        return name
+
+    def former(self, server: str, transport: str, peer: str, initiator: bool, out: int, received: int) -> None:
+        """A receipt that was handed in after the server's start, by whom it knows as ``peer``."""
+        me, other = (f"s-{peer}", "s-b") if initiator else (f"s-{peer}", "s-a")
+        said = {"signer": me, "partner": other, "initiator": initiator, "delivered_out": out, "delivered_in": received}
+        where = {"server": server, "transport": transport, "former": True, "peer": peer}
+        self.receipts.event("receipt_checked", DAY, "23:00:00", **where, **said)
 
     def overflowing(self, server: str, lie: float = 1.0) -> None:
         """As a copy of 400 MB left them whose receiver was slow: numbers of a real run."""
@@ -123,7 +137,7 @@ class CutTests(Words):
         self.assertEqual(day[liar]["verdict"], "claims more than both ends")
         self.assertAlmostEqual(day[liar]["inflation"], 0.03, 3)
 
-        self.assertEqual((day[early]["verdict"], day[early]["conflict"]), ("agrees", 0))
+        self.assertEqual((day[early]["verdict"], day[early]["conflict"]), (settlement.UNCERTAIN, 0))
         self.assertEqual((day[early]["cut"], day[early]["inflation"]), (20, 0.0))
         self.assertEqual(day[early_liar]["verdict"], "claims more than both ends")
 
@@ -133,6 +147,47 @@ class CutTests(Words):
         self.assertEqual(day[friend_sends]["verdict"], "claims more, with one end's word")
         self.assertEqual(day[friend_receives]["verdict"], "claims more, with one end's word")
         self.assertEqual((day[generous]["conflict"], day[generous]["inflated_bytes"]), (3, 150 * MB))
+
+    def test_who_says_that_it_ended_everything_itself_is_not_called_honest(self) -> None:
+        """By whom a transport ended only the server says."""
+        claims = ((key(1), "src", 1.03), (key(2), "server", 1.03), (key(3), None, 3.0), (key(4), "server", 1.0))
+        for server, by, lie in claims:
+            for _ in range(20):
+                size = 5 * MB if lie > 2 else 100 * MB
+                self.carried(server, (size,) * 3, (size // 2,) * 3, by=by, reason="queue_full", lie=lie)
+        day = self.verdicts()
+        self.assertEqual(
+            [day[server]["verdict"] for server, _, _ in claims],
+            [settlement.LIES, settlement.UNCERTAIN, settlement.UNCERTAIN, "agrees"],
+        )
+
+    def test_two_that_lie_together_accuse_nobody(self) -> None:
+        """Keys cost nothing: one who has two of them, or ten bytes, must not cost a server its clients."""
+        denied, sided, strangers = (key(number) for number in range(1, 4))
+        for server in (denied, sided, strangers):
+            for number in range(60):
+                self.carried(server, (MB, MB, MB), (MB, MB, MB), src=f"client {number}")
+        self.carried(denied, (50 * MB, 0, 0), src="m1", dst="m2")
+        for _ in range(2):
+            self.carried(sided, (10_000, 10_000, 0), src="m1", dst="m2")
+            self.carried(strangers, (10, 10, 10), src="m1", dst="m2", named="somebody")
+        day = self.verdicts()
+        self.assertEqual(
+            (day[denied]["verdict"], day[denied]["witnesses"], day[denied]["accusers"]),
+            ("claims more, as few of its clients say", 61, 1),
+        )
+        self.assertEqual(day[sided]["verdict"], "claims more, with one end's word")
+        self.assertEqual((day[strangers]["verdict"], day[strangers]["conflict"]), ("agrees", 2))
+
+    def test_who_was_no_end_says_nothing(self) -> None:
+        """After a start the server does not know who the ends were; its events before do."""
+        server = key(1)
+        names = [self.carried(server, (MB, MB, None)) for _ in range(4)]
+        for number, name in enumerate(names):
+            self.former(server, name, "b", number == 3, 0, MB if number < 3 else 0)
+            self.former(server, name, "third", False, 0, 0)
+        (row,) = self.verdicts().values()
+        self.assertEqual((row["matched"], row["one_sided"], row["conflict"]), (3, 1, 0))
 
     def test_windows_are_those_of_the_transports(self) -> None:
         self.assertEqual(settlement.FIRST_WINDOW, secure.INITIAL_WINDOW)

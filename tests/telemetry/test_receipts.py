@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from dataclasses import replace
@@ -12,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.errors import DmsgError
 from dmsg.keys import SecKey, sha256
 from dmsg.telemetry.pseudonyms import Pseudonyms
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, parse_receipt
+from dmsg.telemetry.seen import GENERATION_DAYS, Seen
 from dmsg.telemetry.verify import check_line, verify_spool
 
 KEYS = [SecKey.from_seed(bytes([number])) for number in range(3)]
@@ -58,8 +61,17 @@ class ReceiptTests(SynchronousTestCase):
 class VerifyTests(SynchronousTestCase):
     """Files of receipts -> files of checked ones."""
 
-    def row(self, receipt: bytes) -> bytes:
-        row = {"v": 1, "type": "receipt", "producer": "p", "role": "server", "boot": "b", "seq": 7, "ts": 5, "mono": 1}
+    def row(self, receipt: bytes, producer: str = SERVER.public.hex()) -> bytes:
+        row = {
+            "v": 1,
+            "type": "receipt",
+            "producer": producer,
+            "role": "server",
+            "boot": "b",
+            "seq": 7,
+            "ts": 5,
+            "mono": 1,
+        }
         return json.dumps({**row, "receipt": receipt.hex()}).encode() + b"\n"
 
     def checked(self, line: bytes) -> dict[str, Any]:
@@ -81,8 +93,35 @@ class VerifyTests(SynchronousTestCase):
         self.assertEqual((row["reason"], row["seq"]), ("signed by somebody else", 7))
         self.assertNotIn("transport", row)
 
+    def test_what_another_server_hands_on_is_not_believed(self) -> None:
+        row = self.checked(self.row(RECEIPT.sign(A), B.public.hex()))
+        self.assertEqual(row["reason"], "for another server than the one that hands it on")
+        self.assertNotIn("transport", row)
+
+    def test_what_says_itself_that_it_was_checked_is_not_believed(self) -> None:
+        """Whoever can write a spool would sign for everybody."""
+        forged = {**json.loads(self.row(RECEIPT.sign(A))), "type": "receipt_checked", "transport": "00" * 16}
+        forged |= {"server": SERVER.public.hex(), "signer": "a", "partner": "b", "delivered_out": 2**40}
+        del forged["receipt"]
+        row = self.checked(json.dumps(forged).encode())
+        self.assertEqual((row["type"], row["seq"]), ("receipt_checked", 7))
+        self.assertEqual(row["reason"], "written as if it were checked")
+        self.assertFalse({"transport", "server", "signer", "delivered_out"} & set(row))
+
     @given(st.one_of(st.binary(max_size=100), st.text().map(lambda text: json.dumps({"type": text}).encode())))
-    def test_other_lines_pass_as_they_are(self, line: bytes) -> None:
+    def test_other_lines_are_kept_as_text(self, line: bytes) -> None:
+        """No reader, however forgiving, takes them for an event."""
+        written, believed, why = check_line(line, NAMES)
+        self.assertEqual((believed, why), (None, ""))
+        self.assertEqual(json.loads(written.removeprefix(b"not read: ")), line[:200].decode(errors="replace"))
+
+    def test_what_only_some_readers_take_for_a_receipt(self) -> None:
+        good = self.row(RECEIPT.sign(A)).strip().replace(b'"receipt"', b'"receipt_checked"', 1)
+        for line in (good.replace(b'"', b"'"), b"[" + good + b"]", good + b"x", b"x\r" + good, b"-INF" + good):
+            self.assertTrue(check_line(line, NAMES)[0].startswith(b"not read: "), line)
+
+    def test_the_end_of_a_file_stays(self) -> None:
+        line = b'{"v":1,"type":"segment_end","lines":3}\n'
         self.assertEqual(check_line(line, NAMES), (line, None, ""))
 
     def test_files_are_checked_once(self) -> None:
@@ -99,6 +138,36 @@ class VerifyTests(SynchronousTestCase):
         self.assertEqual(verify_spool(spool, target, NAMES).files, 0)
         (path,) = target.glob("receipts-*.jsonl.gz")
         self.assertEqual(len(gzip.decompress(path.read_bytes()).splitlines()), 3)
+
+    def test_a_receipt_counts_once(self) -> None:
+        """A receipt has no date: in another file, with other events, it would be credited again."""
+        spool, target = Path(self.mktemp()), Path(self.mktemp())
+        spool.mkdir()
+        first, second = (replace(RECEIPT, transport=bytes([number]) * 16) for number in (1, 2))
+        (spool / "receipts-a.jsonl.gz").write_bytes(gzip.compress(self.row(first.sign(A))))
+        self.assertEqual(verify_spool(spool, target, NAMES).believed, 1)
+        (spool / "receipts-b.jsonl.gz").write_bytes(gzip.compress(self.row(first.sign(A)) + self.row(second.sign(A))))
+        again = verify_spool(spool, target, NAMES)
+        self.assertEqual((again.believed, again.reasons), (1, {"handed in before": 1}))
+        # who was killed before the file had its name looks at it again
+        for path in target.glob("receipts-*"):
+            path.unlink()
+        self.assertEqual(verify_spool(spool, target, NAMES).believed, 2)
+
+    def test_what_was_seen_is_forgotten_in_generations(self) -> None:
+        path = Path(self.mktemp())
+        for day, new in (
+            (0, True),
+            (GENERATION_DAYS - 1, False),
+            (GENERATION_DAYS, False),
+            (2 * GENERATION_DAYS, True),
+        ):
+            with contextlib.closing(Seen(path, day * 86400.0)) as seen:
+                seen.begin()
+                self.assertEqual(seen.is_new(bytes(16), bytes(33), f"{day + 1:032x}"[::-1]), new, day)
+                seen.keep()
+        path.write_bytes(b"no database" * 1000)
+        self.assertRaisesRegex(DmsgError, "cannot be used", Seen, path)
 
     def test_torn_and_foreign_files(self) -> None:
         spool, target = Path(self.mktemp()), Path(self.mktemp())

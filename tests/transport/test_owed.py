@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.keys import SecKey
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, Role
 from dmsg.transport import owed as owed_module
-from dmsg.transport.owed import OWED_FOR, Owed
+from dmsg.transport.owed import OWED_FOR, Due, Owed
 
 A, B, C, SERVER = (SecKey.from_seed(bytes([number])) for number in range(1, 5))
 TRANSPORT = bytes(range(16))
@@ -55,6 +55,8 @@ class OwedTests(SynchronousTestCase):
             (good, key(B)),
             (RECEIPT.sign(B), key(A)),
             (good[:-1] + bytes([good[-1] ^ 1]), key(A)),
+            (replace(RECEIPT, role=Role.RESPONDER).sign(A), key(A)),
+            (replace(RECEIPT, peer=C.public).sign(A), key(A)),
         ):
             self.assertFalse(self.takes(data, by))
         self.assertTrue(self.takes(good, key(A)))
@@ -69,8 +71,8 @@ class OwedTests(SynchronousTestCase):
         self.assertEqual(len(self.owed), 0)
 
     def test_they_are_so_many(self) -> None:
-        """Those of open transports stay longest."""
-        self.patch(owed_module, "MAX_OWED", 4)
+        """Those of open transports stay, however many others begin."""
+        self.patch(owed_module, "MAX_OWED", 3)
         self.carry()
         for number in range(10):
             self.carry(bytes([number]) * 16)
@@ -101,6 +103,24 @@ class FormerTests(SynchronousTestCase):
         self.assertFalse(self.owed.takes(replace(RECEIPT, transport=b"1" * 16).sign(A), key(A), 100.0 + OWED_FOR))
         self.assertEqual(self.owed._former, {})
 
+    def test_it_says_which_are_former_ones(self) -> None:
+        self.owed.carries(TRANSPORT, key(A), key(B))
+        other = replace(RECEIPT, transport=bytes(16))
+        self.assertIs(self.owed.takes(RECEIPT.sign(A), key(A), 101.0), Due.KNOWN)
+        self.assertIs(self.owed.takes(other.sign(A), key(A), 101.0), Due.FORMER)
+
+    def test_live_ones_take_nobodys_place_and_no_memory_for_ever(self) -> None:
+        self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 2)
+        self.patch(owed_module, "MAX_OWED", 4)
+        for number in range(1, 10):
+            transport = bytes([number]) * 16
+            self.owed.carries(transport, key(A), key(B))
+            self.assertTrue(self.owed.takes(replace(RECEIPT, transport=transport).sign(A), key(A), 101.0))
+        self.assertEqual(len(self.owed._taken), 4)
+        self.assertIs(self.owed.takes(replace(RECEIPT, transport=bytes(16)).sign(A), key(A), 101.0), Due.FORMER)
+        self.owed.ended(TRANSPORT, 100.0 + OWED_FOR)
+        self.assertEqual((self.owed._taken, self.owed._former), ({}, {}))
+
     def test_what_was_handed_in_in_order_is_not_former(self) -> None:
         self.owed.carries(TRANSPORT, key(A), key(B))
         for by, data in (
@@ -114,7 +134,9 @@ class FormerTests(SynchronousTestCase):
         self.patch(owed_module, "MAX_FORMER_OF_SIGNER", 3)
         self.patch(owed_module, "MAX_FORMER", 5)
 
-        def taken(signer: SecKey) -> int:
+        self.patch(owed_module, "MAX_FORMER_OF_NETWORK", 4)
+
+        def taken(signer: SecKey, network: str) -> int:
             peer = B if signer is not B else A
             return sum(
                 self.owed.takes(
@@ -123,8 +145,10 @@ class FormerTests(SynchronousTestCase):
                     ),
                     key(signer),
                     101.0,
+                    network,
                 )
+                is Due.FORMER
                 for number in range(10)
             )
 
-        self.assertEqual([taken(one) for one in (A, B, C)], [3, 2, 0])
+        self.assertEqual([taken(A, "here"), taken(B, "here"), taken(B, "there"), taken(C, "there")], [3, 1, 1, 0])

@@ -32,6 +32,7 @@ class FakePort:
 
     def __init__(self) -> None:
         self.data = b""
+        self.address = ""
         self.waiting = 0
         self.left_behind = 0
         self.paused = 0

@@ -65,6 +65,7 @@ def actor(days: DataFrame, boots: DataFrame) -> DataFrame:
         .agg(
             F.max("names").alias("names"),
             F.collect_set("producer").alias("producers"),
+            F.max_by("producer", "score").alias("most_at"),
             *[F.sum(name).alias(name) for name in ("requests", "refused", "targets", "posts", "score")],
         )
     )
@@ -76,6 +77,7 @@ def actor(days: DataFrame, boots: DataFrame) -> DataFrame:
             F.count(F.lit(1)).alias("days"),
             F.min("dt").alias("first_day"),
             F.max("dt").alias("last_day"),
+            F.max_by("most_at", "score").alias("most_at"),
             *[F.sum(name).alias(name) for name in ("requests", "refused", "targets", "posts")],
             F.round(F.max("score"), 1).alias("score"),
         )

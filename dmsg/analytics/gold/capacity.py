@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from dmsg.analytics.gold.histograms import added, with_percentiles
-from dmsg.analytics.schemas import DAILY, OVERALL
+from dmsg.analytics.schemas import DAILY, LIES, OVERALL
 
 BUSY = 0.8
 """Share of its capacity from which an hour is busy."""
@@ -123,7 +123,7 @@ def placement(
     for part in (
         recent(capacity).select("server", free.alias("free"), "peak_share"),
         recent(latency).select("server", "rtt"),
-        recent(settlement).select("server", F.col("verdict").startswith("claims more").alias("lies")),
+        recent(settlement).select("server", (F.col("verdict") == LIES).alias("lies")),
     ):
         rows = rows.unionByName(part, allowMissingColumns=True)
     rows = rows.groupBy("server").agg(

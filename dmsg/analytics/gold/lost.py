@@ -3,7 +3,8 @@
 Of such a transport the server told, at most, how much it had carried up to its
 last event of progress.  Its ends know more, and hand their receipts in when they
 are connected with the server again (docs/pipeline/receipts.md): by both their
-words, what was carried each way lies between the smaller and the larger.
+words, what was carried each way lies between the smaller and the larger.  Words
+further apart than a sender's window contradict each other, and tell nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from dmsg.analytics.gold.settlement import on_its_way
 from dmsg.analytics.schemas import OVERALL, SILVER
 
 _WORDS = ("a_out", "a_in", "b_out", "b_in", "a_signer", "a_partner", "b_signer", "b_partner")
@@ -18,12 +20,13 @@ _TOLD = ("told_ab", "told_ba")
 _BYTES = ("counted_bytes", "least_bytes", "most_bytes")
 
 
-def unfinished(transports: DataFrame, verdicts: DataFrame) -> DataFrame:
+def unfinished(transports: DataFrame, verdicts: DataFrame, former: DataFrame) -> DataFrame:
     """What of a day belongs to transports that were not opened and closed on it.
 
     Pairs of an opening and an end are nearly all, and are found by numbers; only what is left is looked at.
 
     :param verdicts: what receipts say of transports of which the server says nothing is in them.
+    :param former: receipts that were handed in after the server had started again.
     """
     events = transports.where(F.col("transport").isNotNull()).withColumn(
         "pair", F.xxhash64("server", "boot", "transport")
@@ -44,7 +47,23 @@ def unfinished(transports: DataFrame, verdicts: DataFrame) -> DataFrame:
         )
     )
     words = verdicts.where(F.col("state") == "unclaimed").select("server", "transport", "dt", *_WORDS)
-    return half.unionByName(words, allowMissingColumns=True).select(*SILVER["unfinished"].schema.fieldNames())
+    rows = half
+    for part in (words, _as_words(former)):
+        rows = rows.unionByName(part, allowMissingColumns=True)
+    return rows.select(*SILVER["unfinished"].schema.fieldNames())
+
+
+def _as_words(receipts: DataFrame) -> DataFrame:
+    said = {"out": F.col("delivered_out"), "in": F.col("delivered_in")}
+    said |= {name: F.xxhash64(name) for name in ("signer", "partner")}
+    return receipts.select(
+        *("server", "transport", "dt", "peer"),
+        *[
+            F.when(end, column).alias(f"{side}_{name}")
+            for side, end in (("a", F.col("initiator")), ("b", ~F.col("initiator")))
+            for name, column in said.items()
+        ],
+    )
 
 
 def _between(choose: object) -> Column:
@@ -67,19 +86,32 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
             F.min("opened_at").alias("opened_at"),
             F.coalesce(F.bool_or("closed"), F.lit(False)).alias("closed"),
             *[F.sum(name).alias(name) for name in _TOLD],
-            *[F.min(name).alias(name) for name in _WORDS],
         )
         .where(F.col("opened_at").isNotNull() & ~F.col("closed"))
+    )
+    # a receipt that was due is of an end; of a former one only the events tell
+    of_end = (F.col("a_out").isNotNull() & (F.col("peer") == F.col("src"))) | (
+        F.col("b_out").isNotNull() & (F.col("peer") == F.col("dst"))
+    )
+    words = (
+        rows.where(F.coalesce("a_out", "b_out").isNotNull())
+        .select("server", "transport", "peer", *_WORDS)
+        .join(whole.select("server", "transport", "src", "dst"), ["server", "transport"])
+        .where(F.col("peer").isNull() | of_end)
+        .groupBy("server", "transport")
+        .agg(*[F.min(name).alias(name) for name in _WORDS])
     )
     over = boots.where(F.col("ended").isin("crashed", "silent")).select(
         F.col("producer").alias("server"), "boot", F.col("last_at").alias("lost_at")
     )
     one, other = F.col("a_out").isNotNull(), F.col("b_out").isNotNull()
     # as in a verdict: one client that signs for both ends is one word
-    known = one & other & (F.col("a_signer") == F.col("b_partner")) & (F.col("b_signer") == F.col("a_partner"))
+    mutual = (F.col("a_signer") == F.col("b_partner")) & (F.col("b_signer") == F.col("a_partner"))
+    known = one & other & mutual & on_its_way("a_out", "b_in") & on_its_way("b_out", "a_in")
     nothing = F.lit(0).cast("long")
     return (
         whole.join(F.broadcast(over), ["server", "boot"])
+        .join(words, ["server", "transport"], "left")
         .withColumns(
             {
                 "dt": F.to_date("lost_at"),

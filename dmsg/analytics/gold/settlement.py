@@ -21,14 +21,16 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from dmsg.analytics.schemas import DAILY, SILVER
+from dmsg.analytics.schemas import AGREES, DAILY, LIES, SILVER
 
 LEAST_TOLERANCE = 4096
 """Bytes by which words may differ: what was on its way when a transport ended."""
 TOLERANCE = 0.01
 """Or that share of the larger word."""
 INFLATION_LIMIT = 0.02
-"""Share that a server claims beyond what is credited, over transports with both words, from which it is named."""
+"""Share that a server claims beyond what is credited, over transports with both words, from which it is named, if"""
+MOST = 0.5
+"""so many of its clients say so, each counted once: a few that lie together, or once for much, accuse nobody."""
 SIDED_LIMIT = 0.01
 """Share of transports in which the server and one end claim more than the other, from which it is named."""
 FIRST_WINDOW = 256 * 1024
@@ -44,7 +46,21 @@ _NAMES = ("a_signer", "a_partner", "b_signer", "b_partner")
 ORDERLY = "unspecified"
 """The reason of a close that waited until all was acknowledged; by the one who closes, for what it sent."""
 _BY = {"src": 1, "dst": 2}
+UNCERTAIN = "not certain: too much was on its way"
 STRANGERS = "the two ends do not name each other"
+
+
+def of_ends(former: DataFrame, transports: DataFrame) -> DataFrame:
+    """Receipts that were handed in after the server had started again, of those who were ends of the transports.
+
+    The server did not know them any more; its events before name the ends.
+    """
+    asked = F.col("initiator")
+    ends = transports.where((F.col("what") == "close") & F.col("transport").isNotNull()).select(
+        "server", "transport", "src", "dst"
+    )
+    known = (asked & (F.col("peer") == F.col("src"))) | (~asked & (F.col("peer") == F.col("dst")))
+    return ends.join(F.broadcast(former), ["server", "transport"]).where(known).select(*former.columns)
 
 
 def three_words(transports: DataFrame, receipts: DataFrame) -> DataFrame:
@@ -100,32 +116,44 @@ def _near(one: Column, other: Column) -> Column:
     return F.abs(one - other) <= F.greatest(F.lit(LEAST_TOLERANCE), TOLERANCE * F.greatest(one, other))
 
 
+def _window(sent: Column) -> Column:
+    return F.least(F.lit(MAX_WINDOW), FIRST_WINDOW + WINDOW_GROWTH * sent)
+
+
+def on_its_way(sent: str, received: str) -> Column:
+    """Whether what a receiver has and its sender has not heard of can have been on its way."""
+    told, got = F.col(sent), F.col(received)
+    return (told <= got) & (got - told <= _window(told))
+
+
 @dataclass(frozen=True)
 class _Way:
     """One direction of a transport.
 
     :ivar fits: the three words do not contradict each other.
+    :ivar agreed: those of the two ends do not at all: a receiver has what its sender knows to be delivered.
     :ivar sure: nothing can have been handed on that its receiver did not take.
     :ivar word: what the server should claim then.
     """
 
     fits: Column
+    agreed: Column
     sure: Column
     word: Column
 
 
 def _way(claim: str, sent: str, received: str, sender: int, receiver: int) -> _Way:
     """:param sent: what the sender knows to be delivered; ``sender``, ``receiver``: as ``closer`` names them."""
-    on_its_way = F.least(F.lit(MAX_WINDOW), FIRST_WINDOW + WINDOW_GROWTH * F.col(sent))
     said, got, told = F.col(claim), F.col(received), F.col(sent)
     waited = (F.col("closer") == sender) & (F.col("orderly") == 1)
     # the server ends a transport whose receiver is slow, and who is slow has not taken all that was handed on
     left = F.col("closer").isin(receiver, 0)
-    behind = ~waited & (told <= got) & (got - told <= on_its_way)
+    behind = ~waited & on_its_way(sent, received)
     return _Way(
-        fits=(_near(told, got) | behind) & (_near(said, got) | (left & (said > got) & (said - got <= on_its_way))),
+        agreed=on_its_way(sent, received),
+        fits=(_near(told, got) | behind) & (_near(said, got) | (left & (said > got) & (said - got <= _window(told)))),
         sure=~left,
-        word=F.when(behind, got).otherwise(F.least(told, got)),
+        word=got,
     )
 
 
@@ -145,18 +173,25 @@ def verdicts(words: DataFrame) -> DataFrame:
         "relay_ba": _way("relay_ba", "b_out", "a_in", dst, src),
     }
     nothing = F.lit(0).cast("long")
-    sure_claimed = sure_word = nothing
-    for name, way in ways.items():
-        sure_claimed = sure_claimed + F.when(way.sure, F.col(name)).otherwise(nothing)
-        sure_word = sure_word + F.when(way.sure & ~strangers, way.word).otherwise(nothing)
+    of_sure: dict[bool, tuple[Column, Column]] = {}
+    for sure in (True, False):
+        said = word = nothing
+        for name, way in ways.items():
+            counts = (way.sure if sure else ~way.sure) & way.agreed & ~strangers
+            said = said + F.when(counts, F.col(name)).otherwise(nothing)
+            word = word + F.when(counts, way.word).otherwise(nothing)
+        of_sure[sure] = said, word
     rows = words.withColumns(
         {
             "claimed": claimed,
             "credited": credited,
             "a_word": a_word,
             "b_word": b_word,
-            "sure_claimed": F.when(both & relay, sure_claimed),
-            "sure_word": F.when(both & relay, sure_word),
+            "sure_claimed": F.when(both & relay, of_sure[True][0]),
+            "sure_word": F.when(both & relay, of_sure[True][1]),
+            "left_claimed": F.when(both & relay, of_sure[False][0]),
+            "left_word": F.when(both & relay, of_sure[False][1]),
+            "initiator": F.when(both & relay, F.col("a_signer")),
         }
     ).withColumn(
         "state",
@@ -191,37 +226,57 @@ def verdicts(words: DataFrame) -> DataFrame:
     )
 
 
+def _more(claimed: str, word: str) -> Column:
+    return F.col(claimed) > (1 + INFLATION_LIMIT) * F.col(word)
+
+
+_COUNTED = ("matched", "cut", "conflict", "one_sided", "relay_only", "unclaimed")
+
+
 def settlement_day(rows: DataFrame) -> DataFrame:
     """What did a server deliver by the word of both ends, and what does it claim?"""
     conflict = F.col("state") == "conflict"
-    sums = rows.groupBy("server", "dt").agg(
+    beyond = F.greatest(F.lit(0), F.col("claimed") - F.col("credited"))
+    nothing = F.lit(0).cast("long")
+    by_initiator = rows.groupBy("server", "dt", "initiator").agg(
         F.count(F.lit(1)).alias("transports"),
         F.sum("claimed").alias("claimed_bytes"),
         F.sum(F.when(F.col("state") != "unclaimed", F.col("credited")).otherwise(0)).alias("credited_bytes"),
-        *[
-            F.count_if(F.col("state") == state).alias(state)
-            for state in ("matched", "cut", "conflict", "one_sided", "relay_only", "unclaimed")
-        ],
-        F.coalesce(
-            F.sum(F.when(F.col("state") == "cut", F.greatest(F.lit(0), F.col("claimed") - F.col("credited")))),
-            F.lit(0),
-        ).alias("uncertain_bytes"),
-        F.coalesce(F.sum(F.when(conflict, F.greatest(F.lit(0), F.col("claimed") - F.col("credited")))), F.lit(0)).alias(
-            "inflated_bytes"
-        ),
-        F.sum("sure_claimed").alias("sure_claimed"),
-        F.sum("sure_word").alias("sure_word"),
-        F.count_if(F.col("word").contains("against") | (F.col("word") == STRANGERS)).alias("sided_with_one"),
+        *[F.count_if(F.col("state") == state).alias(state) for state in _COUNTED],
+        F.coalesce(F.sum(F.when(F.col("state") == "cut", beyond)), nothing).alias("uncertain_bytes"),
+        F.coalesce(F.sum(F.when(conflict, beyond)), nothing).alias("inflated_bytes"),
+        *[F.sum(name).alias(name) for name in ("sure_claimed", "sure_word", "left_claimed", "left_word")],
+        # ends that do not name each other say nothing of the server
+        F.count_if(F.col("word").contains("against")).alias("sided_with_one"),
+    )
+    told, on_the_way = F.col("sure_claimed") > 0, F.col("left_claimed") > 0
+    summed = (
+        *("transports", "claimed_bytes", "credited_bytes", *_COUNTED, "uncertain_bytes", "inflated_bytes"),
+        *("sure_claimed", "sure_word", "left_claimed", "left_word", "sided_with_one"),
+    )
+    sums = by_initiator.groupBy("server", "dt").agg(
+        *[F.sum(name).alias(name) for name in summed],
+        F.count_if(told).alias("witnesses"),
+        F.count_if(told & _more("sure_claimed", "sure_word")).alias("accusers"),
+        F.count_if(on_the_way).alias("left_witnesses"),
+        F.count_if(on_the_way & _more("left_claimed", "left_word")).alias("left_accusers"),
     )
     seen = F.col("matched") + F.col("cut") + F.col("conflict")
     inflation = F.col("sure_claimed") / F.nullif(F.col("sure_word"), F.lit(0)) - 1
+    inflated = _more("sure_claimed", "sure_word")
     verdict = (
         F.when(seen == 0, "nobody but the server speaks of it")
+        .when(inflated & (F.col("accusers") >= MOST * F.col("witnesses")), LIES)
         .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, with one end's word")
-        .when(F.col("inflation") > INFLATION_LIMIT, "claims more than both ends")
+        .when(inflated, "claims more, as few of its clients say")
         # anybody can speak of transports that never were
         .when(seen < WITNESS_LIMIT * (F.col("transports") - F.col("unclaimed")), "too few receipts")
-        .otherwise("agrees")
+        # by and reason of an end are the server's own words: who lies in them is not called honest for it
+        .when(
+            _more("left_claimed", "left_word") & (F.col("left_accusers") >= MOST * F.col("left_witnesses")),
+            UNCERTAIN,
+        )
+        .otherwise(AGREES)
     )
     return (
         sums.withColumn("inflation", inflation)

@@ -228,7 +228,7 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
         F.when(F.col("state") == "down", "down all day"),
         F.when(F.col("state") == "unheard", "seen by discovery, wrote nothing that came"),
         F.when(unseen, "says it was up when discovery did not see it"),
-        F.when(F.col("crashes") > 0, "ended without a word"),
+        F.when(F.col("crashes") > 0, "crashed"),
         F.when(F.col("starts") >= 10, "starts again and again"),
         F.when(F.col("skew_ms") > CLOCK_LIMIT_MS, "its clock is ahead of discovery's"),
         F.when(F.col("skew_ms") < -CLOCK_LIMIT_MS, "its clock is behind discovery's"),
