@@ -203,7 +203,7 @@ def _settlement(read: Reader) -> Section | None:
         )
         found.lines.append(
             f"that it claims more say {row['accusers'] or 0:,} of {row['witnesses'] or 0:,} clients that asked for "
-            f"transports ({MOST * 100:g} % are needed)"
+            f"transports (more than {MOST * 100:g} % are needed)"
         )
         claimed, word = (sum(one[name] or 0 for one in verdicts) for name in ("left_claimed", "left_word"))
         found.lines.append(

@@ -30,7 +30,7 @@ TOLERANCE = 0.01
 INFLATION_LIMIT = 0.02
 """Share that a server claims beyond what is credited, over transports with both words, from which it is named, if"""
 MOST = 0.5
-"""so many of its clients say so, each counted once: a few that lie together, or once for much, accuse nobody."""
+"""more than that share of its clients say so, each counted once: a few that lie together accuse nobody."""
 SIDED_LIMIT = 0.01
 """Share of transports in which the server and one end claim more than the other, from which it is named."""
 FIRST_WINDOW = 256 * 1024
@@ -266,14 +266,14 @@ def settlement_day(rows: DataFrame) -> DataFrame:
     inflated = _more("sure_claimed", "sure_word")
     verdict = (
         F.when(seen == 0, "nobody but the server speaks of it")
-        .when(inflated & (F.col("accusers") >= MOST * F.col("witnesses")), LIES)
+        .when(inflated & (F.col("accusers") > MOST * F.col("witnesses")), LIES)
         .when(F.col("sided_with_one") > SIDED_LIMIT * seen, "claims more, with one end's word")
         .when(inflated, "claims more, as few of its clients say")
         # anybody can speak of transports that never were
         .when(seen < WITNESS_LIMIT * (F.col("transports") - F.col("unclaimed")), "too few receipts")
         # by and reason of an end are the server's own words: who lies in them is not called honest for it
         .when(
-            _more("left_claimed", "left_word") & (F.col("left_accusers") >= MOST * F.col("left_witnesses")),
+            _more("left_claimed", "left_word") & (F.col("left_accusers") > MOST * F.col("left_witnesses")),
             UNCERTAIN,
         )
         .otherwise(AGREES)
