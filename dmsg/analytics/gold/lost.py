@@ -28,9 +28,7 @@ def unfinished(transports: DataFrame, verdicts: DataFrame, former: DataFrame) ->
     :param verdicts: what receipts say of transports of which the server says nothing is in them.
     :param former: receipts that were handed in after the server had started again.
     """
-    events = transports.where(F.col("transport").isNotNull()).withColumn(
-        "pair", F.xxhash64("server", "boot", "transport")
-    )
+    events = transports.where(F.col("transport").isNotNull()).withColumn("pair", F.xxhash64("server", "transport"))
     opened, closed = F.col("what") == "open", F.col("what") == "close"
     halves = events.groupBy("pair").agg(F.bool_or(opened).alias("opened"), F.bool_or(closed).alias("closed"))
     halves = halves.where(~(F.col("opened") & F.col("closed"))).select("pair")
