@@ -26,12 +26,12 @@ from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
 from dmsg.collector.wire import FILE_LIMIT, LINE_LIMIT, Answer, Kind, Offer, WireError, is_spool_name, parse_answer
-from dmsg.delegation.dial import retry_delay
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import ConnectFailed, DmsgError
 from dmsg.keylock import KeyInUse, KeyLock, hold
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.again import Again
+from dmsg.net.retry import retry_delay
 from dmsg.net.stream import DmsgAddress
 from dmsg.net.threads import in_thread
 from dmsg.seldom import Seldom

@@ -11,9 +11,7 @@ from random import Random
 from typing import Any, Protocol
 
 from twisted.application.internet import ClientService
-from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.internet.protocol import Protocol as TwistedProtocol
@@ -23,38 +21,11 @@ from zope.interface import implementer
 from dmsg.discovery.entry import Entry
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.addresses import parse_address
+from dmsg.net.retry import retry_delay
 from dmsg.net.stream import StreamTransport
 
-FIRST_DELAY = 0.5
-"""Seconds before the first new try."""
-DELAY_FACTOR = 1.7
 SHORT_SESSION = 5.0
 """Seconds: a session that ends before counts as a failed try."""
-MAX_DELAY = 60.0
-"""Seconds between tries at most."""
-JITTER = 0.3
-"""Share of a delay that is drawn by chance, so that clients do not come back in step."""
-
-
-def retry_delay(failures: int, random: Random) -> float:
-    """Seconds to wait after that many failed tries in a row; grows, with jitter."""
-    delay = min(MAX_DELAY, FIRST_DELAY * DELAY_FACTOR ** min(failures, 30))
-    return delay * (1 - JITTER + 2 * JITTER * random.random())
-
-
-def tcp_endpoint(reactor: Any, address: str, timeout: float) -> Any:
-    """A client endpoint for ``host:port``.
-
-    :raises DmsgError: the address is malformed.
-    """
-    host, port = parse_address(address)
-    # a literal address needs no resolver, and its refusal is known at once
-    if isIPAddress(host):
-        return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
-    if isIPv6Address(host):
-        return TCP6ClientEndpoint(reactor, host, port, timeout=timeout)
-    return HostnameEndpoint(reactor, host, port, timeout=timeout)
 
 
 class Session(Protocol):

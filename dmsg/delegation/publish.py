@@ -10,12 +10,13 @@ from typing import Any
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.logger import Logger
 
-from dmsg.delegation.dial import retry_delay
+from dmsg.discovery.contest import CONTESTED_TIME, Contest
 from dmsg.discovery.entry import REFRESH, ClientMeta, Entry, with_feature
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.again import Again
+from dmsg.net.retry import retry_delay
 
 PUBLISH_DELAY = 0.05
 """Seconds in which changes of the server list are collected into one POST."""
@@ -23,32 +24,6 @@ WITHDRAW_TIMEOUT = 2.0
 """Seconds that stopping waits for discovery."""
 REFRESH_EVERY = 1800.0
 """Seconds after which an entry is posted again that has not changed: discovery drops it after two hours."""
-CONTESTED_POSTS = 3
-"""How often an entry that another program replaced is posted again within ``CONTESTED_TIME``."""
-CONTESTED_TIME = 600.0
-"""Seconds."""
-
-
-class Contest:
-    """Two programs with one key replace each other's entry: how often this one answers.
-
-    :param now: seconds of a monotonic clock.
-    """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._posts: list[float] = []
-
-    def lost(self) -> bool:
-        """The entry was replaced: whether it is not to be posted again for now."""
-        now = self._now()
-        self._posts = [at for at in self._posts if at > now - CONTESTED_TIME]
-        if len(self._posts) >= CONTESTED_POSTS:
-            return True
-        self._posts.append(now)
-        return False
-
-
 _log = Logger()
 
 

@@ -13,12 +13,12 @@ from twisted.internet.interfaces import IDelayedCall, IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.delegation.dial import retry_delay
-from dmsg.delegation.publish import CONTESTED_TIME, Contest
+from dmsg.discovery.contest import CONTESTED_TIME, Contest
 from dmsg.discovery.entry import Entry, ServerMeta, features
 from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.retry import retry_delay
 
 REFRESH_INTERVAL = 30.0
 """Seconds between refreshes of the entry; discovery lists it for longer than that."""

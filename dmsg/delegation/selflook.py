@@ -8,9 +8,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from dmsg.delegation.dial import tcp_endpoint
 from dmsg.keys import PubKey
-from dmsg.net.connect import LinkClientEndpoint
+from dmsg.net.connect import LinkClientEndpoint, tcp_endpoint
 from dmsg.net.link import Link
 
 LOOK_TIMEOUT = 10.0

@@ -16,13 +16,14 @@ from typing import Any
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger
 
-from dmsg.delegation.dial import ServerLink, Session, SessionOpener, retry_delay
+from dmsg.delegation.dial import ServerLink, Session, SessionOpener
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.isolate import isolated
 from dmsg.keys import PubKey
 from dmsg.net.again import Again
+from dmsg.net.retry import retry_delay
 from dmsg.net.stream import StreamTransport
 
 RACE = 2

@@ -9,14 +9,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory
 from twisted.python.failure import Failure
 
-from dmsg.delegation.dial import tcp_endpoint
 from dmsg.delegation.doorman import Doorman
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.handshake import LinkHandshake
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
 from dmsg.messaging.session import Acks, ClientSession
 from dmsg.messaging.wire import Profile
-from dmsg.net.connect import LinkClientEndpoint
+from dmsg.net.connect import LinkClientEndpoint, tcp_endpoint
 from dmsg.net.plain import PlainLink
 from dmsg.net.turn import TurnFlush
 

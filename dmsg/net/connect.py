@@ -5,13 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from twisted.internet.abstract import isIPAddress, isIPv6Address
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
 from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from dmsg.keys import PubKey
+from dmsg.net.addresses import parse_address
 from dmsg.net.link import Link
+
+
+def tcp_endpoint(reactor: Any, address: str, timeout: float) -> Any:
+    """A client endpoint for ``host:port``.
+
+    :raises DmsgError: the address is malformed.
+    """
+    host, port = parse_address(address)
+    # a literal address needs no resolver, and its refusal is known at once
+    if isIPAddress(host):
+        return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
+    if isIPv6Address(host):
+        return TCP6ClientEndpoint(reactor, host, port, timeout=timeout)
+    return HostnameEndpoint(reactor, host, port, timeout=timeout)
 
 
 class LinkClientEndpoint:

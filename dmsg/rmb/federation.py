@@ -20,10 +20,11 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.rmb.address import Session
-from dmsg.rmb.delivery import SPILL_AFTER, Message
+from dmsg.rmb.confirm import Message
+from dmsg.rmb.delivery import SPILL_AFTER
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
-from dmsg.rmb.queues import FEDERATION, Queued
+from dmsg.rmb.queue_interface import FEDERATION, Queued
 from dmsg.rmb.ranker import Ranker
 from dmsg.rmb.relay import EXPIRED, NO_RELAY, OFFLINE, REMOTE
 from dmsg.rmb.slots import Slots

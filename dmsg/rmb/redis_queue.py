@@ -25,7 +25,8 @@ from dmsg.isolate import isolated
 from dmsg.net.redis import open_redis, patience, subscribe, without_password
 from dmsg.rmb.address import STREAM_PREFIX
 from dmsg.rmb.errors import QueueUnavailable
-from dmsg.rmb.queues import BATCH, BATCH_BYTES, EXPIRED, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.queue_interface import BATCH, BATCH_BYTES, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.queues import EXPIRED
 
 FEDERATION_STREAM = "relay.federation.stream"
 CHANNEL = "rmb.queue"

@@ -26,7 +26,8 @@ from dmsg.rmb.holdings import SessionHoldings
 from dmsg.rmb.limiter import FixedWindow
 from dmsg.rmb.metrics import RelayMetrics
 from dmsg.rmb.poster import Poster
-from dmsg.rmb.queues import QueueLimits, SQLiteQueue
+from dmsg.rmb.queue_interface import QueueLimits
+from dmsg.rmb.queues import SQLiteQueue
 from dmsg.rmb.ranker import PERIOD, Ranker
 from dmsg.rmb.redis_queue import RedisQueue
 from dmsg.rmb.registry.cache import CachedRegistry

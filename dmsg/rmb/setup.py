@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
-from dmsg.delegation.dial import retry_delay
+from dmsg.net.retry import retry_delay
 from dmsg.rmb.cipher import Encryption
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.identity import Signer

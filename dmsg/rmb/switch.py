@@ -20,12 +20,13 @@ from dmsg.errors import DmsgError
 from dmsg.isolate import isolated
 from dmsg.rmb import relay as rules
 from dmsg.rmb.address import Session
-from dmsg.rmb.delivery import LINE_MESSAGES, SPILL_AFTER, Delivery, Ledger, Message
+from dmsg.rmb.confirm import Ledger, Message
+from dmsg.rmb.delivery import LINE_MESSAGES, SPILL_AFTER, Delivery
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.federation import FULL, Federation, Outcome
 from dmsg.rmb.parking import Parking
-from dmsg.rmb.queues import FEDERATION, Queued
+from dmsg.rmb.queue_interface import FEDERATION, Queued
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import Action, Refused, Relay, wants_answer
 from dmsg.rmb.twin import Twin

@@ -20,10 +20,10 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.delegation.dial import retry_delay
 from dmsg.errors import DmsgError, DmsgTimeout
+from dmsg.net.retry import retry_delay
 from dmsg.net.turn import TurnFlush
-from dmsg.rmb.delivery import Ledger, Message
+from dmsg.rmb.confirm import Ledger, Message
 from dmsg.rmb.errors import CallTimeout, Drop, RmbError
 from dmsg.rmb.websocket import GOING_AWAY, NORMAL, Socket, connect
 from dmsg.rmb.wire import MAX_MESSAGE

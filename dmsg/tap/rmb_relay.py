@@ -13,7 +13,7 @@ from dmsg.tap.options import EntityOptions, descriptors, endpoint, number, own_p
 from dmsg.tap.running import StopOnFailure
 
 try:
-    from dmsg.rmb.queues import QueueLimits
+    from dmsg.rmb.queue_interface import QueueLimits
     from dmsg.rmb.ranker import PERIOD
     from dmsg.rmb.registry.service import check_registry
     from dmsg.rmb.server import MAX_SESSIONS, RelaySettings, RmbRelay

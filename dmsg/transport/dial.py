@@ -7,9 +7,9 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
 
-from dmsg.delegation.dial import tcp_endpoint
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.connect import tcp_endpoint
 from dmsg.net.link import HANDSHAKE_TIMEOUT
 from dmsg.net.noise import NoiseClientEndpoint
 from dmsg.net.turn import TurnFlush

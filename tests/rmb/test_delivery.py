@@ -12,12 +12,14 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.rmb import delivery, frames, uplink
+from dmsg.rmb import confirm, delivery, frames, uplink
 from dmsg.rmb.address import Session
-from dmsg.rmb.delivery import Delivery, Ledger, Message
+from dmsg.rmb.confirm import Ledger, Message
+from dmsg.rmb.delivery import Delivery
 from dmsg.rmb.errors import CallTimeout, QueueUnavailable
 from dmsg.rmb.frames import Frames, FrameTooLarge
-from dmsg.rmb.queues import FEDERATION, Queued, QueueLimits, SQLiteQueue
+from dmsg.rmb.queue_interface import FEDERATION, Queued, QueueLimits
+from dmsg.rmb.queues import SQLiteQueue
 from dmsg.rmb.uplink import OutboxFull, Uplink
 
 
@@ -61,7 +63,7 @@ class LedgerTests(SynchronousTestCase):
         self.assertEqual((self.pongs, self.ledger.size), ([b"two", b"three"], 0))
 
     def test_relaxed_by_bytes_too(self) -> None:
-        self.patch(delivery, "FEW_BYTES", 10)
+        self.patch(confirm, "FEW_BYTES", 10)
         called: list[int] = []
         messages = []
         for size in (1, 9, 2, 8):
@@ -83,11 +85,11 @@ class LedgerTests(SynchronousTestCase):
     def test_relaxed(self) -> None:
         """Called once, when few are left."""
         called: list[int] = []
-        messages = [self.message() for _ in range(delivery.FEW + 2)]
+        messages = [self.message() for _ in range(confirm.FEW + 2)]
         self.ledger.relaxed = lambda: called.append(len(self.ledger))
         for message in messages:
             message.settle()
-        self.assertEqual([delivery.FEW], called)
+        self.assertEqual([confirm.FEW], called)
 
 
 class FakeSession:

@@ -17,7 +17,7 @@ from dmsg.net.share import STEPS
 from dmsg.rmb import frames, site, switch, token
 from dmsg.rmb.address import Session
 from dmsg.rmb.errors import Drop, IdentityError, RegistryUnavailable
-from dmsg.rmb.queues import BATCH_BYTES, QueueLimits
+from dmsg.rmb.queue_interface import BATCH_BYTES, QueueLimits
 from dmsg.rmb.registry.client import HTTPRegistry
 from dmsg.rmb.server import open_queue
 from dmsg.rmb.twin import parse_account

@@ -17,7 +17,8 @@ from dmsg.rmb.address import Session
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.peer.files import FileUploads
-from dmsg.rmb.queues import QueueLimits, SQLiteQueue
+from dmsg.rmb.queue_interface import QueueLimits
+from dmsg.rmb.queues import SQLiteQueue
 from dmsg.rmb.seal import Received
 from dmsg.rmb.uplink import Uplink, dealt_with
 from tests.rmb.test_delivery import FakeSocket

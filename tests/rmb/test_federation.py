@@ -12,13 +12,14 @@ from twisted.web.server import NOT_DONE_YET, Site
 
 from dmsg.rmb import federation, poster, switch, wire
 from dmsg.rmb.address import Session
-from dmsg.rmb.delivery import Message
+from dmsg.rmb.confirm import Message
 from dmsg.rmb.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.federation import Federation, Outcome
 from dmsg.rmb.metrics import RelayMetrics
 from dmsg.rmb.poster import Poster
-from dmsg.rmb.queues import Queued, SQLiteQueue
+from dmsg.rmb.queue_interface import Queued
+from dmsg.rmb.queues import SQLiteQueue
 from dmsg.rmb.ranker import Ranker
 from dmsg.rmb.twin import Twin, check_relay
 from tests.rmb.network import RmbCase, pause
@@ -378,7 +379,7 @@ class IntakeTests(FederationCase):
     @asynchronous
     async def test_A9_when_the_queue_fails(self) -> None:
         """503, so that the other relay tries again."""
-        from dmsg.rmb.queues import QueueLimits
+        from dmsg.rmb.queue_interface import QueueLimits
 
         await self.make(queue_limits=QueueLimits(total=1))
         await self.b.drop()

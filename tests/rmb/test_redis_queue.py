@@ -10,7 +10,7 @@ from twisted.internet import reactor
 from dmsg.net import redis as net_redis
 from dmsg.rmb.address import Session
 from dmsg.rmb.errors import Drop, QueueUnavailable
-from dmsg.rmb.queues import FEDERATION, QueueLimits
+from dmsg.rmb.queue_interface import FEDERATION, QueueLimits
 from dmsg.rmb.redis_queue import FEDERATION_STREAM, RedisQueue
 from tests.redis import RedisServer, redis_server, shared_redis
 from tests.rmb.network import RmbCase, pause

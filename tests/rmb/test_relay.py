@@ -16,7 +16,7 @@ from dmsg.net.socketopts import held, queued
 from dmsg.rmb import delivery, frames, site, switch, token, wire
 from dmsg.rmb.address import Session
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
-from dmsg.rmb.queues import QueueLimits
+from dmsg.rmb.queue_interface import QueueLimits
 from tests.rmb.network import RawTwin, RmbCase, pause
 from tests.support import asynchronous
 

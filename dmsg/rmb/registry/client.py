@@ -14,12 +14,12 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
-from dmsg.delegation.dial import retry_delay
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError
 from dmsg.isolate import isolated
 from dmsg.net.body import read_body
 from dmsg.net.fetch import WebClient, cancellable, make_pool, parse_json
+from dmsg.net.retry import retry_delay
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry
 from dmsg.rmb.twin import Twin

@@ -1,0 +1,19 @@
+"""How long to wait before something that failed is tried again."""
+
+from __future__ import annotations
+
+from random import Random
+
+FIRST_DELAY = 0.5
+"""Seconds before the first new try."""
+DELAY_FACTOR = 1.7
+MAX_DELAY = 60.0
+"""Seconds between tries at most."""
+JITTER = 0.3
+"""Share of a delay that is drawn by chance, so that clients do not come back in step."""
+
+
+def retry_delay(failures: int, random: Random) -> float:
+    """Seconds to wait after that many failed tries in a row; grows, with jitter."""
+    delay = min(MAX_DELAY, FIRST_DELAY * DELAY_FACTOR ** min(failures, 30))
+    return delay * (1 - JITTER + 2 * JITTER * random.random())
