@@ -24,7 +24,7 @@ help:
 	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
 	@echo "make rmb-long  the bus: 10,000 messages over sixty kills; the official TypeScript client (node)"
 	@echo "make siege     all entities under attack, and what others feel of it (nine minutes; SIEGE='--seconds=4 --scene=relay' for less)"
-	@echo "make mutate    what part of seeded mutants the tests notice (FILES='dmsg/rmb/wire.py' SAMPLE=60)"
+	@echo "make mutate    what part of seeded mutants the tests notice (FILES='dmsg/rmb/envelope/wire.py' SAMPLE=60)"
 	@echo "make soak      a network under load and faults for SECONDS=600"
 	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"
 	@echo "make fuzz      the property tests with many more examples"
@@ -71,17 +71,21 @@ demo-rmb: $(VENV)/.rmb
 demo-pipeline: $(VENV)/.spark
 	$(BIN)/dmsg analytics demo
 
+# all but those of Spark, which are run in one process: each worker would start a Java of its own
+CORE_TESTS = $(patsubst tests/%/__init__.py,tests.%,$(filter-out tests/analytics/%,$(wildcard tests/*/__init__.py))) \
+	$(patsubst tests/%.py,tests.%,$(wildcard tests/test_*.py))
+
 test: $(VENV)/.spark
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m coverage run -m tests.run -j3 --temp-directory=_trial_temp tests
-	$(BIN)/python -m coverage run -m tests.run --temp-directory=_trial_temp_spark tests.spark.suite
+	$(BIN)/python -m coverage run -m tests.run -j3 --temp-directory=_trial_temp $(CORE_TESTS)
+	$(BIN)/python -m coverage run -m tests.run --temp-directory=_trial_temp_spark tests.analytics
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 	@$(BIN)/python -m tests.run --summary _trial_temp _trial_temp_spark
 
 # the same without Java and Spark
 test-core: $(VENV)/.test
-	$(BIN)/python -m tests.run -j3 --temp-directory=_trial_temp tests
+	$(BIN)/python -m tests.run -j3 --temp-directory=_trial_temp $(CORE_TESTS)
 	@$(BIN)/python -m tests.run --summary _trial_temp
 
 # every command and every program of README and docs, run as it stands
@@ -109,7 +113,7 @@ $(VENV)/.mutation: $(VENV)/.test
 	$(PIP_INSTALL) --editable '.[mutation,redis,rmb,test]'
 	@touch $@
 
-FILES ?= dmsg/rmb/wire.py
+FILES ?= dmsg/rmb/envelope/wire.py
 SAMPLE ?= 60
 $(VENV)/.fuzz: $(VENV)/.test
 	@echo "installing what guides fuzzing by what it reaches into $(VENV)"
@@ -137,9 +141,9 @@ $(VENV)/.spark-s3: $(VENV)/.spark
 
 # Spark fetches what it needs for it once, 700 MB
 spark-s3: $(VENV)/.spark-s3
-	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_s3 tests.spark.s3_run
+	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_s3 tests.analytics.s3_run
 
-LONG ?= tests.spark.long_runs tests.spark.real_run
+LONG ?= tests.analytics.long_runs tests.analytics.real_run
 spark-long: $(VENV)/.spark-connect
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_spark $(LONG)
 
@@ -156,7 +160,7 @@ lab: $(VENV)/.test
 
 EXAMPLES ?= 20000
 fuzz: $(VENV)/.test
-	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.test_keys tests.noise tests.transport tests.messaging tests.rmb.test_wire tests.rmb.test_delivery tests.rmb.test_random_input tests.rmb.test_door.PlainTests tests.rmb.test_tfchain tests.discovery.test_entry tests.net.test_faults.RandomTests
+	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.test_keys tests.noise tests.v2019 tests.messaging tests.rmb.test_wire tests.rmb.test_delivery tests.rmb.test_random_input tests.rmb.test_door.PlainTests tests.rmb.test_tfchain tests.discovery.test_entry tests.net.test_faults.RandomTests
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* _trial_temp* docs/_build .tox .mypy_cache .ruff_cache .hypothesis

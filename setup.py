@@ -1,11 +1,11 @@
-"""Makes ``dmsg/rmb/envelope_pb2.py`` of ``envelope.proto`` when dmsg is built; all else is in setup.cfg."""
+"""Makes ``dmsg/rmb/envelope/envelope_pb2.py`` of ``envelope.proto`` when dmsg is built; all else is in setup.cfg."""
 
 from pathlib import Path
 
 from setuptools import Command, setup
 from setuptools.command.build import build
 
-PROTO = Path("dmsg/rmb/envelope.proto")
+PROTO = Path("dmsg/rmb/envelope/envelope.proto")
 OUTPUTS = ("envelope_pb2.py", "envelope_pb2.pyi")
 
 

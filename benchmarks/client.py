@@ -68,9 +68,9 @@ async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any)
     from twisted.internet.endpoints import TCP4ClientEndpoint
 
     from dmsg.keys import PubKey, SecKey
-    from dmsg.net.noise import NoiseClientEndpoint
-    from dmsg.transport.session import ClientSession
-    from dmsg.transport.streams import Streams
+    from dmsg.net.links.noise import NoiseClientEndpoint
+    from dmsg.v2019.session import ClientSession
+    from dmsg.v2019.streams import Streams
 
     key = SecKey.generate()
     streams = Streams(reactor, key, lambda port: factory, turn.add_stream) if where["secure"] else None
@@ -110,7 +110,7 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
     from twisted.internet.defer import Deferred, gatherResults
     from twisted.internet.protocol import Factory, Protocol
 
-    from dmsg.cli.bench import measure
+    from dmsg.cli.peers.bench import measure
     from dmsg.keys import PubKey
     from dmsg.net.turn import TurnFlush
 

@@ -11,7 +11,7 @@ from benchmarks.machine import away, start_server
 from benchmarks.wire import Connection, open_transport
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
-from dmsg.transport.wire import ACCEPT, CLOSE, FWD, PING, REQUEST, encode_frame
+from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, PING, REQUEST, encode_frame
 
 COUNT = 3000
 """Round trips measured each time."""

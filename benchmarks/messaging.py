@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.client import cpu_seconds
 from benchmarks.machine import Entity, aead, away, key_agreement, splice, tcp_echo
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.handshake import LinkHandshake
-from dmsg.messaging.wire import (
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
     CLOSE_CHANNEL,

@@ -32,7 +32,7 @@ from dmsg.analytics.schemas import FAMILIES, SILVER
 from dmsg.analytics.session import make_session
 from dmsg.analytics.simulate import Network, Simulation
 from dmsg.telemetry.schema import BUCKETS
-from tests.spark.oracle import FIELDS
+from tests.analytics.oracle import FIELDS
 
 LAST_DAY = date(2026, 3, 10)
 DAYS = 5

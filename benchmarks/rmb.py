@@ -14,11 +14,13 @@ from typing import Any
 
 from benchmarks.bare import bare_connects
 from benchmarks.machine import Entity, away
-from dmsg.rmb import frames, token, wire
-from dmsg.rmb.address import Session
-from dmsg.rmb.envelope_pb2 import Envelope
-from dmsg.rmb.identity import Identity
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.envelope import wire
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
+from dmsg.rmb.socket import frames
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.twin import Twin
 
 PAYLOAD = 300
 """Bytes; with everything else of the envelope 453, as upstream's tools send."""

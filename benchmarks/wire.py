@@ -15,7 +15,7 @@ import time
 from dmsg.keys import PubKey, SecKey
 from dmsg.noise.link import LinkHandshake
 from dmsg.noise.records import MAX_PLAINTEXT, OVERHEAD
-from dmsg.transport.wire import ACCEPT, CLOSE, OK, REQUEST, Frame, FrameBuffer, encode_frame, encode_fwd_header
+from dmsg.v2019.core.wire import ACCEPT, CLOSE, OK, REQUEST, Frame, FrameBuffer, encode_frame, encode_fwd_header
 
 TIMEOUT = 30.0
 RECEIVE_SIZE = 256 * 1024

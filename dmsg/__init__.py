@@ -1,1 +1,96 @@
-"""dmsg: two programs talk when all they know of each other is a public key."""
+"""dmsg: two programs talk when all they know of each other is a public key.
+
+What all families share: keys, errors, streams and their endpoints, discovery,
+who is admitted, events.  A family's own names are in :mod:`dmsg.v2019`,
+:mod:`dmsg.messaging` and :mod:`dmsg.rmb`, a lab for tests in
+:mod:`dmsg.testing`.  Every other module is private and may move.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dmsg.lazily import public
+from dmsg.moved import install
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "dmsg.keys": "PubKey SecKey Signature load_or_create_key read_key_file write_key_file",
+        "dmsg.errors": (
+            "CloseReason ConnectFailed DiscoveryError DmsgError DmsgTimeout DropReason "
+            "EncryptionUnavailable EntryError EntryNotFound HandshakeError KeyFileError KeyFormatError "
+            "LocalProtocolError PingUnavailable RemoteProtocolError SendBufferFull SignatureError "
+            "TransportClosed TransportRefused"
+        ),
+        "dmsg.net.streams.stream": "DmsgAddress StreamLost StreamTimeout StreamTransport",
+        "dmsg.net.streams.endpoints": "DmsgClientEndpoint DmsgServerEndpoint",
+        "dmsg.clients.names": "Names UnknownName",
+        "dmsg.discovery.entry": "ClientMeta Entry Form ServerMeta",
+        "dmsg.discovery.lookup": "Lookup Lookups",
+        "dmsg.discovery.service": "Discovery",
+        "dmsg.servers.admission": "Admission Hook KeyList ListError read_keys",
+        "dmsg.base.memory": "Memory",
+        "dmsg.telemetry.service": "TelemetrySettings",
+        "dmsg.collector.service": "Collector",
+        "dmsg.collector.sender": "SpoolSender",
+    },
+)
+
+if TYPE_CHECKING:
+    from dmsg.base.memory import Memory as Memory
+    from dmsg.clients.names import Names as Names, UnknownName as UnknownName
+    from dmsg.collector.sender import SpoolSender as SpoolSender
+    from dmsg.collector.service import Collector as Collector
+    from dmsg.discovery.entry import ClientMeta as ClientMeta, Entry as Entry, Form as Form, ServerMeta as ServerMeta
+    from dmsg.discovery.lookup import Lookup as Lookup, Lookups as Lookups
+    from dmsg.discovery.service import Discovery as Discovery
+    from dmsg.errors import (
+        CloseReason as CloseReason,
+        ConnectFailed as ConnectFailed,
+        DiscoveryError as DiscoveryError,
+        DmsgError as DmsgError,
+        DmsgTimeout as DmsgTimeout,
+        DropReason as DropReason,
+        EncryptionUnavailable as EncryptionUnavailable,
+        EntryError as EntryError,
+        EntryNotFound as EntryNotFound,
+        HandshakeError as HandshakeError,
+        KeyFileError as KeyFileError,
+        KeyFormatError as KeyFormatError,
+        LocalProtocolError as LocalProtocolError,
+        PingUnavailable as PingUnavailable,
+        RemoteProtocolError as RemoteProtocolError,
+        SendBufferFull as SendBufferFull,
+        SignatureError as SignatureError,
+        TransportClosed as TransportClosed,
+        TransportRefused as TransportRefused,
+    )
+    from dmsg.keys import (
+        PubKey as PubKey,
+        SecKey as SecKey,
+        Signature as Signature,
+        load_or_create_key as load_or_create_key,
+        read_key_file as read_key_file,
+        write_key_file as write_key_file,
+    )
+    from dmsg.net.streams.endpoints import (
+        DmsgClientEndpoint as DmsgClientEndpoint,
+        DmsgServerEndpoint as DmsgServerEndpoint,
+    )
+    from dmsg.net.streams.stream import (
+        DmsgAddress as DmsgAddress,
+        StreamLost as StreamLost,
+        StreamTimeout as StreamTimeout,
+        StreamTransport as StreamTransport,
+    )
+    from dmsg.servers.admission import (
+        Admission as Admission,
+        Hook as Hook,
+        KeyList as KeyList,
+        ListError as ListError,
+        read_keys as read_keys,
+    )
+    from dmsg.telemetry.service import TelemetrySettings as TelemetrySettings
+
+install()

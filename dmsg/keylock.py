@@ -16,8 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from dmsg.base.printable import printable
 from dmsg.errors import KeyFileError
-from dmsg.printable import printable
 
 LOCK_SUFFIX = ".lock"
 _WHO_SIZE = 256

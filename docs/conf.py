@@ -1,6 +1,8 @@
 """Sphinx."""
 
+from importlib import import_module
 from importlib.metadata import version as _version
+from typing import Any
 
 project = "dmsg"
 author = "The dmsg developers"
@@ -22,8 +24,8 @@ def _write_transitions() -> None:
     """The state table of the documentation is the one that the code uses."""
     from pathlib import Path
 
-    from dmsg.messaging.state import TRANSITIONS as OF_CHANNELS
-    from dmsg.transport.state import TRANSITIONS as OF_TRANSPORTS
+    from dmsg.messaging.core.state import TRANSITIONS as OF_CHANNELS
+    from dmsg.v2019.core.state import TRANSITIONS as OF_TRANSPORTS
 
     directory = Path(__file__).parent / "_generated"
     directory.mkdir(exist_ok=True)
@@ -50,3 +52,22 @@ def _write_tables() -> None:
 
 _write_transitions()
 _write_tables()
+
+
+def _public_target(app: Any, env: Any, node: Any, content: Any) -> Any:
+    """A reference to where a public name is defined leads to where it is documented."""
+    target = node.get("reftarget", "")
+    for module in ("dmsg", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing"):
+        for name in import_module(module).__all__:
+            defined = f"{getattr(getattr(import_module(module), name), '__module__', module)}.{name}"
+            if target == defined or target.startswith(defined + "."):
+                kind = node["reftype"]
+                public = module + "." + name + target.removeprefix(defined)
+                domain = env.domains["py"]
+                return domain.resolve_xref(env, node["refdoc"], app.builder, kind, public, node, content)
+    return None
+
+
+def setup(app: Any) -> None:
+    """Sphinx calls it."""
+    app.connect("missing-reference", _public_target)

@@ -5,7 +5,7 @@ asked for are mutants that no test can notice, or none should: in annotations, w
 evaluates, of a module's constants, which are decisions (docs/limits.md), in what decorators
 are called with, as the size of a cache, and the star of a signature.
 
-``make mutate FILES="dmsg/rmb/wire.py" SAMPLE=60``
+``make mutate FILES="dmsg/rmb/envelope/wire.py" SAMPLE=60``
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ TESTS = {
     "dmsg/discovery/entry.py": "tests.test_signed tests.discovery.test_entry tests.discovery.test_api",
     "dmsg/discovery/store/memory.py": "tests.discovery.test_store tests.discovery.test_looks",
     "dmsg/discovery/store/sqlite.py": "tests.discovery.test_store",
-    "dmsg/messaging/client.py": "tests.messaging",
-    "dmsg/messaging/relay.py": "tests.messaging",
-    "dmsg/net/stream.py": "tests.net.test_stream tests.transport.test_secure tests.transport.test_manners",
+    "dmsg/messaging/core/table.py": "tests.messaging",
+    "dmsg/messaging/core/relay.py": "tests.messaging",
+    "dmsg/net/streams/stream.py": "tests.net.test_stream tests.v2019.test_secure tests.v2019.test_manners",
     "dmsg/noise/records.py": "tests.noise",
-    "dmsg/ranked.py": "tests.discovery.test_store tests.rmb.test_enemies.UsedTokenTests",
-    "dmsg/rmb/delivery.py": "tests.rmb.test_delivery",
-    "dmsg/rmb/slots.py": "tests.rmb.test_slots",
-    "dmsg/rmb/token.py": "tests.rmb.test_wire tests.rmb.test_enemies.UsedTokenTests",
-    "dmsg/rmb/wire.py": "tests.rmb.test_wire tests.test_signed",
+    "dmsg/base/ranked.py": "tests.discovery.test_store tests.rmb.test_enemies.UsedTokenTests",
+    "dmsg/rmb/relay/delivery.py": "tests.rmb.test_delivery",
+    "dmsg/rmb/relay/federation/slots.py": "tests.rmb.test_slots",
+    "dmsg/rmb/twins/token.py": "tests.rmb.test_wire tests.rmb.test_enemies.UsedTokenTests",
+    "dmsg/rmb/envelope/wire.py": "tests.rmb.test_wire tests.test_signed",
     "dmsg/telemetry/spool.py": "tests.telemetry.test_spool",
-    "dmsg/transport/agreement.py": "tests.transport.test_secure",
-    "dmsg/transport/client.py": "tests.transport.test_client tests.transport.test_client_vectors "
-    "tests.transport.test_secure tests.transport.test_protocol tests.transport.test_streams "
-    "tests.telemetry.test_receipts tests.transport.test_telemetry",
-    "dmsg/transport/owed.py": "tests.transport.test_owed",
-    "dmsg/transport/relay.py": "tests.transport.test_relay tests.transport.test_relay_corners "
-    "tests.transport.test_vectors "
-    "tests.transport.test_protocol tests.transport.test_policing tests.transport.test_telemetry",
-    "dmsg/transport/secure.py": "tests.transport.test_secure tests.transport.test_windows tests.transport.test_streams",
-    "dmsg/transport/streams.py": "tests.transport.test_streams_table tests.transport.test_streams "
-    "tests.transport.test_secure",
+    "dmsg/v2019/core/agreement.py": "tests.v2019.test_secure",
+    "dmsg/v2019/core/table.py": "tests.v2019.test_client tests.v2019.test_client_vectors "
+    "tests.v2019.test_secure tests.v2019.test_protocol tests.v2019.test_streams "
+    "tests.telemetry.test_receipts tests.v2019.test_telemetry",
+    "dmsg/v2019/core/owed.py": "tests.v2019.test_owed",
+    "dmsg/v2019/core/relay.py": "tests.v2019.test_relay tests.v2019.test_relay_corners "
+    "tests.v2019.test_vectors "
+    "tests.v2019.test_protocol tests.v2019.test_policing tests.v2019.test_telemetry",
+    "dmsg/v2019/core/secure.py": "tests.v2019.test_secure tests.v2019.test_windows tests.v2019.test_streams",
+    "dmsg/v2019/streams.py": "tests.v2019.test_streams_table tests.v2019.test_streams tests.v2019.test_secure",
 }
 """By file; others need ``--tests``."""
 
@@ -57,7 +56,7 @@ TESTS = {
 def copy_tree(target: Path) -> None:
     """What git knows, as it is now, and what was compiled."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
-    names = [*listed.decode().split("\0"), "dmsg/rmb/envelope_pb2.py", "dmsg/rmb/envelope_pb2.pyi"]
+    names = [*listed.decode().split("\0"), "dmsg/rmb/envelope/envelope_pb2.py", "dmsg/rmb/envelope_pb2.pyi"]
     for name in names:
         if name and (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +171,7 @@ def mutate(name: str, tests: str, number: int, seed: int) -> list[tuple[bool, st
 def main() -> int:
     """The command.  Status 1: a file has a smaller part noticed than ``--least``."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="as in dmsg/rmb/wire.py")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="as in dmsg/rmb/envelope/wire.py")
     parser.add_argument("--sample", type=int, default=60, help="mutants of each file")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tests", help="trial's names of the tests, if the file is not known")

@@ -13,11 +13,11 @@ from twisted.internet.task import Clock
 from twisted.test import iosim
 
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.noise import NoiseLink
+from dmsg.net.links.noise import NoiseLink
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.records import RecordOpener
-from dmsg.transport.protocol import ServerFactory
-from dmsg.transport.session import ClientSession
+from dmsg.v2019.protocol import ServerFactory
+from dmsg.v2019.session import ClientSession
 
 VECTORS = Path(__file__).parent / "vectors"
 
@@ -178,7 +178,7 @@ class RawClient(Protocol):
 
     def __init__(self, key: SecKey, server: PubKey, ephemeral: SecKey | None = None) -> None:
         from dmsg.noise.link import LinkHandshake
-        from dmsg.transport.wire import FrameBuffer
+        from dmsg.v2019.core.wire import FrameBuffer
 
         self._handshake = LinkHandshake(key, server, ephemeral=ephemeral)
         self._buffer = FrameBuffer()

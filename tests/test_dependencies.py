@@ -72,7 +72,7 @@ class DependencyTests(SynchronousTestCase):
             {
                 name
                 for name, path in needed.items()
-                if not path.startswith(("tests/spark/", "tests/mutation", "tests/fuzz/__main__"))
+                if not path.startswith(("tests/analytics/", "tests/mutation", "tests/fuzz/__main__"))
             },
             set(),
         )

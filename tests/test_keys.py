@@ -7,13 +7,12 @@ import os
 import stat
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature, load_or_create_key, read_key_file, sha256, write_key_file
-from dmsg.rmb.secrets import TwinSecret, write_secret
+from dmsg.rmb.twins.secrets import TwinSecret, write_secret
 from tests.support import vectors
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.memory import LEAST, OLD, Holding, Memory, default_limit
+from dmsg.base.memory import LEAST, OLD, Holding, Memory, default_limit
 
 
 class MemoryTests(SynchronousTestCase):

@@ -5,30 +5,27 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import RemoteProtocolError
-from dmsg.messaging.client import ClientConnection as MessagingConnection
-from dmsg.messaging.events import Opened as MessagingOpened
-from dmsg.messaging.events import Requested as MessagingRequested
-from dmsg.messaging.relay import Relay as MessagingRelay
-from dmsg.messaging.wire import Profile
-from dmsg.messaging.wire import encode_frame as messaging_frame
+from dmsg.messaging.core.events import Opened as MessagingOpened, Requested as MessagingRequested
+from dmsg.messaging.core.relay import Relay as MessagingRelay
+from dmsg.messaging.core.table import ClientConnection as MessagingConnection
+from dmsg.messaging.core.wire import Profile, encode_frame as messaging_frame
 from dmsg.noise.records import RecordOpener, RecordSealer
-from dmsg.rmb import frames as websocket
-from dmsg.transport.client import ClientConnection
-from dmsg.transport.events import DataReceived, Requested
-from dmsg.transport.relay import Relay
-from dmsg.transport.wire import DRAIN, FWD, OK, REQUEST, Frame
+from dmsg.rmb.socket import frames as websocket
+from dmsg.v2019.core.events import DataReceived, Requested
+from dmsg.v2019.core.relay import Relay
+from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.wire import DRAIN, FWD, OK, REQUEST, Frame
 from tests.messaging.support import KEYS as MESSAGING_KEYS
 from tests.messaging.test_relay import FakePort as MessagingPort
 from tests.support import KEYS, Accepting, Recorder
-from tests.transport.secure_support import SecureCase
-from tests.transport.test_relay import FakePort
+from tests.v2019.secure_support import SecureCase
+from tests.v2019.test_relay import FakePort
 
 KEY = bytes(range(32))
 CUTS = st.lists(st.integers(0, 400), max_size=12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.seldom import MAX_KINDS, Seldom
+from dmsg.base.seldom import MAX_KINDS, Seldom
 
 
 class SeldomTests(SynchronousTestCase):

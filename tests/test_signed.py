@@ -17,12 +17,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.discovery.entry import ClientMeta, Deletion, Entry, EntrySignatureError, ServerMeta, Successor
 from dmsg.discovery.ranking import RankingError, read_ranking, sign_ranking
 from dmsg.keys import SecKey
-from dmsg.rmb import token, wire
-from dmsg.rmb.address import Session
-from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.envelope import wire
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import TokenError
-from dmsg.rmb.identity import Identity
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.twin import Twin
 from dmsg.telemetry.receipts import Receipt, ReceiptError, Role, parse_receipt
 
 KEYS = [SecKey.from_seed(b"signed %d" % number) for number in range(4)]

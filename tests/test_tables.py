@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.tables import remember, uncount
+from dmsg.base.tables import remember, uncount
 
 
 class TableTests(SynchronousTestCase):

@@ -10,9 +10,10 @@ from itertools import count
 from benchmarks.machine import Entity, away
 from benchmarks.rmb import KEY, Twins, WebSocket
 from benchmarks.siege.scene import ENEMY, Scene, again, silent, until
-from dmsg.rmb import frames, token
-from dmsg.rmb.address import Session
-from dmsg.rmb.identity import Identity
+from dmsg.rmb.socket import frames
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import Identity
 
 ENEMY_TWIN = 4
 """Number of the enemy's twin in the registry; the innocent have the first three."""

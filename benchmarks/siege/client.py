@@ -15,15 +15,15 @@ from benchmarks.siege.scene import ENEMY, Scene, again, until
 from benchmarks.wire import Connection
 from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.keys import PubKey, SecKey
-from dmsg.transport.agreement import Hello, Proposal
-from dmsg.transport.wire import ACK, CLOSE, FWD, REQUEST, encode_frame
+from dmsg.v2019.core.agreement import Hello, Proposal
+from dmsg.v2019.core.wire import ACK, CLOSE, FWD, REQUEST, encode_frame
 
 VICTIM = r"""
 import sys
 from twisted.internet import reactor
 from twisted.internet.protocol import Factory, Protocol
 from dmsg.keys import SecKey
-from dmsg.transport.service import Client
+from dmsg.v2019.client import Client
 
 class Echo(Protocol):
     def dataReceived(self, data):

@@ -8,7 +8,7 @@ from benchmarks.machine import Entity, away
 from benchmarks.messaging import PROFILE, Connection
 from benchmarks.siege.scene import ENEMY, Scene, again, silent, until
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.wire import OPEN_CHANNEL, SEND, encode_frame
+from dmsg.messaging.core.wire import OPEN_CHANNEL, SEND, encode_frame
 
 
 def _connect(host: str, port: str, key: str, source: str = ENEMY) -> Connection:

@@ -9,7 +9,7 @@ from benchmarks.machine import Entity, away
 from benchmarks.siege.scene import ENEMY, HONEST, Scene, again, silent, until
 from benchmarks.wire import Connection, open_transport
 from dmsg.keys import PubKey, SecKey
-from dmsg.transport.wire import FWD, REQUEST, encode_frame
+from dmsg.v2019.core.wire import FWD, REQUEST, encode_frame
 
 
 def _strays(per_record: int) -> Callable[[float, str, str, str], None]:

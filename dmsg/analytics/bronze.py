@@ -6,8 +6,7 @@ reason, to the family ``quarantine``.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 from pyspark.sql.types import LongType
 
 from dmsg.analytics.schemas import CORRUPT, DAY_MS, EVENT, FAMILIES, QUARANTINE

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
 from functools import cache
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 
 from dmsg.analytics import bronze, silver
 from dmsg.analytics.gold import abuse, capacity, lost, network, settlement, traffic, uptime

@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from dmsg.printable import printable
+from dmsg.base.printable import printable
 
 EXIT_PIPE = 141
 """128 and SIGPIPE."""

@@ -26,16 +26,16 @@ from twisted.logger import (
 )
 
 from dmsg.cli import output
-from dmsg.delegation.client import MIN_SERVERS, DelegatedClient
+from dmsg.clients.client import MIN_SERVERS, DelegatedClient
+from dmsg.clients.names import Names, UnknownName
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
-from dmsg.names import Names, UnknownName
-from dmsg.net.stream import DmsgAddress
-from dmsg.transport.service import Client
-from dmsg.transport.streams import RESUME_TIMEOUT
-from dmsg.transport.strings import parse_port
+from dmsg.net.streams.stream import DmsgAddress
+from dmsg.v2019.client import Client
+from dmsg.v2019.streams import RESUME_TIMEOUT
+from dmsg.v2019.strings import parse_port
 
 T = TypeVar("T")
 C = TypeVar("C", bound=DelegatedClient)
@@ -444,17 +444,3 @@ async def serve_until_interrupted(port: IListeningPort, *others: IListeningPort)
     finally:
         for one in (port, *others):
             await maybeDeferred(one.stopListening)
-
-
-def human_size(size: float) -> str:
-    """As in ``1.2 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
-def milliseconds(seconds: float) -> str:
-    """As in ``1.23 ms``."""
-    return f"{seconds * 1000:.2f} ms"

@@ -15,12 +15,12 @@ from twisted.protocols.basic import LineReceiver
 from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
+from dmsg.base.seldom import Seldom
 from dmsg.collector.store import Full, Store, Unfit
 from dmsg.collector.wire import LINE_LIMIT, Answer, Kind, Offer, WireError, parse_offer
 from dmsg.keys import PubKey
-from dmsg.net.stream import DmsgAddress
+from dmsg.net.streams.stream import DmsgAddress
 from dmsg.net.threads import in_thread
-from dmsg.seldom import Seldom
 
 QUIET_LIMIT = 60.0
 """Seconds without a byte of who has something to say; then the stream is ended."""

@@ -25,6 +25,7 @@ from twisted.protocols.basic import FileSender, LineReceiver
 from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
+from dmsg.base.seldom import Seldom
 from dmsg.collector.wire import FILE_LIMIT, LINE_LIMIT, Answer, Kind, Offer, WireError, is_spool_name, parse_answer
 from dmsg.discovery.lookup import Lookups
 from dmsg.errors import ConnectFailed, DmsgError
@@ -32,12 +33,11 @@ from dmsg.keylock import KeyInUse, KeyLock, hold
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.again import Again
 from dmsg.net.retry import retry_delay
-from dmsg.net.stream import DmsgAddress
+from dmsg.net.streams.stream import DmsgAddress
 from dmsg.net.threads import in_thread
-from dmsg.seldom import Seldom
 from dmsg.telemetry.schema import SEGMENT_SUFFIX
 from dmsg.telemetry.service import Sent
-from dmsg.transport.service import Client
+from dmsg.v2019.client import Client
 
 KEY_FILE = "sender.key"
 """In the spool's directory."""

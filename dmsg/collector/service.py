@@ -18,14 +18,14 @@ from twisted.logger import Logger
 from dmsg.collector.receiver import ReceivingFactory
 from dmsg.collector.store import LIMIT, RESERVE, Store
 from dmsg.collector.wire import PORT
-from dmsg.delegation.admission import LOOK_INTERVAL, KeyList
-from dmsg.delegation.status import StatusPages, status_site
 from dmsg.discovery.lookup import Lookups
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.again import Again
 from dmsg.net.threads import in_thread
+from dmsg.servers.admission import LOOK_INTERVAL, KeyList
+from dmsg.servers.status import StatusPages, status_site
 from dmsg.telemetry.metrics import CONTENT_TYPE
-from dmsg.transport.service import Client
+from dmsg.v2019.client import Client
 
 COUNT_INTERVAL = 600.0
 """Seconds between looks how much is there: who reads the files may take old ones away."""

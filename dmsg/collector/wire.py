@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from dmsg.base.printable import printable
 from dmsg.errors import DmsgError
-from dmsg.printable import printable
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX, SEGMENT_SUFFIX
 
 VERSION = 1

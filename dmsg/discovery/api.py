@@ -24,7 +24,7 @@ from twisted.web.resource import IResource
 from twisted.web.server import Site
 from werkzeug.exceptions import HTTPException
 
-from dmsg.buckets import RateLimit
+from dmsg.base.buckets import RateLimit
 from dmsg.discovery.entry import (
     MAX_ENTRY_SIZE,
     NULL_KEY,
@@ -47,7 +47,7 @@ from dmsg.discovery.telemetry import DiscoveryTelemetry
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import block_of, is_public
-from dmsg.net.site import answer, answer_http_error, gated_site
+from dmsg.net.web.site import answer, answer_http_error, gated_site
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
 
@@ -478,7 +478,7 @@ def make_site(
     post_burst: float = POST_BURST,
     proxied: bool = False,
 ) -> Site:
-    """The factory to listen with, see :func:`dmsg.net.site.gated_site`."""
+    """The factory to listen with, see :func:`dmsg.net.web.site.gated_site`."""
 
     def refused(reason: str) -> None:
         metrics.refused.labels(reason).inc()

@@ -24,6 +24,7 @@ from twisted.internet.error import ConnectError
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.base.tables import remember
 from dmsg.discovery import proof
 from dmsg.discovery.entry import Entry, Form, decode
 from dmsg.discovery.manners import Allowance, Hosts, Names, Postponed
@@ -32,7 +33,6 @@ from dmsg.discovery.store.base import NEVER, Due
 from dmsg.errors import DmsgError, EntryError, HandshakeError
 from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
 from dmsg.net.again import Again
-from dmsg.tables import remember
 
 LOOK_EVERY = 5.0
 """Seconds between rounds."""

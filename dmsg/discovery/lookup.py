@@ -14,8 +14,14 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
-from twisted.internet.error import ConnectionDone, ConnectionLost, ConnectionRefusedError, DNSLookupError, NoRouteError
-from twisted.internet.error import TimeoutError as TwistedTimeoutError
+from twisted.internet.error import (
+    ConnectionDone,
+    ConnectionLost,
+    ConnectionRefusedError,
+    DNSLookupError,
+    NoRouteError,
+    TimeoutError as TwistedTimeoutError,
+)
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -35,8 +41,8 @@ from dmsg.discovery.entry import (
 )
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.body import AnswerTooLong, read_body
-from dmsg.net.fetch import WebClient, cancellable, make_pool, parse_json
+from dmsg.net.web.body import AnswerTooLong, read_body
+from dmsg.net.web.fetch import WebClient, cancellable, make_pool, parse_json
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IResolutionReceiver
 from zope.interface import implementer
 
+from dmsg.base.tables import remember, uncount
 from dmsg.net.addresses import Address, block_of, is_public, literal
-from dmsg.tables import remember, uncount
 
 PORTS, PORTS_OF_PLACE = 16, 4
 """Ports of one address that are looked at in a window, in all, and for who posts from one place: nobody has discovery

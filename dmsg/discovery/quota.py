@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
+from dmsg.base.tables import uncount
 from dmsg.net.addresses import block_of, is_public
-from dmsg.tables import uncount
 
 OF_POSTER = 32
 """Servers whose entries come from one public address, or block."""

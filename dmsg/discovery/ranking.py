@@ -27,8 +27,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from dmsg.errors import DmsgError
-from dmsg.isolate import isolated
 from dmsg.keys import PubKey, SecKey, Signature
+from dmsg.net.isolate import isolated
 
 LOOK_INTERVAL = 5.0
 """Seconds between looks at the file."""

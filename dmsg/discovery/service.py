@@ -13,6 +13,7 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
+from dmsg.base.memory import default_limit
 from dmsg.discovery.api import (
     BURST,
     ENTRY_TTL,
@@ -30,9 +31,8 @@ from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.store import STORE_LIMIT, open_store
 from dmsg.discovery.sweep import Sweep
 from dmsg.errors import DiscoveryError
-from dmsg.memory import default_limit
-from dmsg.net.guard import GuardedFactory
 from dmsg.net.socketopts import tune_listening
+from dmsg.net.web.guard import GuardedFactory
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
 
@@ -49,7 +49,7 @@ class Discovery(Service):
         listed as long as they are there.
     :param private_servers: servers in private networks are looked at, too, whoever posts their entries.
     :param openings: how servers are asked to prove their keys.
-    :param store_limit: bytes of entries that are kept; None: in memory :func:`~dmsg.memory.default_limit`, else
+    :param store_limit: bytes of entries that are kept; None: in memory :func:`~dmsg.base.memory.default_limit`, else
         :data:`~dmsg.discovery.store.STORE_LIMIT`.
     :param entry_ttl: seconds after which entries of programs are dropped that do not post them again.
     :param ranking: by which servers are preferred.

@@ -7,8 +7,8 @@ from typing import Any
 
 from twisted.logger import Logger
 
+from dmsg.base.seldom import Seldom
 from dmsg.net.again import Again
-from dmsg.seldom import Seldom
 from dmsg.telemetry.metrics import Metrics
 
 SWEEP_EVERY = 30.0

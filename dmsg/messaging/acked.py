@@ -1,4 +1,4 @@
-"""A channel whose ends acknowledge, or may: timers around :mod:`dmsg.messaging.acks`."""
+"""A channel whose ends acknowledge, or may: timers around :mod:`dmsg.messaging.core.acks`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from dmsg.messaging.acks import ACK_INTERVAL, GAP, AckLayer, looks_acknowledged
+from dmsg.messaging.core.acks import ACK_INTERVAL, GAP, AckLayer, looks_acknowledged
 
 UNDECIDED_LIMIT = 3.0
 """Seconds that what is written waits for a first word of the remote, where only that says whether it acknowledges."""

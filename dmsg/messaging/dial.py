@@ -9,14 +9,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory
 from twisted.python.failure import Failure
 
-from dmsg.delegation.doorman import Doorman
+from dmsg.clients.doorman import Doorman
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
 from dmsg.messaging.session import Acks, ClientSession
-from dmsg.messaging.wire import Profile
-from dmsg.net.connect import LinkClientEndpoint, tcp_endpoint
-from dmsg.net.plain import PlainLink
+from dmsg.net.links.connect import LinkClientEndpoint, tcp_endpoint
+from dmsg.net.links.plain import PlainLink
 from dmsg.net.turn import TurnFlush
 
 HANDSHAKE_ROUND_TRIPS = 3

@@ -7,8 +7,8 @@ from functools import partial
 from dmsg.discovery import proof
 from dmsg.discovery.proof import Opening, Openings
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.handshake import LinkHandshake
-from dmsg.messaging.wire import Profile
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.wire import Profile
 
 
 def _signed(remote: PubKey, profile: Profile) -> Opening:

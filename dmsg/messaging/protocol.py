@@ -1,7 +1,7 @@
 """The factory of the messaging server.
 
-Rules are in :mod:`dmsg.messaging.relay`; a link is given to the relay by
-:class:`~dmsg.delegation.server.ServedSession`.  The client's side is in :mod:`dmsg.messaging.session`.
+Rules are in :mod:`dmsg.messaging.core.relay`; a link is given to the relay by
+:class:`~dmsg.servers.server.ServedSession`.  The client's side is in :mod:`dmsg.messaging.session`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Callable
 
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.delegation.admission import Admission
-from dmsg.delegation.server import ServedSession, ServingFactory
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.congestion import HOLD
-from dmsg.messaging.handshake import LinkHandshake
-from dmsg.messaging.peers import RelayPeer, descending
-from dmsg.messaging.policing import Limits
-from dmsg.messaging.relay import Relay
-from dmsg.messaging.wire import Profile
-from dmsg.net.acceptor import MAX_HANDSHAKES
-from dmsg.net.link import Link
-from dmsg.net.plain import PlainLink
+from dmsg.messaging.core.congestion import HOLD
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.peers import RelayPeer, descending
+from dmsg.messaging.core.policing import Limits
+from dmsg.messaging.core.relay import Relay
+from dmsg.messaging.core.wire import Profile
+from dmsg.net.links.acceptor import MAX_HANDSHAKES
+from dmsg.net.links.link import Link
+from dmsg.net.links.plain import PlainLink
 from dmsg.net.turn import TurnFlush
+from dmsg.servers.admission import Admission
+from dmsg.servers.server import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds
 
 HANDSHAKE_TIMEOUT = 3.0
@@ -51,7 +51,7 @@ class ServerFactory(ServingFactory):
         choose: Callable[[RelayPeer], int | None] = descending,
         two_ids: bool | None = None,
     ) -> None:
-        """:param two_ids: see :class:`~dmsg.messaging.relay.Relay`.
+        """:param two_ids: see :class:`~dmsg.messaging.core.relay.Relay`.
 
         :param handshake: and ``choose``: for tests with recorded randomness."""
         self.relay = Relay(

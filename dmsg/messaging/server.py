@@ -10,18 +10,18 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.delegation.admission import Admission
-from dmsg.delegation.server import DRAIN_LOOK, DRAIN_TIMEOUT, RelayServer
 from dmsg.discovery.entry import with_feature
 from dmsg.discovery.lookup import Lookups
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.handshake import LinkHandshake
-from dmsg.messaging.policing import Limits
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.policing import Limits
+from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
-from dmsg.messaging.wire import Profile
-from dmsg.net.link import Link
-from dmsg.net.plain import PlainLink
+from dmsg.net.links.link import Link
+from dmsg.net.links.plain import PlainLink
 from dmsg.net.turn import TurnFlush
+from dmsg.servers.admission import Admission
+from dmsg.servers.server import DRAIN_LOOK, DRAIN_TIMEOUT, RelayServer
 
 _log = Logger()
 

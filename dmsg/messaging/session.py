@@ -1,8 +1,8 @@
 """A client's link to one server: it carries channels as streams.
 
-Rules are in :mod:`dmsg.messaging.client`; here are Deferreds, timers and producers.
+Rules are in :mod:`dmsg.messaging.core.table`; here are Deferreds, timers and producers.
 
-There are no acknowledgements, but with some programs of 2019 (:mod:`dmsg.messaging.acks`): a message
+There are no acknowledgements, but with some programs of 2019 (:mod:`dmsg.messaging.core.acks`): a message
 counts as sent when it is handed to TCP, and it is not known whether it arrived.  There are no windows either: while an
 application leaves much unread its whole link is read no more, and the other
 channels of the link wait with it.  One that hardly takes anything for
@@ -20,7 +20,7 @@ from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactor
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.delegation.doorman import Doorman
+from dmsg.clients.doorman import Doorman
 from dmsg.errors import (
     CloseReason,
     DmsgTimeout,
@@ -29,18 +29,18 @@ from dmsg.errors import (
     TransportClosed,
     TransportRefused,
 )
-from dmsg.isolate import dispatched, isolated
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.client import ClientConnection
-from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Rejected, Requested
-from dmsg.messaging.state import ClientChannel, State
+from dmsg.messaging.core.events import Closed, DataReceived, Event, Opened, Rejected, Requested
+from dmsg.messaging.core.state import ClientChannel, State
+from dmsg.messaging.core.table import ClientConnection
+from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.streams import ChannelStream
-from dmsg.messaging.wire import Profile
-from dmsg.net.link import Link
+from dmsg.net.isolate import dispatched, isolated
+from dmsg.net.links.link import Link
+from dmsg.net.pending import Pending
 from dmsg.net.share import FRAMES
-from dmsg.net.stream import DmsgAddress, StreamTransport
+from dmsg.net.streams.stream import DmsgAddress, StreamTransport
 from dmsg.net.turn import TurnFlush
-from dmsg.pending import Pending
 
 OPEN_TIMEOUT = 10.0
 """Seconds for the answer to an OpenChannel, by default."""

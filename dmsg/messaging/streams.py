@@ -8,8 +8,8 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import CloseReason
 from dmsg.messaging.acked import AckedEnd
-from dmsg.messaging.acks import OVERHEAD
-from dmsg.net.stream import StreamTransport
+from dmsg.messaging.core.acks import OVERHEAD
+from dmsg.net.streams.stream import StreamTransport
 
 
 class ChannelStream(StreamTransport):

@@ -1,18 +1,18 @@
-"""``dmsg-messaging:`` endpoint strings; their clients are shared, see :mod:`dmsg.delegation.shared`."""
+"""``dmsg-messaging:`` endpoint strings; their clients are shared, see :mod:`dmsg.clients.shared`."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
-from dmsg.delegation.client import CONNECT_TIMEOUT
-from dmsg.delegation.shared import LazyClient, SharedClients
+from dmsg.clients.client import CONNECT_TIMEOUT
+from dmsg.clients.names import Names
+from dmsg.clients.shared import LazyClient, SharedClients
 from dmsg.keys import SecKey
-from dmsg.messaging.service import ACKS, IDS, Client
+from dmsg.messaging.client import ACKS, IDS, Client
+from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.session import Acks
-from dmsg.messaging.wire import Profile
-from dmsg.names import Names
-from dmsg.net.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.net.streams.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 
 
 def _make(reactor: Any, key: SecKey, urls: tuple[str, ...], profile: Profile, acks: Acks, two_ids: bool) -> Client:

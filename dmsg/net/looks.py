@@ -1,4 +1,4 @@
-"""Looks again and again at what is held for others, and knows for how long it is: for :mod:`dmsg.memory`."""
+"""Looks again and again at what is held for others, and knows for how long it is: for :mod:`dmsg.base.memory`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from dmsg.memory import LOOK_INTERVAL, Holding, Memory, resident
-from dmsg.seldom import Seldom
+from dmsg.base.memory import LOOK_INTERVAL, Holding, Memory, resident
+from dmsg.base.seldom import Seldom
 
 MARKS = 240
 """Looks that are remembered of a holder."""
@@ -74,7 +74,7 @@ class Looks(Generic[Holder]):
         """A look gave up so many holdings, one or more."""
 
     def tell(self, holding: Holding) -> None:
-        """Say in the log who gives, one line in a while; for :attr:`dmsg.memory.Memory.told`."""
+        """Say in the log who gives, one line in a while; for :attr:`dmsg.base.memory.Memory.told`."""
         more = self._seldom.more()
         if more is None:
             return

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.isolate import isolated
+from dmsg.net.isolate import isolated
 
 TURN = 0.008
 """Seconds that the owners have between them in one turn."""

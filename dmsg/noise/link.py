@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from dmsg.buffers import PrefixedBuffer
+from dmsg.base.buffers import PrefixedBuffer
 from dmsg.errors import HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.noise.handshake import Handshake, Pattern

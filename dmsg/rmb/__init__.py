@@ -1,1 +1,54 @@
 """The reliable message bus: twins, relays that federate, peers and clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dmsg.lazily import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "dmsg.rmb.client": "HandlerError Reply Request RmbClient",
+        "dmsg.rmb.relay.server": "RelaySettings RmbRelay",
+        "dmsg.rmb.peer.service": "PeerSettings RmbPeer",
+        "dmsg.rmb.registry.service": "RegistryService open_registry",
+        "dmsg.rmb.twins.secrets": "TwinSecret read_secret write_secret",
+        "dmsg.rmb.twins.twin": "Twin",
+        "dmsg.rmb.errors": (
+            "CallTimeout CipherError Drop EnvelopeError IdentityError NotTheOwner QueueUnavailable "
+            "RegistryConflict RegistryRefused RegistryUnavailable RemoteError RmbError SignatureInvalid "
+            "TokenError TwinNotFound TwinOffline"
+        ),
+    },
+)
+
+if TYPE_CHECKING:
+    from dmsg.rmb.client import HandlerError as HandlerError, Reply as Reply, Request as Request, RmbClient as RmbClient
+    from dmsg.rmb.errors import (
+        CallTimeout as CallTimeout,
+        CipherError as CipherError,
+        Drop as Drop,
+        EnvelopeError as EnvelopeError,
+        IdentityError as IdentityError,
+        NotTheOwner as NotTheOwner,
+        QueueUnavailable as QueueUnavailable,
+        RegistryConflict as RegistryConflict,
+        RegistryRefused as RegistryRefused,
+        RegistryUnavailable as RegistryUnavailable,
+        RemoteError as RemoteError,
+        RmbError as RmbError,
+        SignatureInvalid as SignatureInvalid,
+        TokenError as TokenError,
+        TwinNotFound as TwinNotFound,
+        TwinOffline as TwinOffline,
+    )
+    from dmsg.rmb.peer.service import PeerSettings as PeerSettings, RmbPeer as RmbPeer
+    from dmsg.rmb.registry.service import RegistryService as RegistryService, open_registry as open_registry
+    from dmsg.rmb.relay.server import RelaySettings as RelaySettings, RmbRelay as RmbRelay
+    from dmsg.rmb.twins.secrets import (
+        TwinSecret as TwinSecret,
+        read_secret as read_secret,
+        write_secret as write_secret,
+    )
+    from dmsg.rmb.twins.twin import Twin as Twin

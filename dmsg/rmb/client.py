@@ -25,20 +25,20 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.rmb import token
-from dmsg.rmb.address import Session
-from dmsg.rmb.cipher import Encryption
-from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.cipher import Encryption
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.texts import OFFLINE
+from dmsg.rmb.envelope.wire import FAIL_FAST, SENT_EXPIRATION
 from dmsg.rmb.errors import CallTimeout, Drop, IdentityError, RemoteError, RmbError, TwinOffline
-from dmsg.rmb.identity import Identity
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.service import open_registry
-from dmsg.rmb.relay import OFFLINE
-from dmsg.rmb.seal import Received, Rejected, Seal, Seen
-from dmsg.rmb.setup import find_twin, patiently, publish
-from dmsg.rmb.twin import Twin
-from dmsg.rmb.uplink import MessageTooLarge, Uplink, dealt_with
-from dmsg.rmb.wire import FAIL_FAST, SENT_EXPIRATION
+from dmsg.rmb.session.seal import Received, Rejected, Seal, Seen
+from dmsg.rmb.session.setup import find_twin, patiently, publish
+from dmsg.rmb.session.uplink import MessageTooLarge, Uplink, dealt_with
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.twin import Twin
 
 HANDLER_ERROR = 255
 """The code of errors of a handler, as the Go router has it."""

@@ -11,10 +11,10 @@ from twisted.python.usage import UsageError
 from dmsg.collector.service import Collector
 from dmsg.collector.store import LIMIT, RESERVE
 from dmsg.collector.wire import PORT
-from dmsg.delegation.admission import KeyList
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold
 from dmsg.keys import default_key, load_or_create_key
+from dmsg.servers.admission import KeyList
 from dmsg.tap.config import on_hangup
 from dmsg.tap.options import EntityOptions, default_key_file, endpoint, number, own_pid_file, set_log_format, url
 from dmsg.tap.running import StopOnFailure

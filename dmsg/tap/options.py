@@ -20,11 +20,10 @@ from twisted.logger import (
     eventAsText,
     globalLogBeginner,
 )
-from twisted.python.usage import Options as UsageOptions
-from twisted.python.usage import UsageError
+from twisted.python.usage import Options as UsageOptions, UsageError
 
+from dmsg.base.printable import printable
 from dmsg.discovery.lookup import check_url
-from dmsg.printable import printable
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from twisted.logger import Logger
 from twisted.python.usage import UsageError
 
-from dmsg.delegation.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold
 from dmsg.keys import default_key, load_or_create_key
 from dmsg.net.addresses import parse_address
+from dmsg.servers.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
 from dmsg.tap import config
 from dmsg.tap.options import EntityOptions, default_key_file, endpoint, number, own_pid_file, seconds, url
 

@@ -14,11 +14,11 @@ from dmsg.tap.options import EntityOptions, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
 try:
-    from dmsg.rmb.identity import KEY_TYPES
     from dmsg.rmb.peer.service import PeerSettings, RmbPeer
     from dmsg.rmb.registry.service import check_registry
-    from dmsg.rmb.secrets import SECRET, read_secret
-    from dmsg.rmb.setup import relay_text
+    from dmsg.rmb.session.setup import relay_text
+    from dmsg.rmb.twins.identity import KEY_TYPES
+    from dmsg.rmb.twins.secrets import SECRET, read_secret
 except ModuleNotFoundError as error:
     raise SystemExit(f"rmb-peer: {error}; {needs_extra('rmb')}") from None
 

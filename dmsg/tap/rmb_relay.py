@@ -13,13 +13,13 @@ from dmsg.tap.options import EntityOptions, descriptors, endpoint, number, own_p
 from dmsg.tap.running import StopOnFailure
 
 try:
-    from dmsg.rmb.queue_interface import QueueLimits
-    from dmsg.rmb.ranker import PERIOD
     from dmsg.rmb.registry.service import check_registry
-    from dmsg.rmb.server import MAX_SESSIONS, RelaySettings, RmbRelay
-    from dmsg.rmb.site import CONNECT_RATE
-    from dmsg.rmb.token import MAX_TTL
-    from dmsg.rmb.twin import check_relay
+    from dmsg.rmb.relay.queue.interface import QueueLimits
+    from dmsg.rmb.relay.ranker import PERIOD
+    from dmsg.rmb.relay.server import MAX_SESSIONS, RelaySettings, RmbRelay
+    from dmsg.rmb.relay.site import CONNECT_RATE
+    from dmsg.rmb.twins.token import MAX_TTL
+    from dmsg.rmb.twins.twin import check_relay
 except ModuleNotFoundError as error:
     raise SystemExit(f"rmb-relay: {error}; {needs_extra('rmb')}") from None
 

@@ -7,14 +7,21 @@ from typing import Any
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.delegation.server import DRAIN_TIMEOUT
+from dmsg.servers.server import DRAIN_TIMEOUT
 from dmsg.tap.options import descriptors, seconds, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure
 from dmsg.tap.telemetry import TELEMETRY_OPTIONS, sender, telemetry
-from dmsg.transport.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, MAX_TRANSPORTS, REQUEST_RATE, Limits
-from dmsg.transport.server import Server
-from dmsg.transport.wire import IDS_PER_SIDE
+from dmsg.v2019.core.policing import (
+    MAX_CONNECTIONS,
+    MAX_PER_ADDRESS,
+    MAX_PER_PAIR,
+    MAX_TRANSPORTS,
+    REQUEST_RATE,
+    Limits,
+)
+from dmsg.v2019.core.wire import IDS_PER_SIDE
+from dmsg.v2019.server import Server
 
 
 class Options(RelayOptions):

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from twisted.python.usage import Options as UsageOptions
-from twisted.python.usage import UsageError
+from twisted.python.usage import Options as UsageOptions, UsageError
 
 from dmsg.collector.sender import KEY_FILE, SpoolSender
 from dmsg.collector.wire import PORT
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey, load_or_create_key
-from dmsg.net.stream import DmsgAddress
+from dmsg.net.streams.stream import DmsgAddress
 from dmsg.tap.options import number
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
 

@@ -16,9 +16,9 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
+from dmsg.base.memory import resident
 from dmsg.errors import DmsgError
-from dmsg.isolate import isolated
-from dmsg.memory import resident
+from dmsg.net.isolate import isolated
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret, read_secret_file
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX

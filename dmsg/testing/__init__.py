@@ -1,1 +1,25 @@
 """A lab for programs that build on dmsg: networks in memory and in network namespaces, and faults by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dmsg.lazily import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "dmsg.testing.lab": "Lab",
+        "dmsg.testing.network": "Host Network Path",
+        "dmsg.testing.namespaces": "LabError NamespaceLab available",
+        "dmsg.testing.promise": "Broken Pattern Talkers",
+        "dmsg.testing.walk": "Walk",
+    },
+)
+
+if TYPE_CHECKING:
+    from dmsg.testing.lab import Lab as Lab
+    from dmsg.testing.namespaces import LabError as LabError, NamespaceLab as NamespaceLab, available as available
+    from dmsg.testing.network import Host as Host, Network as Network, Path as Path
+    from dmsg.testing.promise import Broken as Broken, Pattern as Pattern, Talkers as Talkers
+    from dmsg.testing.walk import Walk as Walk

@@ -31,10 +31,10 @@ from dmsg.discovery.lookup import Lookup, Lookups
 from dmsg.discovery.service import Discovery
 from dmsg.keys import SecKey
 from dmsg.messaging.openings import OPENINGS
-from dmsg.net.fetch import make_pool
+from dmsg.net.web.fetch import make_pool
 from dmsg.testing.network import Host, Network
-from dmsg.transport.server import Server
-from dmsg.transport.service import Client
+from dmsg.v2019.client import Client
+from dmsg.v2019.server import Server
 
 DISCOVERY_PORT = 9090
 SERVER_PORT = 8080

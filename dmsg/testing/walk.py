@@ -21,7 +21,7 @@ from twisted.logger import ILogObserver, formatEvent, globalLogPublisher
 
 from dmsg.testing.lab import Lab
 from dmsg.testing.promise import Talker, Talkers
-from dmsg.transport.wire import DRAIN, Frame
+from dmsg.v2019.core.wire import DRAIN, Frame
 
 PORT = 7
 SERVERS = 3

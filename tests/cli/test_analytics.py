@@ -14,7 +14,7 @@ from tests.support import asynchronous
 
 
 class AnalyticsTests(CommandCase):
-    """Errors of one line; the rest is in ``tests/spark``."""
+    """Errors of one line; the rest is in ``tests/analytics``."""
 
     @asynchronous
     async def test_bad_input_is_one_line(self) -> None:

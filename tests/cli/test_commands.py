@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.protocol import ProcessProtocol
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.cli.transfer import ReceiveFile, SendFile, TransferError, safe_name
+from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError, safe_name
 from dmsg.keys import SecKey, read_key_file
 from tests.net.support import EntityCase
 from tests.support import KEYS, Accepting, MemoryNetwork, Recorder, asynchronous

@@ -8,10 +8,10 @@ from typing import Any
 from click.testing import CliRunner
 from twisted.internet.task import deferLater
 
-from dmsg.cli.rmb import rmb
-from dmsg.cli.twin import twin
+from dmsg.cli.bus.rmb import rmb
+from dmsg.cli.bus.twin import twin
 from dmsg.rmb.registry.service import RegistryService
-from dmsg.rmb.server import RelaySettings, RmbRelay
+from dmsg.rmb.relay.server import RelaySettings, RmbRelay
 from tests.cli.test_commands import CommandCase
 from tests.support import asynchronous
 

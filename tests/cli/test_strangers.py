@@ -12,10 +12,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.static import MultipleRangeStaticProducer, NoRangeStaticProducer
 from twisted.web.test.requesthelper import DummyRequest
 
+from dmsg.apps.copying import PART_SUFFIX
+from dmsg.apps.listings import MAX_RANGES, Listing, file_site, servable
+from dmsg.base.printable import UNPRINTABLE, printable
 from dmsg.cli import output
-from dmsg.cli.copying import PART_SUFFIX
-from dmsg.cli.webfiles import MAX_RANGES, Listing, file_site, servable
-from dmsg.printable import UNPRINTABLE, printable
 from dmsg.tap.options import printable_log
 
 EVIL = "\x1b]0;title\x07\x1b[2Jred\u202etxt.exe\nstranger 203.0.113.9: flood"

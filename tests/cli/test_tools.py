@@ -18,11 +18,11 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
 
-from dmsg.cli.copying import PART_SUFFIX, inside, part_of
-from dmsg.cli.processes import start_twistd
-from dmsg.cli.transfer import TransferError
+from dmsg.apps.copying import PART_SUFFIX, inside, part_of
+from dmsg.apps.transfer import TransferError
+from dmsg.cli.demos.processes import start_twistd
+from dmsg.clients.names import Names, UnknownName
 from dmsg.keys import SecKey, write_key_file
-from dmsg.names import Names, UnknownName
 from tests.cli.test_commands import Command, CommandCase
 from tests.support import asynchronous
 

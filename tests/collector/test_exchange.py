@@ -13,12 +13,11 @@ from twisted.test import iosim
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.collector.receiver import QUIET_LIMIT, STREAMS_LIMIT, Receiving, ReceivingFactory
-from dmsg.collector.sender import QUIET_LIMIT as SENDER_QUIET_LIMIT
-from dmsg.collector.sender import SendError, Sending
+from dmsg.collector.sender import QUIET_LIMIT as SENDER_QUIET_LIMIT, SendError, Sending
 from dmsg.collector.store import Full, Store
 from dmsg.collector.wire import LINE_LIMIT, Answer, Kind
 from dmsg.keys import SecKey
-from dmsg.net.stream import DmsgAddress
+from dmsg.net.streams.stream import DmsgAddress
 from tests.collector.support import kept_files, offer_of, packed, spool_name
 
 ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))

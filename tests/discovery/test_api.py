@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.test.requesthelper import DummyRequest
 
-from dmsg.buckets import MAX_ADDRESSES, RateLimit
+from dmsg.base.buckets import MAX_ADDRESSES, RateLimit
 from dmsg.discovery.api import (
     CLIENT_TTL,
     ENTRY_TTL,
@@ -34,8 +34,8 @@ from dmsg.discovery.lookup import GRACE, HUNG_FOR, Lookup, Lookups
 from dmsg.discovery.store import MemoryStore, Terms
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
-from dmsg.net import site as site_module
 from dmsg.net.addresses import block_of
+from dmsg.net.web import site as site_module
 from dmsg.telemetry.metrics import Metrics
 from tests.discovery.test_entry import MALFORMED
 from tests.support import vectors

@@ -12,8 +12,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from dmsg.discovery import looks as looks_module
-from dmsg.discovery import manners, proof
+from dmsg.discovery import looks as looks_module, manners, proof
 from dmsg.discovery.entry import Entry, ServerMeta
 from dmsg.discovery.looks import (
     AT_ONCE,
@@ -41,7 +40,7 @@ from dmsg.errors import HandshakeError
 from dmsg.keys import SecKey
 from dmsg.messaging.openings import OPENINGS
 from dmsg.messaging.server import Server as MessagingServer
-from dmsg.transport.server import Server
+from dmsg.v2019.server import Server
 from tests.support import asynchronous
 
 TTL = 120.0

@@ -6,8 +6,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase, TestCase

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 
 from dmsg.discovery.entry import ClientMeta, Deletion, Entry, ServerMeta
-from dmsg.messaging.agreement import Proposal
-from dmsg.messaging.wire import Profile, encode_close, encode_closed, encode_open, send_head
+from dmsg.messaging.core.agreement import Proposal
+from dmsg.messaging.core.wire import Profile, encode_close, encode_closed, encode_open, send_head
 from dmsg.noise.records import RecordSealer
-from dmsg.rmb import frames
-from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
+from dmsg.rmb.socket import frames
 from dmsg.telemetry.receipts import RECEIPT_SIZE
-from dmsg.transport.agreement import Hello, Resume
-from dmsg.transport.agreement import Proposal as SecureProposal
-from dmsg.transport.wire import ACCEPT, ACK, CLOSE, FWD, PING, REQUEST, Frame
+from dmsg.v2019.core.agreement import Hello, Proposal as SecureProposal, Resume
+from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, PING, REQUEST, Frame
 from tests.fuzz.targets import KEYS, PUBLIC
 
 

@@ -11,30 +11,32 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from dmsg.apps.socks import SocksError, SocksRequest
+from dmsg.base.printable import printable
 from dmsg.discovery.entry import Form, decode, decode_deletion, verified
 from dmsg.errors import DmsgError, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey, Signature
-from dmsg.messaging.client import ClientConnection as MessagingClient
-from dmsg.messaging.events import Requested as ChannelRequested
-from dmsg.messaging.handshake import LinkHandshake
-from dmsg.messaging.relay import Relay as MessagingRelay
-from dmsg.messaging.wire import Profile
+from dmsg.messaging.core.events import Requested as ChannelRequested
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.relay import Relay as MessagingRelay
+from dmsg.messaging.core.table import ClientConnection as MessagingClient
+from dmsg.messaging.core.wire import Profile
 from dmsg.net.addresses import block_of, forwarded_client, literal, parse_address
-from dmsg.net.socks import SocksError, SocksRequest
 from dmsg.noise.records import MAX_RECORD, RecordOpener, RecordSealer
-from dmsg.printable import printable
-from dmsg.rmb import frames, token, wire
-from dmsg.rmb.door import plain_upgrade
+from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import EnvelopeError, TokenError
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.socket import frames
+from dmsg.rmb.socket.door import plain_upgrade
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.twin import Twin
 from dmsg.telemetry.receipts import ReceiptError, parse_receipt
-from dmsg.transport.agreement import Hello
-from dmsg.transport.client import ClientConnection
-from dmsg.transport.events import Requested
-from dmsg.transport.relay import Relay
-from dmsg.transport.wire import OK, Frame, FrameBuffer, parse_drain
+from dmsg.v2019.core.agreement import Hello
+from dmsg.v2019.core.events import Requested
+from dmsg.v2019.core.relay import Relay
+from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.wire import OK, Frame, FrameBuffer, parse_drain
 from tests.support import Draws
-from tests.transport.test_relay import FakePort
+from tests.v2019.test_relay import FakePort
 
 KEYS = [SecKey.from_seed(b"fuzz %d" % number) for number in range(3)]
 PUBLIC = [key.public for key in KEYS]

@@ -12,10 +12,10 @@ from typing import Any
 
 from dmsg.errors import HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.agreement import Offer, Proposal
-from dmsg.messaging.handshake import LinkHandshake
-from dmsg.messaging.secure import ChannelCiphers
-from dmsg.messaging.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
+from dmsg.messaging.core.agreement import Offer, Proposal
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.secure import ChannelCiphers
+from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
 from tests.messaging.support import RawClient
 
 ACK_INTERVAL = 0.1

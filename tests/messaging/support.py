@@ -12,11 +12,11 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
 
 from dmsg.keys import PubKey, SecKey, Signature
-from dmsg.messaging.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.session import ClientSession
-from dmsg.messaging.wire import Profile
-from dmsg.net.plain import PlainLink
+from dmsg.net.links.plain import PlainLink
 from dmsg.net.turn import TurnFlush
 from tests.support import VECTORS, JoinedNetwork, Recorder
 
@@ -122,7 +122,7 @@ class RawClient(Recorder):
     server_side: Any = None
 
     def __init__(self, key: SecKey, profile: Profile) -> None:
-        from dmsg.messaging.wire import FrameBuffer
+        from dmsg.messaging.core.wire import FrameBuffer
 
         super().__init__()
         self.handshake = LinkHandshake(key, KEYS["S"].public, profile=profile)
@@ -153,7 +153,7 @@ class RawClient(Recorder):
 
     def send(self, frame_type: int, body: bytes) -> None:
         """One frame."""
-        from dmsg.messaging.wire import encode_frame
+        from dmsg.messaging.core.wire import encode_frame
 
         assert self.transport is not None
         self.transport.write(encode_frame(self.profile, frame_type, body))

@@ -9,18 +9,11 @@ from twisted.internet.protocol import Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DmsgTimeout, DropReason, LocalProtocolError, TransportClosed, TransportRefused
-from dmsg.messaging.agreement import Offer
-from dmsg.messaging.client import MAX_PINGS
+from dmsg.messaging.core.agreement import Offer
+from dmsg.messaging.core.table import MAX_PINGS
+from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
 from dmsg.messaging.session import CLOSE_TIMEOUT, ClientSession
-from dmsg.messaging.wire import (
-    CHANNEL_CLOSED,
-    CHANNEL_OPENED,
-    CLOSE_CHANNEL,
-    OPEN_CHANNEL,
-    SEND,
-    Profile,
-)
-from dmsg.net.stream import StreamLost
+from dmsg.net.streams.stream import StreamLost
 from tests.messaging.support import KEYS, Network, RawClient, vectors
 from tests.support import Accepting, Recorder
 
@@ -252,7 +245,7 @@ class O_OpeningTests(ChannelCase):
 
         raw = self.network.raw(X)
         c = self.network.client(KEYS["S"], Accepting(Eager))
-        from dmsg.messaging.agreement import Proposal
+        from dmsg.messaging.core.agreement import Proposal
 
         proposal = Proposal(X, KEYS["S"].public, self.profile)
         raw.send(OPEN_CHANNEL, b"\5" + KEYS["S"].public + proposal.message)

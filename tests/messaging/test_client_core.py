@@ -7,11 +7,11 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason
-from dmsg.messaging.agreement import Offer, Proposal
-from dmsg.messaging.client import JOIN_LIMIT, ClientConnection
-from dmsg.messaging.events import Closed, DataReceived, Event, Opened, Requested
-from dmsg.messaging.state import ClientChannel, State
-from dmsg.messaging.wire import (
+from dmsg.messaging.core.agreement import Offer, Proposal
+from dmsg.messaging.core.events import Closed, DataReceived, Event, Opened, Requested
+from dmsg.messaging.core.state import ClientChannel, State
+from dmsg.messaging.core.table import JOIN_LIMIT, ClientConnection
+from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
     CLOSE_CHANNEL,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dmsg.discovery.entry import ClientMeta, Entry, Form, ServerMeta, decode_verified, features, with_feature
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.wire import Profile
+from dmsg.messaging.core.wire import Profile
 from tests.discovery.test_api import APICase
 from tests.messaging.support import KEYS, vectors
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.delegation.doorman import ONE_STRANGER_BURST, Doorman
+from dmsg.clients.doorman import ONE_STRANGER_BURST, Doorman
 from dmsg.errors import DropReason
-from dmsg.messaging.agreement import Proposal
-from dmsg.messaging.client import ClientConnection
-from dmsg.messaging.events import Event, Requested
-from dmsg.messaging.wire import CHANNEL_CLOSED, ID_COUNT, Profile, encode_close, encode_open
+from dmsg.messaging.core.agreement import Proposal
+from dmsg.messaging.core.events import Event, Requested
+from dmsg.messaging.core.table import ClientConnection
+from dmsg.messaging.core.wire import CHANNEL_CLOSED, ID_COUNT, Profile, encode_close, encode_open
 from dmsg.net.share import FRAMES
 from dmsg.noise.handshake import HANDSHAKE_FRAMES
 from tests.messaging.support import KEYS

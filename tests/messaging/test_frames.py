@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
-from dmsg.messaging.client import ClientConnection
-from dmsg.messaging.wire import (
+from dmsg.messaging.core.table import ClientConnection
+from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
     CLOSE_CHANNEL,

@@ -12,9 +12,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey, Signature
-from dmsg.messaging.handshake import MAX_FRAME, LinkHandshake
+from dmsg.messaging.core.handshake import MAX_FRAME, LinkHandshake
+from dmsg.messaging.core.wire import CLOSE_CHANNEL, Profile, encode_frame
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT, ServerFactory
-from dmsg.messaging.wire import CLOSE_CHANNEL, Profile, encode_frame
 from tests.messaging.support import KEYS, Network, sign_with, vectors
 
 A, S, X = KEYS["A"], KEYS["S"], KEYS["X"]

@@ -8,11 +8,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DropReason, HandshakeError, TransportRefused
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.agreement import Offer, Proposal
-from dmsg.messaging.client import ClientConnection
-from dmsg.messaging.events import Closed, DataReceived, Opened, Requested
-from dmsg.messaging.secure import ChannelCiphers
-from dmsg.messaging.wire import CHANNEL_CLOSED, CHANNEL_OPENED, OPEN_CHANNEL, SEND, Profile
+from dmsg.messaging.core.agreement import Offer, Proposal
+from dmsg.messaging.core.events import Closed, DataReceived, Opened, Requested
+from dmsg.messaging.core.secure import ChannelCiphers
+from dmsg.messaging.core.table import ClientConnection
+from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, OPEN_CHANNEL, SEND, Profile
 from dmsg.noise.handshake import Handshake, Pattern
 from tests.messaging.support import KEYS, Network, vectors
 from tests.support import Accepting
@@ -164,7 +164,7 @@ class N_NoiseTests(SynchronousTestCase):
 
 def encode_short(profile: Profile) -> bytes:
     """A Send that is too short to be one, on channel 0."""
-    from dmsg.messaging.wire import encode_frame
+    from dmsg.messaging.core.wire import encode_frame
 
     return encode_frame(profile, SEND, b"\0\0")
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, HandshakeError, TransportClosed
 from dmsg.keys import SecKey
 from dmsg.messaging.acked import UNDECIDED_LIMIT
-from dmsg.messaging.acks import ACK_INTERVAL, MAX_DUE, AckLayer, looks_acknowledged
-from dmsg.messaging.relay import Relay
+from dmsg.messaging.core.acks import ACK_INTERVAL, MAX_DUE, AckLayer, looks_acknowledged
+from dmsg.messaging.core.relay import Relay
+from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
 from dmsg.messaging.session import ClientSession
-from dmsg.messaging.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
-from dmsg.net.stream import LINGER, StreamLost
+from dmsg.net.streams.stream import LINGER, StreamLost
 from tests.messaging.stock import StockChannel, StockClient
 from tests.messaging.support import KEYS, Network, vectors
 from tests.messaging.test_relay import RelayCase

@@ -6,25 +6,19 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
-from dmsg.messaging import congestion
-from dmsg.messaging.client import ClientConnection
-from dmsg.messaging.congestion import HOLD, HOLD_AT, TAKES_NOTHING
-from dmsg.messaging.peers import RelayPeer
-from dmsg.messaging.policing import Kind, Limits
-from dmsg.messaging.relay import (
-    MAX_LINKS_PER_KEY,
-    PEER_QUEUE_MAXIMUM,
-    Relay,
-)
-from dmsg.messaging.session import LEFT_LIMIT, STALL_TIMEOUT
-from dmsg.messaging.state import TRANSITIONS, Input, State
-from dmsg.messaging.wire import (
+from dmsg.messaging.core import congestion
+from dmsg.messaging.core.congestion import HOLD, HOLD_AT, TAKES_NOTHING
+from dmsg.messaging.core.peers import RelayPeer
+from dmsg.messaging.core.policing import Kind, Limits
+from dmsg.messaging.core.relay import MAX_LINKS_PER_KEY, PEER_QUEUE_MAXIMUM, Relay
+from dmsg.messaging.core.state import TRANSITIONS, Input, State
+from dmsg.messaging.core.table import ClientConnection
+from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
     CLOSE_CHANNEL,
@@ -34,6 +28,7 @@ from dmsg.messaging.wire import (
     Profile,
     encode_frame,
 )
+from dmsg.messaging.session import LEFT_LIMIT, STALL_TIMEOUT
 from tests.messaging.support import KEYS, Network
 from tests.support import Accepting
 

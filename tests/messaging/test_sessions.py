@@ -17,12 +17,12 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.agreement import Offer, Proposal
-from dmsg.messaging.handshake import LinkHandshake
+from dmsg.messaging.core.agreement import Offer, Proposal
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.session import ClientSession
-from dmsg.messaging.wire import Profile
-from dmsg.net.plain import PlainLink
+from dmsg.net.links.plain import PlainLink
 from dmsg.net.turn import TurnFlush
 from tests.messaging.support import KEYS, Randomness, vectors
 from tests.support import Accepting

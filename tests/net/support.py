@@ -11,9 +11,8 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from dmsg.keys import SecKey
-from dmsg.tap import discovery as discovery_tap
-from dmsg.tap import server as server_tap
-from dmsg.transport.service import Client
+from dmsg.tap import discovery as discovery_tap, server as server_tap
+from dmsg.v2019.client import Client
 from tests.support import RawClient
 
 LOOPBACK = "tcp:0:interface=127.0.0.1"

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.delegation.publish import EntryPublisher
-from dmsg.delegation.servers import ServerSet
+from dmsg.clients.publish import EntryPublisher
+from dmsg.clients.servers import ServerSet
 from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey

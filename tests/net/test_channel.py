@@ -6,8 +6,7 @@ import itertools
 import re
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet.protocol import connectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -16,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
-from dmsg.net.channel import PIECE, BoundedSite
+from dmsg.net.web.channel import PIECE, BoundedSite
 
 
 class Echo(Resource):

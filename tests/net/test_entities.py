@@ -28,9 +28,9 @@ from dmsg.discovery.lookup import Lookup
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net import socketopts
-from dmsg.net.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
-from dmsg.transport import strings
-from dmsg.transport.service import Client
+from dmsg.net.streams.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.v2019 import strings
+from dmsg.v2019.client import Client
 from tests.net.support import HEALTH, LOOPBACK, EntityCase
 from tests.support import Accepting, Recorder, asynchronous
 

@@ -9,26 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import treq
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.cli.processes import address_of, start_twistd, stop
+from dmsg.cli.demos.processes import address_of, start_twistd, stop
 from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import SecKey
 from dmsg.net import socketopts
-from dmsg.net.noise import NoiseClientEndpoint
+from dmsg.net.links.noise import NoiseClientEndpoint
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.link import LinkHandshake
-from dmsg.transport import relay as relay_module
-from dmsg.transport.client import ClientConnection
-from dmsg.transport.session import ClientSession
-from dmsg.transport.wire import ACCEPT, CLOSE, FWD, REQUEST, Frame
+from dmsg.v2019.core import relay as relay_module
+from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, REQUEST, Frame
+from dmsg.v2019.session import ClientSession
 from tests.net.support import EntityCase
 from tests.support import SERVER_KEY, Accepting, MemoryNetwork, RawClient, Recorder, asynchronous
 

@@ -16,15 +16,15 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.client import ResponseFailed
 
-from dmsg.delegation.admission import Hook
 from dmsg.discovery.lookup import Lookup
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import SecKey
-from dmsg.net.body import read_body
-from dmsg.net.fetch import MAX_HEAD, WebClient, make_pool, parse_json
+from dmsg.net.web.body import read_body
+from dmsg.net.web.fetch import MAX_HEAD, WebClient, make_pool, parse_json
 from dmsg.rmb.errors import RegistryUnavailable
-from dmsg.rmb.poster import Poster
 from dmsg.rmb.registry.client import HTTPRegistry
+from dmsg.rmb.relay.federation.post import Poster
+from dmsg.servers.admission import Hook
 from tests.support import asynchronous
 
 KEY = SecKey.from_seed(b"somebody").public

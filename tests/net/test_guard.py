@@ -13,9 +13,9 @@ from twisted.web.http import HTTPChannel
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
-from dmsg.net.channel import HEADER_COST, MAX_HEADERS, MAX_PARAMETERS, MAX_TRAILERS
-from dmsg.net.guard import TIME_TO_ASK, WHOLE_WITHIN, GuardedFactory
-from dmsg.net.site import MAX_WAITING_OF_ADDRESS, gated_site
+from dmsg.net.web.channel import HEADER_COST, MAX_HEADERS, MAX_PARAMETERS, MAX_TRAILERS
+from dmsg.net.web.guard import TIME_TO_ASK, WHOLE_WITHIN, GuardedFactory
+from dmsg.net.web.site import MAX_WAITING_OF_ADDRESS, gated_site
 from tests.support import TurnClock
 
 

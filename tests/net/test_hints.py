@@ -9,11 +9,11 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.delegation.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet
+from dmsg.clients.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet
 from dmsg.discovery.entry import VERSION, Entry, ServerMeta
 from dmsg.keys import PubKey, SecKey
-from dmsg.transport.events import Draining
-from tests.transport.secure_support import SecureCase
+from dmsg.v2019.core.events import Draining
+from tests.v2019.secure_support import SecureCase
 
 KEYS = [SecKey.from_seed(b"server %d" % number) for number in range(20)]
 

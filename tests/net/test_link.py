@@ -12,9 +12,9 @@ from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from dmsg.messaging.handshake import LinkHandshake
-from dmsg.net.link import CLOSE_LIMIT, CLOSE_TIMEOUT
-from dmsg.net.plain import PlainLink
+from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.net.links.link import CLOSE_LIMIT, CLOSE_TIMEOUT
+from dmsg.net.links.plain import PlainLink
 from dmsg.net.socketopts import forget_unsent, held, queued, shed
 from dmsg.net.turn import TurnFlush
 from tests.messaging.support import KEYS

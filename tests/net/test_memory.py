@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dmsg.errors import DropReason
-from dmsg.messaging.service import Client as MessagingClient
+from dmsg.messaging.client import Client as MessagingClient
 from dmsg.tap import messaging as messaging_tap
-from dmsg.transport.wire import ACCEPT, FWD, REQUEST, Frame
+from dmsg.v2019.core.wire import ACCEPT, FWD, REQUEST, Frame
 from tests.net.support import EntityCase
 from tests.support import Accepting, asynchronous
 

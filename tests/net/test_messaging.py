@@ -18,8 +18,8 @@ from dmsg.discovery.entry import ClientMeta, Entry, features
 from dmsg.errors import ConnectFailed, DmsgTimeout, DropReason, EntryNotFound, TransportClosed
 from dmsg.keys import PubKey, SecKey, write_key_file
 from dmsg.messaging import strings
-from dmsg.messaging.service import Client
-from dmsg.messaging.wire import OPEN_CHANNEL, Profile, encode_frame
+from dmsg.messaging.client import Client
+from dmsg.messaging.core.wire import OPEN_CHANNEL, Profile, encode_frame
 from dmsg.tap import messaging as messaging_tap
 from tests.cli.test_commands import CommandCase
 from tests.messaging.stock import StockChannel, StockClient
@@ -193,7 +193,7 @@ class NetworkTests(MessagingCase):
         self.assertIn('dmsg_messaging_server_drops_total{reason="not_admitted"} 1.0', text)
 
     async def raw(self, server: Any, key: SecKey | None = None) -> RawClient:
-        from dmsg.messaging.handshake import LinkHandshake
+        from dmsg.messaging.core.handshake import LinkHandshake
 
         client = RawClient(key or SecKey.generate(), Profile.SEED)
         client.handshake = LinkHandshake(client.key, server._key.public)

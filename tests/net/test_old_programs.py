@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmsg.delegation import servers
+from dmsg.clients import servers
 from dmsg.errors import ConnectFailed, DropReason, RemoteProtocolError
-from dmsg.transport.relay import Relay
-from dmsg.transport.wire import HANDSHAKE_PAYLOAD_SIZE, PING, REQUEST, encode_close
+from dmsg.v2019.core.relay import Relay
+from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE, PING, REQUEST, encode_close
 from tests.net.support import EntityCase
 from tests.support import Accepting, asynchronous
 

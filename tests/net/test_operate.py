@@ -13,15 +13,14 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from dmsg.cli.processes import start_twistd
+from dmsg.cli.demos.processes import start_twistd
 from dmsg.errors import DmsgTimeout
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.noise import NoiseClientEndpoint
+from dmsg.net.links.noise import NoiseClientEndpoint
 from dmsg.net.turn import TurnFlush
-from dmsg.tap import messaging as messaging_tap
-from dmsg.tap import server as server_tap
-from dmsg.transport.service import Client
-from dmsg.transport.session import ClientSession
+from dmsg.tap import messaging as messaging_tap, server as server_tap
+from dmsg.v2019.client import Client
+from dmsg.v2019.session import ClientSession
 from tests.net.support import LOOPBACK, EntityCase
 from tests.support import Accepting, asynchronous
 

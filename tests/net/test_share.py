@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet.address import IPv4Address
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.delegation.server import STRAY_BURST, TOO_FAST
 from dmsg.errors import DropReason
-from dmsg.net.acceptor import FLOOD_BURST, FLOOD_RATE
+from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE
 from dmsg.net.share import LEAST, MOST, STEPS, TURN, Share
-from dmsg.transport.policing import Limits
-from dmsg.transport.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, Frame, encode_frame
+from dmsg.servers.server import STRAY_BURST, TOO_FAST
+from dmsg.v2019.core.policing import Limits
+from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, Frame, encode_frame
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient, TurnClock
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClosed
 from dmsg.keys import SecKey
-from dmsg.net import stream as stream_module
-from dmsg.net.stream import (
+from dmsg.net.streams import stream as stream_module
+from dmsg.net.streams.stream import (
     JOIN_SIZE,
     LARGEST_PIECE,
     LINGER,

@@ -25,9 +25,9 @@ from typing import Any
 
 import redis
 
-from dmsg.rmb.identity import Identity
-from dmsg.rmb.secrets import TwinSecret, write_secret
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.secrets import TwinSecret, write_secret
+from dmsg.rmb.twins.twin import Twin
 from tests.ports import free_port
 from tests.redis import redis_server
 

@@ -10,22 +10,25 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from dmsg.net.turn import TurnFlush
-from dmsg.rmb import federation, server, switch, token, wire
-from dmsg.rmb.address import Session
-from dmsg.rmb.cipher import Encryption
 from dmsg.rmb.client import RmbClient
-from dmsg.rmb.envelope_pb2 import Envelope
-from dmsg.rmb.identity import Identity
+from dmsg.rmb.envelope import wire
+from dmsg.rmb.envelope.cipher import Encryption
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.registry.table import TableRegistry
-from dmsg.rmb.server import RelaySettings, RmbRelay
-from dmsg.rmb.twin import Twin
-from dmsg.rmb.websocket import connect
+from dmsg.rmb.relay import server, switch
+from dmsg.rmb.relay.federation import forward as federation
+from dmsg.rmb.relay.server import RelaySettings, RmbRelay
+from dmsg.rmb.socket.websocket import connect
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.twin import Twin
 
 SECRETS = {name: "0x" + (bytes([number]) * 32).hex() for number, name in enumerate(("A", "B", "C", "D"), 1)}
 
 
 class RawTwin:
-    """A session that does only what a test tells it to; a Receiver of :mod:`dmsg.rmb.websocket`.
+    """A session that does only what a test tells it to; a Receiver of :mod:`dmsg.rmb.socket.websocket`.
 
     :ivar answers_pings: it answers at once, as websocket libraries do.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from tests.support import VECTORS
 
 

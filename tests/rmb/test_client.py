@@ -7,12 +7,12 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from dmsg.errors import DmsgTimeout
-from dmsg.rmb import wire
-from dmsg.rmb.address import Session
 from dmsg.rmb.client import HandlerError, Reply
+from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import CallTimeout, Drop, RegistryRefused, RemoteError, TwinNotFound, TwinOffline
-from dmsg.rmb.seal import Seen
-from dmsg.rmb.uplink import MessageTooLarge
+from dmsg.rmb.session.seal import Seen
+from dmsg.rmb.session.uplink import MessageTooLarge
+from dmsg.rmb.twins.address import Session
 from tests.rmb.network import RmbCase, pause
 from tests.support import asynchronous
 

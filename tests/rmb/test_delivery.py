@@ -6,21 +6,22 @@ from collections import deque
 from typing import Any
 from unittest import mock
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.rmb import confirm, delivery, frames, uplink
-from dmsg.rmb.address import Session
-from dmsg.rmb.confirm import Ledger, Message
-from dmsg.rmb.delivery import Delivery
 from dmsg.rmb.errors import CallTimeout, QueueUnavailable
-from dmsg.rmb.frames import Frames, FrameTooLarge
-from dmsg.rmb.queue_interface import FEDERATION, Queued, QueueLimits
-from dmsg.rmb.queues import SQLiteQueue
-from dmsg.rmb.uplink import OutboxFull, Uplink
+from dmsg.rmb.relay import delivery
+from dmsg.rmb.relay.delivery import Delivery
+from dmsg.rmb.relay.queue.interface import FEDERATION, Queued, QueueLimits
+from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
+from dmsg.rmb.session import uplink
+from dmsg.rmb.session.uplink import OutboxFull, Uplink
+from dmsg.rmb.socket import confirm, frames
+from dmsg.rmb.socket.confirm import Ledger, Message
+from dmsg.rmb.socket.frames import Frames, FrameTooLarge
+from dmsg.rmb.twins.address import Session
 
 
 class LedgerTests(SynchronousTestCase):

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from twisted.internet import reactor
 from twisted.internet.endpoints import clientFromString, serverFromString, wrapClientTLS
 from twisted.internet.protocol import Factory
@@ -23,12 +22,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http import HTTPChannel, Request
 from twisted.web.server import Site
 
-from dmsg.buckets import RateLimit
-from dmsg.net.guard import WHOLE_WITHIN, Guard
-from dmsg.rmb import frames, token
-from dmsg.rmb.address import Session
-from dmsg.rmb.door import DoorFactory, Upgrade, plain_upgrade
+from dmsg.base.buckets import RateLimit
+from dmsg.net.web.guard import WHOLE_WITHIN, Guard
 from dmsg.rmb.errors import Drop
+from dmsg.rmb.socket import frames
+from dmsg.rmb.socket.door import DoorFactory, Upgrade, plain_upgrade
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
 from tests.rmb.test_relay import Lines, PairCase
 from tests.support import asynchronous
 

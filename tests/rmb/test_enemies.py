@@ -14,13 +14,15 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from dmsg.net.share import STEPS
-from dmsg.rmb import frames, site, switch, token
-from dmsg.rmb.address import Session
 from dmsg.rmb.errors import Drop, IdentityError, RegistryUnavailable
-from dmsg.rmb.queue_interface import BATCH_BYTES, QueueLimits
 from dmsg.rmb.registry.client import HTTPRegistry
-from dmsg.rmb.server import open_queue
-from dmsg.rmb.twin import parse_account
+from dmsg.rmb.relay import site, switch
+from dmsg.rmb.relay.queue.interface import BATCH_BYTES, QueueLimits
+from dmsg.rmb.relay.server import open_queue
+from dmsg.rmb.socket import frames
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.twin import parse_account
 from tests.rmb.network import RawTwin, pause
 from tests.rmb.test_registry import A, statement
 from tests.rmb.test_relay import PairCase, _deferred, status_of

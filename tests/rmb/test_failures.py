@@ -13,14 +13,14 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DmsgError
-from dmsg.rmb.address import Session
-from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.peer.files import FileUploads
-from dmsg.rmb.queue_interface import QueueLimits
-from dmsg.rmb.queues import SQLiteQueue
-from dmsg.rmb.seal import Received
-from dmsg.rmb.uplink import Uplink, dealt_with
+from dmsg.rmb.relay.queue.interface import QueueLimits
+from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
+from dmsg.rmb.session.seal import Received
+from dmsg.rmb.session.uplink import Uplink, dealt_with
+from dmsg.rmb.twins.address import Session
 from tests.rmb.test_delivery import FakeSocket
 
 

@@ -10,18 +10,20 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
-from dmsg.rmb import federation, poster, switch, wire
-from dmsg.rmb.address import Session
-from dmsg.rmb.confirm import Message
-from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.envelope import wire
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
-from dmsg.rmb.federation import Federation, Outcome
-from dmsg.rmb.metrics import RelayMetrics
-from dmsg.rmb.poster import Poster
-from dmsg.rmb.queue_interface import Queued
-from dmsg.rmb.queues import SQLiteQueue
-from dmsg.rmb.ranker import Ranker
-from dmsg.rmb.twin import Twin, check_relay
+from dmsg.rmb.relay import switch
+from dmsg.rmb.relay.federation import forward as federation, post as poster
+from dmsg.rmb.relay.federation.forward import Federation, Outcome
+from dmsg.rmb.relay.federation.post import Poster
+from dmsg.rmb.relay.metrics import RelayMetrics
+from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
+from dmsg.rmb.relay.ranker import Ranker
+from dmsg.rmb.socket.confirm import Message
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.twin import Twin, check_relay
 from tests.rmb.network import RmbCase, pause
 from tests.rmb.test_relay import status_of
 from tests.support import asynchronous
@@ -379,7 +381,7 @@ class IntakeTests(FederationCase):
     @asynchronous
     async def test_A9_when_the_queue_fails(self) -> None:
         """503, so that the other relay tries again."""
-        from dmsg.rmb.queue_interface import QueueLimits
+        from dmsg.rmb.relay.queue.interface import QueueLimits
 
         await self.make(queue_limits=QueueLimits(total=1))
         await self.b.drop()

@@ -6,10 +6,10 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from dmsg.rmb import wire
-from dmsg.rmb.address import Session
+from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, TwinNotFound
-from dmsg.rmb.federation import FULL
+from dmsg.rmb.relay.federation.forward import FULL
+from dmsg.rmb.twins.address import Session
 from tests.rmb.test_relay import PairCase
 from tests.support import asynchronous
 

@@ -15,17 +15,17 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.threads import deferToThread
 from txredisapi import ResponseError
 
-from dmsg.rmb import federation, wire
-from dmsg.rmb.address import Session
 from dmsg.rmb.client import encryption_of
-from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.envelope import wire
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, RegistryUnavailable
-from dmsg.rmb.identity import Identity, verify
-from dmsg.rmb.peer import service as peer_service
-from dmsg.rmb.peer import store as peer_store
+from dmsg.rmb.peer import service as peer_service, store as peer_store
 from dmsg.rmb.peer.local import LocalError, incoming_request, incoming_response, parse_request, parse_response
 from dmsg.rmb.peer.service import PeerSettings, RmbPeer
 from dmsg.rmb.peer.store import LOCAL, REPLY, REQUESTS, RESPONSES
+from dmsg.rmb.relay.federation import forward as federation
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import Identity, verify
 from tests.redis import redis_server, shared_redis
 from tests.rmb.network import SECRETS, RawTwin, RmbCase
 from tests.rmb.support import vectors

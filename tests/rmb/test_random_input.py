@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.rmb.address import Session
-from dmsg.rmb.cipher import Encryption
-from dmsg.rmb.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.cipher import Encryption
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import RegistryRefused
-from dmsg.rmb.identity import Identity
 from dmsg.rmb.peer.local import LocalError, parse_request, parse_response
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.table import TableRegistry
-from dmsg.rmb.seal import Rejected, Seal
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.session.seal import Rejected, Seal
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.twin import Twin
 from tests.rmb.network import SECRETS
 
 REQUEST = {"ver": 1, "cmd": "c", "exp": 1, "dat": "eA==", "dst": [2], "ret": "q", "now": 1, "ref": "r", "shm": "s"}

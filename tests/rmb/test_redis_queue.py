@@ -8,10 +8,10 @@ import redis
 from twisted.internet import reactor
 
 from dmsg.net import redis as net_redis
-from dmsg.rmb.address import Session
 from dmsg.rmb.errors import Drop, QueueUnavailable
-from dmsg.rmb.queue_interface import FEDERATION, QueueLimits
-from dmsg.rmb.redis_queue import FEDERATION_STREAM, RedisQueue
+from dmsg.rmb.relay.queue.interface import FEDERATION, QueueLimits
+from dmsg.rmb.relay.queue.redis import FEDERATION_STREAM, RedisQueue
+from dmsg.rmb.twins.address import Session
 from tests.redis import RedisServer, redis_server, shared_redis
 from tests.rmb.network import RmbCase, pause
 from tests.rmb.test_relay import FloodTests, PairCase
@@ -207,7 +207,7 @@ class AwayTests(RedisCase):
     @asynchronous
     async def test_redis_goes_and_comes(self) -> None:
         """What has to be kept meanwhile is refused with a word; the relay goes on, and works when it is back."""
-        from dmsg.rmb import redis_queue
+        from dmsg.rmb.relay.queue import redis as redis_queue
 
         self.patch(redis_queue, "RETRY_FOR", 0.5)
         server = RedisServer()
@@ -231,7 +231,7 @@ class AwayTests(RedisCase):
     async def test_not_there(self) -> None:
         """A relay does not start on a Redis that does not answer."""
         from dmsg.net.redis import RedisUnavailable
-        from dmsg.rmb.server import RelaySettings, RmbRelay
+        from dmsg.rmb.relay.server import RelaySettings, RmbRelay
 
         self.patch(net_redis, "CONNECT_TIMEOUT", 0.5)
         relay = RmbRelay(reactor, RelaySettings(["tcp:0"], "", queue="redis://127.0.0.1:1"), registry=self.registry)

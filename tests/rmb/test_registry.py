@@ -15,14 +15,14 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
-from dmsg.rmb.identity import Identity
 from dmsg.rmb.registry import cache
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.client import HTTPRegistry
 from dmsg.rmb.registry.file import FileRegistry
 from dmsg.rmb.registry.service import RegistryService, open_registry
 from dmsg.rmb.registry.table import TableRegistry
-from dmsg.rmb.twin import Twin, check_relay, relay_of_websocket, relay_url
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.twin import Twin, check_relay, relay_of_websocket, relay_url
 from tests.rmb.network import pause
 from tests.support import asynchronous
 

@@ -13,10 +13,13 @@ from twisted.internet.endpoints import clientFromString
 from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.net.socketopts import held, queued
-from dmsg.rmb import delivery, frames, site, switch, token, wire
-from dmsg.rmb.address import Session
+from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
-from dmsg.rmb.queue_interface import QueueLimits
+from dmsg.rmb.relay import delivery, site, switch
+from dmsg.rmb.relay.queue.interface import QueueLimits
+from dmsg.rmb.socket import frames
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
 from tests.rmb.network import RawTwin, RmbCase, pause
 from tests.support import asynchronous
 
@@ -439,7 +442,7 @@ class SessionTests(PairCase):
         self.assertIn("locked", str(failure))
 
     def relay_fails(self, queue: str) -> Any:
-        from dmsg.rmb.server import RelaySettings, RmbRelay
+        from dmsg.rmb.relay.server import RelaySettings, RmbRelay
 
         relay = RmbRelay(reactor, RelaySettings(["tcp:0"], "", queue=queue), registry=self.registry)
         relay.startService()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.rmb.slots import (
+from dmsg.rmb.relay.federation.slots import (
     MAX_POSTS,
     MAX_POSTS_OF_ONE,
     MAX_QUICK_OF_SENDER,

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet import reactor
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
-from dmsg.rmb.identity import Identity, parse_account
 from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.registry.tfchain import ScaleError, decode_twin, storage_key, twox128
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins.identity import Identity, parse_account
+from dmsg.rmb.twins.twin import Twin
 from tests.support import asynchronous
 
 ALICE = Identity("//Alice").account

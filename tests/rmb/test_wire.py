@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mnemonic import Mnemonic
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.rmb import token, wire
-from dmsg.rmb.address import Session
-from dmsg.rmb.cipher import Encryption
-from dmsg.rmb.envelope_pb2 import Backlog, Envelope
+from dmsg.rmb.envelope import wire
+from dmsg.rmb.envelope.cipher import Encryption
+from dmsg.rmb.envelope.envelope_pb2 import Backlog, Envelope
 from dmsg.rmb.errors import CipherError, EnvelopeError, IdentityError, SignatureInvalid, TokenError
-from dmsg.rmb.identity import DEV_WORDS, Identity, mini_secret, parse_account, ss58, verify
-from dmsg.rmb.limiter import FixedWindow
-from dmsg.rmb.ranker import Ranker
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.relay.limiter import FixedWindow
+from dmsg.rmb.relay.ranker import Ranker
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import DEV_WORDS, Identity, mini_secret, parse_account, ss58, verify
+from dmsg.rmb.twins.twin import Twin
 from tests.rmb.support import envelope_of, vectors
 
 ALICE = {kind: Identity("//Alice", kind) for kind in ("ed25519", "sr25519")}

@@ -15,10 +15,10 @@ from twisted.internet.threads import deferToThread
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import SkipTest
 
-from dmsg.rmb.cipher import Encryption
-from dmsg.rmb.identity import Identity
+from dmsg.rmb.envelope.cipher import Encryption
 from dmsg.rmb.registry.service import RegistryService
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.twin import Twin
 from tests.rmb.test_peer import PeerCase
 from tests.support import asynchronous
 

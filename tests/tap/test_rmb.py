@@ -13,7 +13,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 from twisted.python.usage import UsageError
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from dmsg.rmb.secrets import SECRET, TwinSecret, write_secret
+from dmsg.rmb.twins.secrets import SECRET, TwinSecret, write_secret
 from dmsg.tap import rmb_peer, rmb_registry, rmb_relay
 from tests.support import asynchronous
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DmsgError

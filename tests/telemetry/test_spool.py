@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DmsgError
-from dmsg.telemetry import recorder as recorder_module
-from dmsg.telemetry import service as service_module
+from dmsg.telemetry import recorder as recorder_module, service as service_module
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENT, RECEIPTS_PREFIX, columns, markdown

@@ -24,8 +24,8 @@ from dmsg.testing.network import Network
 from dmsg.testing.promise import Broken, Pattern, Talkers
 from dmsg.testing.tcp import BUFFER, USER_TIMEOUT
 from dmsg.testing.walk import walk
-from dmsg.transport import service
-from dmsg.transport.policing import Limits
+from dmsg.v2019 import client as service
+from dmsg.v2019.core.policing import Limits
 from tests.support import Accepting, Recorder
 
 SEEDS = range(100, 106)

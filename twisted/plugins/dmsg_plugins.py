@@ -44,7 +44,7 @@ class _ClientParser:
 
     def parseStreamClient(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamClientEndpoint:
         """``dmsg:<public key>[:discovery=URL][:key=FILE][:timeout=SECONDS]``."""
-        from dmsg.transport.strings import client_endpoint
+        from dmsg.v2019.strings import client_endpoint
 
         return client_endpoint(reactor, *args, **kwargs)
 
@@ -55,7 +55,7 @@ class _ServerParser:
 
     def parseStreamServer(self, reactor: Any, *args: Any, **kwargs: Any) -> IStreamServerEndpoint:
         """``dmsg:[discovery=URL][:key=FILE]``."""
-        from dmsg.transport.strings import server_endpoint
+        from dmsg.v2019.strings import server_endpoint
 
         return server_endpoint(reactor, *args, **kwargs)
 

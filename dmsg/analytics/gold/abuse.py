@@ -7,8 +7,7 @@ carries its evidence.  Nobody is punished here: an operator decides.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.schemas import DAILY, OVERALL
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, Window, functions as F
 
 from dmsg.analytics.gold.histograms import added, with_percentiles
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL

@@ -9,8 +9,7 @@ further apart than a sender's window contradict each other, and tell nothing.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.gold.settlement import on_its_way
 from dmsg.analytics.schemas import OVERALL, SILVER

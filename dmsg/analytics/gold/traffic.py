@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.gold.histograms import bucket_of, latency, merged, summed, with_percentiles
 from dmsg.analytics.schemas import DAILY

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from dmsg.analytics.schemas import DAY_MS
 from dmsg.analytics.simulate.planted import CRASHED, QUIET, SILENT, SILENT_FROM, SKEW_MS, SKEWED, server_key

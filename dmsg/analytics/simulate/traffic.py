@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 
 from dmsg.analytics.simulate.network import MINUTE_MS, TURN, Stage, even, name, normal
 from dmsg.analytics.simulate.planted import (

@@ -11,6 +11,7 @@ from attrs import define
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
+from dmsg.base.ranked import Ranked
 from dmsg.discovery.entry import Deletion, Entry, EntryInvalid, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
     NEVER,
@@ -29,7 +30,6 @@ from dmsg.discovery.store.base import (
     target,
 )
 from dmsg.errors import EntryNotFound
-from dmsg.ranked import Ranked
 
 
 @define

@@ -17,7 +17,7 @@ from dmsg.net.redis import RedisUnavailable, open_redis, without_password
 REDIS_PATIENCE = 1.5
 """Seconds for an answer of Redis: who asks discovery hears within two that it cannot be had now."""
 STORE_LIMIT = 4096 * 1024 * 1024
-"""Bytes of entries that a file or Redis has, by default; in memory it is :func:`dmsg.memory.default_limit`."""
+"""Bytes of entries that a file or Redis has, by default; in memory it is :func:`dmsg.base.memory.default_limit`."""
 
 
 async def open_store(description: str, reactor: IReactorTime, limit: float = math.inf) -> Any:

@@ -31,7 +31,7 @@ from dmsg.rmb.client import JSON
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.peer.local import LocalRequest, incoming_request, incoming_response, may_be_called
 from dmsg.rmb.peer.store import REPLY, PeerStore
-from dmsg.rmb.seal import Received
+from dmsg.rmb.session.seal import Received
 
 FILE = "file"
 CHUNK = 512 * 1024

@@ -14,8 +14,8 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import Any
 
-from dmsg.rmb.address import MAX_TWIN, Session
 from dmsg.rmb.errors import RmbError
+from dmsg.rmb.twins.address import MAX_TWIN, Session
 
 VERSION = 1
 MAX_COMMAND = 256

@@ -18,13 +18,12 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.base.seldom import Seldom
 from dmsg.errors import DmsgError
-from dmsg.rmb import token
-from dmsg.rmb.address import Session
 from dmsg.rmb.client import JSON, encryption_of
-from dmsg.rmb.envelope_pb2 import Backlog, Envelope
+from dmsg.rmb.envelope.envelope_pb2 import Backlog, Envelope
+from dmsg.rmb.envelope.wire import SENT_EXPIRATION, stamp, ttl
 from dmsg.rmb.errors import CallTimeout, CipherError, Drop, RmbError, TwinNotFound
-from dmsg.rmb.identity import Identity
 from dmsg.rmb.peer.files import FILE, FileUploads
 from dmsg.rmb.peer.local import (
     LocalError,
@@ -40,12 +39,13 @@ from dmsg.rmb.peer.store import LOCAL, QUEUE_TTL, REPLY, REQUESTS, RESPONSES, Pe
 from dmsg.rmb.peer.version import version_text
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.service import open_registry
-from dmsg.rmb.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, Received, Rejected, Seal
-from dmsg.rmb.setup import find_twin, patiently, publish
-from dmsg.rmb.twin import Twin
-from dmsg.rmb.uplink import MessageTooLarge, Uplink, dealt_with
-from dmsg.rmb.wire import SENT_EXPIRATION, stamp, ttl
-from dmsg.seldom import Seldom
+from dmsg.rmb.session.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, Received, Rejected, Seal
+from dmsg.rmb.session.setup import find_twin, patiently, publish
+from dmsg.rmb.session.uplink import MessageTooLarge, Uplink, dealt_with
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import Identity
+from dmsg.rmb.twins.twin import Twin
 
 CACHE_TWINS = 5000
 """Twins that a peer remembers."""

@@ -18,7 +18,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from dmsg.net.redis import RedisUnavailable, lazy_redis, open_redis
-from dmsg.rmb.envelope_pb2 import Backlog
+from dmsg.rmb.envelope.envelope_pb2 import Backlog
 
 LOCAL, REPLY = "msgbus.system.local", "msgbus.system.reply"
 REQUESTS, RESPONSES = "msgbus.outgoing.requests", "msgbus.outgoing.responses"

@@ -23,13 +23,13 @@ from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException
 
-from dmsg.net.site import answer, answer_http_error
-from dmsg.rmb.address import MAX_TWIN
+from dmsg.net.web.site import answer, answer_http_error
 from dmsg.rmb.errors import IdentityError, NotTheOwner, RegistryConflict, RegistryRefused, TwinNotFound
-from dmsg.rmb.identity import parse_account
 from dmsg.rmb.registry.interface import PAGE
 from dmsg.rmb.registry.table import TableRegistry
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins.address import MAX_TWIN
+from dmsg.rmb.twins.identity import parse_account
+from dmsg.rmb.twins.twin import Twin
 from dmsg.telemetry.metrics import CONTENT_TYPE
 
 MAX_BODY = 8192

@@ -12,10 +12,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.base.tables import remember
 from dmsg.rmb.errors import RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
-from dmsg.rmb.twin import Twin
-from dmsg.tables import remember
+from dmsg.rmb.twins.twin import Twin
 
 TTL = 300.0
 """Seconds that a twin is believed without asking again."""

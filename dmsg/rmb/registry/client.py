@@ -16,13 +16,13 @@ from zope.interface import implementer
 
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError
-from dmsg.isolate import isolated
-from dmsg.net.body import read_body
-from dmsg.net.fetch import WebClient, cancellable, make_pool, parse_json
+from dmsg.net.isolate import isolated
 from dmsg.net.retry import retry_delay
+from dmsg.net.web.body import read_body
+from dmsg.net.web.fetch import WebClient, cancellable, make_pool, parse_json
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins.twin import Twin
 
 TIMEOUT = 5.0
 """Seconds for one request."""

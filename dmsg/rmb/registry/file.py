@@ -16,10 +16,10 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from dmsg.isolate import isolated
+from dmsg.net.isolate import isolated
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins.twin import Twin
 
 POLL = 2.0
 """Seconds between looks at the file, while somebody watches."""

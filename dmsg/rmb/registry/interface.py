@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import Interface
 
 from dmsg.rmb.errors import RegistryConflict, RegistryRefused
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins.twin import Twin
 
 PAGE = 1000
 """Twins in one answer."""

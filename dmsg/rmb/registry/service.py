@@ -12,9 +12,9 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from dmsg.discovery.lookup import check_url
-from dmsg.net.guard import GuardedFactory
-from dmsg.net.site import gated_site
 from dmsg.net.socketopts import tune_listening
+from dmsg.net.web.guard import GuardedFactory
+from dmsg.net.web.site import gated_site
 from dmsg.rmb.errors import RegistryUnavailable
 from dmsg.rmb.registry.api import MAX_BODY, RegistryAPI
 from dmsg.rmb.registry.client import HTTPRegistry

@@ -10,11 +10,11 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from dmsg.isolate import isolated
-from dmsg.rmb.address import MAX_TWIN
+from dmsg.net.isolate import isolated
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE, TwinRegistry, follow
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins.address import MAX_TWIN
+from dmsg.rmb.twins.twin import Twin
 
 _COLUMNS = "id, account, relay, pk, strict, counter, signature"
 

@@ -22,11 +22,11 @@ from zope.interface import implementer
 
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import needs_extra
-from dmsg.net.body import read_body
-from dmsg.net.fetch import WebClient, make_pool, parse_json
+from dmsg.net.web.body import read_body
+from dmsg.net.web.fetch import WebClient, make_pool, parse_json
 from dmsg.rmb.errors import RegistryRefused, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
-from dmsg.rmb.twin import Twin
+from dmsg.rmb.twins.twin import Twin
 
 TIMEOUT = 10.0
 """Seconds for one request."""

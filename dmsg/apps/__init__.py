@@ -1,0 +1,1 @@
+"""Applications over any stream, without a command line: files, copies, listings, SOCKS."""

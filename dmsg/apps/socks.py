@@ -1,0 +1,170 @@
+"""The part of SOCKS5 (RFC 1928) that a proxy to named peers needs: CONNECT to a host name, no authentication.
+
+Sans-IO up to the request; :class:`SocksProtocol` is the Twisted part.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.apps.joint import Half, join
+
+VERSION = 5
+NO_AUTHENTICATION = 0x00
+NO_METHOD = 0xFF
+CONNECT = 0x01
+IPV4, NAME, IPV6 = 0x01, 0x03, 0x04
+REQUEST_LIMIT = 520
+"""Bytes of greeting and request at most; a correct client sends fewer."""
+REQUEST_TIMEOUT = 10.0
+"""Seconds for them."""
+
+OK, FAILED, NOT_ALLOWED, UNREACHABLE, REFUSED = 0x00, 0x01, 0x02, 0x04, 0x05
+UNSUPPORTED_COMMAND, UNSUPPORTED_ADDRESS = 0x07, 0x08
+
+
+class SocksError(Exception):
+    """A request that is refused.  :ivar code: of the reply; None: not even SOCKS5, no reply."""
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def reply(code: int) -> bytes:
+    """A reply without a bound address."""
+    return struct.pack(">BBBB4sH", VERSION, code, 0, IPV4, bytes(4), 0)
+
+
+class SocksRequest:
+    """Greeting and request from a byte stream.
+
+    :ivar target: (host, port) when the request is there.
+    :ivar rest: bytes after it.
+    """
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._greeted = False
+        self.target: tuple[str, int] | None = None
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes; returns what to answer.
+
+        :raises SocksError: it is refused.
+        """
+        self._data += data
+        answer = b""
+        if not self._greeted:
+            if self._data and self._data[0] != VERSION:
+                raise SocksError(None)
+            if len(self._data) < 2 or len(self._data) < 2 + self._data[1]:
+                return b""
+            methods = self._data[2 : 2 + self._data[1]]
+            self._data = self._data[2 + len(methods) :]
+            self._greeted = True
+            if NO_AUTHENTICATION not in methods:
+                return bytes((VERSION, NO_METHOD))
+            answer = bytes((VERSION, NO_AUTHENTICATION))
+        data = self._data
+        if len(data) < 5:
+            return answer
+        version, command, _, kind, length = struct.unpack_from(">BBBBB", data)
+        if version != VERSION:
+            raise SocksError(None)
+        size = {IPV4: 4, IPV6: 16, NAME: 1 + length}.get(kind)
+        if size is None:
+            raise SocksError(UNSUPPORTED_ADDRESS)
+        if len(data) < 4 + size + 2:
+            if len(data) > REQUEST_LIMIT:
+                raise SocksError(None)
+            return answer
+        if command != CONNECT:
+            raise SocksError(UNSUPPORTED_COMMAND)
+        if kind != NAME:
+            raise SocksError(NOT_ALLOWED)  # peers have names and keys, no addresses
+        host = data[5 : 4 + size].decode("ascii", "replace")
+        self.target = host, int.from_bytes(data[4 + size : 6 + size], "big")
+        self.rest = data[6 + size :]
+        return answer
+
+
+class SocksProtocol(Half):
+    """One connection of a program to the proxy.
+
+    :param dial: gets host, port and the half to connect; fires when it is connected.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        dial: Callable[[str, int, Half], Any],
+        code_of: Callable[[Failure], int],
+        lost: Callable[[], None],
+    ) -> None:
+        super().__init__(None, lost)
+        self._reactor = reactor
+        self._dial = dial
+        self._code_of = code_of
+        self._request: SocksRequest | None = SocksRequest()
+        self._timer: IDelayedCall | None = None
+
+    def connectionMade(self) -> None:
+        self._timer = self._reactor.callLater(REQUEST_TIMEOUT, self._give_up)
+
+    def _give_up(self) -> None:
+        self._timer = None
+        assert self.transport is not None
+        self.transport.loseConnection()
+
+    def dataReceived(self, data: bytes) -> None:
+        request = self._request
+        if request is None:
+            super().dataReceived(data)
+            return
+        transport: Any = self.transport
+        try:
+            transport.write(request.feed(data))
+        except SocksError as error:
+            if error.code is not None:
+                transport.write(reply(error.code))
+            transport.loseConnection()
+            return
+        if request.target is not None:
+            self._request = None
+            self._stop_timer()
+            transport.pauseProducing()
+            self._open(*request.target, request.rest)
+
+    def _open(self, host: str, port: int, rest: bytes) -> None:
+        other = Half()
+        transport: Any = self.transport
+
+        def connected(_: Any) -> None:
+            if self.over is None:
+                transport.write(reply(OK))
+            join(self, other)
+            if rest and other.transport is not None:
+                other.transport.write(rest)
+
+        def failed(failure: Failure) -> None:
+            if self.over is None:
+                transport.write(reply(self._code_of(failure)))
+                transport.loseConnection()
+
+        self._dial(host, port, other).addCallbacks(connected, failed)
+
+    def connectionLost(self, reason: Failure = Failure(Exception("lost"))) -> None:
+        self._stop_timer()
+        super().connectionLost(reason)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

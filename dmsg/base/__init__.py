@@ -1,0 +1,1 @@
+"""Small parts without I/O that anything may use."""

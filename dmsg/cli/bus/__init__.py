@@ -1,0 +1,1 @@
+"""``dmsg rmb`` and ``dmsg twin``: the message bus."""

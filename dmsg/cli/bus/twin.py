@@ -1,0 +1,229 @@
+"""``dmsg twin``: making and showing twins of the message bus."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+from mnemonic import Mnemonic
+from rich.table import Table
+
+from dmsg.cli.options import group
+from dmsg.cli.running import run
+from dmsg.cli.screen import Screen
+from dmsg.errors import DmsgError
+from dmsg.rmb.client import encryption_of
+from dmsg.rmb.errors import RegistryRefused, RmbError, TwinNotFound
+from dmsg.rmb.registry.service import check_registry, open_registry
+from dmsg.rmb.twins.identity import KEY_TYPES, parse_account
+from dmsg.rmb.twins.secrets import SECRET, TwinSecret, read_secret, write_secret
+from dmsg.rmb.twins.twin import Twin, check_relay, relay_of_websocket
+
+
+def _registry(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    try:
+        return check_registry(value)
+    except DmsgError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+registry_option = click.option(
+    "--registry",
+    "-R",
+    required=True,
+    envvar="RMB_REGISTRY",
+    metavar="URL",
+    callback=_registry,
+    help="http://HOST:PORT of an rmb-registry, or file:PATH.  Also: RMB_REGISTRY.",
+)
+key_option = click.option(
+    "--key-file",
+    "-k",
+    envvar="RMB_KEY_FILE",
+    metavar="FILE",
+    help=f"The twin's secret.  Also: RMB_KEY_FILE, or the words in {SECRET}.",
+)
+
+
+def relay_name(text: str) -> str:
+    """A relay as the registry names it, of its name or of its websocket's URL.
+
+    :raises ValueError: it is neither.
+    """
+    return relay_of_websocket(text) if text.startswith(("ws:", "wss:")) else check_relay(text)
+
+
+def _relays(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple(relay_name(value) for value in values)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+relay_option = click.option(
+    "--relay", multiple=True, callback=_relays, metavar="RELAY", help="Domain or URL of a relay; repeatable."
+)
+
+
+@group()
+def twin() -> None:
+    """Make, show and change twins of the message bus.
+
+    \b
+    Examples:
+      dmsg twin create alice.twin -R http://127.0.0.1:9091
+      dmsg twin list -R http://127.0.0.1:9091
+    """
+
+
+def _show(found: Twin) -> None:
+    console = Screen(highlight=False, soft_wrap=True)
+    console.print(f"twin     {found.id}")
+    console.print(f"account  {found.address}")
+    console.print(f"relays   {', '.join(sorted(found.relays - {''})) or '(none)'}")
+    console.print(f"key      {found.pk.hex() if found.pk else '(none: messages to it are not encrypted)'}")
+    console.print(f"strict   {'yes' if found.strict else 'no'}")
+    console.print(f"counter  {found.counter}")
+
+
+@twin.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@registry_option
+@relay_option
+@click.option("--key-type", type=click.Choice(KEY_TYPES, case_sensitive=False), default="sr25519", show_default=True)
+@click.option(
+    "--words", type=click.Choice(["12", "24"]), default="12", show_default=True, help="Words of a new secret."
+)
+def create(file: str, registry: str, relay: tuple[str, ...], key_type: str, words: str) -> None:
+    """Make a twin: a new secret in FILE (mode 0600), and an entry in the registry; print its number.
+
+    If FILE is there already, its secret is registered.
+    """
+
+    async def main(reactor: Any) -> None:
+        try:
+            secret = read_secret(file)
+        except DmsgError as error:
+            if "No such file" not in str(error):
+                raise
+            strength = {"12": 128, "24": 256}[words]
+            secret = TwinSecret(Mnemonic("english").generate(strength), key_type)
+            write_secret(file, secret)
+        number = await _put(reactor, registry, secret, relay)
+        click.echo(number)
+
+    run(main)
+
+
+async def _put(reactor: Any, registry: str, secret: TwinSecret, relays: tuple[str, ...]) -> int:
+    twins = open_registry(registry, reactor)
+    try:
+        identity = secret.identity()
+        try:
+            current: Twin | None = await twins.get(await twins.id_by_account(identity.account))
+        except TwinNotFound:
+            current = None
+        if current is not None and not relays:
+            raise RegistryRefused(f"this secret is that of twin {current.id} already")
+        encryption = encryption_of(secret.secret)
+        statement = Twin(
+            0,
+            identity.account,
+            "_".join(sorted(set(relays))) or None,
+            None if encryption is None else encryption.pk,
+            False,
+            1 if current is None else current.counter + 1,
+        )
+        stored: Twin = await twins.put(statement.sign(identity))
+        return stored.id
+    finally:
+        await twins.close()
+
+
+@twin.command(name="list")
+@registry_option
+def list_twins(registry: str) -> None:
+    """Show all twins."""
+
+    async def main(reactor: Any) -> None:
+        twins = open_registry(registry, reactor)
+        table = Table("twin", "account", "relays", "key", "strict", box=None, header_style="bold")
+        after = 0
+        try:
+            while page := await twins.twins(after, 1000):
+                for one in page:
+                    table.add_row(
+                        str(one.id),
+                        one.address,
+                        ", ".join(sorted(one.relays - {""})) or "-",
+                        one.pk.hex()[:16] + "..." if one.pk else "-",
+                        "yes" if one.strict else "no",
+                    )
+                after = page[-1].id
+        finally:
+            await twins.close()
+        if not table.row_count:
+            click.echo("there are no twins yet")
+            return
+        console = Screen(highlight=False)
+        if not console.is_terminal:
+            console.width = 200  # for programs: whole lines
+        console.print(table)
+
+    run(main)
+
+
+@twin.command()
+@click.argument("who", metavar="TWIN|ACCOUNT|FILE")
+@registry_option
+def show(who: str, registry: str) -> None:
+    """Show one twin: by its number, its account, or the file of its secret."""
+
+    async def main(reactor: Any) -> None:
+        twins = open_registry(registry, reactor)
+        try:
+            if who.isascii() and who.isdigit() and len(who) < 11:
+                number = int(who)
+            else:
+                try:
+                    account = parse_account(who)
+                except RmbError:
+                    account = read_secret(who).identity().account
+                number = await twins.id_by_account(account)
+            _show(await twins.get(number))
+        finally:
+            await twins.close()
+
+    run(main)
+
+
+@twin.command(name="set")
+@registry_option
+@key_option
+@relay_option
+@click.option("--strict/--no-strict", default=None, help="Everything of this twin is signed with borders.")
+@click.option("--no-encryption", is_flag=True, help="Take the encryption key out: messages to it are plain.")
+def set_twin(
+    registry: str, key_file: str | None, relay: tuple[str, ...], strict: bool | None, no_encryption: bool
+) -> None:
+    """Change the relays, or the keys, of a twin; signed with its secret."""
+
+    async def main(reactor: Any) -> None:
+        secret = read_secret(key_file)
+        twins = open_registry(registry, reactor)
+        try:
+            identity, encryption = secret.identity(), encryption_of(secret.secret)
+            current: Twin = await twins.get(await twins.id_by_account(identity.account))
+            statement = replace(
+                current,
+                relay="_".join(sorted(set(relay))) if relay else current.relay,
+                pk=None if no_encryption or encryption is None else encryption.pk,
+                strict=current.strict if strict is None else strict,
+                counter=current.counter + 1,
+            )
+            _show(await twins.put(statement.sign(identity)))
+        finally:
+            await twins.close()
+
+    run(main)

@@ -1,0 +1,1 @@
+"""``dmsg demo`` and its like: whole networks on this machine."""

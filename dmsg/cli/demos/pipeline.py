@@ -1,0 +1,176 @@
+"""``dmsg analytics demo``: real servers under load, then the pipeline over what they wrote.
+
+Discovery, two servers and a collector to which these send their events, each a
+process of its own, and a third server, over which the last events come when
+the two stop; clients here, which send, get no answers, and sign receipts; one
+server is killed and comes back.  Then what a person would type: run, rank, report.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+
+from dmsg.cli.demos.processes import Entities
+from dmsg.cli.screen import Screen
+from dmsg.collector.sender import KEY_FILE
+from dmsg.errors import DmsgError
+from dmsg.keys import SecKey, load_or_create_key, read_key_file, write_key_file
+from dmsg.v2019.client import Client
+
+CLIENTS = 6
+AT_ONCE = 4
+"""Transports under way."""
+LARGEST = 2 * 1024 * 1024
+"""Bytes of one message."""
+ONLINE_TIMEOUT = 20.0
+
+
+class _Sink(Protocol):
+    def dataReceived(self, data: bytes) -> None:
+        pass
+
+
+def _factory(protocol: Callable[[], Protocol]) -> Factory[Protocol]:
+    factory: Factory[Protocol] = Factory()
+    factory.protocol = protocol
+    factory.noisy = False
+    return factory
+
+
+class PipelineDemo:
+    """The network; :meth:`run` fires when its events are on the disk."""
+
+    def __init__(self, reactor: Any, directory: Path, seconds: float) -> None:
+        self._reactor = reactor
+        self._directory = directory
+        self._seconds = seconds
+        self._console = Screen()
+        self._entities = Entities(reactor, directory)
+        self._key = SecKey.generate()
+        self._senders: list[str] = []
+        self._clients: list[Client] = []
+        self._random = Random(1)
+        self._sent = self._bytes = self._failed = 0
+
+    def say(self, text: str) -> None:
+        """A line of what happens."""
+        self._console.print(f"[bold]*[/bold] {text}", highlight=False, soft_wrap=True)
+
+    async def run(self) -> None:
+        """Start all, send for a while, stop all."""
+        try:
+            url = await self._start()
+            until = time.monotonic() + self._seconds
+            half = time.monotonic() + self._seconds / 2
+            senders = DeferredList([self._send_until(until) for _ in range(AT_ONCE)])
+            await deferLater(self._reactor, max(0.0, half - time.monotonic()))
+            self.say("server S2 is killed (SIGKILL) and started again")
+            victim = self._entities.children.pop()
+            victim.signal("KILL")
+            await victim.ended
+            await self._start_server("S2", url)
+            await senders
+        finally:
+            for client in self._clients:
+                await client.stopService()
+            await self._entities.stop()
+        self.say(
+            f"{self._sent} transports carried {self._bytes / 1e6:.1f} MB, {self._failed} requests went to clients "
+            "that are not there"
+        )
+
+    def _telemetry(self, name: str) -> tuple[str, ...]:
+        """Options of who writes events; its sender may bring them."""
+        place = self._directory / "machines" / name
+        place.mkdir(parents=True, exist_ok=True)
+        sender = load_or_create_key(place / KEY_FILE)
+        if str(sender.public) not in self._senders:
+            self._senders.append(str(sender.public))
+        return f"--telemetry={place}", "--telemetry-rotate=5", f"--telemetry-to={self._key.public}"
+
+    async def _start_collector(self, url: str) -> None:
+        lists, key = self._directory / "senders", self._directory / "collector.key"
+        lists.write_text("".join(f"{sender}\n" for sender in self._senders))
+        write_key_file(key, self._key)
+        options = (f"--store={self._directory / 'spool'}", f"--senders={lists}", f"--key-file={key}", "--reserve=0")
+        child = self._entities.start("dmsg-collector", f"--discovery={url}", *options)
+        await child.line("can be reached").addTimeout(ONLINE_TIMEOUT, self._reactor)
+
+    async def _start(self) -> str:
+        url = await self._entities.discovery("--store=memory:", *self._telemetry("discovery"))
+        await self._entities.server("S0", url).line("registered in discovery")
+        options = {name: self._telemetry(name) for name in ("S1", "S2")}
+        await self._start_collector(url)
+        # stopped last first: what carries and keeps the last events goes after those who tell them
+        self._entities.children.reverse()
+        for name in options:
+            await self._start_server(name, url)
+        told = [read_key_file(self._directory / f"{name}.key").public for name in options]
+        for _ in range(CLIENTS):
+            client = Client(self._reactor, SecKey.generate(), [url], only=told, receipts=True)
+            client.listen(_factory(_Sink))
+            client.startService()
+            self._clients.append(client)
+        for client in self._clients:
+            await client.when_published(ONLINE_TIMEOUT)
+        self.say(
+            f"discovery, three servers, {CLIENTS} clients are there, and a collector, which keeps events in "
+            f"{self._directory / 'spool'}"
+        )
+        return url
+
+    async def _start_server(self, name: str, url: str) -> None:
+        child = self._entities.server(name, url, *self._telemetry(name))
+        await child.line("registered in discovery")
+
+    def _send_until(self, until: float) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._send(until))
+
+    async def _send(self, until: float) -> None:
+        while time.monotonic() < until:
+            source, target = self._random.sample(self._clients, 2)
+            nobody = self._random.random() < 0.1
+            key = SecKey.generate().public if nobody else target.public_key
+            size = int(LARGEST * self._random.random() ** 4)
+            try:
+                protocol = await source.connect(key, _factory(Protocol), 5.0)
+            except DmsgError:
+                self._failed += nobody
+                await deferLater(self._reactor, 0.05)
+                continue
+            transport: Any = protocol.transport  # type: ignore[attr-defined]
+            transport.write(os.urandom(size))
+            transport.loseConnection()
+            self._sent += 1
+            self._bytes += size
+            await deferLater(self._reactor, 0.02 + 0.1 * self._random.random())
+
+
+def compute(demo: PipelineDemo, directory: Path) -> None:
+    """The jobs, the ranking and the report, as a person types them."""
+    out = ["--out", str(directory / "tables")]
+    for arguments in (
+        ["run", "--spool", str(directory / "spool"), *out],
+        ["rank", *out, "-k", str(directory / "operator.key"), "--create", "--ranking", str(directory / "ranking.json")],
+        ["report", *out, "--html", str(directory / "report.html")],
+        ["top", "settlement_day", *out],
+    ):
+        demo.say("dmsg analytics " + " ".join(arguments))
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
+        command = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics", *arguments]
+        if subprocess.run(command, check=False).returncode:
+            raise DmsgError(f"dmsg analytics {arguments[0]} failed")
+    demo.say(f"open {directory / 'report.html'} in a browser")

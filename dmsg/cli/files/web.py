@@ -1,0 +1,360 @@
+"""``dmsg serve`` and ``dmsg curl``: HTTP over dmsg."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+import sys
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+from urllib.parse import unquote, urlsplit
+
+import click
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import Protocol
+from twisted.python.failure import Failure
+from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgentEndpointFactory
+from zope.interface import implementer
+
+from dmsg.apps.listings import file_site
+from dmsg.base.printable import printable
+from dmsg.base.seldom import Seldom
+from dmsg.base.units import human_size
+from dmsg.cli.files.transfer import transfer_progress
+from dmsg.cli.options import command
+from dmsg.cli.output import notice, say, state, tell, writing
+from dmsg.cli.running import (
+    ClientSettings,
+    client_options,
+    client_options_of,
+    run,
+    serve_until_interrupted,
+    timeout_option,
+    with_client,
+)
+from dmsg.cli.tunnels.forward import allow_option, only
+from dmsg.clients.names import Names
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.streams.endpoints import DmsgClientEndpoint
+from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.web.channel import BoundedSite
+from dmsg.net.web.fetch import make_pool
+from dmsg.net.web.site import bounded
+from dmsg.v2019.client import Client
+from dmsg.v2019.strings import parse_port
+
+HTTP_PORT = 80
+SCHEME = "dmsg"
+IDLE_TIMEOUT = 120
+"""Seconds that a connection may be silent."""
+
+
+class _Site(BoundedSite):
+    def __init__(self, reactor: Any, resource: Any, allow: tuple[PubKey, ...]) -> None:
+        seldom = Seldom(reactor.seconds)
+
+        def refused(reason: str) -> None:
+            if (more := seldom.more()) is not None:
+                notice(f"a request was refused: {reason}{more}")
+
+        super().__init__(resource, **bounded(reactor, 0, refused, IDLE_TIMEOUT))
+        self.admits = self._allowed = only(allow)
+        self.displayTracebacks = False
+
+    def buildProtocol(self, addr: Any) -> Any:
+        return super().buildProtocol(addr) if self._allowed(addr) else None
+
+    def log(self, request: Any) -> None:
+        peer: IAddress = request.getClientAddress()
+        who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
+        asked = f"{request.method.decode('ascii', 'replace')} {request.uri.decode('ascii', 'replace')}"
+        say(f"{who} {printable(asked)} {request.code}")
+
+
+@command()
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, readable=True, path_type=Path))
+@click.option(
+    "--port", "-p", default=HTTP_PORT, show_default=True, type=click.IntRange(0, 65535), help="Port for peers."
+)
+@allow_option
+@click.option("--hidden", is_flag=True, help="Also files that begin with a dot, and parts of copies under way.")
+@client_options
+def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, settings: ClientSettings) -> None:
+    """Serve the files of DIRECTORY over HTTP to peers.
+
+    Files and directories that begin with a dot are not there for them.
+
+    \b
+    Example:
+      dmsg serve public --key-file alice.key
+      dmsg curl dmsg://alice/notes.txt
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            title = Names().name_of(client.public_key) or client.public_key.short + "..."
+            listening = client.listen(_Site(reactor, file_site(directory, title, hidden=hidden), allow), port)
+            url = f"{SCHEME}://{client.public_key}{'' if port == HTTP_PORT else f':{port}'}/"
+            tell(f"{directory} is at {url}", directory=str(directory), at=url)
+            await serve_until_interrupted(listening)
+
+        await with_client(reactor, settings, use, published=True)
+
+    run(main)
+
+
+@implementer(IAgentEndpointFactory)
+class DmsgEndpointFactory:
+    """For :meth:`twisted.web.client.Agent.usingEndpointFactory`: ``http://KEY/`` and ``http://NAME/`` over dmsg."""
+
+    def __init__(self, client: Client, timeout: float) -> None:
+        self._client = client
+        self._timeout = timeout
+
+    def endpointForURI(self, uri: Any) -> DmsgClientEndpoint:
+        """As in :class:`twisted.web.iweb.IAgentEndpointFactory`."""
+        key = Names().find(uri.host.decode("ascii"))
+        return DmsgClientEndpoint(self._client, key, self._timeout, port=uri.port)
+
+
+class _Body(Protocol):
+    """Writes what comes to a file."""
+
+    def __init__(self, output: IO[bytes], progress: Any) -> None:
+        self._output = output
+        self._progress = progress
+        self.size = 0
+        self.done: Deferred[None] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        try:
+            self._output.write(data)
+        except OSError:
+            self.transport.stopProducing()  # type: ignore[union-attr]
+            if not self.done.called:
+                self.done.errback(Failure())
+            return
+        self.size += len(data)
+        self._progress(self.size)
+
+    def connectionLost(self, reason: Failure = Failure(ResponseDone())) -> None:
+        if not self.done.called:
+            self.done.callback(None if reason.check(ResponseDone) else reason)
+
+
+def _http_url(url: str) -> bytes:
+    """``dmsg://KEY:PORT/PATH`` as the HTTP client wants it.
+
+    :raises DmsgError: it is none.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"{SCHEME}://{url}")
+        if parts.scheme != SCHEME or not parts.hostname:
+            raise ValueError
+        key = Names().find(parts.hostname)
+        port = parse_port(parts.netloc.rpartition(":")[2]) if ":" in parts.netloc else HTTP_PORT
+    except DmsgError:
+        raise
+    except ValueError:
+        raise DmsgError(f"{url[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return f"http://{key}:{port}{path}".encode()
+
+
+def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """``-d`` was discovery here before; curl's is data."""
+    if value is not None and value.startswith(("http://", "https://")) and not ctx.params.get("discovery"):
+        notice("-d is data, as in curl; say --discovery")
+        ctx.params["discovery"] = (value,)
+        return None
+    return value
+
+
+@command()
+@click.argument("url", required=False)
+@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write there, not to stdout.")
+@click.option("--remote-name", "-O", is_flag=True, help="Write to a file of the name that the URL ends with.")
+@click.option("--continue-at", "-C", metavar="OFFSET", help="Go on there; - where the file that is there ends.")
+@click.option("--range", "-r", "byte_range", metavar="FROM-TO", help="Only these bytes.")
+@click.option("--request", "-X", "method", help="Method; GET if there is no --data.")
+@click.option("--head", "-I", is_flag=True, help="Show status and headers only.")
+@click.option("--data", "-d", "body", callback=_data_or_discovery, help="Body of a POST; @FILE takes it from a file.")
+@click.option("--header", "-H", "headers", multiple=True, metavar="NAME: VALUE", help="Header; repeatable.")
+@click.option("--include", "-i", is_flag=True, help="Show status and headers too.")
+@click.option("--fail", "-f", "fail_fast", is_flag=True, help="A status of 400 and more ends with 22 and no output.")
+@click.option("--location", "-L", is_flag=True, help="Follow redirections.")
+@click.option("--silent", "-s", is_flag=True, help="No progress and no errors.")
+@click.option("--write-out", "-w", metavar="FORMAT", help="Then print %{http_code}, %{size_download}, %{time_total}.")
+@client_options_of(short_discovery=False)
+@timeout_option
+def curl(
+    url: str | None,
+    output: Path | None,
+    remote_name: bool,
+    continue_at: str | None,
+    byte_range: str | None,
+    method: str | None,
+    head: bool,
+    body: str | None,
+    headers: tuple[str, ...],
+    include: bool,
+    fail_fast: bool,
+    location: bool,
+    silent: bool,
+    write_out: str | None,
+    settings: ClientSettings,
+    timeout: float,
+) -> None:
+    """Fetch URL, as in dmsg://KEY:PORT/PATH or dmsg://NAME/PATH.
+
+    \b
+    Examples:
+      dmsg curl dmsg://alice/notes.txt
+      dmsg curl -o film.mkv -C - dmsg://alice/film.mkv
+    """
+    if url is None and continue_at is not None and "/" in continue_at:
+        notice("-C takes an offset, as in curl; say -C - for what is there")
+        url, continue_at = continue_at, "-"
+    if url is None:
+        raise click.UsageError("Missing argument 'URL'.")
+    if remote_name:
+        name = PurePosixPath(unquote(urlsplit(url if "://" in url else f"{SCHEME}://{url}").path)).name
+        if output is not None or name in ("", ".", ".."):
+            raise click.UsageError("-O needs a URL that ends with a name, and no -o")
+        output = Path(name)
+    if continue_at is not None and output is None:
+        raise click.UsageError("--continue-at needs --output or -O")
+    fields = Headers({"user-agent": ["dmsg"]})
+    for header in headers:
+        name, colon, value = header.partition(":")
+        if not colon:
+            raise click.UsageError(f"{header!r} is not NAME: VALUE")
+        fields.addRawHeader(name.strip(), value.strip())
+    start = _start_at(continue_at, output)
+    if start:
+        byte_range = f"{start}-"
+    if byte_range:
+        fields.setRawHeaders("range", [f"bytes={byte_range}"])
+    if silent:
+        state.quiet = True
+
+    async def main(reactor: Any) -> None:
+        target = _http_url(url)
+        producer = None
+        if body is not None:
+            file = _body_file(body[1:]) if body.startswith("@") else io.BytesIO(body.encode())
+            producer = FileBodyProducer(file)
+        before = reactor.seconds()
+
+        async def use(client: Client) -> None:
+            agent: Any = Agent.usingEndpointFactory(
+                reactor, DmsgEndpointFactory(client, timeout), make_pool(reactor, persistent=False)
+            )
+            if location:
+                agent = BrowserLikeRedirectAgent(agent)
+            verb = (method or ("HEAD" if head else "GET" if body is None else "POST")).upper().encode()
+            response = await _requested(agent, verb, target, fields, producer)
+            if include or head:
+                say(f"HTTP/1.1 {response.code} {response.phrase.decode('latin-1')}")
+                for name, values in response.headers.getAllRawHeaders():
+                    for value in values:
+                        say(f"{name.decode('latin-1')}: {value.decode('latin-1')}")
+                say()
+            if start and response.code == 416:
+                notice(f"{output} is whole already")
+                return
+            if response.code >= 400 and (fail_fast or output is not None):
+                if not silent:
+                    say(f"dmsg: {url[:200]}: status {response.code}", err=True)
+                raise SystemExit(22)
+            size = 0 if head else await _save(response, output, append=bool(start) and response.code == 206)
+            if write_out is not None:
+                values = {"http_code": str(response.code), "size_download": str(size)}
+                values["time_total"] = f"{reactor.seconds() - before:.6f}"
+                with writing():
+                    sys.stdout.write(_written_out(write_out, values))
+
+        await with_client(reactor, settings, use)
+
+    run(main)
+
+
+def _start_at(continue_at: str | None, output: Path | None) -> int:
+    """From which byte on.
+
+    :raises click.UsageError: it is no number.
+    """
+    if continue_at is None or output is None:
+        return 0
+    if continue_at == "-":
+        return output.stat().st_size if output.exists() else 0
+    if not continue_at.isascii() or not continue_at.isdigit():
+        raise click.UsageError(f"{continue_at!r} is no offset: a number of bytes, or - for what is there")
+    return int(continue_at)
+
+
+def _written_out(text: str, values: dict[str, str]) -> str:
+    """As curl's ``-w``: ``%{NAME}``, ``\\n`` and ``\\t``."""
+    text = re.sub(r"%\{(\w+)\}", lambda match: values.get(match[1], ""), text)
+    return text.replace("\\n", "\n").replace("\\t", "\t").replace("%%", "%")
+
+
+def _body_file(path: str) -> IO[bytes]:
+    """:raises OSError: it cannot be read, or is no regular file, which might never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return os.fdopen(descriptor, "rb")
+
+
+async def _requested(agent: Any, verb: bytes, target: bytes, fields: Headers, producer: Any) -> Any:
+    try:
+        return await agent.request(verb, target, fields, producer)
+    except DmsgError:
+        raise
+    except Exception as error:
+        reasons = getattr(error, "reasons", None)
+        cause = reasons[0].value if reasons else error
+        raise DmsgError(" ".join(str(cause).split()) or type(cause).__name__) from None
+
+
+async def _save(response: Any, output: Path | None, *, append: bool) -> int:
+    """Take the body; how many bytes came."""
+    length = response.length if isinstance(response.length, int) else None
+    if output is None:
+        body = _Body(sys.stdout.buffer, lambda size: None)
+        with writing():
+            response.deliverBody(body)
+            await _arrived(body, length)
+        return body.size
+    with output.open("ab" if append else "wb") as file, transfer_progress() as progress:
+        bar = progress.add_task(output.name, total=length)
+        body = _Body(file, lambda size: progress.update(bar, completed=size))
+        response.deliverBody(body)
+        await _arrived(body, length)
+    if not state.quiet:
+        say(f"{output}: {human_size(body.size)}", err=True)
+    return body.size
+
+
+async def _arrived(body: _Body, length: int | None) -> None:
+    try:
+        await body.done
+    except OSError:
+        raise
+    except CancelledError:
+        raise  # Ctrl-C
+    except Exception as error:
+        reasons = getattr(error, "reasons", None)  # as Twisted's web client wraps them
+        if reasons:
+            error = reasons[0].value
+        got = f"{body.size} of {length} bytes" if length is not None else f"{body.size} bytes"
+        raise DmsgError(f"cut after {got}: {' '.join(str(error).split()) or type(error).__name__}") from None

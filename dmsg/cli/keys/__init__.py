@@ -1,0 +1,1 @@
+"""Commands about keys, names and what discovery knows of them."""

@@ -1,0 +1,67 @@
+"""``dmsg name``."""
+
+from __future__ import annotations
+
+import click
+
+from dmsg.cli.options import Group
+from dmsg.cli.output import say, tell
+from dmsg.clients.names import Names
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+
+
+class _OneLine(Group):
+    """Errors of the book are one line."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except DmsgError as error:
+            say(f"dmsg: {error}", err=True)
+            raise SystemExit(1) from None
+
+
+@click.group(cls=_OneLine)
+def name() -> None:
+    """The address book: names stand wherever a key does.
+
+    \b
+    Examples:
+      dmsg name add alice 02ab...
+      dmsg ping alice
+    """
+
+
+@name.command()
+@click.argument("new_name", metavar="NAME")
+@click.argument("public_key", metavar="PUBLIC_KEY")
+@click.option("--replace", is_flag=True, help="The name may stand for another key already.")
+def add(new_name: str, public_key: str, replace: bool) -> None:
+    """Let NAME stand for PUBLIC_KEY."""
+    Names().add(new_name, PubKey.from_hex(public_key.removeprefix("dmsg:")), replace=replace)
+
+
+@name.command("list")
+def list_names() -> None:
+    """Show all names."""
+    names = Names().all()
+    for known, key in sorted(names.items()):
+        tell(f"{known} {key}", name=known, key=str(key))
+    if not names:
+        say("there are no names yet", err=True)
+
+
+@name.command()
+@click.argument("known_name", metavar="NAME")
+def show(known_name: str) -> None:
+    """Show the key that NAME stands for."""
+    key = str(Names().find(known_name))
+    tell(key, key=key)
+
+
+@name.command()
+@click.argument("known_name", metavar="NAME")
+def remove(known_name: str) -> None:
+    """Forget NAME."""
+    Names().remove(known_name)

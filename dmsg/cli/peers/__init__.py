@@ -1,0 +1,1 @@
+"""Commands between two peers: standard input and output, round trips, rates."""

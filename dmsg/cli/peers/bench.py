@@ -1,0 +1,157 @@
+"""``dmsg bench``: how fast the network carries data, through the client API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+from rich.table import Table
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+
+from dmsg.base.units import human_size, milliseconds
+from dmsg.cli.options import command
+from dmsg.cli.output import state, tell
+from dmsg.cli.running import PUBLIC_KEY, ClientSettings, Seconds, client_options, run, timeout_option, with_client
+from dmsg.cli.screen import screen
+from dmsg.keys import PubKey
+from dmsg.v2019.client import Client
+
+SIZES = (64, 1024, 16 * 1024, 60_000)
+
+
+class Discard(Protocol):
+    """Takes what comes."""
+
+    def dataReceived(self, data: bytes) -> None:
+        pass
+
+
+def discard_factory() -> Any:
+    """A factory of :class:`Discard`."""
+    factory = Factory.forProtocol(Discard)
+    factory.noisy = False
+    return factory
+
+
+async def measure(reactor: Any, transport: Any, size: int, seconds: float, in_flight: int) -> tuple[int, float]:
+    """Send messages of ``size`` bytes and count those that were acknowledged.
+
+    :returns: messages, and the seconds that they took.
+    """
+    payload = bytes(size)
+    acknowledged = 0
+    ended: Deferred[None] = Deferred()
+    waiting = 0
+    start = time.perf_counter()
+    stop_at = start + seconds
+
+    def one_more(_: None) -> None:
+        nonlocal acknowledged, waiting
+        acknowledged += 1
+        waiting -= 1
+        if time.perf_counter() < stop_at:
+            send()
+        elif not waiting and not ended.called:
+            ended.callback(None)
+
+    def fail(failure: Failure) -> None:
+        if not ended.called:
+            ended.errback(failure)
+
+    def send() -> None:
+        nonlocal waiting
+        waiting += 1
+        transport.send(payload).addCallbacks(one_more, fail)
+
+    for _ in range(in_flight):
+        send()
+    await ended
+    return acknowledged, time.perf_counter() - start
+
+
+async def round_trips(transport: Any, count: int) -> list[float]:
+    """Seconds of ``count`` round trips of an empty frame, sorted."""
+    times = []
+    for _ in range(count):
+        start = time.perf_counter()
+        await transport.send(b"")
+        times.append(time.perf_counter() - start)
+    return sorted(times)
+
+
+async def run_bench(
+    reactor: Any, client: Client, remote: PubKey, sizes: Sequence[int], seconds: float, in_flight: int, timeout: float
+) -> None:
+    """Measure and print a table."""
+    protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout)
+    times = await round_trips(protocol.transport, 200)
+    p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
+    tell(f"round trip: p50 {milliseconds(p50)}, p99 {milliseconds(p99)}", p50=p50, p99=p99)
+    table = Table("message", "acknowledged/s", "rate", box=None, pad_edge=False)
+    for size in sizes:
+        count, took = await measure(reactor, protocol.transport, size, seconds, in_flight)
+        if state.json:
+            tell("", size=size, acknowledged_a_second=count / took, bytes_a_second=count * size / took)
+        table.add_row(f"{size} B", f"{count / took:,.0f}", f"{human_size(count * size / took)}/s")
+    if not state.json:
+        screen().print(table)
+    protocol.transport.loseConnection()
+
+
+@command()
+@click.argument("public_key", type=PUBLIC_KEY, required=False)
+@click.option("--serve", is_flag=True, help="Take what others' bench sends.")
+@click.option(
+    "--size", "sizes", multiple=True, type=click.IntRange(1, 10**7), help="Bytes of a message; may be repeated."
+)
+@click.option("--seconds", default=2.0, show_default=True, type=Seconds(0.1, 3600), help="For each size.")
+@click.option("--in-flight", default=64, show_default=True, type=click.IntRange(1, 8192), help="Messages at a time.")
+@client_options
+@timeout_option
+def bench(
+    public_key: PubKey | None,
+    serve: bool,
+    sizes: tuple[int, ...],
+    seconds: float,
+    in_flight: int,
+    settings: ClientSettings,
+    timeout: float,
+) -> None:
+    """Measure how fast the network carries acknowledged messages.
+
+    To PUBLIC_KEY, where ``dmsg bench --serve`` runs; without one, between two
+    clients of this process through the network's servers.
+
+    \b
+    Examples:
+      dmsg bench
+      dmsg bench --serve --key-file bob.key
+      dmsg bench 02ab... --size 1024 --seconds 10
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            if serve:
+                client.listen(discard_factory())
+                tell(f"serving at {client.public_key}", serving=str(client.public_key))
+                await Deferred()
+            elif public_key is not None:
+                await run_bench(reactor, client, public_key, sizes or SIZES, seconds, in_flight, timeout)
+            else:
+                other = replace(settings, key_file=None).make(reactor)
+                other.listen(discard_factory())
+                other.startService()
+                try:
+                    await other.when_published(timeout)
+                    await run_bench(reactor, client, other.public_key, sizes or SIZES, seconds, in_flight, timeout)
+                finally:
+                    await other.stopService()
+
+        await with_client(reactor, settings, use, published=serve)
+
+    run(main)

@@ -1,0 +1,272 @@
+"""``dmsg iperf``: throughput over time, through the same API that programs use."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress, IPushProducer
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import LoopingCall
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.base.units import human_size, milliseconds
+from dmsg.cli.options import command, old_spelling, spelled_so_before
+from dmsg.cli.output import tell
+from dmsg.cli.running import (
+    AddressType,
+    ClientSettings,
+    Seconds,
+    client_options,
+    run,
+    serve_until_interrupted,
+    timeout_option,
+    with_client,
+)
+from dmsg.cli.tunnels.forward import allow_option, only
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.streams.stream import DmsgAddress
+from dmsg.v2019.client import Client
+
+PORT = 5201
+BLOCK = bytes(65492)
+HEADER_LIMIT = 256
+MAX_SECONDS = 3600
+AT_ONCE = 16
+"""Blocks written before the transport is asked whether it wants more."""
+
+
+@implementer(IPushProducer)
+class _Source:
+    """Writes as much as the transport takes, until it is told to stop."""
+
+    def __init__(self, reactor: Any, transport: Any) -> None:
+        self._reactor = reactor
+        self._transport = transport
+        self._paused = False
+        self._scheduled = False
+        self._stopped = False
+        transport.registerProducer(self, True)
+        self.resumeProducing()
+
+    def pauseProducing(self) -> None:
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+        if not self._scheduled:
+            self._scheduled = True
+            self._reactor.callLater(0, self._write)
+
+    def _write(self) -> None:
+        self._scheduled = False
+        for _ in range(AT_ONCE):
+            if self._paused or self._stopped:
+                return
+            self._transport.write(BLOCK)
+        self.resumeProducing()
+
+    def stopProducing(self) -> None:
+        self._stopped = True
+
+    def finish(self) -> None:
+        """No more."""
+        self._stopped = True
+        self._transport.unregisterProducer()
+
+
+class _Measured(Protocol):
+    """Counts what comes; the first line of the client says what it wants."""
+
+    def __init__(self, reactor: Any, counted: Callable[[int], None] | None = None) -> None:
+        self._reactor = reactor
+        self._counted = counted
+        self._header: bytes | None = b"" if counted is None else None
+        self._source: _Source | None = None
+        self.lost: Deferred[str] = Deferred()
+        """Fires with why it ended, empty when that was clean."""
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._header is not None:
+            self._header += data
+            line, newline, _ = self._header.partition(b"\n")
+            if not newline:
+                if len(self._header) > HEADER_LIMIT:
+                    self.transport.abortConnection()  # type: ignore[union-attr]
+                return
+            self._header = None
+            try:
+                wanted = json.loads(line)
+                seconds = min(float(wanted["seconds"]), MAX_SECONDS) if wanted.get("reverse") else 0.0
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                self.transport.abortConnection()  # type: ignore[union-attr]
+                return
+            if seconds > 0:
+                self._source = _Source(self._reactor, self.transport)
+                self._reactor.callLater(seconds, self._end)
+        elif self._counted is not None:
+            self._counted(len(data))
+
+    def _end(self) -> None:
+        if self._source is not None and not self.lost.called:
+            self._source.finish()
+            self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self.lost.callback("" if reason.check(ConnectionDone) else str(reason.value))
+
+
+class _Measuring(Factory):
+    noisy = False
+
+    def __init__(self, reactor: Any, allowed: Callable[[IAddress], bool]) -> None:
+        self._reactor = reactor
+        self.admits = self._allowed = allowed
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        return _Measured(self._reactor) if addr is not None and self._allowed(addr) else None
+
+
+@command()
+@click.argument("address", type=AddressType(PORT), required=False)
+@click.option("--serve", is_flag=True, help="Be the one who is measured.")
+@old_spelling("--server", "-s", now="--serve", dest="serve")
+@click.option("--port", "-p", default=PORT, show_default=True, type=click.IntRange(0, 65535), help="Port of --serve.")
+@click.option(
+    "--time",
+    "-t",
+    "seconds",
+    default=10.0,
+    show_default=True,
+    type=Seconds(0.1, MAX_SECONDS),
+    help="Seconds to measure.",
+)
+@click.option("--parallel", "-P", default=1, show_default=True, type=click.IntRange(1, 100), help="Streams at a time.")
+@click.option("--reverse", "-R", is_flag=True, help="The other side sends.")
+@allow_option
+@client_options
+@timeout_option
+def iperf(
+    address: DmsgAddress | None,
+    serve: bool,
+    port: int,
+    seconds: float,
+    parallel: int,
+    reverse: bool,
+    allow: tuple[PubKey, ...],
+    settings: ClientSettings,
+    timeout: float,
+) -> None:
+    """Measure the throughput to ADDRESS, where ``dmsg iperf --serve`` runs.
+
+    \b
+    Examples:
+      dmsg iperf --serve --key-file alice.key
+      dmsg iperf alice -t 5 -P 2
+    """
+    serving = serve or spelled_so_before("serve")
+    if serving == (address is not None):
+        raise click.UsageError("one of ADDRESS and --serve is needed")
+
+    async def main(reactor: Any) -> None:
+        async def be_measured(client: Client) -> None:
+            listening = client.listen(_Measuring(reactor, only(allow)), port)
+            tell(f"measured at {listening.getHost()}", serving=str(listening.getHost()))
+            await serve_until_interrupted(listening)
+
+        async def use(client: Client) -> None:
+            assert address is not None
+            await _measure(reactor, client, address, seconds, parallel, reverse, timeout)
+
+        await with_client(reactor, settings, be_measured if serving else use, published=serving)
+
+    run(main)
+
+
+async def _measure(
+    reactor: Any, client: Client, address: DmsgAddress, seconds: float, parallel: int, reverse: bool, timeout: float
+) -> None:
+    counted = 0
+
+    def count(size: int) -> None:
+        nonlocal counted
+        counted += size
+
+    factory = Factory.forProtocol(lambda: _Measured(reactor, count))
+    factory.noisy = False
+    protocols: list[Any] = [await client.connect(address, factory, timeout) for _ in range(parallel)]
+    transports: list[Any] = [protocol.transport for protocol in protocols]
+    before = time.perf_counter()
+    await transports[0].send(b"")
+    took = time.perf_counter() - before
+    tell(
+        f"connected to {address} through {transports[0].server.short}..., {parallel} streams, "
+        f"round trip {milliseconds(took)}",
+        connected=str(address),
+        server=str(transports[0].server),
+        streams=parallel,
+        round_trip=took,
+    )
+    started = time.perf_counter()
+    acknowledged = [transport.end.acknowledged if transport.end is not None else 0 for transport in transports]
+    header = json.dumps({"reverse": reverse, "seconds": seconds}).encode() + b"\n"
+    sources = []
+    for transport in transports:
+        transport.write(header)
+        if not reverse:
+            sources.append(_Source(reactor, transport))
+
+    def total() -> int:
+        if reverse:
+            return counted
+        ends = [transport.end for transport in transports]
+        if all(end is not None for end in ends):
+            return int(sum(end.acknowledged for end in ends) - sum(acknowledged))
+        return counted
+
+    last_time, last_total = started, 0
+
+    def tell_rate() -> None:
+        nonlocal last_time, last_total
+        now, bytes_now = time.perf_counter(), total()
+        rate = (bytes_now - last_total) / (now - last_time)
+        since, until = last_time - started, now - started
+        tell(f"{since:6.1f} - {until:.1f} s  {human_size(rate)}/s", since=since, until=until, bytes_a_second=rate)
+        last_time, last_total = now, bytes_now
+
+    telling = LoopingCall(tell_rate)
+    telling.clock = reactor
+    telling.start(1.0, now=False).addErrback(lambda _: None)
+    try:
+        if reverse:
+            ends = await gatherResults([protocol.lost for protocol in protocols])
+            broken = next((one for one in ends if one), "")
+            if broken:
+                raise DmsgError(f"stream was lost: {broken}")
+        else:
+            waiting: Deferred[None] = Deferred()
+            reactor.callLater(seconds, lambda: None if waiting.called else waiting.callback(None))
+            for protocol in protocols:
+                protocol.lost.addBoth(lambda _: None if waiting.called else waiting.callback(None))
+            await waiting
+            for source in sources:
+                source.finish()
+            for transport in transports:
+                await transport.send(b"")  # what was written before is acknowledged with it
+    finally:
+        if telling.running:
+            telling.stop()
+    passed = time.perf_counter() - started
+    if not reverse and transports[0].end is None:
+        raise DmsgError("a plain transport does not count: use --reverse")
+    text = f"{human_size(total())} in {passed:.2f} s, {human_size(total() / passed)}/s"
+    tell(text, bytes=total(), seconds=passed, bytes_a_second=total() / passed)
+    for transport in transports:
+        transport.loseConnection()

@@ -1,0 +1,232 @@
+"""``dmsg messaging``: the Messaging System, the protocol before dmsg."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from twisted.internet.task import deferLater
+
+from dmsg.base.units import milliseconds
+from dmsg.cli.options import group
+from dmsg.cli.output import tell
+from dmsg.cli.peers.pipe import open_one, take_one, wait_option
+from dmsg.cli.running import (
+    PUBLIC_KEY,
+    Seconds,
+    client_key,
+    create_option,
+    discovery_option,
+    key_option,
+    only_option,
+    prefer_option,
+    run,
+    servers_option,
+    share_option,
+    split_urls,
+    timeout_option,
+    with_client,
+)
+from dmsg.errors import ConnectFailed, DmsgTimeout
+from dmsg.keys import PubKey
+from dmsg.messaging.client import ACKS, IDS, Client
+from dmsg.messaging.core.wire import Profile
+
+
+@dataclass(frozen=True)
+class MessagingSettings:
+    """What the options say of the client to run."""
+
+    discovery: tuple[str, ...]
+    key_file: str | None
+    min_servers: int
+    profile: Profile
+    prefer: tuple[PubKey, ...]
+    only: tuple[PubKey, ...]
+    create: bool = False
+    share: bool = False
+    acks: str = "auto"
+    ids: str = "one"
+
+    def make(self, reactor: Any) -> Client:
+        """A client, not started."""
+        return Client(
+            reactor,
+            client_key(self.key_file, create=self.create, share=self.share),
+            self.discovery,
+            profile=self.profile,
+            acks=ACKS[self.acks],
+            two_ids=IDS[self.ids],
+            min_servers=self.min_servers,
+            prefer=self.prefer,
+            only=self.only,
+        )
+
+
+profile_option = click.option(
+    "--profile",
+    default=Profile.SEED.value,
+    show_default=True,
+    type=click.Choice([one.value for one in Profile]),
+    help="The dialect of the servers and of the remote; skywire is that of the Go code of March 2019.",
+)
+
+
+acks_option = click.option(
+    "--acks",
+    default="auto",
+    show_default=True,
+    type=click.Choice(list(ACKS)),
+    help="With skywire: whether a Go program acknowledges, as it did until 2019-04-15; auto waits for its first word.",
+)
+ids_option = click.option(
+    "--ids",
+    default="one",
+    show_default=True,
+    type=click.Choice(list(IDS)),
+    help="With skywire: ids in the answer to a channel that is opened; Go reads two from 2019-03-13 on.",
+)
+
+
+def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that runs a client; it gets them as ``settings``."""
+
+    @functools.wraps(command)
+    def with_settings(
+        discovery: tuple[str, ...],
+        key_file: str | None,
+        min_servers: int,
+        profile: str,
+        acks: str,
+        ids: str,
+        prefer: tuple[PubKey, ...],
+        only: tuple[PubKey, ...],
+        create: bool,
+        share: bool,
+        **others: Any,
+    ) -> Any:
+        if profile == Profile.SEED.value and (ACKS[acks] or IDS[ids]):
+            raise click.UsageError("--acks and --ids are of --profile skywire")
+        settings = MessagingSettings(
+            split_urls(discovery), key_file, min_servers, Profile(profile), prefer, only, create, share, acks, ids
+        )
+        return command(settings=settings, **others)
+
+    wrapped: Callable[..., Any] = with_settings
+    for option in (
+        only_option,
+        prefer_option,
+        ids_option,
+        acks_option,
+        profile_option,
+        servers_option,
+        share_option,
+        create_option,
+        key_option,
+        discovery_option,
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+@group()
+def messaging() -> None:
+    """The Messaging System, the protocol before dmsg; its servers are `twistd dmsg-messaging-server`.
+
+    Keys are not to be those of dmsg clients: an entry in discovery is of one or the other.
+    """
+
+
+@messaging.command()
+@messaging_options
+@wait_option
+def listen(settings: MessagingSettings, wait: float) -> None:
+    """Take one channel and join it to standard input and output.
+
+    \b
+    Example:
+      dmsg messaging listen --key-file bob.key -w 60 > received
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            await take_one(reactor, client, wait)
+
+        await with_client(reactor, settings, use, published=True)
+
+    run(main)
+
+
+@messaging.command()
+@click.argument("public_key", type=PUBLIC_KEY)
+@messaging_options
+@timeout_option
+@wait_option
+def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wait: float) -> None:
+    """Open a channel to PUBLIC_KEY and join it to standard input and output.
+
+    \b
+    Example:
+      echo hello | dmsg messaging connect 02ab...
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            await open_one(reactor, client, public_key, timeout, wait)
+
+        await with_client(reactor, settings, use)
+
+    run(main)
+
+
+@messaging.command()
+@click.argument("public_key", type=PUBLIC_KEY)
+@click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="How many.")
+@click.option("--interval", "-i", default=0.2, show_default=True, type=Seconds(0, 3600), help="Seconds between.")
+@messaging_options
+@timeout_option
+def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSettings, timeout: float) -> None:
+    """Measure how long a channel to PUBLIC_KEY takes to open.
+
+    The protocol has no acknowledgements, so that is what there is to measure: one
+    round trip through the server, and both ends' key agreement. The remote's client
+    answers below its program, which need not listen; the program of a Go client sees
+    channels come and go.
+
+    \b
+    Example:
+      dmsg messaging ping 02ab... -c 10
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            times = []
+            for number in range(1, count + 1):
+                started = reactor.seconds()
+                try:
+                    protocol: Any = await client.probe(public_key, timeout)
+                except (ConnectFailed, DmsgTimeout) as error:
+                    tell(f"{number}: {error}", number=number, error=str(error))
+                else:
+                    times.append(reactor.seconds() - started)
+                    server = protocol.transport.server
+                    text = f"{number}: {milliseconds(times[-1])} through {server.short}"
+                    tell(text, number=number, seconds=times[-1], server=str(server))
+                    protocol.transport.loseConnection()
+                if number < count:
+                    await deferLater(reactor, interval)
+            lost = count - len(times)
+            text = ""
+            if times:
+                low, mean, high = min(times), sum(times) / len(times), max(times)
+                text = f"; min {milliseconds(low)}, mean {milliseconds(mean)}, max {milliseconds(high)}"
+            tell(f"{count} tried, {lost} failed{text}", tried=count, failed=lost)
+            if lost:
+                raise SystemExit(1)
+
+        await with_client(reactor, settings, use)
+
+    run(main)

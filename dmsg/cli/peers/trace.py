@@ -1,0 +1,124 @@
+"""``dmsg trace``: the ways to a peer, and how fast each is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.table import Table
+from twisted.internet.defer import CancelledError
+
+from dmsg.base.units import milliseconds
+from dmsg.cli.options import command
+from dmsg.cli.output import say, state, tell
+from dmsg.cli.peers.ping import open_probe, port_option, who_and_port
+from dmsg.cli.running import WHO, ClientSettings, client_options, run, timeout_option, with_client
+from dmsg.cli.screen import screen
+from dmsg.clients.names import Names
+from dmsg.errors import ConnectFailed
+from dmsg.keys import PubKey
+from dmsg.v2019.client import Client
+from dmsg.v2019.core.agreement import FEATURE
+
+SAMPLES = 5
+"""Round trips measured each way; the shortest is shown."""
+MAX_CAUSE = 40
+"""Characters of why a way is none, in its cell."""
+
+
+@command()
+@click.argument("who", metavar="PUBLIC_KEY", type=WHO)
+@port_option
+@client_options
+@timeout_option
+def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSettings, timeout: float) -> None:
+    """Show over which servers PUBLIC_KEY, or KEY:PORT, is reached, and how fast each way is.
+
+    Nobody has to listen there unless a port is named.
+
+    \b
+    Examples:
+      dmsg trace alice
+      dmsg trace alice:80
+    """
+    asked, at = who_and_port(who, port)
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            key, entry = await client.resolve(asked)
+            if key != asked:
+                say(f"{_called(asked)} is followed by {_called(key)}", err=True)
+            if entry.client is None or not entry.client.delegated_servers:
+                raise ConnectFailed(f"{key.short} is connected to no server")
+            secure = entry.offers(FEATURE)
+            if not state.json:
+                say(f"{_called(key)}, offers {'' if secure else 'no '}secure transports")
+            used = None
+            try:
+                transport = await open_probe(client, key, at, timeout)
+                used = transport.server
+                transport.loseConnection()
+            except CancelledError:
+                raise
+            except Exception as error:
+                say(f"not reached: {' '.join(str(error).split())}", err=True)
+            table = Table("", "server", "address", "free", "to the server", "to the peer", box=None, pad_edge=False)
+            for text in entry.client.delegated_servers:
+                server = PubKey.from_hex(text)
+                row = await _row(reactor, client, key, at, server, timeout)
+                mark = "*" if server == used else ""
+                if state.json:
+                    names = ("address", "free", "to_server", "to_peer")
+                    tell("", server=text, taken=bool(mark), **dict(zip(names, row, strict=True)))
+                table.add_row(mark, server.short + "...", *row)
+            if not state.json:
+                screen(160).print(table)
+            if used is None:
+                raise SystemExit(1)
+            if not state.json:
+                say("* is the way that is taken")
+
+        await with_client(reactor, settings, use)
+
+    run(main)
+
+
+def _called(key: PubKey) -> str:
+    name = Names().name_of(key)
+    return f"{key} ({name})" if name else str(key)
+
+
+def _cause(error: Exception) -> str:
+    """In a cell: the last cause alone."""
+    if isinstance(error, ConnectFailed) and error.attempts:
+        text = error.attempts[-1][1]
+    else:
+        text = " ".join(str(error).split()) or type(error).__name__
+    text = text.removeprefix("transport closed: ").removeprefix("refused: ")
+    return text if len(text) <= MAX_CAUSE else text[: MAX_CAUSE - 3] + "..."
+
+
+async def _row(
+    reactor: Any, client: Client, peer: PubKey, port: int | None, server: PubKey, timeout: float
+) -> tuple[str, str, str, str]:
+    address = free = to_server = to_peer = "?"
+    try:
+        entry = await client.entry(server)
+        if entry.server is not None:
+            address, free = entry.server.address, str(entry.server.available_connections)
+        session = await client.server_session(server)
+        if session.pings.known:
+            to_server = milliseconds(min([await session.ping() for _ in range(SAMPLES)]))
+        transport = await open_probe(client, peer, port, timeout, via=server)
+        times = []
+        for _ in range(SAMPLES):
+            started = reactor.seconds()
+            await transport.send(b"", timeout)
+            times.append(reactor.seconds() - started)
+        transport.loseConnection()
+        to_peer = milliseconds(min(times))
+    except CancelledError:
+        raise
+    except Exception as error:
+        to_peer = _cause(error)
+    return address, free, to_server, to_peer

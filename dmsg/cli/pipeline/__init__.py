@@ -1,0 +1,1 @@
+"""``dmsg analytics``: the pipeline, its tables and its answers."""

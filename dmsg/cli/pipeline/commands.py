@@ -1,0 +1,295 @@
+"""``dmsg analytics``: the data pipeline."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from twisted.internet.threads import deferToThread
+
+from dmsg.cli.options import group
+from dmsg.cli.pipeline.common import (
+    directory_option,
+    errors_in_one_line,
+    local_directory,
+    needs_spark,
+    out_option,
+    progress,
+    session,
+    spark_options,
+)
+from dmsg.cli.pipeline.explain import explain
+from dmsg.cli.pipeline.keep import forget, migrate, optimize
+from dmsg.cli.pipeline.send import send
+from dmsg.cli.pipeline.show import name, rank, report, tables, top
+from dmsg.cli.pipeline.watch import attention, watch
+from dmsg.cli.running import Seconds
+from dmsg.errors import DmsgError
+from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
+from dmsg.telemetry.verify import Checked, verify_spool
+
+RECEIPTS = "receipts"
+"""Under the tables' directory: checked receipts."""
+SMALL_SIMULATION = 300_000
+"""Transports up to which a simulation is short."""
+
+
+def _is_small(spool: str) -> bool:
+    from dmsg.analytics.jobs import SMALL_BYTES
+
+    directory = local_directory(spool)
+    return directory is not None and sum(path.stat().st_size for path in directory.rglob("*.gz")) < SMALL_BYTES
+
+
+def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Checked]:
+    """Check what is new; where the checked ones are."""
+    source, tables = local_directory(spool), local_directory(out)
+    if source is None or tables is None:
+        return None, Checked()
+    tables.mkdir(parents=True, exist_ok=True)
+    target = tables / RECEIPTS
+    checked = verify_spool(source, target, Pseudonyms(load_or_create_secret(tables), clear=clear))
+    return str(target), checked
+
+
+def _apart(spool: str, out: str) -> None:
+    """Tables within the spool would be read as if entities had written them."""
+    source, tables = local_directory(spool), local_directory(out)
+    if source is not None and tables is not None and tables.resolve().is_relative_to(source.resolve()):
+        raise DmsgError(f"--out {out} lies in --spool {spool}")
+
+
+@group(context_settings={"help_option_names": ["-h", "--help"]})
+def analytics() -> None:
+    """What the network did, computed on Spark.
+
+    Entities write events with --telemetry DIR.  These commands read them, make
+    tables, and show those.  They need Java 17 and dmsg's extra "spark".
+
+    \b
+    Examples:
+      dmsg analytics simulate --out sim
+      dmsg analytics run --spool sim/spool --receipts sim/checked --out tables
+      dmsg analytics report --out tables --html report.html
+      dmsg analytics top --out tables
+    """
+
+
+@analytics.command()
+@directory_option("--spool", "What entities wrote: directory or URI, with all below.")
+@out_option()
+@directory_option(
+    "--receipts", "Receipts that were checked; default: those of the spool are checked now.", required=False
+)
+@click.option("--clear-keys", is_flag=True, help="Name those who sign receipts by their keys.")
+@spark_options
+@needs_spark
+def run(
+    spool: str,
+    out: str,
+    receipts: str | None,
+    clear_keys: bool,
+    master: str | None,
+    memory: str,
+    conf: tuple[str, ...],
+) -> None:
+    """Read what is new and bring all tables up to date."""
+    from dmsg.analytics import main as jobs
+
+    started = time.monotonic()
+    checked = Checked()
+    for uri in (spool, receipts):
+        if uri is not None and (there := local_directory(uri)) is not None and not there.is_dir():
+            raise DmsgError(f"{uri} is no directory")
+    _apart(spool, out)
+    jobs.check_free(out)
+    with progress() as tell:
+        tell("checking receipts", 0, None)
+        if receipts is None:
+            receipts, checked = _check_receipts(spool, out, clear=clear_keys)
+        tell("starting Spark", 0, None)
+        with session(master, memory, conf, quick=_is_small(spool)) as spark:
+            outcome = jobs.run(spark, spool, receipts, out, tell)
+    if checked.refused:
+        why = ", ".join(f"{count:,} {reason}" for reason, count in checked.reasons.most_common(5))
+        click.echo(f"{checked.refused:,} receipts are not believed: {why}", err=True)
+    click.echo(_said(outcome) + f", {time.monotonic() - started:.0f} s")
+
+
+def _said(outcome: Any) -> str:
+    if not outcome.events and not outcome.quarantined and not outcome.torn_files:
+        return f"run {outcome.state.run}: nothing is new"
+    parts = [f"run {outcome.state.run}: {outcome.events:,} events", f"{len(outcome.days)} days written"]
+    for count, text in (
+        (outcome.duplicates, "events came twice"),
+        (outcome.quarantined, "lines in quarantine"),
+        (outcome.torn_files, "files with a problem"),
+    ):
+        if count:
+            parts.append(f"{count:,} {text}")
+    return ", ".join(parts)
+
+
+@contextlib.contextmanager
+def _one_stream(out: str) -> Iterator[None]:
+    """Spark's checkpoints are for one stream; runs may take turns with it."""
+    directory = local_directory(out)
+    if directory is None:
+        yield
+        return
+    import fcntl
+
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / ".stream.lock", "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DmsgError(f"another stream writes to {out}") from None
+        yield
+
+
+@analytics.command()
+@directory_option("--spool", "What entities write.")
+@out_option()
+@directory_option("--receipts", "Receipts that somebody checks; default: the spool's are checked here.", required=False)
+@click.option("--clear-keys", is_flag=True, help="Name those who sign receipts by their keys.")
+@click.option("--every", default=30, show_default=True, type=click.IntRange(1, 3600), help="Seconds between looks.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write the report after each batch.")
+@spark_options
+@needs_spark
+def stream(
+    spool: str,
+    out: str,
+    receipts: str | None,
+    clear_keys: bool,
+    every: int,
+    html: Path | None,
+    master: str | None,
+    memory: str,
+    conf: tuple[str, ...],
+) -> None:
+    """Go on reading what comes, until Ctrl-C; the tables follow each batch."""
+    from dmsg.analytics import main as jobs
+
+    stop = threading.Event()
+    own = receipts is None
+    if (there := local_directory(spool)) is not None:
+        if not there.is_dir():
+            raise DmsgError(f"{spool} is no directory")
+        if set(str(there.absolute())) & set("*?[]{}"):
+            raise DmsgError(f"a stream cannot read from {spool}: its path has one of * ? [ ] {{ }}")
+    _apart(spool, out)
+    looked = time.monotonic()
+
+    def check() -> None:
+        nonlocal looked
+        if own and receipts is not None and time.monotonic() - looked >= every:
+            _check_receipts(spool, out, clear=clear_keys)
+            looked = time.monotonic()
+
+    if receipts is None:
+        receipts, _ = _check_receipts(spool, out, clear=clear_keys)
+    with _one_stream(out), session(master, memory, conf, quick=_is_small(spool)) as spark:
+        for number in (signal.SIGINT, signal.SIGTERM):  # after Spark, which sets handlers of its own
+            signal.signal(number, lambda *_: stop.set())
+
+        def told(outcome: Any) -> None:
+            click.echo(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}")
+            if html is not None and outcome.state.days:
+                jobs.write_report(out, html)
+
+        jobs.stream(spark, spool, receipts, out, f"{every} seconds", told, stop, check)
+
+
+@analytics.command()
+@click.option("--spool", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+@click.option("--clear-keys", is_flag=True, help="Name those who sign receipts by their keys.")
+@errors_in_one_line
+def verify(spool: Path, out: Path, clear_keys: bool) -> None:
+    """Check the signatures of receipts, for a run elsewhere.
+
+    --out gets a file of checked receipts for each file of the spool; give it to
+    run with --receipts.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    checked = verify_spool(spool, out, Pseudonyms(load_or_create_secret(out), clear=clear_keys))
+    click.echo(f"{checked.files} files: {checked.believed:,} receipts are believed, {checked.refused:,} are not")
+
+
+@analytics.command()
+@click.option(
+    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="For the spool."
+)
+@click.option("--transports", default=100_000, show_default=True, type=click.IntRange(1, 10**9))
+@click.option("--servers", default=20, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--clients", default=2_000, show_default=True, type=click.IntRange(1, 10**7))
+@click.option("--days", default=3, show_default=True, type=click.IntRange(1, 3650))
+@click.option("--last-day", type=click.DateTime(["%Y-%m-%d"]), help="Default: yesterday.")
+@click.option("--seed", default=1, show_default=True, type=int, help="The same seed makes the same events.")
+@spark_options
+@needs_spark
+def simulate(
+    out: Path,
+    transports: int,
+    servers: int,
+    clients: int,
+    days: int,
+    last_day: datetime | None,
+    seed: int,
+    master: str | None,
+    memory: str,
+    conf: tuple[str, ...],
+) -> None:
+    """Make the events of a network that never was."""
+    from datetime import timedelta
+
+    from dmsg.analytics.simulate import Network, Simulation
+
+    day = (last_day or datetime.now(UTC) - timedelta(1)).date()
+    network = Network(transports, servers, clients, days, seed, day)
+    with session(master, memory, conf, quick=transports <= SMALL_SIMULATION) as spark:
+        files = Simulation(spark, network).write(out)
+    click.echo(
+        f"{files['spool']} files in {out / 'spool'}, {files['checked']} files of checked receipts in {out / 'checked'}"
+    )
+
+
+@analytics.command()
+@click.option(
+    "--directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where everything goes; default: a new one under /tmp, which stays.",
+)
+@click.option("--seconds", default=20.0, show_default=True, type=Seconds(2, 3600), help="How long clients send.")
+@needs_spark
+def demo(directory: Path | None, seconds: float) -> None:
+    """Real servers under load on this machine, then tables and a report."""
+    import tempfile
+
+    from dmsg.analytics.session import find_java
+    from dmsg.cli.demos.pipeline import PipelineDemo, compute
+    from dmsg.cli.running import run as run_reactor
+
+    find_java()  # before anything is started
+    place = (directory or Path(tempfile.mkdtemp(prefix="dmsg-pipeline-"))).absolute()
+    place.mkdir(parents=True, exist_ok=True)
+
+    async def network(reactor: Any) -> None:
+        shown = PipelineDemo(reactor, place, seconds)
+        await shown.run()
+        # after the network: Spark takes this process's place no more than a person's next command would
+        await deferToThread(compute, shown, place)
+
+    run_reactor(network)
+
+
+for _command in (attention, watch, explain, report, top, tables, rank, name, send, optimize, forget, migrate):
+    analytics.add_command(_command)

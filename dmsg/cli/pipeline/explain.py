@@ -1,0 +1,90 @@
+"""``dmsg analytics explain``."""
+
+from __future__ import annotations
+
+import json
+from datetime import date, datetime
+
+import click
+from rich.text import Text
+
+from dmsg.base.printable import printable
+from dmsg.cli.options import command
+from dmsg.cli.output import writing
+from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
+from dmsg.cli.screen import screen
+from dmsg.clients.names import Names
+from dmsg.errors import DmsgError
+
+
+def _whole(known: list[str], said: str) -> str:
+    """The name that is meant.
+
+    :raises DmsgError: there is none, or there are several.
+    """
+    from dmsg.analytics.explain import find_server
+
+    found = find_server(known, said)
+    if not found:
+        try:
+            found = find_server(known, Names().find(said).hex())
+        except DmsgError:
+            pass
+    if not found:
+        raise DmsgError(
+            f"no server or discovery is called {said}; who is refused is a client, of whom `dmsg analytics top actor` "
+            "and `top abuse_day` tell"
+        )
+    if len(found) > 1 and said not in found:
+        more = f" or {len(found) - 5} others" if len(found) > 5 else ""
+        raise DmsgError(f"{said or 'that'} may be {', '.join(one[:12] for one in found[:5])}{more}: say more of it")
+    return said if said in found else found[0]
+
+
+@command()
+@out_option()
+@click.argument("server")
+@click.argument("day", required=False, metavar="[DAY]", type=click.DateTime(["%Y-%m-%d"]))
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each section.")
+@as_of_option
+@needs_tables
+def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: datetime | None) -> None:
+    """Say how SERVER's DAY came to be judged, down to events; without Java.
+
+    SERVER is a key, its beginning, or a name of the address book; DAY is the
+    newest one if it is not given.
+
+    \b
+    Example:
+      dmsg analytics explain --out tables 02ab 2026-01-31
+    """
+    from dmsg.analytics.explain import explain as sections_of, of_other_days
+    from dmsg.analytics.store import Store
+
+    store = Store(out)
+    state = store.computed(as_of)
+    wanted = date.fromisoformat(max(state.days)) if day is None else day.date()
+    if str(wanted) not in state.days:
+        raise DmsgError(f"nothing is known of {wanted}; the newest day is {max(state.days)}")
+    known = {row["producer"] for row in store.gold("boot", state)}
+    known |= {row["server"] for row in store.gold("uptime_day", state)}
+    name = _whole(sorted(known), server)
+    sections = sections_of(store, state, name, wanted)
+    if as_json:
+        for one in sections:
+            with writing():
+                click.echo(json.dumps({"section": one.title, "verdict": one.verdict, "lines": one.lines}))
+        return
+    console = screen(10_000)
+    console.print(Text(f"{name} on {wanted}", style="bold"))
+    for one in sections:
+        console.print(Text.assemble(("\n" + one.title, "bold"), f": {printable(one.verdict)}"))
+        for line in one.lines:
+            indent = len(line) - len(line.lstrip())
+            console.print(Text(" " * (2 + indent) + printable(line.strip())), soft_wrap=True)
+    if not sections:
+        console.print(Text("nothing is known of that day"))
+    if day is None:
+        for other in sorted(of_other_days(store, state, name, wanted)):
+            text = f"crashed on {other}: dmsg analytics explain --out {out} {printable(server)} {other}"
+            console.print(Text(text, style="dim"), soft_wrap=True)

@@ -1,0 +1,87 @@
+"""``dmsg analytics``: the commands that keep tables in order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import click
+
+from dmsg.cli.options import command
+from dmsg.cli.pipeline.common import (
+    directory_option,
+    needs_spark,
+    needs_tables,
+    out_option,
+    progress,
+    session,
+    spark_options,
+)
+from dmsg.errors import DmsgError
+
+SMALL_FILES = 2
+"""Of one kind and day, from which on they are merged when somebody asks for it."""
+
+
+@command()
+@out_option()
+@needs_tables
+def optimize(out: str) -> None:
+    """Merge small files and remove what is not needed; runs do so themselves, now and then."""
+    from dmsg.analytics.store import LEFT_BEHIND_HOURS, Store
+
+    store = Store(out)
+    state = store.computed()
+    with store.claim() as claim:
+        removed = store.make_room(state, claim, SMALL_FILES, left_behind=LEFT_BEHIND_HOURS)
+        store.finish(claim, replace(state, run=claim.number, at=claim.at))
+    click.echo(f"{removed:,} files removed")
+
+
+@command()
+@out_option()
+@click.option(
+    "--before", required=True, type=click.DateTime(["%Y-%m-%d"]), metavar="DAY", help="Days before this one go."
+)
+@needs_tables
+def forget(out: str, before: datetime) -> None:
+    """Take old days out of all tables; without Java.
+
+    Files that were read are not read again, though they are still there.  The
+    room on the disk is free when no report of a day before needs them any more,
+    in eight days, or as `dmsg analytics optimize` finds them unneeded.
+    """
+    from dmsg.analytics.store import Store
+
+    store = Store(out)
+    state = store.computed()
+    day = f"{before:%Y-%m-%d}"
+    gone = [one for one in state.days if one < day]
+    if len(gone) == len(state.days):
+        raise DmsgError(f"nothing would be left: the newest day is {max(state.days)}")
+    if gone:
+        with store.claim() as claim:
+            store.forget(claim, day)
+    click.echo(f"{len(gone)} days forgotten, {len(state.days) - len(gone)} are left")
+
+
+@command()
+@directory_option("--from", "Directory or URI of tables of an older dmsg; nothing in it is changed.")
+@out_option("Where the new ones go.")
+@spark_options
+@needs_spark
+def migrate(**options: Any) -> None:
+    """Take over the tables of an older dmsg.
+
+    What was read is copied, and everything else made anew from it.  --from may
+    be removed afterwards.
+    """
+    from dmsg.analytics.migrate import migrate as take_over
+
+    old, out = options["from"], options["out"]
+    with progress() as tell:
+        tell("starting Spark", 0, None)
+        with session(options["master"], options["memory"], options["conf"], quick=False) as spark:
+            outcome = take_over(spark, old, out, tell)
+    click.echo(f"{outcome.events:,} events, {len(outcome.days)} days written to {out}")

@@ -1,0 +1,50 @@
+"""``dmsg analytics send``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dmsg.base.units import human_size
+from dmsg.cli.options import command
+from dmsg.cli.output import notice
+from dmsg.cli.running import AddressType, discovery_option, run, split_urls
+from dmsg.collector.sender import SpoolSender
+from dmsg.collector.wire import PORT
+from dmsg.errors import DmsgError
+from dmsg.net.streams.stream import DmsgAddress
+from dmsg.telemetry.spool import recover
+
+
+@command()
+@click.argument("spool", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("collector", metavar="PUBLIC_KEY[:PORT]", type=AddressType(PORT))
+@discovery_option
+def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> None:
+    """Send the finished files in SPOOL to a collector, and remove what it has.
+
+    Servers do that themselves with --telemetry-to.  This is for what one has
+    left that does not run any more, or never knew of a collector.  The key is
+    SPOOL/sender.key, which is made if it is not there; the collector has to
+    have it on its list (dmsg key show).
+
+    \b
+    Example:
+      dmsg analytics send /var/lib/dmsg/spool 02ab... -d http://discovery.example.org:9090
+    """
+
+    async def main(reactor: Any) -> None:
+        recover(spool)
+        sender = SpoolSender(reactor, spool, collector, lambda: split_urls(discovery))
+        sender.warned = notice
+        sent = await sender.send_once()
+        if sent.kept:
+            click.echo(f"{sent.kept} files, {human_size(sent.kept_bytes)}")
+        elif not sent.refused:
+            click.echo("there is nothing to be sent")
+        if sent.refused:
+            raise DmsgError(f"{sent.refused} files were refused, and are still there")
+
+    run(main)

@@ -1,0 +1,193 @@
+"""``dmsg analytics``: the commands that look at tables."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from dmsg.base.printable import printable
+from dmsg.cli.options import command
+from dmsg.cli.pipeline.common import as_of_option, errors_in_one_line, needs_spark, needs_tables, out_option
+from dmsg.cli.running import Seconds, create_option
+from dmsg.cli.screen import screen
+from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey, load_or_create_key
+from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret, read_secret_file
+
+RANKING_HOURS = 24.0
+TOP_ROWS = 15
+
+
+@command()
+@out_option()
+@click.option(
+    "--html",
+    default="report.html",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write.",
+)
+@as_of_option
+@needs_tables
+def report(out: str, html: Path, as_of: datetime | None) -> None:
+    """Write one HTML file that shows the tables; without Java."""
+    from dmsg.analytics.main import write_report
+
+    write_report(out, html, as_of)
+    click.echo(f"wrote {html}")
+
+
+@command()
+@out_option()
+@click.argument("table", default="placement")
+@click.option("--rows", default=TOP_ROWS, show_default=True, type=click.IntRange(1, 10_000))
+@click.option("--by", metavar="COLUMN", help="Sort by it, the largest first.")
+@click.option("--day", metavar="DAY", help="Only this day, as 2026-01-31; default: the newest.")
+@as_of_option
+@needs_tables
+def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of: datetime | None) -> None:
+    """Show a gold table in the terminal, without Java, at once; `dmsg analytics tables` names them."""
+    from pyarrow import compute
+
+    from dmsg.analytics.schemas import DAILY, GOLD
+    from dmsg.analytics.store import Store
+
+    if table not in GOLD:
+        raise DmsgError(f"there is no table {table}; there are {', '.join(GOLD)}")
+    names = GOLD[table].schema.fieldNames()
+    if by is not None and by not in names:
+        raise DmsgError(f"{table} has no column {by}; it has {', '.join(names)}")
+    if by is not None and GOLD[table].schema[by].dataType.typeName() == "array":
+        raise DmsgError(f"{by} holds many numbers: it cannot be sorted by")
+    store = Store(out)
+    state = store.computed(as_of)
+    if day is not None and day not in state.days:
+        raise DmsgError(f"nothing is known of {day}; the newest day is {max(state.days)}")
+    only = day or (max(state.days) if table in DAILY else None)
+    order = by or _first_number(table)
+    found = store.answer(table, state, only, only).select(names)
+    keys = [(order, "descending"), *((name, "ascending") for name in names[:3] if name != order)]
+    chosen = compute.sort_indices(found, sort_keys=keys).slice(0, rows)
+    grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left")
+    for field in GOLD[table].schema.fields:
+        text = field.dataType.simpleString() in ("string", "date", "boolean")
+        grid.add_column(field.name, justify="left" if text else "right", overflow="ellipsis", no_wrap=text)
+    shown = found.take(chosen).to_pylist()
+    for row in shown:
+        grid.add_row(*(Text(_shown(row[name])) for name in names))
+    console = screen(10_000)  # for other programs, and for less -S
+    if not console.is_terminal:
+        grid.expand = False
+    elif console.measure(grid, options=console.options.update(width=10_000)).maximum > console.width:
+        grid = Table(title=f"{table}: {GOLD[table].text}", title_justify="left", show_header=False)
+        for row in shown:
+            for name in names:
+                grid.add_row(name, Text(_shown(row[name])))
+            grid.add_section()
+    console.print(grid)
+
+
+def _first_number(table: str) -> str:
+    from dmsg.analytics.schemas import GOLD
+
+    for field in GOLD[table].schema.fields:
+        if field.dataType.simpleString() in ("double", "bigint") and field.name != "hour":
+            return str(field.name)
+    return str(GOLD[table].schema.fieldNames()[0])
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    text = printable(str(value))
+    return text[:8] if len(text) in (16, 32, 66) and all(one in "0123456789abcdef" for one in text) else text
+
+
+@command()
+@out_option()
+@needs_spark
+def tables(out: str) -> None:
+    """Say where each gold table is, as JSON, for programs that read Delta Lake."""
+    from dmsg.analytics import main as jobs
+
+    click.echo(json.dumps(jobs.table_paths(out), indent=1))
+
+
+@command()
+@out_option()
+@click.option("--key-file", "-k", required=True, metavar="FILE", help="The operator's secret key.")
+@create_option
+@click.option("--ranking", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--hours", default=RANKING_HOURS, show_default=True, type=Seconds(0.01, 720), help="How long it holds.")
+@needs_tables
+def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> None:
+    """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
+    from dmsg.analytics.store import Store
+    from dmsg.analytics.whole import write_whole
+
+    store = Store(out)
+    rows = store.gold("placement", store.computed())
+    key = load_or_create_key(key_file, create=create)
+    servers = []
+    for row in sorted(rows, key=lambda row: (-row["weight"], row["server"]))[:MAX_RANKED]:
+        try:
+            PubKey.from_hex(row["server"])
+        except DmsgError:
+            continue  # an entry that nobody can have posted
+        servers.append({"static": row["server"], "weight": row["weight"], "reasons": row["reasons"].split(", ")})
+    if len(servers) < len(rows):
+        click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)
+    now = int(time.time())
+    write_whole(ranking, sign_ranking(servers, key, now, now + int(hours * 3600)))
+    click.echo(f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}")
+
+
+@command()
+@click.option(
+    "--telemetry",
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The entity's directory of telemetry, with its secret.",
+)
+@click.option(
+    "--secret",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="What it was started with as --telemetry-secret.",
+)
+@click.option("--day", type=click.DateTime(["%Y-%m-%d"]), help="Of networks; default: today.")
+@click.argument("names", nargs=-1, required=True, metavar="KEY|ADDRESS...")
+@errors_in_one_line
+def name(telemetry: Path, secret: Path | None, day: datetime | None, names: tuple[str, ...]) -> None:
+    """What a client's key or a network is called in the events of an entity.
+
+    To find out who stands behind a pseudonym, give those that it could be.
+    """
+    try:
+        pseudonyms = Pseudonyms(read_secret(telemetry) if secret is None else read_secret_file(secret))
+    except FileNotFoundError:
+        raise DmsgError(f"there is no {SECRET_NAME} in {telemetry}") from None
+    if day is not None and day.year < 1970:
+        raise DmsgError(f"{day:%Y-%m-%d} is before 1970")
+    since_1970 = int((day or datetime.now(UTC)).replace(tzinfo=UTC).timestamp() // 86400)
+    called = []
+    for one in names:
+        try:
+            called.append(pseudonyms.network(str(ip_address(one)), since_1970))
+        except ValueError:
+            called.append(pseudonyms.client(PubKey.from_hex(one)))
+    for one, pseudonym in zip(names, called, strict=True):
+        click.echo(f"{pseudonym} {one}")

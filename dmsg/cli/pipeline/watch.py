@@ -1,0 +1,147 @@
+"""``dmsg analytics attention|watch``: what needs an operator's attention, once or as runs go on."""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+import time
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from dmsg.base.printable import printable
+from dmsg.cli.options import command
+from dmsg.cli.output import EXIT_PIPE, writing
+from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
+from dmsg.cli.running import Seconds
+from dmsg.cli.screen import screen
+
+if TYPE_CHECKING:
+    from dmsg.analytics.attention import Finding
+    from dmsg.analytics.runs import State
+
+SHOWN = 8
+"""Characters of a key."""
+
+
+@command()
+@out_option()
+@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each, with whole keys.")
+@as_of_option
+@needs_tables
+def attention(out: str, as_json: bool, as_of: datetime | None) -> None:
+    """Say what needs attention, the most urgent first; without Java, at once."""
+    state, found, at = _look(out, as_of)
+    if as_json:
+        for one in found:
+            line = {
+                "urgency": one.urgency.word,
+                "kind": one.kind,
+                "about": one.about,
+                "text": one.text,
+                "place": one.place,
+            }
+            with writing():
+                click.echo(json.dumps(line))
+        return
+    screen(10_000).print(_shown(state, found, at))
+
+
+@command()
+@out_option()
+@click.option(
+    "--every", default=10.0, show_default=True, type=Seconds(0.5, 3600), help="How often to look for a newer run."
+)
+@needs_tables
+def watch(out: str, every: float) -> None:
+    """Show what needs attention until Ctrl-C, anew after each run, or each batch of `dmsg analytics stream`."""
+    from deltalake.exceptions import DeltaError
+
+    from dmsg.analytics.delta import LakeError
+
+    console = screen(10_000)
+    state, found, at = _look(out, None)
+    shown = _fitting(console, state, found, at)
+    # a file or another program is told of each run once
+    with Live(shown, console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+        if live is None:
+            console.print(shown)
+        while True:
+            time.sleep(every)
+            if live is None and _reader_is_gone():
+                raise SystemExit(EXIT_PIPE)
+            run, problem = state.run, ""
+            try:
+                state, found, at = _look(out, None)
+            except (LakeError, DeltaError, OSError) as error:  # what was read stays; the next look is as planned
+                problem = str(error).partition("\n")[0]
+            shown = _fitting(console, state, found, at, problem)
+            if live is not None:
+                live.update(shown, refresh=True)
+            elif state.run != run:
+                console.print(shown)
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output is a pipe of which the other end is closed."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _look(out: str, as_of: datetime | None) -> tuple[State, list[Finding], datetime]:
+    from dmsg.analytics.attention import needs_attention
+    from dmsg.analytics.store import Store
+
+    store = Store(out)
+    state = store.computed(as_of)
+    at = datetime.fromtimestamp(state.at / 1000, UTC)
+    now = datetime.now(UTC)
+    return state, needs_attention(store, state, now=now if as_of is None else at), now
+
+
+def _short(name: str) -> str:
+    """Keys and pseudonyms by their beginning, other names whole."""
+    return name[:SHOWN] if re.fullmatch("[0-9a-f]{16,}", name) else printable(name)
+
+
+def _fitting(console: Console, state: State, found: list[Finding], looked: datetime, problem: str = "") -> Group:
+    """As much as the terminal has lines for, the most urgent first, and how much there is besides."""
+    from dmsg.analytics.attention import few
+
+    lines = few(found)
+    for count in range(len(lines), -1, -1):
+        more = f"and {len(lines) - count} more: dmsg analytics attention" if count < len(lines) else ""
+        shown = _shown(state, lines[:count], looked, problem, more)
+        if not console.is_terminal or len(console.render_lines(shown)) < console.height:
+            break
+    return shown
+
+
+def _shown(state: State, found: list[Finding], looked: datetime, problem: str = "", more: str = "") -> Group:
+    from dmsg.analytics.attention import Urgency, few
+
+    styles = {Urgency.NOW: "bold red", Urgency.SOON: "yellow", Urgency.NOTE: "dim"}
+    found = few(found)
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        grid.add_column(no_wrap=True)
+    grid.add_column()
+    for one in found:
+        grid.add_row(Text(one.urgency.word, style=styles[one.urgency]), _short(one.about), Text(printable(one.text)))
+    newest = max(state.days)
+    computed = datetime.fromtimestamp(state.at / 1000, UTC)
+    head = f"run {state.run} of {computed:%Y-%m-%d %H:%M} UTC, events until {newest}; looked at {looked:%H:%M:%S}"
+    parts = [Text(head, style="dim"), grid if found or more else Text("nothing needs attention")]
+    if more:
+        parts.append(Text(more, style="dim"))
+    if problem:
+        parts.append(Text(printable(problem), style="bold red"))
+    return Group(*parts)

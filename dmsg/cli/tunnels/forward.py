@@ -1,0 +1,104 @@
+"""``dmsg forward`` and ``dmsg expose``: TCP ports over dmsg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ServerEndpoint
+from twisted.internet.interfaces import IAddress
+from twisted.python.failure import Failure
+
+from dmsg.apps.joint import JointFactory
+from dmsg.cli.options import command
+from dmsg.cli.output import describe, say, tell
+from dmsg.cli.running import (
+    ADDRESS,
+    PUBLIC_KEY,
+    ClientSettings,
+    client_options,
+    run,
+    serve_until_interrupted,
+    timeout_option,
+    with_client,
+)
+from dmsg.keys import PubKey
+from dmsg.net.streams.stream import DmsgAddress
+from dmsg.v2019.client import Client
+
+allow_option = click.option(
+    "--allow", multiple=True, type=PUBLIC_KEY, metavar="KEY", help="Only this peer; repeatable.  Default: any."
+)
+
+
+def only(allowed: tuple[PubKey, ...]) -> Callable[[IAddress], bool]:
+    """Whether a peer is among the keys; everybody is when there are none."""
+    keys = frozenset(allowed)
+    return lambda address: not keys or (isinstance(address, DmsgAddress) and address.public_key in keys)
+
+
+def warn(failure: Failure) -> None:
+    """One line of what went wrong with one connection; the others go on."""
+    say(f"dmsg: {describe(failure.value)}", err=True)
+
+
+@command()
+@click.argument("local_port", type=click.IntRange(0, 65535))
+@click.argument("address", type=ADDRESS)
+@click.option("--interface", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
+@client_options
+@timeout_option
+def forward(local_port: int, address: DmsgAddress, interface: str, settings: ClientSettings, timeout: float) -> None:
+    """LOCAL_PORT of this machine leads to ADDRESS, a KEY:PORT or NAME:PORT.
+
+    With 0 as LOCAL_PORT the system chooses one.
+
+    \b
+    Example:
+      dmsg forward 8000 alice:80
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            factory = JointFactory(lambda inner: client.connect(address, inner, timeout), failed=warn)
+            port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
+            here = f"{interface}:{port.getHost().port}"
+            tell(f"{here} leads to {address}", listening=here, leads_to=str(address))
+            await serve_until_interrupted(port)
+
+        await with_client(reactor, settings, use)
+
+    run(main)
+
+
+@command()
+@click.argument("tcp_port", type=click.IntRange(1, 65535))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where that TCP port is.")
+@click.option("--port", "-p", type=click.IntRange(0, 65535), help="Port for peers, if it is to be another.")
+@allow_option
+@client_options
+@timeout_option
+def expose(
+    tcp_port: int, host: str, port: int | None, allow: tuple[PubKey, ...], settings: ClientSettings, timeout: float
+) -> None:
+    """Peers reach TCP_PORT of this machine under this client's key.
+
+    \b
+    Example:
+      dmsg expose 22 --key-file home.key --allow laptop
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            endpoint = HostnameEndpoint(reactor, host, tcp_port, timeout=timeout)
+            listening = client.listen(
+                JointFactory(endpoint.connect, allowed=only(allow), failed=warn), tcp_port if port is None else port
+            )
+            here = str(listening.getHost())
+            tell(f"{here} leads to {host}:{tcp_port}", listening=here, leads_to=f"{host}:{tcp_port}")
+            await serve_until_interrupted(listening)
+
+        await with_client(reactor, settings, use, published=True)
+
+    run(main)

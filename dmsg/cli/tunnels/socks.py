@@ -1,0 +1,113 @@
+"""``dmsg socks``: a SOCKS5 proxy to peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+
+from dmsg.apps.joint import MAX_JOINTS, Half
+from dmsg.apps.socks import FAILED, NOT_ALLOWED, REFUSED, UNREACHABLE, SocksProtocol
+from dmsg.cli.options import command
+from dmsg.cli.output import tell
+from dmsg.cli.running import ClientSettings, client_options, run, serve_until_interrupted, timeout_option, with_client
+from dmsg.cli.tunnels.forward import warn
+from dmsg.clients.names import Names, UnknownName
+from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
+from dmsg.net.streams.stream import DmsgAddress
+from dmsg.v2019.client import Client
+
+SUFFIX = ".dmsg"
+
+
+class NotAPeer(UnknownName):
+    """A host that is not of this network; the proxy leads nowhere else."""
+
+
+def peer_of(host: str, port: int) -> DmsgAddress:
+    """``KEY.dmsg``, ``NAME.dmsg``; a key may be cut by dots, as DNS wants labels of 63 characters at most.
+
+    :raises UnknownName: no such peer.
+    """
+    if not host.lower().endswith(SUFFIX):
+        raise NotAPeer(f"{host[:80]!r} is not KEY.dmsg or NAME.dmsg")
+    return DmsgAddress(Names().find(host[: -len(SUFFIX)].replace(".", "")), port)
+
+
+def _code_of(failure: Failure) -> int:
+    warn(failure)
+    if failure.check(NotAPeer):
+        return NOT_ALLOWED
+    if failure.check(EntryNotFound, UnknownName, DmsgTimeout):
+        return UNREACHABLE
+    return REFUSED if failure.check(ConnectFailed) else FAILED
+
+
+class _Proxy(Factory):
+    noisy = False
+
+    def __init__(self, reactor: Any, client: Client, timeout: float) -> None:
+        self._reactor = reactor
+        self._client = client
+        self._timeout = timeout
+        self._connections = 0
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        if self._connections >= MAX_JOINTS:
+            return None
+        self._connections += 1
+        return SocksProtocol(self._reactor, self._dial, _code_of, self._lost)
+
+    def _lost(self) -> None:
+        self._connections -= 1
+
+    def _dial(self, host: str, port: int, half: Half) -> Deferred[Any]:
+        try:
+            address = peer_of(host, port)
+        except UnknownName:
+            return fail()
+        factory = Factory.forProtocol(lambda: half)
+        factory.noisy = False
+        return self._client.connect(address, factory, self._timeout)
+
+
+@command()
+@click.option(
+    "--listen",
+    "local_port",
+    default=1080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Port of this machine.",
+)
+@click.option("--interface", default="127.0.0.1", show_default=True, help="Address of this machine to listen on.")
+@client_options
+@timeout_option
+def socks(local_port: int, interface: str, settings: ClientSettings, timeout: float) -> None:
+    """A SOCKS5 proxy to which KEY.dmsg and NAME.dmsg are hosts.
+
+    It leads to no other hosts.  Programs must leave the resolving of names to
+    the proxy (socks5h).
+
+    \b
+    Example:
+      dmsg socks &
+      curl --proxy socks5h://127.0.0.1:1080 http://alice.dmsg/
+    """
+
+    async def main(reactor: Any) -> None:
+        async def use(client: Client) -> None:
+            endpoint = TCP4ServerEndpoint(reactor, local_port, interface=interface)
+            port = await endpoint.listen(_Proxy(reactor, client, timeout))
+            tell(f"SOCKS5 at {interface}:{port.getHost().port}", listening=f"{interface}:{port.getHost().port}")
+            await serve_until_interrupted(port)
+
+        await with_client(reactor, settings, use)
+
+    run(main)

@@ -1,0 +1,348 @@
+"""What a client of any family is: it finds servers, stays connected, is found, and connects to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random, SystemRandom
+from typing import Any
+
+from twisted.application.service import Service
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IProtocolFactory
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.clients.dial import Session, SessionOpener
+from dmsg.clients.entries import Entries, delegated_servers
+from dmsg.clients.lifecycle import LifecycleCore, make_lifecycle
+from dmsg.clients.publish import EntryPublisher
+from dmsg.clients.servers import ServerSet
+from dmsg.discovery.entry import Entry, features as entry_features
+from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.errors import ConnectFailed, DmsgTimeout
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.streams.stream import DmsgAddress, StreamTransport
+from dmsg.net.turn import TurnFlush
+
+MAX_WARNINGS = 64
+"""Different texts that a client tells its person."""
+MIN_SERVERS = 2
+"""Servers that a client stays connected to, by default."""
+CONNECT_TIMEOUT = 10.0
+"""Seconds for the whole of a connect, by default."""
+
+_log = Logger()
+
+Opening = Callable[[Any, float], Deferred[IProtocol]]
+"""Opens a stream: (session, seconds that it may take)."""
+
+
+class DelegatedClient(Service):
+    """The part that knows of servers and discovery; a family says how it talks to them.
+
+    :param features: what the entry says that this client offers, or does not.
+    :param advertise_visits: see :class:`~dmsg.clients.servers.ServerSet`.
+    :param server_feature: what entries of its servers offer; those that offer nothing may be of 2019.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: SecKey,
+        discovery: Sequence[str] | Lookups,
+        *,
+        features: Mapping[str, bool],
+        server_feature: str,
+        min_servers: int,
+        advertise_visits: bool = False,
+        prefer: Sequence[PubKey] = (),
+        only: Sequence[PubKey] = (),
+        random: Random | None = None,
+    ) -> None:
+        """:raises ValueError: min_servers cannot be that."""
+        if min_servers < 1:
+            raise ValueError("min_servers must be at least 1")
+        self._reactor = reactor
+        self._key = key
+        self._server_feature = server_feature
+        self._lookups = (
+            discovery if isinstance(discovery, Lookups) else Lookups([Lookup(reactor, url) for url in discovery])
+        )
+        self._random: Random = random or SystemRandom()
+        self._turn = TurnFlush(reactor)
+        self._factories: dict[int, IProtocolFactory] = {}
+        self._entries = Entries(reactor, self._lookups)
+        self._set = ServerSet(
+            reactor,
+            self._lookups,
+            self._session_opener,
+            self._random,
+            suits=self._suits,
+            carries=self._carries,
+            key_shared=self._key_shared,
+            migrate=self._migrate,
+            advertise_visits=advertise_visits,
+            min_servers=min_servers,
+            prefer=prefer,
+            only=only,
+            changed=self._servers_changed,
+        )
+        self._publisher = EntryPublisher(
+            reactor,
+            self._lookups,
+            key,
+            self._set.delegated,
+            self._publish_failed,
+            self._random,
+            features=features,
+            warned=self._warn,
+        )
+        self.warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text)
+        """Told, each text once, what the person who runs this client ought to know."""
+        self._warnings: set[str] = set()
+        self._core = LifecycleCore()
+        self._lifecycle = make_lifecycle(self._core)
+
+    # --- for a family ---
+
+    def _session_opener(self, entry: Entry) -> SessionOpener:
+        """How to connect to the server of an entry.
+
+        :raises DmsgError: its address is malformed.
+        """
+        raise NotImplementedError
+
+    def _suits(self, entry: Entry) -> bool:
+        """Whether a listed server speaks what this client speaks, as far as its entry says."""
+        offered = entry_features(entry.version)
+        return not offered or self._server_feature in offered
+
+    def _carries(self, entry: Entry) -> bool:
+        """Whether a server carries all that this client may open."""
+        return True
+
+    def _migrate(self, stream: StreamTransport) -> None:
+        """A stream's server leaves or is slow."""
+
+    # --- what an application uses ---
+
+    @property
+    def public_key(self) -> PubKey:
+        """The address of this client."""
+        return self._key.public
+
+    @property
+    def status(self) -> str:
+        """``stopped``, ``searching`` (see :attr:`last_error`) or ``online``."""
+        return self._core.state
+
+    @property
+    def last_error(self) -> str:
+        """Why there is no server, as far as known."""
+        return self._set.last_error
+
+    @property
+    def waiting_for(self) -> str:
+        """What keeps it from being online or found, in words."""
+        if self.last_error:
+            return self.last_error
+        if self.status == "online":
+            return f"{self._lookups} to take this client's entry"
+        links = [link.server.short for link in self._set.links.values()]
+        return f"server {', '.join(links)}" if links else f"an answer of {self._lookups}"
+
+    @property
+    def servers(self) -> list[PubKey]:
+        """Keys of the servers it is connected to."""
+        return [session.server for session in self._set.sessions()]
+
+    @property
+    def round_trips(self) -> dict[PubKey, float | None]:
+        """Seconds to each connected server and back, as far as measured."""
+        return {session.server: session.round_trip for session in self._set.sessions()}
+
+    def sessions(self) -> list[Any]:
+        """The connections to servers."""
+        return self._set.sessions()
+
+    def entry(self, remote: PubKey) -> Deferred[Entry]:
+        """The entry of ``remote``, verified; a few seconds old at most, unless discovery is away."""
+        return Deferred.fromCoroutine(self._entries.of(remote))
+
+    def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:
+        """The key that ``remote`` stands for now, itself or its successor, and the entry of that one."""
+        return Deferred.fromCoroutine(self._entries.successor(remote))
+
+    def when_online(self, timeout: float | None = None) -> Deferred[None]:
+        """Fires when a server is connected; with a timeout fails with DmsgTimeout that says why not."""
+        online: Deferred[None] = Deferred()
+        if self.status == "online":
+            online.callback(None)
+            return online
+        self._core.waiting.append(online)
+        return self._limit(online, timeout, "no server")
+
+    def when_published(self, timeout: float | None = None) -> Deferred[None]:
+        """Fires when discovery has this client's entry with the servers that it is connected to."""
+        return self._limit(self._publisher.when_published(), timeout, "no entry in discovery")
+
+    def _limit(self, waiting: Deferred[None], timeout: float | None, what: str) -> Deferred[None]:
+        if timeout is None:
+            return waiting
+
+        def too_late(result: object, seconds: float) -> None:
+            why = f": {self.last_error}" if self.last_error else ""
+            raise DmsgTimeout(f"{what} within {seconds:g} s{why}")
+
+        return waiting.addTimeout(timeout, self._reactor, too_late)
+
+    def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
+        """Accept streams with ``factory``; one listener on each port.
+
+        :raises CannotListenError: there is one already.
+        :raises ValueError: not a port.
+        """
+        if not 0 <= port < 65536:
+            raise ValueError("port is 0 to 65535")
+        if port in self._factories:
+            raise CannotListenError(None, port, OSError(f"a factory is listening on port {port} already"))
+        return _Listening(self, factory, port)
+
+    # --- service ---
+
+    def startService(self) -> None:
+        if not self.running:
+            super().startService()  # type: ignore[no-untyped-call]
+            self._lifecycle.start()
+            self._publisher.start()
+            self._set.start()
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        self._lifecycle.stop()
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        await self._publisher.withdraw()
+        await self._set.stop()
+        await self._lookups.close()
+
+    def _servers_changed(self) -> None:
+        if self._set.sessions():
+            self._lifecycle.server_up()
+        else:
+            self._lifecycle.no_server()
+        self._publisher.soon()
+
+    def _publish_failed(self, error: str) -> None:
+        self._set.last_error = error
+
+    def _key_shared(self, address: str) -> None:
+        self._warn(
+            f"another program{f' at {address}' if address else ''} is connected with this key: "
+            "only the newest is reached; stop one of them, or give it a key of its own"
+        )
+        self._publisher.soon()
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.add(text)
+            self.warned(text)
+
+    # --- connecting ---
+
+    def _reach(
+        self,
+        remote: PubKey,
+        prepare: Callable[[PubKey, Entry], Opening],
+        timeout: float,
+        via: PubKey | None,
+    ) -> Deferred[IProtocol]:
+        """Try every server of the remote, those first that this client is connected to; with ``via`` only that one.
+
+        :param prepare: gets key and entry of the remote and says how to open a stream through a session.
+        """
+        attempts: list[tuple[str, str]] = []
+        connecting = Deferred.fromCoroutine(self._try_servers(remote, prepare, timeout, via, attempts))
+
+        def too_late(result: Any, seconds: float) -> Any:
+            if isinstance(result, Failure):
+                raise ConnectFailed(f"{remote.short}: not connected within {seconds:g} s", tuple(attempts)) from None
+            return result
+
+        return connecting.addTimeout(timeout, self._reactor, too_late)
+
+    async def _try_servers(
+        self,
+        remote: PubKey,
+        prepare: Callable[[PubKey, Entry], Opening],
+        timeout: float,
+        via: PubKey | None,
+        attempts: list[tuple[str, str]],
+    ) -> IProtocol:
+        deadline = self._reactor.seconds() + timeout
+        tried: set[PubKey] = set()
+        cached = remote in self._entries
+        while True:
+            remote, entry = await self._entries.successor(remote)
+            if entry.client is None:
+                raise ConnectFailed(f"{remote.short} is not a client")
+            opening = prepare(remote, entry)
+            servers = [one for one in self._servers_of(remote, entry) if one not in tried and via in (None, one)]
+            for position, server in enumerate(servers):
+                tried.add(server)
+                left = deadline - self._reactor.seconds()
+                share = max(left / (len(servers) - position), 0.01)
+                try:
+                    session = await self._set.session(server).addTimeout(share, self._reactor)
+                    left = deadline - self._reactor.seconds()
+                    share = max(left / (len(servers) - position), 0.01)
+                    return await opening(session, share)
+                except CancelledError:
+                    raise
+                except TimeoutError as error:
+                    attempts.append((server.short, str(error) or f"not connected within {share:.3g} s"))
+                except Exception as error:
+                    attempts.append((server.short, " ".join(str(error).split())[:200] or type(error).__name__))
+            if not cached:
+                raise ConnectFailed(f"{remote.short} was reached through none of its servers", tuple(attempts))
+            # the entry was from the cache: perhaps the remote has moved
+            cached = False
+            self._entries.doubt(remote)
+
+    def _servers_of(self, remote: PubKey, entry: Entry) -> list[PubKey]:
+        def order(server: PubKey) -> tuple[bool, bool, float]:
+            session: Session | None = self._set.existing(server)
+            if session is None:
+                return True, False, 0.0
+            return False, session.leaving, session.round_trip or 0.0
+
+        return sorted(delegated_servers(remote, entry), key=order)
+
+
+@implementer(IListeningPort)
+class _Listening:
+    """A factory that accepts a client's streams on one port."""
+
+    def __init__(self, client: DelegatedClient, factory: IProtocolFactory, port: int) -> None:
+        self._client = client
+        self._factory = factory
+        self._port = port
+        self.startListening()
+
+    def startListening(self) -> None:
+        self._factory.doStart()
+        self._client._factories[self._port] = self._factory
+
+    def stopListening(self) -> Deferred[None]:
+        if self._client._factories.get(self._port) is self._factory:
+            del self._client._factories[self._port]
+            self._factory.doStop()
+        stopped: Deferred[None] = Deferred()
+        stopped.callback(None)
+        return stopped
+
+    def getHost(self) -> IAddress:
+        return DmsgAddress(self._client.public_key, self._port)

@@ -1,0 +1,207 @@
+"""Staying connected to one server: trying again, with growing delays.
+
+A :class:`SessionOpener` connects only when its session can be used, so that
+``ClientService`` sees a connection or a failure and nothing in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, Protocol
+
+from twisted.application.internet import ClientService
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
+from twisted.internet.protocol import Factory, Protocol as TwistedProtocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.discovery.entry import Entry
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.retry import retry_delay
+from dmsg.net.streams.stream import StreamTransport
+
+SHORT_SESSION = 5.0
+"""Seconds: a session that ends before counts as a failed try."""
+
+
+class Session(Protocol):
+    """A connection to one server, of some family.
+
+    :ivar lost: fires with None when it is gone.
+    :ivar leaving: the server said that it leaves.
+    :ivar why_lost: says why, once it is gone; never empty.
+    :ivar refused_extension: the server ended it at something that its entry says it knows.
+    :ivar key_shared: told the address of another program with the same key, when the server says so.
+    :ivar draining: told (seconds, other servers) when it says so.
+    """
+
+    server: PubKey
+    lost: Deferred[None]
+    connected: bool
+    leaving: bool
+    why_lost: str
+    refused_extension: bool
+    key_shared: Callable[[str], None]
+    draining: Callable[[int, list[PubKey]], None]
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds to the server and back; None while not measured."""
+
+    @property
+    def transports(self) -> int:
+        """How many streams it carries or is to carry."""
+
+    @property
+    def streams(self) -> Sequence[StreamTransport]:
+        """The streams that it carries."""
+
+    def close(self) -> None:
+        """End it; its streams end with it."""
+
+
+class SessionOpener(Protocol):
+    """How to connect to one server."""
+
+    def open(self) -> Deferred[Any]:
+        """Fires with a :class:`Session` that can be used."""
+
+
+class _SessionTransport:
+    """What ClientService uses of a transport."""
+
+    def __init__(self, session: Session) -> None:
+        self.loseConnection = session.close
+        self.abortConnection = session.close
+
+
+class _Watched(TwistedProtocol):
+    """Stands for a session in ClientService."""
+
+    def __init__(self, link: ServerLink) -> None:
+        self._link = link
+
+    def connectionLost(self, reason: Failure = Failure(DmsgError("lost"))) -> None:
+        self._link._down()
+
+
+@implementer(IStreamClientEndpoint)
+class _ServiceEndpoint:
+    def __init__(self, link: ServerLink, endpoint: SessionOpener) -> None:
+        self._link = link
+        self._endpoint = endpoint
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:
+        def opened(session: Session) -> Any:
+            protocol = protocolFactory.buildProtocol(None)  # type: ignore[arg-type]  # has no address
+            assert protocol is not None
+            protocol.makeConnection(_SessionTransport(session))  # type: ignore[arg-type]
+            opened_at = self._link.now()
+
+            def ended(_: None) -> None:
+                self._link.ended(session, self._link.now() - opened_at)
+                protocol.connectionLost(Failure(DmsgError("session ended")))
+
+            session.lost.addCallback(ended)
+            # not before ClientService knows of it: who is told may stop the service at once
+            self._link.up_soon(session)
+            return protocol
+
+        def failed(failure: Failure) -> Failure:
+            self._link.last_error = " ".join(str(failure.value).split())[:200] or type(failure.value).__name__
+            return failure
+
+        return self._endpoint.open().addCallbacks(opened, failed)
+
+
+class ServerLink:
+    """A connection to one server that is made again when it is lost.
+
+    :param changed: told when the session came or went.
+    :param away: told when ``failures`` tries in a row have failed.
+    :ivar session: the present session, or None.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        server: PubKey,
+        endpoint: SessionOpener,
+        random: Random,
+        *,
+        changed: Callable[[ServerLink], None],
+        away: Callable[[ServerLink, int], None],
+    ) -> None:
+        self.server = server
+        self.session: Session | None = None
+        self.failures = 0
+        self.short = 0
+        """Sessions in a row that ended soon after they were made."""
+        self.carries = True
+        """Its entry says that it carries what this client opens."""
+        self.entry: Entry | None = None
+        """By which it is reached."""
+        self._at_once = False
+        self.last_error = ""
+        self.slow = False
+        self.leaving = False
+        """The server said that it leaves."""
+        self._reactor = reactor
+        self._random = random
+        self._changed = changed
+        self._away = away
+        self._service = ClientService(
+            _ServiceEndpoint(self, endpoint),
+            Factory.forProtocol(lambda: _Watched(self)),
+            retryPolicy=self._delay,
+            clock=reactor,
+        )
+
+    def start(self) -> None:
+        """Connect, and keep connected."""
+        self._service.startService()
+
+    def stop(self) -> Deferred[Any]:
+        """Disconnect."""
+        if self.session is not None:
+            self.session.close()
+        stopped: Deferred[Any] = self._service.stopService()
+        return stopped
+
+    def now(self) -> float:
+        """Seconds of the reactor's clock."""
+        return float(self._reactor.seconds())
+
+    def ended(self, session: Session, seconds: float) -> None:
+        """A session is over that lasted so long."""
+        self.last_error = session.why_lost
+        if session.refused_extension:
+            self._at_once = True  # the next one goes without it
+        else:
+            self.short = self.short + 1 if seconds < SHORT_SESSION else 0
+
+    def _delay(self, failures: int) -> float:
+        if self._at_once:
+            self._at_once = False
+            return 0.0
+        # a server that takes connections and drops them is as far away as one that takes none
+        self.failures = max(failures, self.short)
+        self._away(self, self.failures)
+        return retry_delay(self.failures - 1, self._random)
+
+    def up_soon(self, session: Session) -> None:
+        """The session is there, in the next turn."""
+        self._reactor.callLater(0, lambda: None if session.lost.called else self._up(session))
+
+    def _up(self, session: Session) -> None:
+        self.session = session
+        self.failures = 0
+        self.leaving = False
+        self._changed(self)
+
+    def _down(self) -> None:
+        self.session = None
+        self._changed(self)

@@ -1,0 +1,420 @@
+"""The servers of one client: which it stays connected to, and visits to others.
+
+A client stays connected to ``min_servers``.  It chooses by a race: a few more
+than it needs are asked at once, and those that are there first stay, which
+is their round trip and their load in one.  Later the round trips measured by PING
+decide: a server that got slow, one that stays away and one that says that it
+leaves are replaced, and streams move over before they would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList
+from twisted.logger import Logger
+
+from dmsg.clients.dial import ServerLink, Session, SessionOpener
+from dmsg.discovery.entry import Entry
+from dmsg.discovery.lookup import Lookups
+from dmsg.errors import DiscoveryError, DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.again import Again
+from dmsg.net.isolate import isolated
+from dmsg.net.retry import retry_delay
+from dmsg.net.streams.stream import StreamTransport
+
+RACE = 2
+"""Servers asked beyond those that are needed."""
+AWAY_AFTER = 2
+"""Failed tries in a row after which another server is looked for."""
+MAX_WORKED = 16
+"""Servers that are remembered because they have worked: they are taken before others that discovery lists."""
+MAX_HINTS, HINTS_FOR = 8, 60.0
+"""Servers that one which leaves may name, and seconds for which they are taken before others."""
+AVOID_FOR = 60.0
+"""Seconds that a server that stayed away, was slow or left is not chosen again."""
+CHECK_INTERVAL = 60.0
+"""Seconds between looks at servers and own entry when nothing happens."""
+SLOW_FACTOR = 4.0
+SLOW_SECONDS = 0.05
+"""A server is slow whose round trip is both so many times and so much longer than the best one's."""
+
+_log = Logger()
+
+
+class ServerSet:
+    """The sessions of one client.
+
+    :param opener: how to connect to the server of an entry; raises DmsgError if it cannot be.
+    :param suits: whether a listed server speaks what this client speaks, as far as its entry says.
+    :param carries: whether it carries all that this client would open; others are taken when there is none.
+    :param key_shared: told the address of another program that is connected with this client's key.
+    :param migrate: told of streams that would better be elsewhere.
+    :param advertise_visits: others can reach this client by them too, as long as they last.
+    :param prefer: servers to take before others when they are there.
+    :param only: take no others; empty means any.
+    :param changed: told when the sessions that others can reach this client by changed.
+    :ivar last_error: why there is no server, as far as known.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        lookups: Lookups,
+        opener: Callable[[Entry], SessionOpener],
+        random: Random,
+        *,
+        suits: Callable[[Entry], bool] = lambda entry: True,
+        carries: Callable[[Entry], bool] = lambda entry: True,
+        key_shared: Callable[[str], None] = lambda address: None,
+        migrate: Callable[[StreamTransport], None] = lambda stream: None,
+        advertise_visits: bool = False,
+        min_servers: int,
+        prefer: Sequence[PubKey] = (),
+        only: Sequence[PubKey] = (),
+        changed: Callable[[], None],
+    ) -> None:
+        self._reactor = reactor
+        self._lookups = lookups
+        self._opener = opener
+        self._suits = suits
+        self._carries = carries
+        self._key_shared = key_shared
+        self._migrate = migrate
+        self._advertise_visits = advertise_visits
+        self._random = random
+        self._only = tuple(dict.fromkeys(only))
+        self._prefer = tuple(dict.fromkeys(prefer))
+        self._min_servers = min(min_servers, len(self._only)) if self._only else min_servers
+        self._changed = changed
+        self.links: dict[PubKey, ServerLink] = {}
+        self._visits: dict[PubKey, list[Deferred[Session]]] = {}
+        self._visiting: dict[PubKey, Deferred[Session]] = {}
+        self._visited: dict[PubKey, Session] = {}
+        self._idle: set[PubKey] = set()
+        self._avoid: dict[PubKey, float] = {}
+        self._worked: dict[PubKey, Entry] = {}
+        self._hints: list[PubKey] = []
+        self._hints_until = 0.0
+        self._running = False
+        self._failures = 0
+        self._looks = Again(reactor, self._look_for_servers, self._after_failure, "looking for servers")
+        self.last_error = ""
+
+    # --- what there is ---
+
+    def sessions(self) -> list[Session]:
+        """All sessions, visits too."""
+        kept = [link.session for link in self.links.values() if link.session is not None]
+        return kept + [session for server, session in self._visited.items() if server not in self.links]
+
+    def delegated(self) -> tuple[str, ...]:
+        """The servers at which others find this client, in order; one that leaves only while there is no other."""
+        here = [link for link in self.links.values() if link.session is not None]
+        staying = [link for link in here if link.session is not None and not link.session.leaving]
+        servers = {link.server for link in staying or here}
+        if self._advertise_visits:
+            servers.update(self._visited)
+        return tuple(sorted(server.hex() for server in servers))
+
+    def existing(self, server: PubKey) -> Session | None:
+        """The session with ``server``, if there is one."""
+        link = self.links.get(server)
+        session = (link.session if link is not None else None) or self._visited.get(server)
+        # one that is being closed takes nothing more
+        return session if session is not None and session.connected else None
+
+    def session(self, server: PubKey) -> Deferred[Session]:
+        """The session with ``server``: kept, visited, or a new visit."""
+        found: Deferred[Session] = Deferred()
+        session = self.existing(server)
+        if session is not None:
+            found.callback(session)
+            return found
+        # two connects to one server share one visit
+        waiting = self._visits.get(server)
+        if waiting is not None:
+            waiting.append(found)
+            return found
+        self._visits[server] = [found]
+
+        def visited(result: Any) -> None:
+            self._visiting.pop(server, None)
+            for deferred in self._visits.pop(server):
+                if not deferred.called:
+                    deferred.callback(result)
+
+        visiting = self._visiting[server] = Deferred.fromCoroutine(self._visit(server))
+        visiting.addBoth(visited)
+        return found
+
+    # --- start and stop ---
+
+    def start(self) -> None:
+        """Look for servers, and keep them."""
+        self._running = True
+        self._looks.start()
+        self.look_soon(0)
+
+    async def stop(self) -> None:
+        """Leave all of them."""
+        self._running = False
+        self._looks.stop()
+        ends = [link.stop() for link in self.links.values()]
+        self.links.clear()
+        for session in list(self._visited.values()):
+            isolated(session.close)
+            ends.append(_done_with(session.lost))
+        for visiting in list(self._visiting.values()):
+            visiting.cancel()
+        await DeferredList(ends, consumeErrors=True)
+
+    def look_soon(self, delay: float) -> None:
+        """Look at the servers in ``delay`` seconds, or before."""
+        self._looks.soon(delay)
+
+    def _after_failure(self, failures: int) -> float:
+        return retry_delay(failures, self._random)
+
+    # --- looking ---
+
+    async def _look_for_servers(self) -> float | None:
+        """One look: have so many links that ``min_servers`` of them are good, if there are so many."""
+        delay = CHECK_INTERVAL
+        good = self._good()
+        missing = self._min_servers - len(good)
+        if missing <= 0 and not self._only and not any(link.carries for link in good):
+            missing = 1  # one that carries what the others do not
+        if missing > 0:
+            now = self._reactor.seconds()
+            self._avoid = {server: until for server, until in self._avoid.items() if until > now}
+            candidates = await self._candidates()
+            if not self._running:
+                return None
+            wanted = missing + (0 if self._only else RACE)
+            added = 0
+            if len(good) >= self._min_servers:
+                candidates = [entry for entry in candidates if self._carries(entry)]
+            for entry in candidates:
+                self._drop_moved(entry)
+                if added < wanted and entry.key not in self.links and entry.key not in self._avoid:
+                    added += self._add_link(entry)
+            if added < missing and len(good) < self._min_servers:
+                self._failures += 1
+                delay = min(delay, retry_delay(self._failures, self._random))
+            else:
+                self._failures = 0
+        self._drop_surplus()
+        self._close_idle_visits()
+        self._changed()
+        return delay
+
+    def _drop_moved(self, entry: Entry) -> None:
+        """What cannot be reached any more, and has another address by its entry, is looked for there."""
+        link = self.links.get(entry.key)
+        if link is None or link.session is not None or link.failures < AWAY_AFTER:
+            return
+        if link.entry is not None and link.entry.server is not None and entry.server is not None:
+            before, now = link.entry.server.address, entry.server.address
+            if before != now:
+                _log.info(
+                    "server {server} has moved from {before} to {now}", server=entry.key.short, before=before, now=now
+                )
+                del self.links[entry.key]
+                link.stop()
+
+    def _good(self) -> list[ServerLink]:
+        """Links to stay with: they work or may come to work, and are not slow."""
+        measured = [s.round_trip for link in self.links.values() if (s := link.session) and s.round_trip is not None]
+        best = min(measured, default=0.0)
+        good = []
+        for link in self.links.values():
+            if link.failures >= AWAY_AFTER or link.leaving:
+                continue
+            session = link.session
+            if session is not None and session.round_trip is not None and link.server not in self._prefer:
+                slow = session.round_trip > best * SLOW_FACTOR and session.round_trip > best + SLOW_SECONDS
+                if slow and self._min_servers > 1:
+                    link.slow = True
+                    continue
+            link.slow = False
+            good.append(link)
+        return good
+
+    async def _candidates(self) -> list[Entry]:
+        """Entries of servers, in the order in which to take them."""
+        entries: list[Entry] = []
+        if not self._only:
+            try:
+                listed = await self._lookups.available_servers()
+                entries = [entry for entry in listed if self._suits(entry)]
+                if not entries:
+                    self.last_error = "discovery lists no server" + (" that speaks this protocol" if listed else "")
+            except DiscoveryError as error:
+                self.last_error = str(error)
+            self._random.shuffle(entries)
+        known = {entry.key: entry for entry in entries}
+        hints = self._hints if self._reactor.seconds() < self._hints_until and not self._only else []
+        first = list(dict.fromkeys((*self._only, *self._prefer, *hints)))
+        if not self._only:
+            # of those that have worked, last first: who has discovery list others does not draw this client away
+            worked = [server for server in reversed(self._worked) if server not in first]
+            entries = [known.get(server, self._worked[server]) for server in worked] + [
+                entry for entry in entries if entry.key not in self._worked
+            ]
+            # full ones only when there are no others
+            entries.sort(key=lambda entry: (_is_full(entry), not self._carries(entry)))
+        for server in first:
+            if server not in known:
+                try:
+                    known[server] = await self._lookups.entry(server)
+                except DmsgError as error:
+                    self.last_error = f"server {server.short}: {error}"
+        ordered = [known[server] for server in first if server in known]
+        ordered += [entry for entry in entries if entry.key not in first]
+        return [entry for entry in ordered if entry.server is not None]
+
+    def _add_link(self, entry: Entry) -> bool:
+        try:
+            endpoint = self._opener(entry)
+        except DmsgError as error:
+            self.last_error = f"server {entry.key.short}: {error}"
+            self._avoid[entry.key] = self._reactor.seconds() + AVOID_FOR
+            return False
+        link = ServerLink(
+            self._reactor, entry.key, endpoint, self._random, changed=self._link_changed, away=self._link_away
+        )
+        link.carries = self._carries(entry)
+        link.entry = entry
+        self.links[entry.key] = link
+        link.start()
+        return True
+
+    def _remove(self, link: ServerLink, why: str) -> None:
+        _log.info("server {server} {why}, another takes its place", server=link.server.short, why=why)
+        del self.links[link.server]
+        self._avoid[link.server] = self._reactor.seconds() + AVOID_FOR
+        if link.slow:
+            self._worked.pop(link.server, None)
+        link.stop()
+
+    def _drop_surplus(self) -> None:
+        """The race is over when there are enough; what stayed away, leaves or is slow goes then."""
+        here = [link for link in self._good() if link.session is not None]
+        if len(here) < self._min_servers:
+            return
+        preferred = {*self._only, *self._prefer}
+        order = sorted(here, key=lambda link: (link.server not in preferred, not link.carries, link.short))
+        kept = order[: self._min_servers]
+        carried = any(link.carries for link in kept)
+        for link in list(self.links.values()):
+            if link in kept or (link.server in preferred and link.failures < AWAY_AFTER and not link.leaving):
+                continue
+            if link.session is None:
+                if link.failures >= AWAY_AFTER:
+                    self._remove(link, "stays away")
+                elif carried or not link.carries:  # else it is on its way, and none of those that are here can do it
+                    del self.links[link.server]
+                    link.stop()
+            elif not link.session.transports:
+                if link.leaving or link.slow:
+                    self._remove(link, "leaves" if link.leaving else "is slow")
+                else:
+                    del self.links[link.server]
+                    link.stop()
+            elif link.leaving or link.slow:
+                for stream in link.session.streams:
+                    self._migrate(stream)
+
+    def _link_changed(self, link: ServerLink) -> None:
+        if self.links.get(link.server) is not link:
+            return
+        if link.session is not None:
+            self.last_error = ""
+            self._remember(link)
+            self._welcome(link.session)
+            self._drop_surplus()
+        else:
+            self.look_soon(0.1)
+        self._changed()
+
+    def _remember(self, link: ServerLink) -> None:
+        if link.entry is not None:
+            self._worked.pop(link.server, None)
+            self._worked[link.server] = link.entry
+            if len(self._worked) > MAX_WORKED:
+                del self._worked[next(iter(self._worked))]
+
+    def _link_away(self, link: ServerLink, failures: int) -> None:
+        self.last_error = f"server {link.server.short}: {link.last_error or 'connection lost'}"
+        if failures >= AWAY_AFTER and self.links.get(link.server) is link:
+            self.look_soon(0.1)
+
+    # --- a server that leaves ---
+
+    def _welcome(self, session: Session) -> None:
+        session.key_shared = self._key_shared
+        session.draining = lambda seconds, servers: self._server_leaves(session, seconds, servers)
+
+    def _server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
+        _log.info("server {server} leaves in {seconds} s", server=session.server.short, seconds=seconds)
+        now = self._reactor.seconds()
+        self._avoid[session.server] = now + AVOID_FOR
+        link = self.links.get(session.server)
+        if link is not None and link.session is session:
+            link.leaving = True
+            # of servers that this client keeps, and for as long as it looks for another
+            self._hints = [server for server in servers if server != session.server][:MAX_HINTS]
+            self._hints_until = now + HINTS_FOR
+        self.look_soon(0)
+        self._changed()
+        for stream in session.streams:
+            self._migrate(stream)
+
+    # --- visits ---
+
+    async def _visit(self, server: PubKey) -> Session:
+        """Connect to a server of somebody else, for as long as transports need it."""
+        entry = await self._lookups.entry(server)
+        if entry.server is None:
+            raise DmsgError("entry is of a client instead of a server")
+        session: Session = await self._opener(entry).open()
+        if not self._running:
+            session.close()
+            raise DmsgError("client is stopped")
+        self._visited[server] = session
+        self._welcome(session)
+
+        def lost(_: None) -> None:
+            self._visited.pop(server, None)
+            self._changed()
+
+        session.lost.addCallback(lost)
+        if self._advertise_visits:
+            self._changed()
+        return session
+
+    def _close_idle_visits(self) -> None:
+        """End visits that carried nothing at this look and the one before."""
+        idle = {server for server, session in self._visited.items() if not session.transports}
+        for server in idle & self._idle:
+            self._visited[server].close()
+        self._idle = idle
+
+
+def _is_full(entry: Entry) -> bool:
+    return entry.server is not None and entry.server.available_connections <= 0
+
+
+def _done_with(deferred: Deferred[None]) -> Deferred[None]:
+    done: Deferred[None] = Deferred()
+
+    def fire(result: None) -> None:
+        done.callback(None)
+        return result
+
+    deferred.addBoth(fire)
+    return done

@@ -1,0 +1,88 @@
+"""Clients for endpoint strings, which have none.
+
+One is made at first use, shared by all strings of the process with the same
+discovery and key file, stopped with the reactor.  What a string leaves out comes
+from the environment: ``DMSG_DISCOVERY`` (URLs, separated by blanks) and
+``DMSG_KEY_FILE``; a client without a key file gets a key for this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
+
+from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient
+from dmsg.keylock import hold, this_program
+from dmsg.keys import PubKey, SecKey, load_or_create_key
+
+C = TypeVar("C", bound=DelegatedClient)
+
+
+class SharedClients(Generic[C]):
+    """The clients of one family.
+
+    :param make: of (reactor, key, URLs), and what else tells clients apart.
+    """
+
+    def __init__(self, prefix: str, make: Callable[..., C]) -> None:
+        self._prefix = prefix
+        self._make = make
+        self._clients: dict[tuple[Hashable, ...], C] = {}
+
+    def get(self, reactor: Any, discovery: str | None = None, key: str | None = None, *others: Hashable) -> C:
+        """The process's client for that discovery and key file, started.
+
+        :param discovery: URLs separated by blanks.
+        :param key: path of a key file, made if absent.
+        :raises ValueError: no discovery is named.
+        :raises KeyFileError: the key file cannot be used, or another program uses it.
+        """
+        urls = tuple((discovery or os.environ.get("DMSG_DISCOVERY", "")).split())
+        if not urls:
+            raise ValueError(f"{self._prefix}: endpoint needs discovery=URL or the variable DMSG_DISCOVERY")
+        key = key or os.environ.get("DMSG_KEY_FILE", "")
+        name = (id(reactor), urls, key, *others)
+        client = self._clients.get(name)
+        if client is None:
+            secret = load_or_create_key(key) if key else SecKey.generate()
+            lock = hold(key, this_program()) if key else None
+            client = self._clients[name] = self._make(reactor, secret, urls, *others)
+
+            def stop(client: C = client) -> Any:
+                self._clients.pop(name, None)
+                if lock is not None:
+                    lock.release()
+                return client.stopService()
+
+            reactor.addSystemEventTrigger("before", "shutdown", stop)
+            client.startService()
+        return client
+
+    async def stop(self) -> None:
+        """Stop all of them, before the reactor stops."""
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            await client.stopService()
+
+
+class LazyClient:
+    """Opens streams with a client that is made when it is first needed."""
+
+    def __init__(self, get: Callable[[], Any]) -> None:
+        self._get = get
+
+    def connect(
+        self, remote: PubKey, factory: IProtocolFactory, timeout: float = CONNECT_TIMEOUT, *, port: int = 0
+    ) -> Deferred[IProtocol]:
+        """As :class:`~dmsg.net.streams.endpoints.StreamOpener`."""
+        connected: Deferred[IProtocol] = self._get().connect(remote, factory, timeout, port=port)
+        return connected
+
+    def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
+        """As :class:`~dmsg.net.streams.endpoints.StreamOpener`."""
+        listening: IListeningPort = self._get().listen(factory, port)
+        return listening

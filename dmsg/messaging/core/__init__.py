@@ -1,0 +1,1 @@
+"""The Messaging System without I/O: bytes in, bytes and events out."""

@@ -1,0 +1,135 @@
+"""The links of a messaging server and the ends of channels that each has.  No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from dmsg.errors import DropReason
+from dmsg.keys import PubKey
+from dmsg.messaging.core.policing import Police
+from dmsg.messaging.core.wire import ID_COUNT
+
+
+class Port(Protocol):
+    """How bytes leave for a link."""
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue whole frames; the data is copied or used before this returns."""
+
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+
+    def flush(self) -> None:
+        """Hand what is queued to TCP."""
+
+    def pause_reading(self) -> None:
+        """Read no more from this link for now; may be repeated."""
+
+    def resume_reading(self) -> None:
+        """Read again."""
+
+    def close(self, reason: DropReason) -> None:
+        """End this link; :meth:`Relay.remove` follows, never before this returns."""
+
+
+class End:
+    """One end of a channel.
+
+    :ivar id: by which this link's client names the channel; ``name``: by which it is named to that client: the same
+        unless the client speaks of two ids.
+    :ivar open: the remote has accepted.
+    :ivar opener: this end asked for it.
+    :ivar closed: it sent CloseChannel: what it sends after that is dropped.
+    :ivar backlog: frames that wait to be sent to it; ``queued``: their bytes.
+    """
+
+    __slots__ = ("backlog", "closed", "id", "name", "open", "opener", "other", "peer", "queued")
+
+    def __init__(self, peer: RelayPeer, number: int, opener: bool) -> None:
+        self.peer = peer
+        self.id = self.name = number
+        self.opener = opener
+        self.open = False
+        self.closed = False
+        self.backlog: deque[bytes | bytearray] = deque()
+        self.queued = 0
+        self.other: End
+
+    @property
+    def nameless(self) -> bool:
+        """It is offered to a client that is yet to say by which id it wants to hear of it."""
+        return self.peer.two_ids is True and not (self.open or self.opener)
+
+
+class RelayPeer:
+    """One link, as the relay sees it.
+
+    :ivar two_ids: whether its ChannelOpened have two ids; None: not known yet.
+    :ivar slow: what is for it has to wait: it is congested, or something waits already.
+    :ivar waiting: ends with a backlog, in the order of their turns.
+    :ivar draining: ends of channels that are over, which something is still to be sent to: their ids are in use.
+    :ivar held: it is not read; ``held_at`` since when, ``free_until`` when it may be held again.
+    :ivar served: since it was held last, something of it went to a link that takes it.
+    :ivar progress_at: when it took something last, or something began to wait for it.
+    """
+
+    __slots__ = (
+        "bytes_in",
+        "closing",
+        "congested",
+        "doubtful",
+        "draining",
+        "ends",
+        "frames_in",
+        "free_until",
+        "held",
+        "held_at",
+        "ids",
+        "key",
+        "police",
+        "port",
+        "progress_at",
+        "served",
+        "slow",
+        "two_ids",
+        "waiting",
+    )
+
+    def __init__(self, key: PubKey, port: Port) -> None:
+        self.key = key
+        self.port = port
+        self.ends: dict[int, End] = {}
+        self.ids = deque(range(ID_COUNT - 1, ID_COUNT // 2 - 1, -1))
+        """Upper ids in the order in which to take them: the one that was used last comes last."""
+        self.doubtful: dict[int, None] = {}
+        """Ids that the client refused: it may believe that they are in use, and is asked with others first."""
+        self.congested = self.slow = False
+        self.waiting: deque[End] = deque()
+        self.draining: dict[int, End] = {}
+        self.held = self.served = False
+        self.held_at = self.free_until = self.progress_at = 0.0
+        self.closing = False
+        self.frames_in = 0
+        self.bytes_in = 0
+        self.police = Police()
+        self.two_ids: bool | None = None
+
+
+def descending(peer: RelayPeer) -> int | None:
+    """A free id of a link: from 255 down, the least recently used first; then lower ones; doubtful ones last."""
+    ids = peer.ids
+    for _ in range(len(ids)):
+        number = ids.popleft()
+        ids.append(number)
+        if not _is_used(peer, number) and number not in peer.doubtful:
+            return number
+    lower = range(ID_COUNT // 2 - 1, -1, -1)
+    free = next((one for one in lower if not _is_used(peer, one) and one not in peer.doubtful), None)
+    if free is None:
+        free = next((one for one in peer.doubtful if not _is_used(peer, one)), None)
+    return free
+
+
+def _is_used(peer: RelayPeer, number: int) -> bool:
+    return number in peer.ends or number in peer.draining

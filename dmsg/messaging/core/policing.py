@@ -1,0 +1,84 @@
+"""How much one client may ask of a messaging server.  No I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dmsg.base.buckets import Bucket
+from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.messaging.core.wire import ID_COUNT
+
+MAX_CONNECTIONS = 10_000
+"""Links of a server, by default."""
+MAX_PER_ADDRESS = 1024
+"""Links from one address, by default."""
+MAX_PER_PAIR = ID_COUNT
+"""Channels between one link and another, by default: the 256 that the seed document gives a link."""
+OPEN_RATE = 500.0
+"""OpenChannels a second of one client, by default; those to one client, and strays, may be four times as many."""
+ANSWER_FACTOR = 4.0
+BURST_SECONDS = 2.0
+"""Seconds of its rate that a client may use at once."""
+FLOOD_FACTOR = 4.0
+"""What is refused has a bucket of its own, so many times as large: who empties it is disconnected."""
+
+
+class Kind(IntEnum):
+    """What is counted apart."""
+
+    OPEN = 0
+    STRAY = 1
+    """Control frames of no channel, or that do not fit it, and what is no frame."""
+    OFFER = 2
+    """OpenChannels that others send to it: over the rate they are refused, and nobody's link ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an operator can set.
+
+    :ivar open_rate: per second and client; 0 means no limit on control frames.
+    :ivar max_per_address: 0 means no limit.
+    """
+
+    max_connections: int = MAX_CONNECTIONS
+    max_per_address: int = MAX_PER_ADDRESS
+    max_per_pair: int = MAX_PER_PAIR
+    open_rate: float = OPEN_RATE
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_per_pair <= ID_COUNT:
+            raise ValueError(f"max_per_pair is 1 to {ID_COUNT}")
+
+
+class Police:
+    """The buckets of one client."""
+
+    __slots__ = ("_buckets", "_excess")
+
+    def __init__(self) -> None:
+        self._buckets: list[Bucket | None] = [None] * len(Kind)
+        self._excess: Bucket | None = None
+
+    def allows(self, kind: Kind, limits: Limits, now: float) -> bool:
+        """Whether a frame of that kind is within its rate.
+
+        :raises RemoteProtocolError: so many were not that the link ends.
+        """
+        if not limits.open_rate:
+            return True
+        rate = limits.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)
+        bucket = self._buckets[kind]
+        if bucket is None:
+            bucket = self._buckets[kind] = Bucket(rate * BURST_SECONDS, now)
+        if bucket.take(1, rate, rate * BURST_SECONDS, now):
+            return True
+        if kind is Kind.OFFER:
+            return False
+        rate = limits.open_rate * FLOOD_FACTOR
+        if self._excess is None:
+            self._excess = Bucket(rate * BURST_SECONDS, now)
+        if not self._excess.take(1, rate, rate * BURST_SECONDS, now):
+            raise RemoteProtocolError(DropReason.FLOOD, f"flood of {kind.name} frames")
+        return False

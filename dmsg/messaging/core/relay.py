@@ -1,0 +1,481 @@
+"""What a messaging server does with frames.  No I/O.
+
+A :class:`RelayPeer` is one link; what goes to it is handed to its
+:class:`Port`.  A channel is two :class:`End` objects, one in the table of each
+link, under the id that the channel has there.
+
+Rules: the seed document, sections Channel Management to Handling
+Disconnections.  An end exists at both links or at neither
+(:meth:`Relay.check`); a ChannelClosed ends whatever its sender had there.
+
+What a receiver does not take at once waits in :mod:`dmsg.messaging.core.congestion`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+from dmsg.base.buffers import count_equal
+from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
+from dmsg.keys import PubKey
+from dmsg.messaging.core.congestion import Congestion
+from dmsg.messaging.core.peers import End, Port, RelayPeer, descending
+from dmsg.messaging.core.policing import Kind, Limits
+from dmsg.messaging.core.wire import (
+    CHANNEL_CLOSED,
+    CHANNEL_OPENED,
+    CLOSE_CHANNEL,
+    HEADER_SIZE,
+    ID_COUNT,
+    ID_OFFSET,
+    MIN_SEND_BODY,
+    OPEN_CHANNEL,
+    SEND,
+    Profile,
+    check_first,
+    decode_open,
+    decode_opened,
+    encode_close,
+    encode_closed,
+    encode_open,
+    encode_opened,
+    read_header,
+)
+
+MAX_LINKS_PER_KEY = 4
+"""Older links of a key keep their channels, but no more than these in all."""
+PEER_QUEUE_MAXIMUM = 4 * 1024 * 1024
+"""Bytes of answers that a link's queue never exceeds: beyond, the link is ended."""
+MAX_DOUBTFUL = ID_COUNT // 2
+"""Ids of a link that its client refused and may never give back."""
+MAX_KNOWN = 4096
+"""Keys of which a relay keeps whether they speak of two ids; the one that said so longest ago is forgotten."""
+SAME_HEADERS = ID_OFFSET + 1
+"""Bytes in which frames of one size and one channel are equal."""
+FIRST_BURST = 16
+"""Frames of one size that are looked for at first; doubles while they are found."""
+
+
+class Relay:
+    """The table of a messaging server.
+
+    :param choose: the id for a channel that is opened to a link; None when none is free.
+    :ivar newest: key -> the newest link of that key.
+    :ivar drops: how often each :class:`DropReason` occurred.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        limits: Limits | None = None,
+        now: Callable[[], float] = lambda: 0.0,
+        choose: Callable[[RelayPeer], int | None] = descending,
+        on_paused: Callable[[RelayPeer], None] = lambda peer: None,
+        two_ids: bool | None = None,
+    ) -> None:
+        """:param now: seconds of a monotonic clock.
+
+        :param two_ids: whether a client that has never answered an OpenChannel is told two ids in a ChannelOpened
+            (Go from 2019-03-13 on); None: what the other end of its channel does.  Those that have answered are
+            spoken to as they speak.
+        :raises ValueError: two ids in the seed profile.
+        :param on_paused: told that a link is read no more, so that :meth:`let_read` can follow after
+            :data:`~dmsg.messaging.core.congestion.HOLD` seconds.
+        """
+        if two_ids and profile is Profile.SEED:
+            raise ValueError("two ids are of the skywire profile")
+        self._profile = profile
+        self._now = now
+        self._two_ids = two_ids
+        self._known: dict[bytes, bool] = {}
+        self._choose = choose
+        self.congestion = Congestion(now, on_paused, self._give_up)
+        self.limits = limits or Limits()
+        self.newest: dict[bytes, RelayPeer] = {}
+        self.peers: dict[RelayPeer, None] = {}
+        self._of_key: dict[bytes, list[RelayPeer]] = {}
+        self.drops: Counter[DropReason] = Counter()
+        self.channels_opened = 0
+        self.channel_count = 0
+        self.frames_gone = 0
+        self.bytes_gone = 0
+        self.draining = False
+        self.steps = 0
+        """Frames that the last read had handled one by one; ``strays``: data of no channel among them."""
+        self.strays = 0
+
+    # --- links ---
+
+    def add(self, key: PubKey, port: Port) -> RelayPeer:
+        """A link of ``key`` is there; it is the newest of that key from now on."""
+        peer = RelayPeer(key, port)
+        peer.two_ids = self._known.get(key)
+        self.peers[peer] = None
+        self.newest[key] = peer
+        same = self._of_key.setdefault(key, [])
+        same.append(peer)
+        if len(same) > MAX_LINKS_PER_KEY:
+            oldest = next((one for one in same if not one.closing), None)
+            if oldest is not None:
+                self._end_peer(oldest, DropReason.REPLACED)
+        return peer
+
+    def remove(self, peer: RelayPeer, most: int = ID_COUNT) -> bool:
+        """The link ended: its channels, of which there are few, are closed at their other ends; True."""
+        if peer not in self.peers:
+            return True
+        del self.peers[peer]
+        same = self._of_key[peer.key]
+        same.remove(peer)
+        if not same:
+            del self._of_key[peer.key], self.newest[peer.key]
+        elif self.newest[peer.key] is peer:
+            self.newest[peer.key] = same[-1]
+        self.frames_gone += peer.frames_in
+        self.bytes_gone += peer.bytes_in
+        for end in list(peer.ends.values()):
+            self.drops[DropReason.PEER_DISCONNECTED] += 1
+            self._close(end, tell=False)
+        self.congestion.gone(peer)
+        return True
+
+    def _end_peer(self, peer: RelayPeer, reason: DropReason) -> None:
+        if not peer.closing:
+            peer.closing = True
+            self.drops[reason] += 1
+            peer.port.close(reason)
+
+    def close_all(self) -> None:
+        """Close every channel, take no new ones."""
+        self.draining = True
+        for peer in list(self.peers):
+            for end in list(peer.ends.values()):
+                if peer.ends.get(end.id) is end:
+                    self._close(end)
+
+    @property
+    def frames(self) -> int:
+        """Frames received since the start."""
+        return self.frames_gone + sum(peer.frames_in for peer in self.peers)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of frames received since the start."""
+        return self.bytes_gone + sum(peer.bytes_in for peer in self.peers)
+
+    # --- frames ---
+
+    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:
+        """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
+
+        :param limit: frames that are handled one by one: control frames, and those that go elsewhere than the ones
+            before them.
+        :returns: how many bytes were taken; the rest is an unfinished frame, or, when :attr:`steps` is ``limit``, what
+            is to be offered again.
+        :raises RemoteProtocolError: ``peer`` has to be disconnected.
+        """
+        steps = self.strays = 0
+        ends = peer.ends
+        profile = self._profile
+        position = start = frames = 0
+        run: End | None = None  # whose frames lie from start to position
+        last = -1
+        burst = FIRST_BURST
+        view = memoryview(buffer)
+        if not peer.frames_in and end >= HEADER_SIZE:
+            check_first(profile, buffer)
+        try:
+            while position + HEADER_SIZE <= end:
+                try:
+                    frame_type, size = read_header(profile, buffer, position)
+                except RemoteProtocolError:
+                    if run is not None:  # what came before is passed on
+                        self._forward(peer, run, view[start:position])
+                    raise
+                following = position + HEADER_SIZE + size
+                if following > end:
+                    break
+                frames += 1
+                if frame_type == SEND and size >= MIN_SEND_BODY:
+                    number = buffer[position + ID_OFFSET]
+                    source = ends.get(number)
+                    if source is not None and source.open and not source.closed:
+                        other = source.other
+                        if source is not run:
+                            if steps >= limit:
+                                frames -= 1
+                                break
+                            steps += 1
+                            if run is not None and (other.peer is not run.other.peer or other.peer.slow):
+                                self._forward(peer, run, view[start:position])
+                                start = position
+                            elif run is None:
+                                start = position
+                            run = source
+                        step = following - position
+                        if step == last:
+                            # perhaps many frames of one size and channel: a stride
+                            most = min((end - position) // step, burst)
+                            if most >= FIRST_BURST:
+                                count = count_equal(buffer, position, step, most, SAME_HEADERS)
+                                burst = burst * 2 if count == most else FIRST_BURST
+                                following = position + count * step
+                                frames += count - 1
+                                buffer[position + ID_OFFSET : following : step] = bytes((other.name,)) * count
+                                position = following
+                                continue
+                        last = step
+                        buffer[position + ID_OFFSET] = other.name
+                        position = following
+                        continue
+                # everything else leaves the fast path: first what came before it
+                if steps >= limit:
+                    frames -= 1
+                    break
+                steps += 1
+                if run is not None:
+                    self._forward(peer, run, view[start:position])
+                    run = None
+                last = -1
+                body = bytes(view[position + HEADER_SIZE : following])
+                position = following
+                self._control(peer, frame_type, body)
+        finally:
+            peer.frames_in += frames
+            peer.bytes_in += position
+            self.steps = steps
+        if run is not None:
+            self._forward(peer, run, view[start:position])
+        return position
+
+    def _forward(self, source: RelayPeer, run: End, data: memoryview) -> None:
+        """Frames of one or more channels to one and the same link; of one channel, if that link is slow."""
+        self.congestion.forward(source, run.other, data)
+
+    def congest(self, peer: RelayPeer) -> None:
+        """More waits for ``peer`` than it takes."""
+        self.congestion.congest(peer)
+
+    def relieve(self, peer: RelayPeer) -> None:
+        """All of it is sent."""
+        self.congestion.relieve(peer)
+
+    def let_read(self, peer: RelayPeer) -> None:
+        """Time has passed for a link that is read no more."""
+        if peer in self.peers:
+            self.congestion.look(peer)
+
+    def _give_up(self, end: End, reason: DropReason) -> None:
+        """The other end of a channel takes nothing."""
+        self.drops[reason] += 1
+        self.congestion.forget(end.other)
+        self._close(end)
+
+    # --- control frames ---
+
+    def _say(self, end: End, frame: bytes) -> None:
+        """A control frame of a channel: behind its data."""
+        if not self.congestion.say(end, frame):
+            self._answer(end.peer, frame)
+
+    def _answer(self, peer: RelayPeer, frame: bytes) -> None:
+        peer.port.send(frame)
+        if peer.congested and peer.port.queued() > PEER_QUEUE_MAXIMUM:
+            self._end_peer(peer, DropReason.SEND_BUFFER_FULL)
+
+    def _control(self, peer: RelayPeer, frame_type: int, body: bytes) -> None:
+        now = self._now()
+        if not body or frame_type > SEND:
+            self.drops[DropReason.UNKNOWN_FRAME] += 1
+            peer.police.allows(Kind.STRAY, self.limits, now)
+            return
+        if frame_type == OPEN_CHANNEL:
+            self._open(peer, body, now)
+            return
+        end = peer.ends.get(body[0])
+        if frame_type == SEND:
+            if end is not None and len(body) < MIN_SEND_BODY:
+                self.drops[DropReason.BAD_FRAME] += 1
+                self._close(end)
+            else:
+                # of a channel that is not there, not open yet, or closed by its sender: a lot of it may be on its way
+                self.strays += 1
+                self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            return
+        # what ends or answers a channel is paid for by the OpenChannel of whoever opened it
+        if (
+            end is None
+            or (frame_type == CHANNEL_OPENED and (end.open or end.opener))
+            or (frame_type == CLOSE_CHANNEL and end.closed)
+        ):
+            stray_allowed = peer.police.allows(Kind.STRAY, self.limits, now)
+        else:
+            stray_allowed = True
+        if end is None:
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            if stray_allowed:
+                self._stray(peer, frame_type, body)
+        elif frame_type == CHANNEL_OPENED:
+            self._opened(end, body)
+        elif frame_type == CHANNEL_CLOSED:
+            if not end.open and not end.opener:
+                peer.doubtful.pop(end.id, None)
+                peer.doubtful[end.id] = None
+                if len(peer.doubtful) > MAX_DOUBTFUL:
+                    del peer.doubtful[next(iter(peer.doubtful))]
+            self._close(end, tell=False)
+        elif len(body) != 1:
+            self.drops[DropReason.BAD_FRAME] += 1
+        else:
+            assert frame_type == CLOSE_CHANNEL
+            self._closing(end)
+
+    def _stray(self, peer: RelayPeer, frame_type: int, body: bytes) -> None:
+        """Of a channel that is not there; ChannelClosed is never answered."""
+        opened = decode_opened(self._profile, body) if frame_type == CHANNEL_OPENED else None
+        if opened is not None and self._profile is Profile.SKYWIRE:
+            # whoever asked has gone; with two ids it is only now known by which one the client can be told
+            peer.two_ids = opened[0] is not None
+            name = body[0] if opened[0] is None else opened[0]
+            answer = encode_close(self._profile, name)
+        elif frame_type == CLOSE_CHANNEL and len(body) == 1:
+            # its sender waits for this
+            name = body[0]
+            answer = encode_closed(self._profile, name)
+        else:
+            return
+        if not any(one.name == name and not one.nameless for one in peer.ends.values()):
+            self._answer(peer, answer)
+
+    def _open(self, peer: RelayPeer, body: bytes, now: float) -> None:
+        reason: DropReason | None = None
+        remote: RelayPeer | None = None
+        number: int | None = None
+        here_id: int | None = body[0]
+        there = peer.ends.get(body[0])
+        if peer.two_ids:
+            # its ids and the server's are apart: only one of its own can be in use
+            there = next((one for one in peer.ends.values() if one.name == body[0] and not one.nameless), None)
+            if body[0] in peer.ends or body[0] in peer.draining:
+                here_id = self._choose(peer)
+        elif body[0] in peer.draining:
+            here_id = None  # something of a channel of that id is still on its way there
+        if not peer.police.allows(Kind.OPEN, self.limits, now):
+            reason = DropReason.RATE_LIMITED
+        elif there is not None or here_id is None:
+            reason = DropReason.ID_IN_USE
+        elif self.draining:
+            reason = DropReason.DRAINING
+        else:
+            try:
+                key, message = decode_open(body)
+            except KeyFormatError:
+                reason = DropReason.BAD_REQUEST
+            else:
+                remote = self.newest.get(key)
+                if remote is None or remote.closing:
+                    reason = DropReason.NO_SUCH_PEER
+                elif remote.key == peer.key:
+                    reason = DropReason.REFUSED
+                elif self.limits.max_per_pair < ID_COUNT and (
+                    sum(e.other.peer is remote for e in peer.ends.values()) >= self.limits.max_per_pair
+                ):
+                    reason = DropReason.TOO_MANY_PER_PAIR
+                else:
+                    number = self._choose(remote)
+                    if number is None:
+                        reason = DropReason.TOO_MANY_TRANSPORTS
+                    elif not remote.police.allows(Kind.OFFER, self.limits, now):
+                        # many together must not ask one for more than it can answer
+                        reason, number = DropReason.RATE_LIMITED, None
+        if reason is not None or remote is None or number is None or here_id is None:
+            assert reason is not None
+            self.drops[reason] += 1
+            if there is not None and not peer.two_ids:
+                # a ChannelClosed with this id ends what its receiver has there: so does it here
+                self._close(there)
+            else:
+                self._answer(peer, encode_closed(self._profile, body[0]))
+            return
+        here, far = End(peer, here_id, True), End(remote, number, False)
+        here.name = body[0]
+        here.other, far.other = far, here
+        peer.ends[here.id] = here
+        remote.ends[far.id] = far
+        self.channel_count += 1
+        self.channels_opened += 1
+        self._answer(remote, encode_open(self._profile, number, peer.key, message))
+
+    def _opened(self, end: End, body: bytes) -> None:
+        if end.open or end.opener:
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            return
+        opened = decode_opened(self._profile, body)
+        if opened is None:
+            self.drops[DropReason.BAD_FRAME] += 1
+            self._close(end)
+            return
+        name, message = opened
+        self._learn(end.peer, name is not None)
+        if name is not None:
+            end.name = name
+        other = end.other
+        end.open = other.open = True
+        end.peer.doubtful.pop(end.id, None)
+        two = other.peer.two_ids
+        if two is None:
+            two = self._two_ids if self._two_ids is not None else name is not None
+        self._answer(other.peer, encode_opened(self._profile, other.name, message, other.id if two else None))
+
+    def _learn(self, peer: RelayPeer, two_ids: bool) -> None:
+        """What a client's answers look like says what it expects in those to it."""
+        peer.two_ids = two_ids
+        self._known.pop(peer.key, None)
+        self._known[peer.key] = two_ids
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _closing(self, end: End) -> None:
+        if not end.open:
+            # the opener gives up, or the remote misuses it for a refusal
+            other = end.other
+            self._close(end)
+            if end.opener and self._profile is Profile.SKYWIRE and other.peer in self.peers and not other.nameless:
+                # Go takes no notice of a ChannelClosed for what it believes to be open, and keeps the id for ever
+                self._answer(other.peer, encode_close(self._profile, other.name))
+        elif end.closed:
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+        else:
+            end.closed = True
+            self._say(end.other, encode_close(self._profile, end.other.name))
+
+    def _close(self, end: End, *, tell: bool = True) -> None:
+        """A channel is over: ChannelClosed for its other end, and for this one if it is to be told."""
+        other = end.other
+        self.congestion.forget(end)
+        self.congestion.closed(other)
+        del end.peer.ends[end.id]
+        del other.peer.ends[other.id]
+        self.channel_count -= 1
+        if tell and not end.nameless:
+            self._answer(end.peer, encode_closed(self._profile, end.name))
+        if other.peer in self.peers and not other.nameless:
+            self._say(other, encode_closed(self._profile, other.name))
+
+    # --- for tests ---
+
+    def check(self) -> None:
+        """:raises AssertionError: the two sides of the table disagree."""
+        ends = 0
+        for peer in self.peers:
+            for number, end in peer.ends.items():
+                ends += 1
+                assert end.id == number and end.peer is peer
+                assert end.other.other is end and end.other.peer.ends[end.other.id] is end.other
+                assert end.other.peer in self.peers and end.open == end.other.open
+        assert ends == 2 * self.channel_count
+        self.congestion.check(self.peers)
+        assert all(peer in self.peers for peer in self.newest.values())

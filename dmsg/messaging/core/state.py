@@ -1,0 +1,111 @@
+"""Where a channel is at a client, and what moves it.
+
+Control frames go through :data:`TRANSITIONS`; Send tests one attribute.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import Any
+
+from dmsg.keys import PubKey
+from dmsg.messaging.core.agreement import Offer, Proposal
+from dmsg.messaging.core.secure import ChannelCiphers
+
+
+class State(Enum):
+    """Where a channel is; None, no state, is an id without a channel."""
+
+    OPENING = auto()
+    """OpenChannel is sent."""
+    OFFERED = auto()
+    """OpenChannel is received and not answered."""
+    OPEN = auto()
+    CLOSING = auto()
+    """CloseChannel is sent: nothing more goes out, what comes is still taken."""
+    ABANDONED = auto()
+    """The same of one that was never open: nobody waits for it any more."""
+    ENDED = auto()
+    """Both ends closed at once: it is over, but a ChannelClosed for its id may be on its way."""
+    CLOSED = auto()
+
+
+class Input(Enum):
+    """What moves a channel from state to state."""
+
+    SEND_OPEN = auto()
+    RECV_OPEN = auto()
+    SEND_OPENED = auto()
+    RECV_OPENED = auto()
+    SEND_CLOSE = auto()
+    RECV_CLOSE = auto()
+    SEND_CLOSED = auto()
+    RECV_CLOSED = auto()
+
+
+TRANSITIONS: dict[tuple[State | None, Input], State] = {
+    (None, Input.SEND_OPEN): State.OPENING,
+    (None, Input.RECV_OPEN): State.OFFERED,
+    (State.OPENING, Input.RECV_OPENED): State.OPEN,
+    (State.OPENING, Input.RECV_CLOSED): State.CLOSED,
+    (State.OPENING, Input.SEND_CLOSE): State.ABANDONED,
+    # before it answered, the other end gave up
+    (State.OPENING, Input.RECV_CLOSE): State.CLOSED,
+    (State.OFFERED, Input.SEND_OPENED): State.OPEN,
+    (State.OFFERED, Input.SEND_CLOSED): State.CLOSED,
+    (State.OFFERED, Input.RECV_CLOSE): State.CLOSED,
+    (State.OFFERED, Input.RECV_CLOSED): State.CLOSED,
+    (State.OPEN, Input.SEND_CLOSE): State.CLOSING,
+    (State.OPEN, Input.RECV_CLOSE): State.CLOSED,
+    (State.OPEN, Input.RECV_CLOSED): State.CLOSED,
+    (State.OPEN, Input.SEND_CLOSED): State.CLOSED,
+    # both close at once
+    (State.CLOSING, Input.RECV_CLOSE): State.ENDED,
+    (State.ENDED, Input.RECV_CLOSED): State.CLOSED,
+    # whoever opens a channel of that id has closed the one before
+    (State.ENDED, Input.RECV_OPEN): State.OFFERED,
+    (State.ABANDONED, Input.RECV_OPEN): State.OFFERED,
+    (State.CLOSING, Input.RECV_CLOSED): State.CLOSED,
+    (State.CLOSING, Input.SEND_CLOSED): State.CLOSED,
+    # the answer that came too late
+    (State.ABANDONED, Input.RECV_OPENED): State.ABANDONED,
+    (State.ABANDONED, Input.RECV_CLOSE): State.CLOSED,
+    (State.ABANDONED, Input.RECV_CLOSED): State.CLOSED,
+    (State.ABANDONED, Input.SEND_CLOSED): State.CLOSED,
+    # what is missing is ignored and counted
+}
+
+
+class ClientChannel:
+    """One end of a channel.
+
+    :ivar id: by which the server names it on this link: from 0 up when this side opened it, else what the server
+        chose, or with two ids what this side answered.
+    :ivar name: by which this side names it: the same, but with two ids what the server chose.
+    :ivar named: the server has said by which id it wants to hear of it, or that is the same id anyway.
+    :ivar whole: its messages are told one by one.
+    :ivar remote: the other client's key.
+    :ivar user: whatever the shell wants to find again.
+    :ivar ciphers: when it is open.
+    """
+
+    __slots__ = ("ciphers", "id", "name", "named", "offer", "proposal", "remote", "state", "user", "whole")
+
+    def __init__(self, channel_id: int, remote: PubKey) -> None:
+        self.id = self.name = channel_id
+        self.named = True
+        self.whole = False
+        self.remote = remote
+        self.state: State | None = None
+        self.user: Any = None
+        self.proposal: Proposal | None = None
+        self.offer: Offer | None = None
+        self.ciphers: ChannelCiphers | None = None
+
+    def moves(self, what: Input) -> bool:
+        """Whether ``what`` may happen now; then it has."""
+        after = TRANSITIONS.get((self.state, what))
+        if after is None:
+            return False
+        self.state = after
+        return True

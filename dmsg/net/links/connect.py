@@ -1,0 +1,97 @@
+"""The client's side of a link: a connection through another endpoint, and its handshake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.abstract import isIPAddress, isIPv6Address
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.endpoints import HostnameEndpoint, TCP4ClientEndpoint, TCP6ClientEndpoint
+from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from dmsg.keys import PubKey
+from dmsg.net.addresses import parse_address
+from dmsg.net.links.link import Link
+
+
+def tcp_endpoint(reactor: Any, address: str, timeout: float) -> Any:
+    """A client endpoint for ``host:port``.
+
+    :raises DmsgError: the address is malformed.
+    """
+    host, port = parse_address(address)
+    # a literal address needs no resolver, and its refusal is known at once
+    if isIPAddress(host):
+        return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)
+    if isIPv6Address(host):
+        return TCP6ClientEndpoint(reactor, host, port, timeout=timeout)
+    return HostnameEndpoint(reactor, host, port, timeout=timeout)
+
+
+class LinkClientEndpoint:
+    """Connects through another endpoint and does the handshake.
+
+    The Deferred of :meth:`connect` fires with the user when the link is up;
+    cancelling it ends the connection.
+
+    :param make_link: makes the link of (what makes the user, what is told of a failure).
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        endpoint: IStreamClientEndpoint,
+        make_link: Callable[[Callable[[PubKey], Any], Callable[[Any, Failure], None]], Link],
+    ) -> None:
+        self._reactor = reactor
+        self._endpoint = endpoint
+        self._make_link = make_link
+
+    def connect(self, make_user: Callable[[PubKey], Any]) -> Deferred[Any]:
+        """Fires with what ``make_user`` returned; fails with HandshakeError or Twisted's errors."""
+        links: list[Link] = []
+        done: Deferred[Any] = Deferred(lambda _: self._cancel(dialling, links))
+
+        def user_made(remote: PubKey) -> Any:
+            user = make_user(remote)
+            # after link_up(), which follows at once
+            self._reactor.callLater(0, lambda: None if done.called else done.callback(user))
+            return user
+
+        def failed(link: Any, failure: Failure) -> None:
+            if not done.called:
+                done.errback(failure)
+
+        def build() -> Link:
+            links.append(self._make_link(user_made, failed))
+            return links[-1]
+
+        dialling = self._endpoint.connect(_LinkFactory(build))
+
+        def dialled(result: Any) -> None:
+            if isinstance(result, Failure) and not done.called:
+                done.errback(result)
+
+        dialling.addBoth(dialled)
+        return done
+
+    @staticmethod
+    def _cancel(dialling: Deferred[Any], links: list[Link]) -> None:
+        dialling.addErrback(lambda failure: failure.trap(CancelledError) and None)
+        dialling.cancel()
+        for link in links:
+            link._failed = None
+            link._abort()
+
+
+class _LinkFactory(Factory):
+    noisy = False
+
+    def __init__(self, build: Callable[[], Link]) -> None:
+        self._build = build
+
+    def buildProtocol(self, addr: IAddress | None) -> Link:
+        return self._build()

@@ -1,0 +1,510 @@
+"""A connection that begins with a handshake and then carries frames, whatever the two are.
+
+What lies above is told when the link is up, and is never built for a
+connection whose handshake fails.  Frames that are sent in one reactor turn
+leave together (:class:`~dmsg.net.turn.TurnFlush`).  :class:`~dmsg.net.links.noise.NoiseLink` and
+:class:`~dmsg.net.links.plain.PlainLink` say how bytes become frames and frames bytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Protocol
+
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.protocol import Protocol as TwistedProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
+from dmsg.keys import PubKey
+from dmsg.net.share import Share
+from dmsg.net.socketopts import forget_unsent, held, queued, shed, tune, unacknowledged, write_now
+from dmsg.net.turn import TurnFlush
+
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds for TCP accept to the last handshake message (2019 reference: 10 s)."""
+CLOSE_TIMEOUT = 3.0
+"""Seconds in which some of what is queued has to leave before a closing link is cut."""
+CLOSE_LIMIT = 30.0
+"""Seconds that it has in all, as long as some of it leaves."""
+DIRECT_SIZE = 16 * 1024
+"""Bytes from which data is taken where it lies instead of being collected."""
+HIGH_WATER = 256 * 1024
+"""Unsent bytes from which a link counts as congested, until all of them are sent."""
+READ_SIZE = 64 * 1024
+"""Bytes from the network handled at a time."""
+MAX_TAIL = 65540
+"""Bytes of the longest unfinished frame."""
+
+TURN_IS_OVER = 1 << 8
+"""Why a link is paused that has sent more than it may have handled in one turn."""
+
+_log = Logger()
+
+
+class LinkHandshake(Protocol):
+    """A handshake over a byte stream; after an error it is damaged.
+
+    :ivar remote: the peer's key, once the handshake is done.
+    """
+
+    remote: PubKey | None
+
+    def data_to_send(self) -> bytes:
+        """What has to be sent now, and forget it."""
+
+    def receive_data(self, data: bytes) -> None:
+        """Take bytes of the peer.
+
+        :raises HandshakeError: it failed.
+        """
+
+    def trailing_data(self) -> bytes:
+        """What came after the last message."""
+
+
+class LinkUser(Protocol):
+    """What lies above a link."""
+
+    def link_up(self, link: Link) -> None:
+        """The handshake is done; ``link.remote`` is the peer's key."""
+
+    def frames_received(self, buffer: bytearray, end: int) -> int:
+        """Take whole frames from the start of ``buffer``; may change it.
+
+        :returns: the number of bytes taken; the rest comes again with more.
+        :raises RemoteProtocolError: the link is to be ended.
+        """
+
+    def link_congested(self) -> None:
+        """More than ``HIGH_WATER`` bytes wait to be sent."""
+
+    def link_relieved(self) -> None:
+        """All of them are sent."""
+
+    def link_lost(self, reason: Failure) -> None:
+        """The connection is gone."""
+
+
+@implementer(IPushProducer)
+class Link(TwistedProtocol):
+    """One connection; for a relay it is also the port of its peer.
+
+    :param handshake: of this connection.
+    :param make_user: what lies above; asked for when the handshake is done.
+    :param failed: told why the handshake failed, once, when it did.
+    :param tuned: the socket has its options from the listening one.
+    """
+
+    remote: PubKey | None = None
+    ended_for: DropReason | None = None
+    """Why this side ended the link; None when the peer or the network did."""
+    made_at = 0.0
+    """When TCP was there: seconds of the reactor's clock."""
+    address = ""
+    """Where the peer is, without its port."""
+    written = 0
+    """Bytes that were handed to TCP."""
+    left_behind = 0
+    """When the connection is gone: bytes that were queued and never left, as far as that can be known."""
+    spoken = False
+    """The peer's first message of the handshake was a good one."""
+    accepted = False
+    """A server's side: the server says in its log what the peer did wrong."""
+    erred = ""
+    """What the peer did wrong, in words."""
+    share: Share | None = None
+    """By which turns of the reactor are shared; a client's side has none."""
+    owner: Hashable = None
+    """Whom its time is counted for."""
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        turn: TurnFlush,
+        handshake: LinkHandshake,
+        make_user: Callable[[PubKey], LinkUser],
+        *,
+        failed: Callable[[Any, Failure], None] | None = None,
+        timeout: float = HANDSHAKE_TIMEOUT,
+        tuned: bool = False,
+    ) -> None:
+        self._reactor = reactor
+        self._turn = turn
+        self._tuned = tuned
+        self._handshake: LinkHandshake | None = handshake
+        self._make_user: Callable[[PubKey], LinkUser] | None = make_user
+        self._failed = failed
+        self._timeout = timeout
+        self._timer: IDelayedCall | None = None
+        self._user: LinkUser | None = None
+        self._up = False
+        self._tail = b""
+        self._pending: list[bytes] = []
+        self._pending_size = 0
+        self._dirty = False
+        self._closing = False
+        self._congested = False
+        self._since_congested = 0
+        self._gone = False
+        self._paused = 0
+        self._held: deque[bytes] = deque()
+        self._left = False
+        self._waits = False
+        self._error: RemoteProtocolError | None = None
+
+    # --- what kind of link it is ---
+
+    def _begin(self, handshake: Any) -> None:
+        """The handshake is done."""
+
+    def _receive(self, data: bytes) -> None:
+        """Take at most ``READ_SIZE`` bytes of the peer after the handshake."""
+        raise NotImplementedError
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue whole frames; they leave at the end of the reactor turn."""
+        raise NotImplementedError
+
+    def _outgoing(self) -> tuple[Iterable[bytes | bytearray], int]:
+        """What is to be written now, and its size; forget it."""
+        raise NotImplementedError
+
+    def _unwritten(self) -> int:
+        """Bytes that :meth:`flush` has not seen."""
+        raise NotImplementedError
+
+    # --- Twisted's side ---
+
+    def connectionMade(self) -> None:
+        if not self._tuned:
+            tune(self.transport)
+        self.made_at = self._reactor.seconds()
+        # a socket that is gone does not know it any more
+        self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
+        self._timer = self._reactor.callLater(self._timeout, self._too_late)
+        self._send_handshake()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._gone or self.ended_for is not None:
+            return
+        share = self.share
+        if self._held or self._left or (share is not None and not share.allows(self.owner)):
+            self._held.append(data)
+            self._wait()
+        elif share is None:
+            self._take(data)
+        else:
+            began = share.now()
+            self._take(data)
+            share.used(self.owner, share.now() - began)
+
+    def _take(self, data: bytes) -> None:
+        try:
+            if not self._up:
+                self._receive_handshake(data)
+            elif len(data) <= READ_SIZE:
+                self._receive(data)
+            else:
+                for start in range(0, len(data), READ_SIZE):
+                    if self._left:
+                        self._held.appendleft(data[start:])
+                        return
+                    self._receive(data[start : start + READ_SIZE])
+        except RemoteProtocolError as error:
+            self._peer_erred(error)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        # what came before the end is told before it
+        while (self._left or (self._held and len(self._tail) <= MAX_TAIL)) and self.ended_for is None:
+            self._go_on()
+        self._gone = True
+        self._cancel_timer()
+        self.left_behind = max(self.left_behind, self.queued())
+        self._pending.clear()
+        self._outgoing()
+        forget_unsent(self.transport)
+        user, self._user = self._user, None
+        if user is not None:
+            user.link_lost(reason)
+        elif self._failed is not None:
+            failed, self._failed = self._failed, None
+            if self.ended_for is None:
+                reason = Failure(HandshakeError("connection lost in the handshake", DropReason.HANDSHAKE_ABANDONED))
+            failed(self, reason)
+        self._make_user = None
+
+    # --- handshake ---
+
+    def _send_handshake(self) -> bool:
+        assert self._handshake is not None
+        data = self._handshake.data_to_send()
+        if data:
+            write_now(self.transport, data)
+        return bool(data)
+
+    def _receive_handshake(self, data: bytes) -> None:
+        handshake = self._handshake
+        assert handshake is not None and self.transport is not None
+        handshake.receive_data(data)
+        self.spoken = self._send_handshake() or self.spoken
+        if handshake.remote is None:
+            return
+        self._cancel_timer()
+        self._handshake = None
+        self._failed = None
+        self.remote = handshake.remote
+        self._begin(handshake)
+        self._up = True
+        assert self._make_user is not None
+        make_user, self._make_user = self._make_user, None
+        self._user = make_user(self.remote)
+        self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
+        self._user.link_up(self)
+        rest = handshake.trailing_data()
+        if rest and self.ended_for is None:
+            self._take(rest)
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self._peer_erred(HandshakeError("handshake took too long", DropReason.HANDSHAKE_TIMEOUT))
+
+    def evict(self) -> None:
+        """End a handshake to make room for others."""
+        self._peer_erred(HandshakeError("too many handshakes under way", DropReason.HANDSHAKE_EVICTED))
+
+    def _peer_erred(self, error: RemoteProtocolError) -> None:
+        if self.ended_for is not None or self._gone:
+            return
+        self.erred = str(error)
+        if not self.accepted:
+            peer = self.remote.short if self.remote is not None else "unknown key"
+            _log.info("link with {peer} ended: {error}", peer=peer, error=self.erred, reason=error.reason.value)
+        self.ended_for = error.reason
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            failed(self, Failure(error))
+        self._abort()
+
+    # --- reading ---
+
+    def pause_reading(self, why: int = 1) -> None:
+        """Read no more for now; may be repeated.  :param why: a bit for each who pauses."""
+        self._paused |= why
+        if not self._gone and self.transport is not None:
+            self.transport.pauseProducing()  # type: ignore[attr-defined]
+
+    def is_paused(self, why: int) -> bool:
+        """Whether somebody paused it for that."""
+        return bool(self._paused & why)
+
+    def resume_reading(self, why: int = 1) -> None:
+        """Read again, unless somebody else paused it too."""
+        self._paused &= ~why
+        if (
+            not self._paused
+            and not self._gone
+            and self.ended_for is None
+            and not self._closing
+            and self.transport is not None
+        ):
+            self.transport.resumeProducing()  # type: ignore[attr-defined]
+        if (self._held or self._left) and self._paused == TURN_IS_OVER:
+            self._wait()
+
+    # --- the next turn ---
+
+    def left(self) -> None:
+        """The user left whole frames behind: they are offered again in the next turn, before anything else."""
+        self._left = True
+        self._wait()
+
+    def fail_behind(self, error: RemoteProtocolError) -> None:
+        """The peer erred; what it sent before may still have to be taken.
+
+        :raises RemoteProtocolError: all of it is taken.
+        """
+        if not self._left:
+            raise error
+        self._error = error
+
+    def _wait(self) -> None:
+        if self._waits:
+            return
+        self._waits = True
+        if not self._paused & TURN_IS_OVER:
+            self.pause_reading(TURN_IS_OVER)
+        if self.share is not None:
+            self.share.wait(self)
+        else:
+            self._reactor.callLater(0, self.go_on)
+
+    def go_on(self) -> None:
+        """The next turn is there."""
+        self._waits = False
+        if self._gone or self.ended_for is not None:
+            self._held.clear()
+        elif self._paused & ~TURN_IS_OVER:
+            pass  # until it is read again
+        elif self.share is None:
+            self._go_on()
+        elif not self.share.allows(self.owner):
+            self._wait()
+        else:
+            began = self.share.now()
+            self._go_on()
+            self.share.used(self.owner, self.share.now() - began)
+
+    def _go_on(self) -> None:
+        if self._left:
+            self._left = False
+            self.read_again()
+            if not self._left and self._error is not None:
+                self._peer_erred(self._error)
+        elif self._held:
+            self._take(self._held.popleft())
+        if self._gone or self.ended_for is not None:
+            return
+        if self._left or self._held:
+            self._wait()
+        else:
+            self.resume_reading(TURN_IS_OVER)
+
+    def read_again(self) -> None:
+        """Offer once more what was not taken."""
+        tail, self._tail = self._tail, b""
+        if not tail or self._user is None or self._gone or self.ended_for is not None:
+            return
+        buffer = bytearray(tail)
+        try:
+            taken = self._user.frames_received(buffer, len(buffer))
+        except RemoteProtocolError as error:
+            self._peer_erred(error)
+            return
+        self._tail = bytes(buffer[taken:])
+
+    # --- writing ---
+
+    def _dirtied(self) -> None:
+        if not self._dirty:
+            self._dirty = True
+            self._turn.add(self)
+
+    def flush(self) -> None:
+        """Hand what is queued to TCP."""
+        self._dirty = False
+        if self._gone or not self._up:
+            return
+        chunks, size = self._outgoing()
+        self.written += size
+        transport = self.transport
+        for chunk in chunks:
+            write_now(transport, chunk)
+        if self._congested:
+            self._since_congested += size
+        else:
+            waiting = queued(transport)
+            if waiting is not None and waiting > HIGH_WATER:
+                self._congest()
+
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+        waiting = queued(self.transport)
+        if waiting is None:  # not plain TCP: all that was written since it was empty
+            waiting = self._since_congested
+        return waiting + self._unwritten()
+
+    @property
+    def holds(self) -> int:
+        """Bytes that it keeps, in both directions."""
+        received = len(self._tail) + sum(map(len, self._held)) + self._unopened()
+        return max(held(self.transport), self.queued() - self._unwritten()) + self._unwritten() + received
+
+    def shed(self) -> None:
+        """Keep no more than has to be."""
+        shed(self.transport)
+
+    def _unopened(self) -> int:
+        """Bytes of a record that is not whole."""
+        return 0
+
+    def unsent(self) -> int:
+        """Bytes that the peer's TCP does not have yet, as far as that can be known."""
+        return self.queued() + unacknowledged(self.transport)
+
+    @property
+    def congested(self) -> bool:
+        """More than ``HIGH_WATER`` bytes were queued and are not all sent."""
+        return self._congested
+
+    def _congest(self) -> None:
+        self._congested = True
+        self._since_congested = 0
+        if self._user is not None:
+            self._user.link_congested()
+
+    def pauseProducing(self) -> None:
+        # Twisted's own limit is lower than ours, and it repeats itself
+        if not self._congested and queued(self.transport) is None:
+            self._congest()
+
+    def resumeProducing(self) -> None:
+        if self._congested:
+            self._congested = False
+            if self._user is not None:
+                self._user.link_relieved()
+
+    def stopProducing(self) -> None:
+        """The transport is gone; connectionLost follows."""
+
+    # --- the end ---
+
+    def close(self, reason: DropReason | None = None) -> None:
+        """End the link when what is queued has left, at the latest after ``CLOSE_TIMEOUT``."""
+        if self._closing or self._gone or self.transport is None:
+            return
+        self.ended_for = self.ended_for or reason
+        if self._unwritten():
+            self._closing = True
+            self.flush()
+        self._closing = True
+        self.transport.unregisterProducer()  # type: ignore[attr-defined]
+        self.transport.loseConnection()
+        self._cancel_timer()
+        until = self._reactor.seconds() + CLOSE_LIMIT
+        self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, self.queued(), until)
+
+    def _close_late(self, before: int, until: float) -> None:
+        self._timer = None
+        waiting = self.queued()
+        if 0 < waiting < before and self._reactor.seconds() < until:  # it goes on, slowly
+            self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting, until)
+        else:
+            self._abort()
+
+    def abort(self, reason: DropReason) -> None:
+        """End the link at once."""
+        self.ended_for = self.ended_for or reason
+        self._abort()
+
+    def _abort(self) -> None:
+        self._closing = True
+        self._cancel_timer()
+        if self._gone or self.transport is None:
+            return
+        # what the peer's TCP does not have is gone with the connection; afterwards nobody could say how much it was
+        self.left_behind = self.unsent()
+        abort = getattr(self.transport, "abortConnection", None)
+        if abort is not None:
+            abort()
+        else:
+            self.transport.loseConnection()
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()

@@ -1,0 +1,157 @@
+"""Noise as a transport wrapper, like TLS: handshake, then records both ways.
+
+Frames that are sent in one reactor turn leave in one record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
+from twisted.python.failure import Failure
+
+from dmsg.errors import DropReason
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.links.connect import LinkClientEndpoint
+from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, READ_SIZE, Link, LinkUser
+from dmsg.net.turn import TurnFlush
+from dmsg.noise.link import LinkHandshake
+from dmsg.noise.records import MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
+
+SCRATCH_SIZE = MAX_TAIL + READ_SIZE + MAX_RECORD
+NONCE_RESERVE = 1 << 16
+"""A link is ended this many records before its nonces are used up."""
+
+_scratch: list[bytearray] = []
+
+
+class NoiseLink(Link):
+    """One encrypted connection.
+
+    :param key: this side's secret key.
+    :param make_user: see :class:`~dmsg.net.links.link.Link`, as for all others.
+    :param remote: the server's key; given means this side is the client.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        turn: TurnFlush,
+        key: SecKey,
+        make_user: Callable[[PubKey], LinkUser],
+        *,
+        remote: PubKey | None = None,
+        failed: Callable[[Any, Failure], None] | None = None,
+        timeout: float = HANDSHAKE_TIMEOUT,
+        tuned: bool = False,
+        ephemeral: SecKey | None = None,
+    ) -> None:
+        handshake = LinkHandshake(key, remote, ephemeral=ephemeral)
+        super().__init__(reactor, turn, handshake, make_user, failed=failed, timeout=timeout, tuned=tuned)
+        self._sealer: RecordSealer | None = None
+        self._opener: RecordOpener | None = None
+        self._records: list[bytes | bytearray] = []
+        self._records_size = 0
+
+    def _begin(self, handshake: LinkHandshake) -> None:
+        self._sealer, self._opener = handshake.sealer, handshake.opener
+
+    # --- records in ---
+
+    def _receive(self, data: bytes) -> None:
+        opener = self._opener
+        assert opener is not None
+        # a buffer of its own for each call under way: nothing breaks when a
+        # callback feeds another link before it returns
+        buffer = _scratch.pop() if _scratch else bytearray(SCRATCH_SIZE)
+        try:
+            tail = self._tail
+            start = len(tail)
+            buffer[:start] = tail
+            end = opener.open_into(data, buffer, start)
+            if end > start and self._user is not None:
+                taken = self._user.frames_received(buffer, end)
+                self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
+            if opener.broken is not None:
+                self.fail_behind(opener.broken)
+        finally:
+            _scratch.append(buffer)
+
+    def _unopened(self) -> int:
+        return self._opener.held if self._opener is not None else 0
+
+    # --- records out ---
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue plaintext; it leaves at the end of the reactor turn."""
+        if self._gone or self._closing:
+            return
+        size = len(data)
+        if size >= DIRECT_SIZE:
+            if self._pending:
+                self._seal_pending()
+            self._seal(data)
+        else:
+            self._pending.append(bytes(data))
+            self._pending_size += size
+            if self._pending_size > MAX_PLAINTEXT - DIRECT_SIZE:
+                self._seal_pending()
+        self._dirtied()
+
+    def _seal(self, data: bytes | bytearray | memoryview) -> None:
+        sealer = self._sealer
+        assert sealer is not None
+        if len(data) > MAX_PLAINTEXT:
+            view = memoryview(data)
+            for start in range(0, len(data), MAX_PLAINTEXT):
+                self._seal(view[start : start + MAX_PLAINTEXT])
+            return
+        record = sealer.seal(data)
+        self._records.append(record)
+        self._records_size += len(record)
+
+    def _seal_pending(self) -> None:
+        pending = self._pending
+        data = pending[0] if len(pending) == 1 else b"".join(pending)
+        pending.clear()
+        self._pending_size = 0
+        self._seal(data)
+
+    def _outgoing(self) -> tuple[list[bytes | bytearray], int]:
+        if self._pending:
+            self._seal_pending()
+        records, size = self._records, self._records_size
+        self._records = []
+        self._records_size = 0
+        return records, size
+
+    def _unwritten(self) -> int:
+        return self._records_size + self._pending_size
+
+    def flush(self) -> None:
+        super().flush()
+        if self._sealer is not None and self._sealer.sequence > MAX_SEQUENCE - NONCE_RESERVE:
+            self.close(DropReason.NONCES_USED_UP)
+
+
+class NoiseClientEndpoint(LinkClientEndpoint):
+    """Connects through another endpoint to a server whose key is known."""
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        endpoint: IStreamClientEndpoint,
+        turn: TurnFlush,
+        key: SecKey,
+        remote: PubKey,
+        *,
+        timeout: float = HANDSHAKE_TIMEOUT,
+        ephemeral: SecKey | None = None,
+    ) -> None:
+        def make_link(make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> NoiseLink:
+            return NoiseLink(
+                reactor, turn, key, make_user, remote=remote, failed=failed, timeout=timeout, ephemeral=ephemeral
+            )
+
+        super().__init__(reactor, endpoint, make_link)

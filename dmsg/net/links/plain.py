@@ -1,0 +1,58 @@
+"""A link whose frames are on the wire as they are: what they carry is encrypted, or nothing is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dmsg.net.links.link import DIRECT_SIZE, MAX_TAIL, READ_SIZE, Link
+
+SCRATCH_SIZE = MAX_TAIL + READ_SIZE
+
+_scratch: list[bytearray] = []
+
+
+class PlainLink(Link):
+    """A handshake, then frames; the handshake's ``optional`` bytes may follow it and are skipped."""
+
+    _optional = b""
+
+    def _begin(self, handshake: Any) -> None:
+        self._optional = handshake.optional
+
+    def _receive(self, data: bytes) -> None:
+        if self._optional:
+            optional, self._optional = self._optional, b""
+            data = data.removeprefix(optional)
+        # a buffer of its own for each call under way: nothing breaks when a
+        # callback feeds another link before it returns
+        buffer = _scratch.pop() if _scratch else bytearray(SCRATCH_SIZE)
+        try:
+            tail = self._tail
+            start = len(tail)
+            end = start + len(data)
+            buffer[:start] = tail
+            buffer[start:end] = data
+            if self._user is not None:
+                taken = self._user.frames_received(buffer, end)
+                self._tail = b"" if taken == end else bytes(memoryview(buffer)[taken:end])
+        finally:
+            _scratch.append(buffer)
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue whole frames; they leave at the end of the reactor turn."""
+        if self._gone or self._closing:
+            return
+        self._pending.append(bytes(data))
+        self._pending_size += len(data)
+        self._dirtied()
+
+    def _outgoing(self) -> tuple[list[bytes], int]:
+        pending, size = self._pending, self._pending_size
+        self._pending = []
+        self._pending_size = 0
+        if len(pending) > 1 and size < len(pending) * DIRECT_SIZE:
+            pending = [b"".join(pending)]
+        return pending, size
+
+    def _unwritten(self) -> int:
+        return self._pending_size

@@ -1,0 +1,219 @@
+"""HTTP/1.1 connections over which more comes than is answered: so much waits and no more, and is looked at once.
+
+Twisted's channel goes on reading after each answer, whatever it has not yet
+parsed, and copies all of that for every line.  So who sends many small requests
+one behind the other makes each as dear as everything behind it.  Nor does it ask
+what parsing costs: a body in chunks of one byte is dear, and a header or a
+parameter of a few bytes is an object of hundreds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel
+from twisted.web.resource import IResource
+from twisted.web.server import Request, Site
+
+from dmsg.net.addresses import block_of
+from dmsg.net.share import Share
+from dmsg.net.web.unanswered import Unanswered
+
+PIECE = 2 * 1024
+"""Bytes that are parsed at a time; what is behind them waits, and when a request is being answered nothing is read."""
+MAX_HEADERS = 100
+"""Headers of a request; 16 KiB of them are Twisted's limit."""
+HEADER_COST = 300
+"""Bytes that a header takes beside its text."""
+MAX_TRAILERS = 1024
+"""Bytes of what may follow a body in chunks, which nobody reads."""
+MAX_PARAMETERS = 64
+"""Parameters of a query."""
+LONGEST_LENGTH = 40
+"""Bytes of a Content-Length header: Python refuses to read numbers of thousands of digits, by an exception."""
+
+
+def owner_of(address: Any) -> str:
+    """Whose a connection is, as turns and memory count: a block of addresses, or the key at the end of a stream."""
+    return block_of(str(getattr(address, "host", None) or getattr(address, "public_key", "")))
+
+
+class BoundedChannel(HTTPChannel):
+    """Has one read of what comes, and parses it piece by piece, in its turns.
+
+    :ivar charged: seconds of the piece that is being parsed which its requests have counted themselves.
+    """
+
+    maxHeaders = MAX_HEADERS
+    site: BoundedSite
+    charged = 0.0
+    block = ""
+    _feeding = False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._behind: deque[bytes] = deque()
+        self._waits = False
+        self._paused = False
+        self._given_up = False
+
+    def connectionMade(self) -> None:
+        super().connectionMade()  # type: ignore[no-untyped-call]
+        self.block = owner_of(self.getPeer())  # type: ignore[no-untyped-call]
+
+    def dataReceived(self, data: bytes) -> None:
+        self._behind.extend(data[start : start + PIECE] for start in range(0, len(data), PIECE))
+        self.site.unanswered.book(self, len(data))
+        self._feed()
+
+    def headerReceived(self, line: bytes) -> bool:
+        if len(line) > LONGEST_LENGTH and line[:15].lower() == b"content-length:":
+            self._respondToBadRequestAndDisconnect()  # type: ignore[no-untyped-call]
+            return False
+        received: bool = super().headerReceived(line)  # type: ignore[no-untyped-call]
+        if received:
+            self.site.unanswered.book(self, HEADER_COST)
+        return received
+
+    def allHeadersReceived(self) -> None:
+        decoder: Any = self._transferDecoder
+        if hasattr(decoder, "_maxTrailerHeadersSize"):
+            decoder._maxTrailerHeadersSize = MAX_TRAILERS
+        super().allHeadersReceived()  # type: ignore[no-untyped-call]
+
+    def setLineMode(self, extra: bytes = b"") -> None:
+        # a request is answered; what came with the end of its body is before all that waits
+        self.line_mode = 1
+        if extra:
+            self._behind.appendleft(extra)
+
+    def requestDone(self, request: Any) -> None:
+        super().requestDone(request)  # type: ignore[no-untyped-call]
+        if self._over:
+            self._behind.clear()
+        self.site.unanswered.settle(self, sum(map(len, self._behind)))
+        self._feed()
+
+    def resumeProducing(self) -> None:
+        # answers have gone out: as long as they wait, no further requests are looked at
+        super().resumeProducing()  # type: ignore[no-untyped-call]
+        self._feed()
+
+    def go_on(self) -> None:
+        """The next turn is there; for :class:`~dmsg.net.share.Waiting`."""
+        self._waits = False
+        self._feed()
+
+    def _feed(self) -> None:
+        if self._feeding:
+            return
+        share = self.site.share
+        while self._behind and not self._handlingRequest and not self._waitingForTransport and not self._over:
+            if not share.allows(self.block):
+                if not self._waits:
+                    self._waits = True
+                    share.wait(self)
+                break
+            began, self.charged = share.now(), 0.0
+            self._feeding = True
+            try:
+                super().dataReceived(self._behind.popleft())  # type: ignore[no-untyped-call]
+            finally:
+                self._feeding = False
+                share.used(self.block, share.now() - began - self.charged)
+        if self._over:
+            self.let_go()
+        elif self._behind:
+            self._paused = True
+            self._networkProducer.pauseProducing()
+        elif self._paused:
+            self._paused = False
+            self._networkProducer.resumeProducing()
+
+    @property
+    def _over(self) -> bool:
+        # an upgrade takes the transport, an answer may end the connection
+        return self._given_up or self.transport is None or bool(self.transport.disconnecting)  # type: ignore[attr-defined]
+
+    def let_go(self) -> None:
+        """Nothing that has come is looked at any more: the connection ends, or is somebody else's."""
+        self._behind.clear()
+        self.site.unanswered.let_go(self)
+
+    def give_up(self) -> None:
+        """Others need the room; for :class:`~dmsg.net.web.unanswered.Holder`."""
+        self._given_up = True
+        self._behind.clear()
+        answer = getattr(self.requests[-1], "answer_busy", None) if self.requests else None
+        if answer is not None and not self._handlingRequest:
+            answer()
+        else:
+            self.transport.abortConnection()  # type: ignore[union-attr]
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.let_go()
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]
+        # a request, its channel and what decodes its body hold each other; they would wait for the collector
+        self.requests = []
+        self._transferDecoder = None
+        self._dataBuffer = []
+        self.clearLineBuffer()  # type: ignore[no-untyped-call]
+
+
+class PlainRequest(Request):
+    """Has no cookies, which nobody asks for, and so many parameters."""
+
+    channel: Any
+
+    def parseCookies(self) -> None:
+        """Each would be an object or two."""
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        if path.count(b"&") + path.count(b";") >= MAX_PARAMETERS:
+            self.channel._respondToBadRequestAndDisconnect()
+            return
+        super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
+
+
+class BoundedSite(Site):
+    """A site of such connections; HTTP/2, which Twisted speaks where a library for it is, has other channels.
+
+    :ivar share: by which its connections take turns.
+    :ivar unanswered: what they hold.
+    """
+
+    noisy = False
+
+    def __init__(
+        self,
+        resource: IResource,
+        *,
+        requestFactory: type[PlainRequest] = PlainRequest,
+        share: Share | None = None,
+        refused: Callable[[str], None] = lambda reason: None,
+        **options: Any,
+    ) -> None:
+        """:param refused: told ``busy`` when a connection ends because all hold too much.
+
+        :param options: those of :class:`twisted.web.server.Site`.
+        """
+        super().__init__(resource, requestFactory=requestFactory, **options)  # type: ignore[no-untyped-call]
+        self.share = share or Share(self.reactor)
+        self.unanswered = Unanswered(refused=refused)
+
+    def buildProtocol(self, addr: IAddress | None) -> BoundedChannel:  # type: ignore[override]
+        channel: BoundedChannel = super().buildProtocol(addr)  # type: ignore[no-untyped-call]
+        return channel
+
+    def protocol(self) -> BoundedChannel:  # type: ignore[override]
+        """What :meth:`buildProtocol` makes."""
+        return BoundedChannel()
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """For TLS."""
+        return [b"http/1.1"]

@@ -1,0 +1,160 @@
+"""Asking HTTP servers that nobody vouches for: so much of an answer and no more, as it came, from where it was asked.
+
+Bodies are read by :func:`dmsg.net.web.body.read_body`.  Headers have a limit too, for
+Twisted takes any number of them; nothing is decompressed, for a few bytes may
+become as many as somebody likes; redirections are not followed, for they lead
+where nobody wanted to ask.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from treq.client import HTTPClient
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IAddress
+from twisted.python.failure import Failure
+from twisted.web._newclient import HEADER, STATUS, HTTP11ClientProtocol
+from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent, IBodyProducer, IResponse
+from zope.interface import implementer
+
+from dmsg.errors import DmsgError
+
+MAX_HEAD = 64 * 1024
+"""Bytes of an answer before its body."""
+
+
+T = TypeVar("T")
+
+
+class HeadTooLong(DmsgError):
+    """The headers of an answer do not end."""
+
+
+class _Bounded(HTTP11ClientProtocol):
+    """Drops a connection whose answer has too many headers."""
+
+    _head = 0
+
+    def request(self, request: Any) -> Deferred[IResponse]:
+        self._head = 0
+        asking: Deferred[IResponse] = super().request(request)
+        return asking
+
+    def dataReceived(self, data: bytes) -> None:
+        parser = self._parser
+        if parser is not None and parser.state in (STATUS, HEADER):
+            self._head += len(data)
+            # one read may bring the end of the head and much of the body
+            if self._head - len(data) > MAX_HEAD:
+                error = HeadTooLong(f"an answer with more than {MAX_HEAD} bytes of headers")
+                self._giveUp(Failure(error))  # type: ignore[no-untyped-call]
+                return
+        super().dataReceived(data)  # type: ignore[no-untyped-call]
+
+
+class BoundedFactory(_HTTP11ClientFactory):
+    """For :class:`twisted.web.client.HTTPConnectionPool`; two lines of log for each connection are no news."""
+
+    noisy = False
+
+    def buildProtocol(self, addr: IAddress | None) -> HTTP11ClientProtocol:
+        return _Bounded(self._quiescentCallback)  # type: ignore[no-untyped-call]
+
+
+class _Pool(HTTPConnectionPool):
+    """Keeps nothing any more once it is closed: an answer may be there before its connection is free to be kept."""
+
+    _closed = False
+
+    def closeCachedConnections(self) -> Any:
+        self._closed = True
+        return super().closeCachedConnections()  # type: ignore[no-untyped-call]
+
+    def _putConnection(self, key: Any, connection: Any) -> None:
+        if self._closed:
+            connection.transport.abortConnection()
+        else:
+            super()._putConnection(key, connection)  # type: ignore[no-untyped-call]
+
+
+def make_pool(reactor: Any, *, persistent: bool = True, most: int = 2) -> HTTPConnectionPool:
+    """Connections whose answers have a limited head.  :param most: to one host that are kept."""
+    pool = _Pool(reactor, persistent)  # type: ignore[no-untyped-call]
+    pool.maxPersistentPerHost = most
+    pool._factory = BoundedFactory
+    return pool
+
+
+@implementer(IAgent)
+class _AsItComes:
+    """Before treq's own wrapper, which would decompress."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+
+    def request(
+        self, method: bytes, uri: bytes, headers: Headers | None = None, bodyProducer: IBodyProducer | None = None
+    ) -> Deferred[IResponse]:
+        headers = Headers() if headers is None else headers.copy()
+        headers.setRawHeaders(b"accept-encoding", [b"identity"])
+
+        def came(response: Any) -> Any:
+            response.headers.removeHeader(b"content-encoding")
+            return response
+
+        asking: Deferred[IResponse] = self._agent.request(method, uri, headers, bodyProducer)
+        return asking.addCallback(came)
+
+
+class WebClient(HTTPClient):
+    """treq's client, which follows no redirection and decompresses nothing."""
+
+    def __init__(self, reactor: Any, pool: HTTPConnectionPool, connect_timeout: float) -> None:
+        """:param connect_timeout: seconds for TCP and TLS."""
+        super().__init__(_AsItComes(Agent(reactor, connectTimeout=connect_timeout, pool=pool)))
+
+    def request(self, method: str, url: Any, **options: Any) -> Any:
+        """As treq's."""
+        return super().request(method, url, **{**options, "allow_redirects": False})
+
+
+def cancellable(asking: Deferred[T]) -> Deferred[T]:
+    """The same answer; who cancels fails with CancelledError at once, and with nothing else.
+
+    A request that is cancelled dies of many things, by how far it was, as of ConnectingCancelledError: who takes them
+    for an answer goes on to the next server, though nobody wants that any more.
+    """
+    wanted = True
+
+    def cancel(_: Deferred[T]) -> None:
+        nonlocal wanted
+        wanted = False
+        asking.cancel()
+
+    answer: Deferred[T] = Deferred(cancel)
+
+    def ended(result: Any) -> None:
+        if not wanted:
+            return
+        if isinstance(result, Failure):
+            answer.errback(result)
+        else:
+            answer.callback(result)
+
+    asking.addBoth(ended)
+    return answer
+
+
+def parse_json(body: bytes | str) -> Any:
+    """JSON of somebody else.
+
+    :raises ValueError: it is none, or nested more deeply than anything that is asked for.
+    """
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None

@@ -1,0 +1,336 @@
+"""Web sites of entities: what stands before the routes, and answers that are JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
+from twisted.web.iweb import IRequest
+from twisted.web.resource import IResource, Resource
+from twisted.web.server import NOT_DONE_YET, Request
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
+from werkzeug.routing import RequestRedirect
+
+from dmsg.base.buckets import RateLimit
+from dmsg.base.tables import uncount
+from dmsg.net.addresses import block_of, forwarded_client
+from dmsg.net.share import Share
+from dmsg.net.web.channel import BoundedSite, PlainRequest
+
+MAX_WAITING = 4096
+"""Requests that are delayed at a time, and ``MAX_WAITING_SIZE`` bytes of them; beyond they are refused."""
+MAX_WAITING_SIZE = 64 * 1024 * 1024
+MAX_WAITING_OF_ADDRESS = 256
+"""Requests of one address that are delayed, or wait for an answer."""
+IDLE_TIMEOUT = 30
+"""Seconds that a request, or a kept connection, may take."""
+
+
+def answer(request: IRequest, status: int, message: str) -> bytes:
+    """``{"message": ..., "code": ...}``."""
+    request.setResponseCode(status)
+    request.setHeader(b"content-type", b"application/json")
+    return json.dumps({"message": message, "code": status}, separators=(",", ":")).encode()
+
+
+def answer_http_error(request: IRequest, failure: Failure) -> bytes:
+    """Unknown paths and methods, as Klein's router raises them."""
+    error = failure.value
+    assert isinstance(error, HTTPException)
+    if isinstance(error, RequestRedirect):
+        request.setHeader(b"location", error.new_url.encode())
+    if isinstance(error, MethodNotAllowed) and error.valid_methods:
+        request.setHeader(b"allow", ", ".join(sorted(error.valid_methods)).encode())
+    return answer(request, error.code or 500, (error.name or "error").lower())
+
+
+def _nobody() -> None:
+    """Nobody wants to hear."""
+
+
+def without_body(request: IRequest, body: bytes) -> bytes:
+    """The answer, to a HEAD only its length."""
+    if request.method != b"HEAD":
+        return body
+    request.setHeader(b"content-length", b"%d" % len(body))
+    return b""
+
+
+def close_after(request: Any) -> None:
+    """End the connection behind the answer: what else came over it is not looked at."""
+    request.setHeader(b"connection", b"close")
+    request.channel.persistent = False
+
+
+class BoundedRequest(PlainRequest):
+    """Answers 413 to a long body at once and reads none of it; 503 when others need the room that it has.
+
+    Requests that come one behind the other over one connection take their turns with all others.
+
+    :cvar max_body: bytes of a body.
+    :cvar share: by which turns are shared.
+    """
+
+    max_body: int
+    share: Share
+    count_refusal: Callable[[str], None]
+    refused = False
+    received = 0
+
+    def gotLength(self, length: int | None) -> None:
+        # never a temporary file, which Twisted takes for a long body, or one whose length nobody says
+        self.content = BytesIO()
+        if length is not None and length > self.max_body:
+            self._too_long()
+
+    def handleContentChunk(self, data: bytes) -> None:
+        self.received += len(data)
+        if self.received > self.max_body:
+            self._too_long()
+        elif not self.refused:
+            super().handleContentChunk(data)  # type: ignore[no-untyped-call]
+
+    def _guard(self, name: str) -> Callable[[], None]:
+        """What :mod:`dmsg.net.web.guard` wants to hear of a connection, if one stands before it."""
+        found: Callable[[], None] = getattr(getattr(self.channel, "transport", None), name, _nobody)
+        return found
+
+    def finish(self) -> None:
+        # before, because the request behind this one may be whole already
+        self._guard("request_is_answered")()
+        super().finish()  # type: ignore[no-untyped-call]
+
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        self._guard("request_is_whole")()
+        if self.refused:
+            return
+        self._received = command, path, version
+        self.go_on()
+
+    def _process(self) -> None:
+        began = self.share.now()
+        channel = self.channel
+        super().requestReceived(*self._received)
+        took = self.share.now() - began
+        channel.charged += took
+        self.share.used(channel.block, took)
+
+    def go_on(self) -> None:
+        """The next turn is there; the channel keeps what came behind this request until it is answered."""
+        if self._disconnected or self.channel is None:
+            return
+        if self.share.allows(self.channel.block):
+            self._process()
+        else:
+            self.share.wait(self)
+
+    def answer_busy(self) -> None:
+        """What there is of this request goes, for others."""
+        if not self.refused:
+            self._refuse(b"503 Service Unavailable", "too much is on its way")
+
+    def _too_long(self) -> None:
+        if not self.refused:
+            type(self).count_refusal("too_long")
+            self._refuse(b"413 Content Too Large", f"body is longer than {self.max_body} bytes")
+
+    def _refuse(self, status: bytes, text: str) -> None:
+        self.refused = True
+        body = json.dumps({"message": text, "code": int(status[:3])}).encode()
+        # the body is still on its way: nothing but the channel itself can answer now
+        assert self.channel.transport is not None
+        self.channel.transport.write(
+            b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
+        )
+        self.channel.loseConnection()
+
+
+def bounded(reactor: IReactorTime, max_body: int, refused: Callable[[str], None], timeout: float) -> dict[str, Any]:
+    """What a :class:`~dmsg.net.web.channel.BoundedSite` of such requests is made with.
+
+    :param refused: called with ``too_long`` or ``busy``.
+    :param timeout: seconds that a connection may be silent.
+    """
+    share = Share(reactor)
+    of_site = {"max_body": max_body, "share": share, "count_refusal": staticmethod(refused)}
+    return {
+        "requestFactory": type("Bounded", (BoundedRequest,), of_site),
+        "share": share,
+        "refused": refused,
+        "timeout": timeout,
+        "reactor": reactor,
+        "parsePOSTFormSubmission": False,
+    }
+
+
+class Gate(Resource):
+    """Body limit and rate limits, for all paths.
+
+    :param patience: seconds that a request may be delayed instead of refused.
+    :param posts: a limit of its own for those requests that ``is_post`` names, as long as their address does not owe
+        requests of the other.
+    """
+
+    isLeaf = True
+
+    def __init__(
+        self,
+        root: IResource,
+        reactor: IReactorTime,
+        limit: RateLimit,
+        proxied: bool,
+        refused: Callable[[str], None],
+        *,
+        patience: Callable[[Request], float] = lambda request: 0.0,
+        posts: RateLimit | None = None,
+        is_post: Callable[[Request], bool] = lambda request: False,
+        finished: Callable[[Request, int, float], None] = lambda request, status, seconds: None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._root = root
+        self._reactor = reactor
+        self._limit = limit
+        self._proxied = proxied
+        self._refused = refused
+        self._patience = patience
+        self._posts = posts
+        self._is_post = is_post
+        self._finished = finished
+        self._waiting: dict[Request, IDelayedCall] = {}
+        self._open: Counter[str] = Counter()
+        self._waiting_size = 0
+        self._stopped = False
+        self.delayed = 0
+        """Requests that were answered later."""
+
+    def client_of(self, request: Any) -> str:
+        """Where the client of a request is; empty when a proxy of ours does not say."""
+        if self._proxied:
+            return forwarded_client(request.getHeader(b"x-forwarded-for"))
+        return str(getattr(request.getClientAddress(), "host", ""))
+
+    def address_of(self, request: Any) -> str:
+        """Whose the request is, as limits count."""
+        return block_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))
+
+    def charge(self, request: Any, requests: float) -> None:
+        """What came with it was worth nothing: its address has fewer requests left."""
+        self._limit.charge(self.address_of(request), requests, self._reactor.seconds())
+
+    def log(self, request: Any) -> None:
+        """In place of a line for each request: it is answered."""
+        self._finished(request, request.code, self._reactor.seconds() - getattr(request, "began", 0.0))
+
+    def stop(self) -> None:
+        """Nobody who waits is answered any more."""
+        self._stopped = True
+        for request in list(self._waiting):
+            self._forget(request)
+
+    def render(self, request: Request) -> int | bytes:
+        now = self._reactor.seconds()
+        request.began = now  # type: ignore[attr-defined]
+        address = self.address_of(request)
+        self._open[address] += 1
+        finished = request.notifyFinish()
+        finished.addErrback(self._left, request)
+        finished.addBoth(self._done, address)
+        if self._open[address] > MAX_WAITING_OF_ADDRESS:
+            self._refused("too_many_waiting")
+            close_after(request)
+            request.setHeader(b"retry-after", b"1")
+            return answer(request, 429, "too many requests wait for an answer")
+        own = self._posts is not None and self._is_post(request) and not self._limit.owes(address, now)
+        limit = self._posts if own and self._posts is not None else self._limit
+        room = not self._stopped and len(self._waiting) < MAX_WAITING and self._waiting_size < MAX_WAITING_SIZE
+        wait = limit.reserve(address, now, self._patience(request) if room else 0.0)
+        if wait is None:
+            self._refused("rate_limit")
+            close_after(request)
+            request.setHeader(b"retry-after", b"1")
+            return answer(request, 429, "too many requests")
+        if not wait:
+            return self._let_in(request)
+        self.delayed += 1
+        self._waiting_size += self._size_of(request)
+        self._waiting[request] = self._reactor.callLater(wait, self._go_on, request)
+        return NOT_DONE_YET
+
+    @staticmethod
+    def _size_of(request: Request) -> int:
+        return int(getattr(request, "received", 0)) + 1024
+
+    def _done(self, _: Any, address: str) -> None:
+        uncount(self._open, address)
+
+    def _left(self, _: Any, request: Request) -> None:
+        """The client has gone."""
+        self._forget(request)
+        self._finished(request, 499, self._reactor.seconds() - request.began)  # type: ignore[attr-defined]
+
+    def _forget(self, request: Request) -> None:
+        call = self._waiting.pop(request, None)
+        if call is not None:
+            self._waiting_size -= self._size_of(request)
+            if call.active():
+                call.cancel()
+
+    def _go_on(self, request: Request) -> None:
+        self._forget(request)
+        try:
+            body = self._let_in(request)
+        except Exception:  # as Twisted does it for those that it renders itself
+            request.processingFailed(Failure())
+            return
+        if isinstance(body, bytes):
+            request.setHeader(b"content-length", b"%d" % len(body))
+            if request.method != b"HEAD":
+                request.write(body)
+            request.finish()
+
+    def _let_in(self, request: Request) -> int | bytes:
+        segments: list[bytes] = request.postpath or []
+        try:
+            b"/".join(segments).decode()
+            (request.getHeader(b"host") or b"").decode("ascii")
+        except UnicodeDecodeError:  # Klein would log a traceback
+            self._refused("bad_path")
+            return answer(request, 400, "path or host is no text")
+        try:
+            rendered: int | bytes = self._root.render(request)
+        except HTTPException as error:  # of a host that cannot be one
+            self._refused("bad_path")
+            return answer(request, error.code or 400, "host cannot be one")
+        return without_body(request, rendered) if isinstance(rendered, bytes) else rendered
+
+
+def gated_site(
+    root: IResource,
+    reactor: Any,
+    refused: Callable[[str], None],
+    *,
+    rate: float,
+    burst: float,
+    proxied: bool,
+    max_body: int,
+    **of_gate: Any,
+) -> BoundedSite:
+    """The factory to listen with.
+
+    :param refused: called with ``too_long``, ``busy``, ``rate_limit`` or ``bad_path``.
+    :param rate: requests a second and address, ``burst`` of them at once; 0 means no limit.
+    :param proxied: the address is the last of X-Forwarded-For.
+    :param max_body: bytes of a request's body.
+    :param of_gate: see :class:`Gate`, which is the site's ``resource``.
+    """
+    gate = Gate(root, reactor, RateLimit(rate, burst), proxied, refused, **of_gate)
+    site = BoundedSite(gate, **bounded(reactor, max_body, refused, IDLE_TIMEOUT))
+    # a line for each request is no news
+    site.log = gate.log  # type: ignore[method-assign]
+    return site

@@ -1,0 +1,1 @@
+"""Messages of the bus: their bytes, signatures and encryption."""

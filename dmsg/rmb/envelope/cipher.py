@@ -1,0 +1,96 @@
+"""End-to-end encryption between twins: secp256k1, SHA-256, AES-256-GCM.
+
+RMB's own form (``cipher``) has one key for a pair of twins, for both
+directions, and binds nothing in.  Between twins whose registry entry says
+``strict`` the form ``bound`` is used: a key for each direction, and the rest
+of the envelope as additional data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import coincurve
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from dmsg.rmb.errors import CipherError
+from dmsg.rmb.twins.identity import hex_seed, mini_secret
+
+NONCE_SIZE = 12
+TAG_SIZE = 16
+PK_SIZE = 33
+MAX_KEYS = 1000
+"""Shared keys that are remembered; each costs a multiplication of 60 us."""
+BOUND_LABEL = b"dmsg-rmb-bound-1"
+
+
+class Encryption:
+    """The encryption key of a twin.
+
+    :param secret: words, or ``0x`` and 64 digits; junctions are no part of it.
+    :raises IdentityError: the secret cannot be one.
+    :ivar pk: the public key, 33 bytes, as the registry has it.
+    """
+
+    def __init__(self, secret: str) -> None:
+        secret = secret.strip()
+        seed = hex_seed(secret) if secret.startswith("0x") else mini_secret(secret)
+        self._key = coincurve.PrivateKey(seed)
+        self.pk: bytes = self._key.public_key.format()
+        self._shared: dict[bytes, bytes] = {}
+
+    def shared_key(self, pk: bytes) -> bytes:
+        """32 bytes: SHA-256 of the X coordinate, 32 bytes big endian, of the product point.
+
+        :raises CipherError: ``pk`` is no point.
+        """
+        shared = self._shared.get(pk)
+        if shared is None:
+            try:
+                point = coincurve.PublicKey(pk).multiply(self._key.secret)
+            except ValueError:
+                raise CipherError("the twin's public key is no point of secp256k1") from None
+            shared = hashlib.sha256(point.format()[1:]).digest()
+            if len(self._shared) >= MAX_KEYS:
+                self._shared.pop(next(iter(self._shared)))
+            self._shared[pk] = shared
+        return shared
+
+    def encrypt(self, data: bytes, pk: bytes, nonce: bytes | None = None) -> bytes:
+        """12 bytes of nonce, the ciphertext, 16 bytes of tag; for the twin with ``pk``.
+
+        :raises CipherError: ``pk`` is no point.
+        """
+        nonce = os.urandom(NONCE_SIZE) if nonce is None else nonce
+        return nonce + AESGCM(self.shared_key(pk)).encrypt(nonce, data, None)
+
+    def decrypt(self, data: bytes, pk: bytes) -> bytes:
+        """What the twin with ``pk`` encrypted for this one.
+
+        :raises CipherError: it did not, or it was changed.
+        """
+        return _open(self.shared_key(pk), data, None)
+
+    def _bound_key(self, sender: bytes, receiver: bytes) -> bytes:
+        other = receiver if sender == self.pk else sender
+        return hashlib.sha256(BOUND_LABEL + self.shared_key(other) + sender + receiver).digest()
+
+    def encrypt_bound(self, data: bytes, pk: bytes, frame: bytes) -> bytes:
+        """As :meth:`encrypt`, with ``frame`` bound in and a key for this direction only."""
+        nonce = os.urandom(NONCE_SIZE)
+        return nonce + AESGCM(self._bound_key(self.pk, pk)).encrypt(nonce, data, frame)
+
+    def decrypt_bound(self, data: bytes, pk: bytes, frame: bytes) -> bytes:
+        """:raises CipherError: not of the twin with ``pk``, or something of it was changed."""
+        return _open(self._bound_key(pk, self.pk), data, frame)
+
+
+def _open(key: bytes, data: bytes, frame: bytes | None) -> bytes:
+    if len(data) < NONCE_SIZE + TAG_SIZE:
+        raise CipherError("invalid cipher data")
+    try:
+        return AESGCM(key).decrypt(data[:NONCE_SIZE], data[NONCE_SIZE:], frame)
+    except InvalidTag:
+        raise CipherError("invalid cipher data") from None

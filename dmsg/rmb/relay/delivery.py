@@ -1,0 +1,422 @@
+"""A session at a relay: what was sent to it, what it confirmed, what it has to wait for.
+
+A message counts as delivered when the session's websocket has answered a ping
+that was sent behind it.  Until then it is in the *window*; when that is full,
+what comes waits in a *line* in memory, and those who send it are read no
+further; only where the answer takes long the session's queue takes over.  In the same way a
+ping of the session itself is answered when all it sent before is *settled*:
+confirmed by its receiver, in a queue, with another relay, or refused.  So
+whoever sends again what was not confirmed loses nothing when a relay is
+killed; receivers know what they have had.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.socket.confirm import Message
+from dmsg.rmb.socket.parking import Parking
+from dmsg.rmb.twins.address import Session
+
+WINDOW_MESSAGES = 1024
+"""Messages sent to a session and not confirmed."""
+WINDOW_SIZE = 4 * 1024 * 1024
+"""Bytes of these; one message more may be larger."""
+SPILL_AFTER = 2.0
+"""Seconds without confirmation after which the queue keeps a message too."""
+LINE_MESSAGES, LINE_SIZE = 4096, 8 * 1024 * 1024
+"""Messages that wait for the window of a connected session, and their bytes; who sends more is held."""
+OVERHEAD = 300
+"""Bytes that a message takes in memory besides its own."""
+FEW_IN_WINDOW = 64
+"""Messages unconfirmed by a session that logs each ping, up to which it is pinged behind them only in a while."""
+
+
+class Carrier(Protocol):
+    """The connection of a session."""
+
+    def send(self, data: bytes) -> None:
+        """Send a message; it leaves at the end of the reactor turn."""
+
+    def barrier(self, number: int) -> None:
+        """Send a ping behind everything that was sent; its answer brings ``number`` back."""
+
+
+class Store(Protocol):
+    """What a delivery needs of the relay around it."""
+
+    def keep(self, session: Session, message: Message) -> Deferred[Any]:
+        """Put a message into the session's queue; fires with its id."""
+
+    def read(self, session: Session, after: Any) -> Deferred[list[Queued]]:
+        """The oldest of the session's queue behind ``after``."""
+
+    def remove(self, session: Session, ids: list[Any]) -> None:
+        """They were delivered."""
+
+    def until(self, queued: Queued) -> float | None:
+        """When the life of a queued message ends; None when it has, and was answered."""
+
+    def busy(self, delivery: Delivery) -> None:
+        """It has something in its window from now on."""
+
+    def waits(self, delivery: Delivery) -> None:
+        """It has something in its line from now on."""
+
+    def ping_later(self, delivery: Delivery) -> None:
+        """Call :meth:`Delivery.ping_behind` in a while."""
+
+
+class Delivery:
+    """Messages to one connected session, in order.
+
+    What is in the queue is older than what is in the line, and that is older
+    than nothing else: so the line moves into the window only when the queue is
+    empty, and goes into the queue as a whole.
+
+    :param line: messages in the line at which senders are held; with those behind it in the queue.
+    :ivar appending: messages on their way into the queue that :meth:`offer` did not take.
+    :ivar lazy: the session logs an error for each ping: there are as few behind messages as may be.
+    :ivar stalled: it has confirmed nothing for long, and is treated as one that is away.
+    :ivar catching_up: there is, or may be, something in the queue that goes first.
+    """
+
+    __slots__ = (
+        "_after",
+        "_again",
+        "_barrier",
+        "_behind",
+        "_carrier",
+        "_confirmed",
+        "_held",
+        "_inside",
+        "_keeping",
+        "_line",
+        "_line_messages",
+        "_line_size",
+        "_lined",
+        "_marks",
+        "_more",
+        "_reading",
+        "_sent",
+        "_size",
+        "_skip",
+        "_store",
+        "_window",
+        "appending",
+        "catching_up",
+        "closed",
+        "lazy",
+        "session",
+        "since",
+        "stalled",
+    )
+
+    def __init__(self, session: Session, carrier: Carrier, store: Store, line: int = LINE_MESSAGES) -> None:
+        self.session = session
+        self._carrier = carrier
+        self._store = store
+        self._window: deque[Message] = deque()
+        self._size = 0
+        self._sent = 0
+        self._confirmed = 0
+        self._barrier = False
+        self._after: Any = None
+        self._reading = False
+        self._again = False
+        self._inside = False
+        self._more = False
+        self._keeping = 0
+        # ids of what is in the queue only because its confirmation took long
+        self._skip: set[Any] = set()
+        self._line: deque[Message] = deque()
+        self._line_messages = line
+        self._line_size = 0
+        self._lined = 0
+        """Messages that were put into the line so far; ``_marks``: how many at the last two looks."""
+        self._marks = (0, 0)
+        self._behind = 0
+        """Messages of the line that went into the queue and were not read from it."""
+        self._held: set[Parking] = set()
+        self.appending = 0
+        self.stalled = False
+        self.lazy = False
+        self.catching_up = True
+        self.closed = False
+        self.since: float | None = None
+        """When the present wait for a confirmation began; the relay's clock sets it."""
+
+    def __len__(self) -> int:
+        return len(self._window) + len(self._line)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its window and its line, with what each message takes besides."""
+        return self._size + self._line_size + OVERHEAD * len(self)
+
+    def start(self) -> None:
+        """Deliver what is in the queue."""
+        self._read()
+
+    @property
+    def _full(self) -> bool:
+        return len(self._window) >= WINDOW_MESSAGES or self._size >= WINDOW_SIZE
+
+    def offer(self, message: Message) -> bool:
+        """Take a message, to be sent now or from the line; False when it has to go into the queue."""
+        if not (self._line or self.catching_up or self._full):
+            self._send(message)
+            return True
+        holder = message.owner.holder if message.owner is not None else None
+        written_down = message.owner is not None and message.owner.durable
+        if self.stalled or self._too_long or written_down:
+            if written_down and not self.stalled:
+                self._behind += 1
+                self._wait_for_me(holder)
+            # into the queue before what comes now, so that the order stays
+            self._spill_all()
+            self.catching_up = True
+            self._again = True
+            return False
+        if not self._line:
+            self._store.waits(self)
+        self._line.append(message)
+        self._lined += 1
+        self._line_size += len(message.data)
+        self._wait_for_me(holder)
+        return True
+
+    def _wait_for_me(self, holder: Parking | None) -> None:
+        if holder is not None and holder not in self._held and self._crowded(1):
+            self._held.add(holder)
+            holder.wait_for(self)
+
+    @property
+    def _too_long(self) -> bool:
+        """Twice what holds senders: those that nobody can hold have filled it."""
+        return len(self._line) >= 2 * self._line_messages or self._line_size >= 2 * LINE_SIZE
+
+    def _crowded(self, part: int) -> bool:
+        """The ``part``-th part of what holds senders waits."""
+        waiting = len(self._line) + self._behind
+        return waiting * part >= self._line_messages or self._line_size * part >= LINE_SIZE
+
+    def _advance_line(self) -> None:
+        """From the line into the window, when the queue has nothing that goes before."""
+        line = self._line
+        while line and not (self.catching_up or self._full):
+            message = line.popleft()
+            self._line_size -= len(message.data)
+            self._send(message)
+        if self._held and not self._crowded(2):
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, set()
+        for holder in held:
+            holder.go_on(self)
+
+    def look(self) -> None:
+        """Every second: what waited longer than one goes to the queue, so that its sender need not wait for it."""
+        if self._line and self._lined - len(self._line) < self._marks[0]:
+            self._spill_all()
+        self._marks = (self._marks[1], self._lined)
+
+    def stall(self) -> None:
+        """It confirms nothing: let the queue keep everything, and nobody be held for it."""
+        self.stalled = True
+        self._spill_all()
+        self._release()
+
+    def _spill_all(self) -> None:
+        """The window into the queue, and the line behind it, so that they have their order there too."""
+        self.spill()
+        if not self._line:
+            return
+        line, self._line = self._line, deque()
+        self._line_size = 0
+        self._behind += len(line)
+        self.catching_up = True
+        self._again = True
+        for message in line:
+            self._put_by(message)
+
+    def _put_by(self, message: Message) -> None:
+        self._keeping += 1
+
+        def done(result: Any) -> None:
+            self._keeping -= 1
+            self._again = True
+            if not self._keeping and not self.closed:
+                self._read()
+
+        kept = self._store.keep(self.session, message)
+        kept.addCallbacks(lambda _: message.settle(), lambda _: message.lose()).addBoth(done)
+
+    def _send(self, message: Message) -> None:
+        self._window.append(message)
+        self._size += len(message.data)
+        self._sent += 1
+        self._carrier.send(message.data)
+        if message.owner is not None and message.owner.durable and message.kept is None:
+            self._keep(message)
+        self._ping()
+
+    def _ping(self) -> None:
+        if self._barrier:
+            return
+        self._barrier = True
+        if self.lazy:
+            self._store.ping_later(self)
+        else:
+            self.ping_behind()
+
+    @property
+    def few(self) -> bool:
+        """So few are unconfirmed that their confirmation can wait."""
+        return len(self._window) < FEW_IN_WINDOW and self._size < WINDOW_SIZE // 2
+
+    def ping_behind(self) -> None:
+        """Ask the session to confirm all that was sent."""
+        if self._window and not self.closed:
+            self._carrier.barrier(self._sent)
+            self._store.busy(self)
+        else:
+            self._barrier = False
+
+    def poke(self) -> None:
+        """Something was put into the queue."""
+        self.catching_up = True
+        self._again = True
+        self._read()
+
+    def confirmed(self, number: int) -> None:
+        """The session has everything up to the message with that number.
+
+        :raises ValueError: it was not sent so much.
+        """
+        if number > self._sent:
+            raise ValueError("confirms what was not sent")
+        removed = []
+        if self._confirmed < number:
+            # an answer that confirms nothing new is no sign that it reads
+            self.since = None
+            self.stalled = False
+        while self._confirmed < number:
+            message = self._window.popleft()
+            self._confirmed += 1
+            self._size -= len(message.data)
+            message.confirmed = True
+            message.settle()
+            if message.kept is not None:
+                removed.append(message.kept)
+                self._skip.discard(message.kept)
+        if removed:
+            self._store.remove(self.session, removed)
+        self._barrier = False
+        if self._line and not self.catching_up:
+            self._advance_line()
+        if self._window:
+            self._ping()
+        if self.catching_up:
+            self._read()
+
+    # --- the queue ---
+
+    def _read(self) -> None:
+        """Batch after batch, as far as the window goes; a queue that answers at once does not nest."""
+        if self._inside:
+            return
+        self._inside = True
+        try:
+            self._more = True
+            while self._more and not (self._reading or self.closed or self._full or self._keeping):
+                self._reading = True
+                self._again = self._more = False
+                self._store.read(self.session, self._after).addCallbacks(self._got, self._not_read)
+        finally:
+            self._inside = False
+
+    def _got(self, batch: list[Queued]) -> None:
+        self._reading = False
+        if self.closed:
+            return
+        self._behind = max(0, self._behind - len(batch)) if batch else 0
+        expired = []
+        for queued in batch:
+            self._after = queued.id
+            if queued.id in self._skip:
+                self._skip.discard(queued.id)
+                continue
+            until = self._store.until(queued)
+            if until is None:
+                expired.append(queued.id)
+            else:
+                self._send(Message(queued.data, until, None, queued.id))
+        if expired:
+            self._store.remove(self.session, expired)
+        if batch or self._again:
+            self._more = True
+            self._read()
+        elif not self.appending:
+            self.catching_up = False
+            self._advance_line()
+
+    def _not_read(self, failure: Failure) -> None:
+        # the relay's round comes by again
+        self._reading = False
+
+    def retry(self) -> None:
+        """The queue could not be read, or nobody said that something came into it."""
+        if self.catching_up:
+            self._read()
+
+    # --- what is not confirmed ---
+
+    def spill(self) -> None:
+        """Confirmations take long: let the queue keep what is in the window."""
+        for message in self._window:
+            if message.kept is None and not message.keeping:
+                self._keep(message)
+
+    def _keep(self, message: Message) -> None:
+        message.keeping = True
+        # nothing is read until its id is known: it would be sent a second time
+        self._keeping += 1
+
+        def kept(number: Any) -> None:
+            message.kept = number
+            message.settle()
+            if message.confirmed:
+                self._store.remove(self.session, [number])
+            else:
+                self._skip.add(number)
+
+        def done(result: Any) -> None:
+            message.keeping = False
+            self._keeping -= 1
+            if self.catching_up:
+                self._read()
+
+        def failed(failure: Failure) -> None:
+            # where it is in a window, the relay's round comes by again
+            if self.closed:
+                message.lose()
+
+        self._store.keep(self.session, message).addCallback(kept).addErrback(failed).addBoth(done)
+
+    def close(self) -> list[Message]:
+        """The connection is gone: what it had not confirmed, and no queue keeps."""
+        self.closed = True
+        left = [message for message in self._window if message.kept is None and not message.keeping]
+        left += self._line
+        self._window.clear()
+        self._line.clear()
+        self._size = self._line_size = 0
+        self._release()
+        return left

@@ -1,0 +1,1 @@
+"""What belongs to other relays."""

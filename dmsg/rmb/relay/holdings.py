@@ -1,0 +1,70 @@
+"""What a relay holds for its sessions in memory: a source of :mod:`dmsg.base.memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.base.memory import Holding, Memory
+from dmsg.net.looks import Looks
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.relay.switch import RelaySession, Switch
+from dmsg.rmb.socket.websocket import TRY_LATER
+
+SMALL = 16 * 1024
+"""Bytes below which what is held for a session is not worth a look."""
+
+
+class SessionHoldings(Looks[RelaySession]):
+    """What waits for receivers, what held senders have sent, messages that are not whole, that wait for the registry
+    and that are for other relays, by twin.
+
+    A session gives by its end: what it had not confirmed is in its queue then, and what it sent and nobody confirmed it
+    sends again.  For other relays what is not just being sent gives: who sent it is told.
+    """
+
+    what = "sessions"
+
+    def __init__(self, reactor: IReactorTime, switch: Switch, memory: Memory) -> None:
+        super().__init__(reactor, memory)
+        self._switch = switch
+        memory.add(self._holdings)
+        memory.told = self.tell
+
+    def _holdings(self) -> Iterator[Holding]:
+        self.next_look()
+        switch = self._switch
+        for delivery in list(switch.waiting):
+            session = switch.sessions.get(delivery.session)
+            if session is None or session.delivery is not delivery:
+                continue
+            size = delivery.size + (session.socket.unsent if session.socket is not None else 0)
+            if size >= SMALL:
+                age = 0.0 if delivery.since is None else self.now - delivery.since
+                yield Holding((f"twin {session.owner}",), "messages", size, age, self._end_of(session))
+        for session in list(switch.parked):
+            parking = session.parking
+            if session.gone or not len(parking):
+                del switch.parked[session]
+            elif parking.size >= SMALL:
+                age = self.age(session, parking.come - parking.size, parking.come)
+                yield Holding((f"twin {session.owner}",), "parked", parking.size, age, self._end_of(session))
+
+        for session in switch.growing:
+            age = 0.0 if session.unfinished_since is None else self.now - session.unfinished_since
+            end = self._end_of(session, Drop.UNFINISHED)
+            yield Holding((f"twin {session.owner}",), "unfinished", session.unfinished, age, end)
+        for session, size in switch.looking.items():
+            yield Holding((f"twin {session.owner}",), "registry", size, 0.0, partial(self._forget_lookups, session))
+        for twin, size in switch.federation.sizes().items():
+            yield Holding((f"twin {twin}",), "federation", size, 0.0, partial(switch.federation.give_up, twin))
+
+    def _forget_lookups(self, session: RelaySession) -> None:
+        self._end_of(session)()
+        self._switch.forget_lookups(session)
+
+    @staticmethod
+    def _end_of(session: RelaySession, why: Drop = Drop.MEMORY) -> Callable[[], None]:
+        return partial(session.end, why, TRY_LATER, "this relay holds too much for it")

@@ -1,0 +1,1 @@
+"""What a relay keeps for sessions that are away."""

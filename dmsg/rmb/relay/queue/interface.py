@@ -1,0 +1,107 @@
+"""What a relay keeps for sessions that are away or slow: what a queue has to do.
+
+Every session has a queue of its own; what is for other relays is in one more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from twisted.internet.defer import Deferred
+from zope.interface import Interface
+
+from dmsg.rmb.twins.address import Session
+
+FEDERATION = "relay.federation"
+"""The name of the queue of what is for other relays; no session is called so."""
+BATCH = 1000
+"""Messages in one read: a receiver that catches up must do so faster than others send."""
+
+BATCH_BYTES = 4 * 1024 * 1024
+"""Bytes after which a read ends; one message may be larger."""
+PART = 8
+"""Of what is kept in all: the part of one twin."""
+REFUSALS = ("the relay keeps as much as it may", "the relay keeps as much from twin {sender} as it may")
+"""Why a message is not taken: of all that is kept, or of what its sender has there."""
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """How much is kept.
+
+    :ivar messages: of one session; then the oldest go.
+    :ivar size: bytes of one session; then the oldest go.
+    :ivar total: bytes of all; then nothing more is taken.  The messages that one twin sent may be the ``PART``-th part
+        of it, and twice ``size`` at least.
+    """
+
+    messages: int = 10_000
+    size: int = 64 * 1024 * 1024
+    total: int = 4 * 1024 * 1024 * 1024
+
+    @property
+    def part(self) -> int:
+        """Bytes that one twin may have sent of what is kept."""
+        return max(self.total // PART, 2 * self.size)
+
+
+class Queued(NamedTuple):
+    """A message that is kept.  Ids grow along a queue."""
+
+    id: Any
+    data: bytes
+
+
+class RelayQueue(Interface):
+    """Messages by session."""
+
+    def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[Any]:
+        """Keep a message until a time.  Fires with its id once it survives the process.
+
+        Fails with QueueUnavailable.
+
+        :param sender: the twin that sent it; 0: the relay.
+        """
+
+    def read(session: str, after: Any) -> Deferred[list[Queued]]:
+        """The oldest messages whose id is above ``after``; None means all."""
+
+    def poll(sessions: Sequence[str]) -> Deferred[list[str]]:
+        """Those of some sessions in whose queue is something that nobody told of."""
+
+    def remove(session: str, ids: Sequence[Any]) -> None:
+        """They are delivered."""
+
+    def expired(now: float) -> Deferred[list[tuple[str, bytes]]]:
+        """Take out some messages whose time has passed."""
+
+    def watch(appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
+        """Tell what other processes on the same queue do: a message was appended, a session connected there."""
+
+    def present(sessions: Sequence[str]) -> None:
+        """These sessions are connected to this process; said again every half minute."""
+
+    def absent(session: str) -> None:
+        """This one is not any more."""
+
+    def connected_here(session: str) -> None:
+        """It connected to this process: others drop theirs."""
+
+    def take_federation() -> Deferred[list[Queued]]:
+        """Some of what is for other relays and nobody has taken yet."""
+
+    def federation_again() -> None:
+        """What was taken and not dealt with is to be taken once more."""
+
+    def elsewhere(session: str) -> Deferred[bool]:
+        """Whether it is connected to another process on the same queue."""
+
+    def close() -> Deferred[None]:
+        """Let go of files and connections."""
+
+
+def key_of(session: Session) -> str:
+    """The name of a session's queue."""
+    return str(session)

@@ -1,0 +1,381 @@
+"""The queues of relays in Redis, under the reference's keys; several processes may share them.
+
+``stream:<twin>[:<sid>]`` is a stream of one field ``_`` for each session,
+``relay.federation.stream`` one of the field ``msg``.  Beside these:
+``rmb.session:<twin>[:<sid>]``, the process to which a session is connected; ``rmb.until``, a sorted set of what is
+kept, by the second in which its life ends; ``rmb.kept``, a hash of how many bytes are kept, in all and from each twin;
+and a channel, ``rmb.queue``, on which processes tell each other what they appended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.net.isolate import isolated
+from dmsg.net.redis import open_redis, patience, subscribe, without_password
+from dmsg.rmb.errors import QueueUnavailable
+from dmsg.rmb.relay.queue.interface import BATCH, BATCH_BYTES, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.relay.queue.sqlite import EXPIRED
+from dmsg.rmb.twins.address import STREAM_PREFIX
+
+FEDERATION_STREAM = "relay.federation.stream"
+CHANNEL = "rmb.queue"
+UNTIL = "rmb.until"
+KEPT = "rmb.kept"
+PRESENT = "rmb.session:"
+EXPIRE = 3600
+"""Seconds after the last append when a queue goes."""
+GROUP = "federation"
+ABANDONED_AFTER = 60
+"""Seconds after which what a process took and did not finish is another's; it renews its own by then."""
+FEDERATION_LENGTH = 100_000
+"""Messages for other relays."""
+PRESENCE = 75
+"""Seconds that a session is believed to be connected without being said to be."""
+APPEND_BATCH = 100
+"""Messages appended in one call: a script runs alone, and others wait for it."""
+BATCH_SIZE = 4 * 1024 * 1024
+"""Bytes appended in one call; one message more may be larger."""
+POLLED = 1000
+"""Sessions looked at in one call."""
+RETRY_FOR = 5.0
+"""Seconds that an append is tried while Redis is away."""
+RETRY_EVERY = 0.2
+"""Seconds between tries."""
+
+_READ = """
+local found, size, step, start = {}, 0, 1, ARGV[1]
+local most, bytes = tonumber(ARGV[2]), tonumber(ARGV[3])
+while #found < most and size < bytes do
+  local wanted = math.min(step, most - #found)
+  local some = redis.call('XRANGE', KEYS[1], start, '+', 'COUNT', wanted)
+  for _, one in ipairs(some) do
+    found[#found + 1] = one
+    size = size + #one[2][2]
+    start = '(' .. one[1]
+  end
+  if #some < wanted then break end
+  -- as many as will be enough if they are as long as those before
+  step = math.max(1, math.min(200, math.floor((bytes - size) / (size / #found + 1))))
+end
+return found
+"""
+# what is kept is counted in one hash: "total", "from:<twin>", and for each message "<id> <key>" what it added
+_FORGET = """
+local function forget(kept, member)
+  local added = redis.call('HGET', kept, member)
+  if not added then return end
+  redis.call('HDEL', kept, member)
+  local blank = string.find(added, ' ', 1, true)
+  local size, sender = string.sub(added, 1, blank - 1), string.sub(added, blank + 1)
+  redis.call('HINCRBY', kept, 'total', '-' .. size)
+  if sender ~= '0' and redis.call('HINCRBY', kept, 'from:' .. sender, '-' .. size) <= 0 then
+    redis.call('HDEL', kept, 'from:' .. sender)
+  end
+end
+"""
+# the oldest go one by one only where that costs nothing: MAXLEN ~ cuts whole nodes of the stream; what was cut is
+# counted until its life ends
+_APPEND = """
+local results = {}
+local until_, kept, channel = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS]
+local total, part = tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])
+for index = 1, #KEYS - 3 do
+  local key, at = KEYS[index], (index - 1) * 7
+  local size, sender = #ARGV[at + 3], ARGV[at + 7]
+  if tonumber(redis.call('HGET', kept, 'total') or 0) + size > total then
+    results[index] = {'', 0}
+  elseif sender ~= '0' and tonumber(redis.call('HGET', kept, 'from:' .. sender) or 0) + size > part then
+    results[index] = {'', 1}
+  else
+    local before = redis.call('XLEN', key)
+    local id = redis.call('XADD', key, 'MAXLEN', '~', ARGV[at + 1], '*', ARGV[at + 2], ARGV[at + 3])
+    if ARGV[at + 4] ~= '0' then redis.call('EXPIRE', key, ARGV[at + 4]) end
+    redis.call('ZADD', until_, ARGV[at + 6], id .. ' ' .. key)
+    redis.call('HSET', kept, id .. ' ' .. key, size .. ' ' .. sender)
+    redis.call('HINCRBY', kept, 'total', size)
+    if sender ~= '0' then redis.call('HINCRBY', kept, 'from:' .. sender, size) end
+    redis.call('PUBLISH', channel, ARGV[at + 5])
+    results[index] = {id, before + 1 - redis.call('XLEN', key)}
+  end
+end
+return results
+"""
+_REMOVE = (
+    _FORGET
+    + """
+for index = 1, #ARGV do
+  local member = ARGV[index] .. ' ' .. KEYS[1]
+  redis.call('XDEL', KEYS[1], ARGV[index])
+  redis.call('ZREM', KEYS[2], member)
+  forget(KEYS[3], member)
+end
+"""
+)
+# in one step, so that one of several processes takes each
+_EXPIRED = (
+    _FORGET
+    + """
+local found = {}
+local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])
+for _, member in ipairs(due) do
+  local blank = string.find(member, ' ', 1, true)
+  local id, key = string.sub(member, 1, blank - 1), string.sub(member, blank + 1)
+  local entry = redis.call('XRANGE', key, id, id)[1]
+  if entry then
+    found[#found + 1] = {key, entry[2][2]}
+    redis.call('XDEL', key, id)
+  end
+  redis.call('ZREM', KEYS[1], member)
+  forget(KEYS[2], member)
+end
+return found
+"""
+)
+_PRESENT = """
+for index = 1, #KEYS do redis.call('SET', KEYS[index], ARGV[1], 'EX', ARGV[2]) end
+"""
+_ABSENT = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+"""
+_NOT_EMPTY = """
+local found = {}
+for index, key in ipairs(KEYS) do
+  if redis.call('XLEN', key) > 0 then found[#found + 1] = index end
+end
+return found
+"""
+
+_log = Logger()
+
+
+class _Append(NamedTuple):
+    """A message that waits to be appended."""
+
+    session: str
+    data: bytes
+    until: float
+    sender: int
+    appended: Deferred[Any]
+
+
+@implementer(RelayQueue)
+class RedisQueue:
+    """Queues that outlive the relay's machine and can be shared.
+
+    Messages are in Redis when they count as kept; what a power cut takes from
+    Redis is a matter of its own settings (``appendonly``, ``appendfsync``).
+    """
+
+    def __init__(self, reactor: Any, connection: Any, url: str, limits: QueueLimits | None = None) -> None:
+        self._reactor: IReactorTime = reactor
+        self._redis = connection
+        self._shown = without_password(url)
+        self.limits = limits or QueueLimits()
+        self.dropped: Callable[[str, int], None] = lambda session, number: None
+        self._name = uuid4().hex
+        self._batch: list[_Append] = []
+        self._appending: set[Deferred[Any]] = set()
+        self._closed = False
+        self._grouped = False
+        self._appended: Callable[[str], None] = lambda session: None
+        self._connected: Callable[[str], None] = lambda session: None
+        self._url = url
+        self._subscription: Any = None
+
+    @classmethod
+    async def open(cls, reactor: Any, url: str, limits: QueueLimits | None = None) -> RedisQueue:
+        """:raises RedisUnavailable: it does not answer."""
+        return cls(reactor, await open_redis(url, reactor), url, limits)
+
+    def _key(self, session: str) -> str:
+        return FEDERATION_STREAM if session == FEDERATION else f"{STREAM_PREFIX}{session}"
+
+    # --- messages ---
+
+    def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[Any]:
+        # what a reactor turn appends goes in one call: a call costs more than all that Redis does for it
+        appended: Deferred[Any] = Deferred()
+        if not self._batch:
+            self._reactor.callLater(0, self._flush)
+        self._batch.append(_Append(session, data, until, sender, appended))
+        return appended
+
+    def _flush(self) -> None:
+        batch, self._batch = deque(self._batch), []
+        while batch:
+            some: list[_Append] = []
+            size = 0
+            while batch and len(some) < APPEND_BATCH and size < BATCH_SIZE:
+                some.append(batch.popleft())
+                size += len(some[-1].data)
+            appending = Deferred.fromCoroutine(self._append(some))
+            self._appending.add(appending)
+            appending.addErrback(self._not_appended, some).addBoth(self._ended, appending)
+
+    def _ended(self, result: Any, appending: Deferred[None]) -> None:
+        self._appending.discard(appending)
+
+    def _not_appended(self, failure: Failure, batch: list[_Append]) -> None:
+        why = "the relay is shutting down" if failure.check(CancelledError) else str(failure.value)
+        for one in batch:
+            if not one.appended.called:
+                one.appended.errback(QueueUnavailable(f"{self._shown}: {why}"))
+
+    async def _append(self, batch: list[_Append]) -> None:
+        arguments: list[Any] = []
+        for one in batch:
+            federation = one.session == FEDERATION
+            arguments += [
+                str(FEDERATION_LENGTH if federation else self.limits.messages),
+                "msg" if federation else "_",
+                one.data,
+                "0" if federation else str(EXPIRE),
+                f"{self._name} + {one.session}",
+                repr(one.until),
+                str(one.sender),
+            ]
+        arguments += [str(self.limits.total), str(self.limits.part)]
+        keys = [*(self._key(one.session) for one in batch), UNTIL, KEPT, CHANNEL]
+        deadline = self._reactor.seconds() + RETRY_FOR
+        while True:
+            try:
+                # a call that waits for Redis to come back is not cancelled: replies are told apart by their order
+                appending = self._redis.eval(_APPEND, keys, arguments)
+                results = await patience(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
+                break
+            except CancelledError:
+                raise
+            except Exception:
+                if self._closed or self._reactor.seconds() >= deadline:
+                    raise
+                await deferLater(self._reactor, RETRY_EVERY)
+        for one, (number, dropped) in zip(batch, results, strict=True):
+            if not number:
+                one.appended.errback(QueueUnavailable(REFUSALS[int(dropped)].format(sender=one.sender)))
+                continue
+            if int(dropped) > 0:
+                isolated(self.dropped, one.session, int(dropped))
+            one.appended.callback(bytes(number))
+
+    def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
+        start = b"-" if after is None else b"(" + after
+        result: Deferred[Any] = self._redis.eval(_READ, [self._key(session)], [start, str(BATCH), str(BATCH_BYTES)])
+
+        def got(entries: list[Any]) -> list[Queued]:
+            return [Queued(bytes(number), bytes(fields[1])) for number, fields in entries or ()]
+
+        def failed(failure: Failure) -> Any:
+            raise QueueUnavailable(f"{self._shown}: {failure.value or type(failure.value).__name__}")
+
+        return result.addCallbacks(got, failed)
+
+    def take_federation(self) -> Deferred[list[Queued]]:
+        return Deferred.fromCoroutine(self._take_federation())
+
+    async def _take_federation(self) -> list[Queued]:
+        """What nobody has, and what a process that is gone left."""
+        run = self._redis.execute_command
+        try:
+            if not self._grouped:
+                try:
+                    await run("XGROUP", "CREATE", FEDERATION_STREAM, GROUP, "0", "MKSTREAM")
+                except Exception as error:
+                    if "BUSYGROUP" not in str(error):
+                        raise
+                self._grouped = True
+            left = await run(
+                "XAUTOCLAIM", FEDERATION_STREAM, GROUP, self._name, str(ABANDONED_AFTER * 1000), "0", "COUNT", BATCH
+            )
+            read = await run(
+                "XREADGROUP", "GROUP", GROUP, self._name, "COUNT", BATCH, "STREAMS", FEDERATION_STREAM, ">"
+            )
+        except Exception as error:
+            self._grouped = False
+            raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
+        entries = [*left[1], *(read[0][1] if read else ())]
+        return [Queued(bytes(number), bytes(fields[1])) for number, fields in entries if fields]
+
+    def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
+        keys = [self._key(session) for session in sessions[:POLLED]]
+        result: Deferred[Any] = self._redis.eval(_NOT_EMPTY, keys, [])
+        return result.addCallbacks(lambda found: [sessions[int(index) - 1] for index in found], lambda _: [])
+
+    def remove(self, session: str, ids: Sequence[Any]) -> None:
+        def failed(failure: Failure) -> None:
+            # they are delivered a second time, and their receiver knows them
+            _log.info("{number} delivered messages stay in the queue: {error}", number=len(ids), error=failure.value)
+
+        if session == FEDERATION:
+            self._quietly("XACK", FEDERATION_STREAM, GROUP, *ids)
+        self._redis.eval(_REMOVE, [self._key(session), UNTIL, KEPT], list(ids)).addErrback(failed)
+
+    def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
+        # what relays of the reference appended is in no set: it is looked at when it is read
+        result: Deferred[Any] = self._redis.eval(_EXPIRED, [UNTIL, KEPT], [repr(now), str(EXPIRED)])
+        return result.addCallback(
+            lambda found: [(bytes(key).decode().removeprefix(STREAM_PREFIX), bytes(data)) for key, data in found]
+        )
+
+    # --- other processes ---
+
+    def watch(self, appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
+        self._appended, self._connected = appended, connected
+        if self._subscription is None:
+            self._subscription = subscribe(self._reactor, self._url, CHANNEL, self._told)
+
+    def _told(self, message: bytes) -> None:
+        name, _, rest = message.decode(errors="replace").partition(" ")
+        what, _, session = rest.partition(" ")
+        if name == self._name:
+            return
+        if what == "+":
+            self._appended(session)
+        elif what == "=":
+            self._connected(session)
+
+    def _quietly(self, *command: Any) -> None:
+        self._redis.execute_command(*command).addErrback(lambda _: None)
+
+    def connected_here(self, session: str) -> None:
+        """It is here from now on; other processes drop theirs."""
+        self.present([session])
+        self._quietly("PUBLISH", CHANNEL, f"{self._name} = {session}")
+
+    def present(self, sessions: Sequence[str]) -> None:
+        for start in range(0, len(sessions), POLLED):
+            keys = [PRESENT + session for session in sessions[start : start + POLLED]]
+            self._redis.eval(_PRESENT, keys, [self._name, str(PRESENCE)]).addErrback(lambda _: None)
+
+    def absent(self, session: str) -> None:
+        # unless it went to another process, whose word this is then
+        self._redis.eval(_ABSENT, [PRESENT + session], [self._name]).addErrback(lambda _: None)
+
+    def federation_again(self) -> None:
+        """It is another process's after a while, or this one's again."""
+
+    def elsewhere(self, session: str) -> Deferred[bool]:
+        result: Deferred[Any] = self._redis.execute_command("GET", PRESENT + session)
+        return result.addCallbacks(lambda name: name not in (None, self._name.encode()), lambda _: False)
+
+    async def _close(self) -> None:
+        self._closed = True
+        self._flush()
+        for appending in list(self._appending):
+            appending.cancel()
+        if self._subscription is not None:
+            await self._subscription.disconnect()
+        await self._redis.disconnect()
+
+    def close(self) -> Deferred[None]:
+        return Deferred.fromCoroutine(self._close())

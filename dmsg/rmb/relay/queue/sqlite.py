@@ -1,0 +1,252 @@
+"""The queues of a relay in SQLite: a file, of one process."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from dmsg.base.tables import uncount
+from dmsg.net.isolate import isolated
+from dmsg.rmb.errors import QueueUnavailable
+from dmsg.rmb.relay.queue.interface import BATCH, BATCH_BYTES, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
+
+EXPIRED = 1000
+"""Messages whose time has passed that are taken out at once."""
+
+_log = Logger()
+
+
+def _some(cursor: sqlite3.Cursor, column: int) -> list[Any]:
+    """Rows up to ``BATCH_BYTES`` of what is in a column."""
+    rows = []
+    size = 0
+    for row in cursor:
+        rows.append(row)
+        size += len(row[column])
+        if size >= BATCH_BYTES:
+            break
+    cursor.close()
+    return rows
+
+
+@implementer(RelayQueue)
+class SQLiteQueue:
+    """Queues in a file, for one process.
+
+    What a reactor turn appends is committed together at its end.  Commits do
+    not wait for the disk (``synchronous=NORMAL``): what was taken survives
+    ``kill -9``; a power cut may take the last seconds.
+
+    :ivar dropped: called with a session and a number when the oldest had to go.
+    """
+
+    def __init__(self, path: str, clock: IReactorTime, limits: QueueLimits | None = None) -> None:
+        """:raises QueueUnavailable: cannot be opened, or is in use by another process."""
+        self._clock = clock
+        self.limits = limits or QueueLimits()
+        self.dropped: Callable[[str, int], None] = lambda session, number: None
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0)
+            # one process only: a second one would deliver everything twice
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("BEGIN EXCLUSIVE")
+            self._db.execute(
+                """CREATE TABLE IF NOT EXISTS messages (
+                    id INTEGER PRIMARY KEY AUTOINCREMENT, session TEXT NOT NULL, until REAL NOT NULL,
+                    data BLOB NOT NULL, sender INTEGER NOT NULL DEFAULT 0)"""
+            )
+            if "sender" not in {row[1] for row in self._db.execute("PRAGMA table_info(messages)")}:
+                self._db.execute("ALTER TABLE messages ADD COLUMN sender INTEGER NOT NULL DEFAULT 0")
+            self._db.execute("CREATE INDEX IF NOT EXISTS of_session ON messages (session, id)")
+            self._db.execute("CREATE INDEX IF NOT EXISTS by_time ON messages (until)")
+            self._db.execute("COMMIT")
+            self._sizes: dict[str, list[int]] = {}
+            self._from: Counter[int] = Counter()
+            self.total = 0
+            self._count()
+        except sqlite3.Error as error:
+            raise QueueUnavailable(f"{path}: {error}") from None
+        self._waiting: list[tuple[Deferred[Any], int]] = []
+        self._open = False
+        self._taken: Any = None
+
+    def __len__(self) -> int:
+        return sum(count for count, _ in self._sizes.values())
+
+    def _begin(self) -> None:
+        if not self._open:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._open = True
+            self._clock.callLater(0, self._commit)
+
+    def _commit(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._undo()
+            for deferred, _ in waiting:
+                deferred.errback(QueueUnavailable(str(error)))
+            return
+        for deferred, number in waiting:
+            deferred.callback(number)
+
+    def _undo(self) -> None:
+        """A transaction failed, as on a full disk: what is counted is what is there."""
+        try:
+            self._db.rollback()
+            self._count()
+        except sqlite3.Error as error:
+            _log.error("the queue cannot be read: {error}", error=str(error))
+
+    def _count(self) -> None:
+        rows = self._db.execute("SELECT session, count(*), sum(length(data)) FROM messages GROUP BY session")
+        self._sizes = {row[0]: [row[1], row[2]] for row in rows}
+        self.total = sum(size for _, size in self._sizes.values())
+        self._from = Counter(
+            dict(self._db.execute("SELECT sender, sum(length(data)) FROM messages WHERE sender GROUP BY sender"))
+        )
+
+    def _refusal(self, size: int, sender: int) -> str | None:
+        """Why a message of so many bytes is too much."""
+        if self.total + size > self.limits.total:
+            return REFUSALS[0]
+        if sender and self._from[sender] + size > self.limits.part:
+            return REFUSALS[1].format(sender=sender)
+        return None
+
+    def append(self, session: str, data: bytes, until: float, sender: int = 0) -> Deferred[Any]:
+        refusal = self._refusal(len(data), sender)
+        if refusal is not None:
+            return fail(QueueUnavailable(refusal))
+        try:
+            self._begin()
+            cursor = self._db.execute(
+                "INSERT INTO messages (session, until, data, sender) VALUES (?, ?, ?, ?)",
+                (session, until, data, sender),
+            )
+        except sqlite3.Error as error:
+            return fail(QueueUnavailable(str(error)))
+        sizes = self._sizes.setdefault(session, [0, 0])
+        sizes[0] += 1
+        sizes[1] += len(data)
+        self.total += len(data)
+        if sender:
+            self._from[sender] += len(data)
+        deferred: Deferred[Any] = Deferred()
+        self._waiting.append((deferred, cursor.lastrowid or 0))
+        if session != FEDERATION and (sizes[0] > self.limits.messages or sizes[1] > self.limits.size):
+            # it is kept, whatever comes of making room
+            isolated(self._drop_oldest, session, sizes)
+        return deferred
+
+    def _drop_oldest(self, session: str, sizes: list[int]) -> None:
+        rows = self._db.execute("SELECT id, length(data) FROM messages WHERE session = ? ORDER BY id", (session,))
+        ids: list[int] = []
+        over, size = sizes[0] - self.limits.messages, sizes[1]
+        for number, length in rows:
+            if len(ids) >= over and size <= self.limits.size:
+                break
+            ids.append(number)
+            size -= length
+        self._delete(session, ids)
+        self.dropped(session, len(ids))
+
+    def _delete(self, session: str, ids: Sequence[int]) -> None:
+        for number in ids:
+            row = self._db.execute(
+                "DELETE FROM messages WHERE id = ? RETURNING length(data), sender", (number,)
+            ).fetchone()
+            if row is not None:
+                self._forget(session, *row)
+
+    def _forget(self, session: str, length: int, sender: int) -> None:
+        self.total -= length
+        if sender:
+            uncount(self._from, sender, length)
+        sizes = self._sizes.get(session)
+        if sizes is None:
+            return
+        sizes[0] -= 1
+        sizes[1] -= length
+        if not sizes[0]:
+            del self._sizes[session]
+
+    def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
+        if session not in self._sizes:
+            return succeed([])
+        try:
+            cursor = self._db.execute(
+                "SELECT id, data FROM messages WHERE session = ? AND id > ? ORDER BY id LIMIT ?",
+                (session, after or 0, BATCH),
+            )
+            rows = _some(cursor, 1)
+        except sqlite3.Error as error:
+            return fail(QueueUnavailable(str(error)))
+        return succeed([Queued(*row) for row in rows])
+
+    def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
+        return succeed([])
+
+    def remove(self, session: str, ids: Sequence[Any]) -> None:
+        try:
+            self._begin()
+            self._delete(session, ids)
+        except sqlite3.Error as error:
+            # they are delivered a second time, and their receiver knows them
+            _log.error("delivered messages stay in the queue: {error}", error=str(error))
+
+    def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
+        try:
+            cursor = self._db.execute(
+                "SELECT id, session, data FROM messages WHERE until <= ? ORDER BY until LIMIT ?", (now, EXPIRED)
+            )
+            rows = _some(cursor, 2)
+        except sqlite3.Error as error:
+            return fail(QueueUnavailable(str(error)))
+        for number, session, _ in rows:
+            self.remove(session, [number])
+        return succeed([(session, data) for _, session, data in rows])
+
+    def watch(self, appended: Callable[[str], None], connected: Callable[[str], None]) -> None:
+        """There are no other processes."""
+
+    def present(self, sessions: Sequence[str]) -> None:
+        """Nobody asks."""
+
+    def absent(self, session: str) -> None:
+        """Nobody asks."""
+
+    def connected_here(self, session: str) -> None:
+        """Nobody asks."""
+
+    def take_federation(self) -> Deferred[list[Queued]]:
+        def taken(batch: list[Queued]) -> list[Queued]:
+            if batch:
+                self._taken = batch[-1].id
+            return batch
+
+        return self.read(FEDERATION, self._taken).addCallback(taken)
+
+    def federation_again(self) -> None:
+        self._taken = None
+
+    def elsewhere(self, session: str) -> Deferred[bool]:
+        return succeed(False)
+
+    def close(self) -> Deferred[None]:
+        self._commit()
+        isolated(self._db.close)
+        return succeed(None)

@@ -1,0 +1,129 @@
+"""Where a relay sends a message: the rules, without I/O.
+
+The order of the rules and the texts of the errors are those of the reference
+(docs/rmb/protocol.md); clients match on the texts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.texts import TEXTS
+from dmsg.rmb.envelope.wire import MAX_SKEW, life, source_of, wants_fail_fast
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.relay.limiter import FixedWindow
+from dmsg.rmb.twins.address import MAX_SID, Session
+from dmsg.rmb.twins.twin import Twin
+
+
+class Action(Enum):
+    """What to do with a message for a twin whose session is not connected here."""
+
+    QUEUE = auto()
+    """Keep it; offer it meanwhile to the twin's other relays, if there are any."""
+    FORWARD = auto()
+    """Send it to one of the twin's relays."""
+    PROBE = auto()
+    """Send it to one of the twin's relays where the session is connected; else refuse it."""
+    REFUSE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What :meth:`Relay.route` says.
+
+    :ivar relays: other relays, in no order.
+    """
+
+    action: Action
+    relays: frozenset[str] = frozenset()
+    drop: Drop | None = None
+
+
+class Refused(Exception):
+    """A message is not carried.
+
+    :ivar drop: why; :data:`TEXTS` has what its sender is told.
+    """
+
+    def __init__(self, drop: Drop) -> None:
+        super().__init__(TEXTS[drop])
+        self.drop = drop
+
+
+class Relay:
+    """The rules of one relay.
+
+    :param domains: names under which twins list this relay; with none, whoever is not connected is elsewhere.
+    :param limiter: of what twins may send, or None.
+    :ivar drops: how often each reason occurred.
+    """
+
+    def __init__(self, domains: Iterable[str] = (), limiter: FixedWindow | None = None) -> None:
+        self.domains = frozenset(domains)
+        self.limiter = limiter
+        self.drops: Counter[Drop] = Counter()
+
+    def admit(self, session: Session, envelope: Envelope, size: int, now: float) -> bool:
+        """The rules that come before the destination; True for a ping.
+
+        :raises Refused: it is not carried.
+        """
+        if self.limiter is not None and not self.limiter.measure(session.twin, size, now):
+            raise Refused(Drop.RATE_LIMITED)
+        source = envelope.source
+        if source.twin != session.twin or source_of(envelope) != session:
+            raise Refused(Drop.WRONG_SOURCE)
+        if envelope.WhichOneof("message") == "ping":
+            return True
+        if not envelope.destination.twin:
+            raise Refused(Drop.NO_DESTINATION)
+        self.check_message(envelope, now)
+        return False
+
+    def check_message(self, envelope: Envelope, now: float) -> None:
+        """What is asked of every message, whoever brings it.
+
+        :raises Refused: its session is none that can be, its life is over, or begins too late.
+        """
+        if len(envelope.destination.connection) > MAX_SID:
+            raise Refused(Drop.BAD_REQUEST)
+        if life(envelope, int(now)) is None:
+            raise Refused(Drop.EXPIRED)
+        if envelope.timestamp > now + MAX_SKEW:
+            raise Refused(Drop.BAD_TIMES)
+
+    def route(self, envelope: Envelope, twin: Twin | None) -> Decision:
+        """For a session that is not connected here.
+
+        :param twin: of the destination; None when the registry has none.
+        """
+        if twin is None:
+            return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)
+        relays = twin.relays - {""}
+        if not relays:
+            return Decision(Action.REFUSE, drop=Drop.NO_RELAY)
+        others = relays - self.domains
+        if len(others) == len(relays):
+            return Decision(Action.FORWARD, others)
+        if wants_fail_fast(envelope):
+            # it may be connected to another of its relays
+            return Decision(Action.PROBE, others) if others else Decision(Action.REFUSE, drop=Drop.OFFLINE)
+        return Decision(Action.QUEUE, others)
+
+    def for_intake(self, envelope: Envelope, twin: Twin | None) -> Decision:
+        """For what another relay brings: nothing is forwarded a second time.
+
+        ``others`` of a QUEUE may be offered it.
+        """
+        if twin is None:
+            return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)
+        if self.domains and not twin.relays & self.domains:
+            return Decision(Action.REFUSE, drop=Drop.NO_RELAY)
+        if wants_fail_fast(envelope):
+            return Decision(Action.REFUSE, drop=Drop.OFFLINE)
+        return Decision(Action.QUEUE, twin.relays - self.domains - {""} if self.domains else frozenset())

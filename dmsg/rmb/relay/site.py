@@ -1,0 +1,367 @@
+"""The HTTP face of a relay: the upgrade to a websocket, what other relays bring, metrics.  One port for all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Request
+
+from dmsg.base.buckets import RateLimit
+from dmsg.errors import DmsgError
+from dmsg.net.addresses import block_of, forwarded_client
+from dmsg.net.web.channel import BoundedSite
+from dmsg.net.web.guard import Guard
+from dmsg.net.web.site import bounded, close_after, without_body
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.texts import OFFLINE
+from dmsg.rmb.envelope.wire import MAX_MESSAGE, challenge, decode
+from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TokenError, TwinNotFound
+from dmsg.rmb.relay.federation.post import ONLY_CONNECTED
+from dmsg.rmb.relay.limiter import FixedWindow
+from dmsg.rmb.relay.rules import Refused
+from dmsg.rmb.relay.switch import RelaySession, Switch
+from dmsg.rmb.socket.door import DoorFactory, Upgrade
+from dmsg.rmb.socket.websocket import UpgradeResource
+from dmsg.rmb.twins import token
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.identity import verify
+from dmsg.rmb.twins.twin import Twin
+
+IDLE_TIMEOUT = 60
+"""Seconds that a connection without a websocket may be silent."""
+INTAKE_RATE, INTAKE_BURST = 1000.0, 10_000.0
+"""Messages a second of one address, and at once, that other relays may bring."""
+CONNECT_RATE, CONNECT_BURST = 200, 2000
+"""Upgrades a second of one address, and at once, by default."""
+INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
+"""Messages and bytes a minute of one twin that other relays may bring."""
+OTHER_RATE, OTHER_BURST = 50.0, 500.0
+"""Other requests a second of one address, and at once: metrics, health, and what is not there."""
+SAME_TIME = 2
+"""Seconds after its issue in which a token may open another connection: signatures of ed25519 over the same claims
+are the same, and clients of the reference put nothing into them but the second."""
+MAX_SESSIONS_OF_TWIN = 1024
+"""Sessions of one twin at a time."""
+MAX_TAKEN = 65_536
+"""Messages of other relays that are remembered as long as they are good: each is taken once, and counted once."""
+WORTHLESS = 20
+"""Messages that one counts for which is malformed, or not signed by who is said to have sent it."""
+MAX_USED_TOKENS = 100_000
+"""Tokens that are remembered until they expire."""
+MAX_INTAKE = 1024
+"""Messages of other relays under way at once."""
+
+_log = Logger()
+
+
+class RelaySite(Resource):
+    """What is at each path.
+
+    :param max_token_ttl: seconds that a token may be good for; None means any.
+    :param token_reuse: a token may open more than one connection.
+    :param admits: whether one more session may come.
+    """
+
+    isLeaf = True
+
+    def __init__(
+        self,
+        switch: Switch,
+        upgrade: UpgradeResource,
+        reactor: Any,
+        *,
+        metrics: Callable[[], bytes],
+        health: Callable[[], dict[str, Any]],
+        admits: Callable[[], Drop | None],
+        proxied: bool = False,
+        max_token_ttl: int | None = token.MAX_TTL,
+        connect_rate: float = CONNECT_RATE,
+        token_reuse: bool = False,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._switch = switch
+        self._upgrade = upgrade
+        self._reactor = reactor
+        self._metrics = metrics
+        self._health = health
+        self._admits = admits
+        self._proxied = proxied
+        self._max_token_ttl = max_token_ttl
+        self._connects = RateLimit(connect_rate, max(CONNECT_BURST, connect_rate))
+        self._intakes = RateLimit(INTAKE_RATE, INTAKE_BURST)
+        self._others = RateLimit(OTHER_RATE, OTHER_BURST)
+        self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
+        self._taking = 0
+        self._taken: OrderedDict[bytes, float] = OrderedDict()
+        self._used = None if token_reuse else token.UsedTokens(MAX_USED_TOKENS)
+
+    def make_site(self) -> DoorFactory:
+        """The factory to listen with."""
+
+        def refused(reason: str) -> None:
+            self._switch.relay.drops[Drop.INTAKE_RATE if reason == "busy" else Drop.INTAKE_TOO_LARGE] += 1
+
+        def unguarded(why: str) -> None:
+            self._switch.relay.drops[Drop(why)] += 1
+
+        site = BoundedSite(self, **bounded(self._reactor, MAX_MESSAGE, refused, IDLE_TIMEOUT))
+        site.displayTracebacks = False
+        # the token is in the URL: no line of any log has it
+        site.log = lambda request: None  # type: ignore[method-assign]
+        guard = Guard(self._reactor, by_place=not self._proxied, refused=unguarded)
+        return DoorFactory(site, self._reactor, self._take, IDLE_TIMEOUT, guard)
+
+    # --- routes ---
+
+    def render(self, request: Request) -> Any:
+        upgrade = (request.getHeader(b"upgrade") or b"").lower()
+        if upgrade == b"websocket" and b"upgrade" in (request.getHeader(b"connection") or b"").lower():
+            # whatever the path is
+            if getattr(request, "received", 0):
+                close_after(request)
+                return self._refuse(request, Drop.BAD_UPGRADE, 400, "an upgrade has no body")
+            return self._authenticate(request)
+        if request.path == b"/" and request.method == b"POST":
+            return self._intake(request)
+        if not self._others.allow(self._address_of(request), self._reactor.seconds()):
+            close_after(request)
+            return self._later(request, Drop.RATE_LIMITED, "too many requests")
+        if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
+            request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+            return without_body(request, self._metrics())
+        if request.method in (b"GET", b"HEAD") and request.path == b"/health":
+            request.setHeader(b"content-type", b"application/json")
+            return without_body(request, json.dumps(self._health()).encode())
+        return self._text(request, 404, "page not found")
+
+    def _text(self, request: Request, status: int, text: str) -> bytes:
+        request.setResponseCode(status)
+        request.setHeader(b"content-type", b"text/plain; charset=utf-8")
+        return without_body(request, text.encode("utf-8", "replace"))
+
+    def _refuse(self, request: Request, drop: Drop, status: int, text: str) -> bytes:
+        self._switch.relay.drops[drop] += 1
+        return self._text(request, status, text)
+
+    def _later(self, request: Request, drop: Drop, text: str, seconds: int = 1) -> bytes:
+        """What may be true a moment later is never a 4xx: relays of the reference take those as final."""
+        request.setHeader(b"retry-after", b"%d" % seconds)
+        return self._refuse(request, drop, 503, text)
+
+    def _address(self, forwarded: bytes | None, peer: Any) -> str:
+        """Whose a connection is, as limits count."""
+        client = forwarded_client(forwarded) if self._proxied else ""
+        return block_of(client or str(getattr(peer, "host", "")))
+
+    def _address_of(self, request: Request) -> str:
+        return self._address(request.getHeader(b"x-forwarded-for"), request.getClientAddress())
+
+    def _finish(self, answer: Deferred[Any], request: Request) -> int:
+        """Answer when it is known, if the other side is still there."""
+        gone: list[bool] = []
+
+        def left(_: Any) -> None:
+            gone.append(True)
+            answer.cancel()
+
+        request.notifyFinish().addErrback(left)
+
+        def known(body: Any) -> None:
+            if not gone and body is not NOT_DONE_YET:
+                request.setHeader(b"content-length", b"%d" % len(body))
+                request.write(body)
+                request.finish()
+
+        def failed(failure: Failure) -> None:
+            if gone or failure.check(CancelledError):
+                return
+            _log.failure("request failed", failure)
+            known(self._text(request, 500, "internal error"))
+
+        answer.addCallback(known).addErrback(failed)
+        return NOT_DONE_YET
+
+    # --- sessions ---
+
+    def _authenticate(self, request: Request) -> Any:
+        _, question, query = request.uri.partition(b"?")
+        if not question or not query:
+            close_after(request)
+            return self._refuse(request, Drop.NO_TOKEN, 400, "missing jwt")
+        if not self._connects.allow(self._address_of(request), self._reactor.seconds()):
+            close_after(request)
+            request.setHeader(b"retry-after", b"1")
+            return self._refuse(request, Drop.RATE_LIMITED, 429, "too many connections from this address")
+        refusal = self._admits()
+        if refusal is not None:
+            request.setHeader(b"retry-after", b"10")
+            return self._refuse(request, refusal, 503, refusal.value.replace("_", " "))
+        try:
+            parsed = token.parse(query)
+            parsed.check_times(int(self._switch.now()), self._max_token_ttl)
+        except TokenError as error:
+            return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
+        return self._finish(Deferred.fromCoroutine(self._upgrade_session(request, parsed)), request)
+
+    def _take(self, upgrade: Upgrade, transport: Any) -> bool:
+        """Let in who need not wait for anything; who has to, or is refused, comes again by :meth:`_authenticate`."""
+        address = self._address(upgrade.headers.get(b"x-forwarded-for"), transport.getPeer())
+        now = self._reactor.seconds()
+        if self._admits() is not None or not self._connects.allow(address, now):
+            return False
+        try:
+            parsed = token.parse(upgrade.target.partition(b"?")[2])
+            parsed.check_times(int(self._switch.now()), self._max_token_ttl)
+            twin = self._switch.registry.fresh(parsed.session.twin)
+            if twin is not None:
+                parsed.check_signature(twin.account)
+        except TokenError:
+            twin = None
+        if twin is None or not self._may_have_more(parsed.session) or not self._first_use(parsed):
+            self._connects.charge(address, -1.0, now)  # it is counted there
+            return False
+        self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, asks=parsed.asks))
+        return True
+
+    async def _upgrade_session(self, request: Request, parsed: token.Token) -> Any:
+        session = parsed.session
+        try:
+            twin = await self._switch.registry.get(session.twin)
+            parsed.check_signature(twin.account)
+        except TwinNotFound:
+            return self._refuse(request, Drop.UNKNOWN_TWIN, 401, f"twin not found {session.twin}")
+        except TokenError as error:
+            return self._refuse(request, Drop.BAD_TOKEN, 401, f"invalid jwt: {error}")
+        except DmsgError as error:
+            return self._refuse(request, Drop.REGISTRY_DOWN, 500, f"failed to get twin: {error}")
+        # others came while the registry was asked
+        refusal = self._admits()
+        if refusal is not None:
+            return self._refuse(request, refusal, 503, refusal.value.replace("_", " "))
+        if not self._may_have_more(session):
+            request.setHeader(b"retry-after", b"10")
+            return self._refuse(request, Drop.TOO_MANY_SESSIONS, 503, "too many sessions of this twin")
+        if not self._first_use(parsed):
+            return self._refuse(request, Drop.BAD_TOKEN, 401, "invalid jwt: jwt: was used before")
+        return self._upgrade.upgrade(request, RelaySession(self._switch, session, asks=parsed.asks))
+
+    def _may_have_more(self, session: Session) -> bool:
+        """Whether it is in place of an older connection, or its twin has not too many already."""
+        there = self._switch
+        return session in there.sessions or there.sessions_of[session.twin] < MAX_SESSIONS_OF_TWIN
+
+    def _first_use(self, parsed: token.Token) -> bool:
+        """A token is in a URL, and proxies write these down: it opens one connection, and no second one."""
+        if self._used is None:
+            return True
+        now = int(self._switch.now())
+        return self._used.first_use(parsed, now) or abs(now - parsed.issued) <= SAME_TIME
+
+    # --- other relays ---
+
+    def _intake(self, request: Request) -> Any:
+        if self._admits() is Drop.DRAINING:
+            # and not over this connection: the next process has its own
+            close_after(request)
+            return self._refuse(request, Drop.DRAINING, 503, "shutting down")
+        address = self._address_of(request)
+        if self._taking >= MAX_INTAKE or not self._intakes.allow(address, self._reactor.seconds()):
+            # who goes on all the same shall at least have to connect again
+            close_after(request)
+            return self._later(request, Drop.INTAKE_RATE, "too many messages")
+        self._taking += 1
+        assert request.content is not None
+        data = request.content.read()
+        request.content.close()  # once is enough
+        taking = Deferred.fromCoroutine(self._take_in(request, data))
+
+        def done(result: Any) -> Any:
+            self._taking -= 1
+            return result
+
+        return self._finish(taking.addBoth(done), request)
+
+    async def _take_in(self, request: Request, data: bytes) -> bytes:
+        switch = self._switch
+        only_connected = request.getHeader(ONLY_CONNECTED) is not None
+        try:
+            envelope = decode(data)
+        except EnvelopeError as error:
+            self._charge(request)
+            return self._refuse(request, Drop.BAD_INTAKE, 400, f"bad request: {error}")
+        if not (envelope.source.twin and envelope.destination.twin):
+            self._charge(request)
+            return self._refuse(request, Drop.BAD_INTAKE, 400, "bad request: without source or destination")
+        try:
+            switch.relay.check_message(envelope, switch.now())
+        except Refused as refused:
+            if refused.drop is Drop.BAD_TIMES:  # its time comes
+                return self._later(request, refused.drop, f"bad request: {refused}", 10)
+            return self._refuse(request, refused.drop, 400, f"bad request: {refused}")
+        try:
+            await self._check_source(envelope)
+            receiver = await self._twin(envelope.destination.twin)
+        except TwinNotFound as error:  # perhaps its registry is ahead of ours
+            return self._later(request, Drop.INTAKE_SIGNATURE, str(error), 5)
+        except SignatureInvalid as error:
+            self._charge(request)
+            return self._refuse(request, Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}")
+        except DmsgError as error:
+            return self._later(request, Drop.REGISTRY_DOWN, f"failed to get twin: {error}")
+        # whoever has a message can bring it again: it is there already
+        key = hashlib.sha256(envelope.signature).digest()
+        if self._taken.get(key, 0.0) > switch.now():
+            request.setResponseCode(202)
+            return b""
+        # only what is signed counts, so that nobody can use up what another may send
+        if not self._of_twins.measure(envelope.source.twin, len(data), switch.now()):
+            switch.count_limited(envelope.source.twin)
+            return self._later(request, Drop.INTAKE_RATE, "too many messages of this twin", 10)
+        try:
+            receiver = await self._again_if_elsewhere(envelope.destination.twin, receiver)
+            await switch.take_in(envelope, data, receiver, only_connected=only_connected)
+        except Refused as refused:
+            if refused.drop is Drop.OFFLINE:
+                return self._refuse(request, refused.drop, 404, OFFLINE)
+            # the registry may say so tomorrow, and the other relay may know today
+            return self._later(request, refused.drop, str(refused), 5)
+        except DmsgError as error:
+            return self._later(request, Drop.QUEUE_FAILED, f"switch error: {error}")
+        self._taken[key] = envelope.timestamp + envelope.expiration
+        if len(self._taken) > MAX_TAKEN:
+            self._taken.popitem(last=False)
+        request.setResponseCode(202)
+        return b""
+
+    def _charge(self, request: Request) -> None:
+        """What was worth nothing counts as many: checking it is what costs."""
+        self._intakes.charge(self._address_of(request), WORTHLESS, self._reactor.seconds())
+
+    async def _check_source(self, envelope: Envelope) -> None:
+        twin = await self._switch.registry.get(envelope.source.twin)
+        verify(envelope.signature, challenge(envelope), twin.account)
+
+    async def _again_if_elsewhere(self, number: int, twin: Twin | None) -> Twin | None:
+        """A twin that is not here as far as is remembered may have moved since."""
+        domains = self._switch.relay.domains
+        if not domains or (twin is not None and twin.relays & domains):
+            return twin
+        self._switch.registry.doubt(number)
+        try:
+            return await self._twin(number)
+        except DmsgError:
+            return twin
+
+    async def _twin(self, number: int) -> Twin | None:
+        try:
+            return await self._switch.registry.get(number)
+        except TwinNotFound:
+            return None

@@ -1,0 +1,104 @@
+"""Who this twin is, and that the registry says so: at the start of every peer and client."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from dmsg.net.retry import retry_delay
+from dmsg.rmb.envelope.cipher import Encryption
+from dmsg.rmb.errors import RegistryConflict, RegistryRefused, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.twins.identity import Signer
+from dmsg.rmb.twins.twin import MAX_RELAYS, Twin, relay_of_websocket
+
+_log = Logger()
+
+
+async def find_twin(registry: Any, signer: Signer) -> Twin:
+    """The twin of a key.
+
+    :raises TwinNotFound: it has none.
+    """
+    try:
+        number = await registry.id_by_account(signer.account)
+    except TwinNotFound:
+        raise TwinNotFound("no twin found on this network with given key") from None
+    twin: Twin = await registry.get(number)
+    return twin
+
+
+def relay_text(urls: Sequence[str]) -> str:
+    """What the registry says of these relays.
+
+    :raises ValueError: one is no URL, or there are too many.
+    """
+    if len(urls) > MAX_RELAYS:
+        raise ValueError(f"the number of relays should not exceed {MAX_RELAYS}")
+    return "_".join(sorted({relay_of_websocket(url) for url in urls}))
+
+
+async def publish(
+    registry: Any,
+    signer: Signer,
+    twin: Twin,
+    urls: Sequence[str],
+    encryption: Encryption | None,
+    *,
+    strict: bool | None,
+    keep: bool = False,
+) -> Twin:
+    """Let the registry say through which relays, and with which key, the twin is reached.
+
+    :param strict: None leaves that as it is.
+    :param keep: relays that the twin has besides stay.
+    :raises RmbError: the registry does not take it.
+    """
+    relay = relay_text(urls)
+    if keep and twin.relay and set(relay.split("_")) <= twin.relays:
+        relay = twin.relay
+    pk = None if encryption is None else encryption.pk
+    wanted = replace(twin, relay=relay, pk=pk, strict=(twin.strict if strict is None else strict) and pk is not None)
+    if (wanted.relays, wanted.pk, wanted.strict) == (twin.relays, twin.pk, twin.strict):
+        return twin
+    for _ in range(3):
+        statement = replace(wanted, counter=twin.counter + 1).sign(signer)
+        try:
+            updated: Twin = await registry.put(statement)
+        except RegistryConflict:  # another program of the same twin was faster
+            twin = await registry.get(twin.id)
+            continue
+        _log.info("twin {id} is reached through {relay}", id=updated.id, relay=updated.relay)
+        return updated
+    raise RegistryRefused("another program changes this twin all the time")
+
+
+async def patiently(
+    reactor: Any,
+    random: Random,
+    ask: Callable[[], Awaitable[Twin]],
+    *,
+    until: float | None = None,
+    now: Callable[[], float] = lambda: 0.0,
+) -> Twin:
+    """Ask the registry, again and again while it is away.
+
+    :param until: the time after which its being away is an error.
+    :raises RegistryUnavailable: it is that time.
+    """
+    failures = 0
+    while True:
+        try:
+            return await ask()
+        except RegistryUnavailable as error:
+            failures += 1
+            if failures == 1:
+                _log.warn("registry: {error}", error=str(error))
+            delay = retry_delay(failures, random)
+            if until is not None and now() + delay >= until:
+                raise
+            await deferLater(reactor, delay)

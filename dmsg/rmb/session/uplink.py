@@ -1,0 +1,446 @@
+"""The way of a session to its relays: connections that come back, and an outbox that loses nothing.
+
+A message leaves the outbox when a relay has answered a ping behind it.  When
+a connection is lost, what it had not confirmed goes out again over the next
+one; receivers know what they have had.  The other way round, a relay's ping
+is answered when everything before it was dealt with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.errors import DmsgError, DmsgTimeout
+from dmsg.net.retry import retry_delay
+from dmsg.net.turn import TurnFlush
+from dmsg.rmb.envelope.wire import MAX_MESSAGE
+from dmsg.rmb.errors import CallTimeout, Drop, RmbError
+from dmsg.rmb.socket.confirm import Ledger, Message
+from dmsg.rmb.socket.websocket import GOING_AWAY, NORMAL, Socket, connect
+
+WINDOW = 1024
+"""Messages sent to a relay and not confirmed."""
+MAX_OUTBOX = 20_000
+"""Messages that wait in a session's outbox."""
+MAX_OUTBOX_SIZE = 256 * 1024 * 1024
+"""Bytes of these."""
+PING_EVERY = 20.0
+"""Seconds without a word to the relay after which it is pinged."""
+SILENT_AFTER = 40.0
+"""Seconds of silence after which a connection is given up."""
+STEADY_AFTER = 10.0
+"""Seconds that a connection has to live before the next loss counts as the first."""
+MAX_UNHANDLED, MAX_UNHANDLED_SIZE = 1000, 64 * 1024 * 1024
+"""Messages received and not dealt with, and their bytes; then the relay is not read from."""
+UNCONFIRMED_AFTER = 60.0
+"""Seconds without a confirmation after which a connection is given up, whatever else comes."""
+
+_log = Logger()
+
+
+class OutboxFull(RmbError):
+    """Too many messages wait for a relay."""
+
+
+class MessageTooLarge(RmbError):
+    """A message is larger than relays take."""
+
+
+class Outgoing:
+    """A message that no relay has confirmed yet.
+
+    :ivar confirmed: fires when one has; fails with CallTimeout when its life ended before.
+    """
+
+    __slots__ = ("confirmed", "data", "until")
+
+    def __init__(self, data: bytes, until: float) -> None:
+        self.data = data
+        self.until = until
+        self.confirmed: Deferred[None] = Deferred()
+
+
+class RelayLink:
+    """One relay: connected, or about to be.
+
+    Provides :class:`~dmsg.rmb.socket.websocket.Receiver`.
+    """
+
+    def __init__(self, uplink: Uplink, reactor: Any, url: str, turn: TurnFlush, random: Random) -> None:
+        self.url = url
+        self._uplink = uplink
+        self._reactor = reactor
+        self._turn = turn
+        self._random = random
+        self._socket: Socket | None = None
+        self._window: deque[Outgoing] = deque()
+        self._sent = 0
+        self._confirmed = 0
+        self._barrier = False
+        self._ledger = Ledger(lambda payload: None)
+        self._call: IDelayedCall | None = None
+        self._connecting: Deferred[Any] | None = None
+        self._failures = 0
+        self._since = 0.0
+        self._heard_at = 0.0
+        self._spoke_at = 0.0
+        self._asked_at = 0.0
+        self._stopped = True
+        self._half: Any = None
+        self.error: str | None = None
+        """Why it is not connected."""
+
+    @property
+    def connected(self) -> bool:
+        """Messages can be sent."""
+        return self._socket is not None
+
+    @property
+    def has_room(self) -> bool:
+        """One more message may be sent now."""
+        return self._socket is not None and len(self._window) < WINDOW
+
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        self._stopped = False
+        self._connect()
+
+    def stop(self) -> None:
+        """Connect no more."""
+        self._stopped = True
+        if self._call is not None and self._call.active():
+            self._call.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._socket is not None:
+            self._socket.close(NORMAL, "")
+        elif self._half is not None:
+            self._half.abort()
+
+    def _connect(self) -> None:
+        if self._stopped:
+            return
+        try:
+            query = self._uplink.make_token()
+            self._connecting = connect(self._reactor, self.url, query, self, self._turn)
+        except Exception as error:  # a URL that autobahn does not take
+            self._again(str(error))
+            return
+
+        def done(result: Any) -> None:
+            self._connecting = None
+            if isinstance(result, Failure):
+                if not result.check(CancelledError):
+                    self._again(str(result.value) or type(result.value).__name__)
+                return
+            # TCP is there, the handshake is under way
+            self._half = result
+            if self._stopped:
+                result.abort()
+
+        self._connecting.addBoth(done)
+
+    def _again(self, why: str) -> None:
+        if self._stopped:
+            return
+        self._failures += 1
+        if self._failures == 1 or why != self.error:
+            _log.warn("not connected to {url}: {why}", url=self.url, why=why)
+        self.error = why
+        self._call = self._reactor.callLater(retry_delay(self._failures, self._random), self._connect)
+
+    # --- the socket ---
+
+    def opened(self, socket: Socket) -> None:
+        if self._stopped:
+            socket.close(GOING_AWAY, "")
+            return
+        now = self._reactor.seconds()
+        self._socket = socket
+        self._sent = self._confirmed = 0
+        self._barrier = False
+        # its pings are answered on this connection or not at all: the next one counts anew
+        self._ledger = Ledger(partial(self._answer, socket), partial(self._not_taken, socket))
+        self._since = self._heard_at = self._spoke_at = now
+        self.error = None
+        _log.info("connected to {url}", url=self.url)
+        self._uplink.came(self)
+
+    def lost(self, why: str) -> None:
+        self._half = None
+        if self._socket is not None:
+            self._socket = None
+            if self._reactor.seconds() - self._since >= STEADY_AFTER:
+                self._failures = 0
+            left, self._window = self._window, deque()
+            self._uplink.went(self, left)
+        self._again(why)
+
+    def received(self, data: bytes) -> None:
+        message = Message(data, 0.0, self._ledger)
+        self._ledger.add(message)
+        ledger, socket = self._ledger, self._socket
+        full = len(ledger) >= MAX_UNHANDLED or ledger.size >= MAX_UNHANDLED_SIZE
+        if full and ledger.relaxed is None and socket is not None:
+            socket.hold("unhandled")
+            ledger.relaxed = lambda: socket.release("unhandled")
+
+        def done(taken: bool) -> None:
+            if taken:
+                message.settle()
+            else:
+                message.lose()
+
+        self._uplink.received(data, done)
+
+    def _not_taken(self, socket: Socket) -> None:
+        """The relay keeps what it has no word of, and brings it again over another connection."""
+        if self._socket is socket:
+            self.error = f"a message of {self.url} could not be taken"
+            socket.abort()
+
+    def ping_received(self, payload: bytes) -> None:
+        self._ledger.ping(payload)
+
+    def _answer(self, socket: Socket, payload: bytes) -> None:
+        if self._socket is socket:
+            self._spoke_at = self._reactor.seconds()
+            socket.pong(payload)
+
+    def pong_received(self, payload: bytes) -> None:
+        if len(payload) != 8:
+            return
+        number = min(int.from_bytes(payload, "big"), self._sent)
+        self._barrier = False
+        confirmed = []
+        while self._confirmed < number:
+            confirmed.append(self._window.popleft())
+            self._confirmed += 1
+        if self._window:
+            self._ask()
+        self._uplink.confirmed(confirmed)
+
+    # --- outbound ---
+
+    def send(self, message: Outgoing) -> None:
+        """Send a message and ask behind it."""
+        assert self._socket is not None
+        self._window.append(message)
+        self._sent += 1
+        self._spoke_at = self._reactor.seconds()
+        self._socket.send(message.data)
+        if not self._barrier:
+            self._ask()
+
+    def _ask(self) -> None:
+        assert self._socket is not None
+        self._barrier = True
+        self._asked_at = self._reactor.seconds()
+        self._socket.ping(self._sent.to_bytes(8, "big"))
+
+    def round(self) -> None:
+        """Every few seconds: is the relay still there?"""
+        socket = self._socket
+        if socket is None:
+            return
+        now = self._reactor.seconds()
+        if socket.heard:
+            socket.heard = False
+            self._heard_at = now
+        if now - self._heard_at >= SILENT_AFTER:
+            self.error = f"{self.url} was silent for {SILENT_AFTER:g} s"
+            socket.abort()
+        elif self._barrier and now - self._asked_at >= UNCONFIRMED_AFTER:
+            self.error = f"{self.url} confirmed nothing for {UNCONFIRMED_AFTER:g} s"
+            socket.abort()
+        elif now - self._spoke_at >= PING_EVERY or now - self._heard_at >= PING_EVERY:
+            self._spoke_at = now
+            socket.ping(b"")
+
+
+async def dealt_with(taking: Coroutine[Any, Any, None], done: Callable[[bool], None], drops: Counter[Drop]) -> None:
+    """Take a message, and say whether it was: what failed only now comes again; a fault of ours would fail again."""
+    taken = False
+    try:
+        await taking
+        taken = True
+    except CancelledError:
+        raise  # it ends, and this is for its next process
+    except DmsgError as error:
+        _log.warn("a message was not taken, and comes again: {error}", error=str(error))
+    except Exception:
+        _log.failure("a message was not dealt with")
+        drops[Drop.NOT_HANDLED] += 1
+        taken = True
+    finally:
+        done(taken)
+
+
+class Uplink:
+    """All relays of a session.
+
+    :param urls: ``ws://`` or ``wss://``; the one that worked last is used first.
+    :param make_token: a new token, for each attempt.
+    :param received: called with each message and a function to call, once, when it was dealt with: with True, or with
+        False if the relay is to bring it again.
+    :param wall_clock: seconds since 1970.
+    :ivar on_change: called when a relay was connected or lost.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        urls: Sequence[str],
+        make_token: Callable[[], str],
+        received: Callable[[bytes, Callable[[bool], None]], None],
+        wall_clock: Callable[[], float],
+        random: Random | None = None,
+    ) -> None:
+        self._reactor = reactor
+        self.make_token = make_token
+        self.received = received
+        self._now = wall_clock
+        turn = TurnFlush(reactor)
+        random = random or Random()
+        self.links = [RelayLink(self, reactor, url, turn, random) for url in urls]
+        self._waiting: deque[Outgoing] = deque()
+        self._held = 0
+        self._size = 0
+        self._round = LoopingCall(self._look)
+        self._round.clock = reactor
+        self._online: list[Deferred[None]] = []
+        self.on_change: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        return self._held
+
+    @property
+    def connected(self) -> bool:
+        """At least one relay is."""
+        return any(link.connected for link in self.links)
+
+    @property
+    def last_error(self) -> str | None:
+        """Why no relay is connected."""
+        return "; ".join(f"{link.url}: {link.error}" for link in self.links if link.error) or None
+
+    def start(self) -> None:
+        """Connect to all relays."""
+        for link in self.links:
+            link.start()
+        self._round.start(2.0, now=False)
+
+    def stop(self) -> None:
+        """End all connections; what was not confirmed stays unconfirmed."""
+        if self._round.running:
+            self._round.stop()
+        for link in self.links:
+            link.stop()
+
+    def when_online(self, timeout: float) -> Deferred[None]:
+        """Fires when a relay is connected; fails with DmsgTimeout."""
+        online: Deferred[None] = Deferred()
+
+        def too_late(_: object, seconds: float) -> None:
+            raise DmsgTimeout(f"no relay within {seconds:g} s" + (f" ({why})" if (why := self.last_error) else ""))
+
+        online.addTimeout(timeout, self._reactor, too_late)
+        if self.connected:
+            online.callback(None)
+        else:
+            self._online.append(online)
+        return online
+
+    # --- outbound ---
+
+    def send(self, data: bytes, until: float) -> Deferred[None]:
+        """Send a message; fires when a relay confirmed it.
+
+        Fails with CallTimeout when its life ended before, with OutboxFull and MessageTooLarge.
+        """
+        message = Outgoing(data, until)
+        if len(data) > MAX_MESSAGE:
+            # no relay would read it, and it would be sent again and again
+            message.confirmed.errback(MessageTooLarge(f"a message of {len(data)} bytes; {MAX_MESSAGE} are allowed"))
+            return message.confirmed
+        if self._held >= MAX_OUTBOX or self._size + len(data) > MAX_OUTBOX_SIZE:
+            message.confirmed.errback(OutboxFull("too many messages wait for a relay"))
+            return message.confirmed
+        self._held += 1
+        self._size += len(data)
+        if self._waiting or not self._send(message):
+            self._waiting.append(message)
+        return message.confirmed
+
+    def _send(self, message: Outgoing) -> bool:
+        for link in self.links:
+            if link.has_room:
+                link.send(message)
+                return True
+        return False
+
+    def _send_waiting(self) -> None:
+        while self._waiting:
+            if not self._send(self._waiting[0]):
+                return
+            self._waiting.popleft()
+
+    def confirmed(self, messages: list[Outgoing]) -> None:
+        """A relay has them."""
+        for message in messages:
+            self._done(message)
+            message.confirmed.callback(None)
+        self._send_waiting()
+
+    def _done(self, message: Outgoing) -> None:
+        self._held -= 1
+        self._size -= len(message.data)
+
+    # --- the relays ---
+
+    def came(self, link: RelayLink) -> None:
+        """It is connected."""
+        if not any(other.connected for other in self.links if other is not link):
+            self.links.remove(link)
+            self.links.insert(0, link)
+        waiting, self._online = self._online, []
+        for one in waiting:
+            if not one.called:
+                one.callback(None)
+        self._send_waiting()
+        self.on_change()
+
+    def went(self, link: RelayLink, left: deque[Outgoing]) -> None:
+        """It was lost; ``left`` it had not confirmed."""
+        self._waiting.extendleft(reversed(left))
+        self._send_waiting()
+        self.on_change()
+
+    def _look(self) -> None:
+        try:
+            self._look_at_all()
+        except Exception:
+            _log.failure("a round failed")
+
+    def _look_at_all(self) -> None:
+        for link in self.links:
+            link.round()
+        now = self._now()
+        if self._waiting and any(message.until <= now for message in self._waiting):
+            waiting, self._waiting = self._waiting, deque()
+            for message in waiting:
+                if message.until > now:
+                    self._waiting.append(message)
+                else:
+                    self._done(message)
+                    message.confirmed.errback(CallTimeout("message has expired before it could be sent"))

@@ -1,0 +1,1 @@
+"""The websockets of the bus: messages, confirmations, who is held."""

@@ -1,0 +1,174 @@
+"""The first bytes of a connection to a relay: a plain upgrade needs no HTTP channel.
+
+What a connection of a twin costs is mostly Twisted's parsing of a request
+that is always the same.  So its first read is looked at here: a whole ``GET``
+with nothing unusual about it is given on as it is; everything else, and
+everything about which there is a doubt, goes to the site, from its first byte.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IReactorTime
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.protocols.policies import ProtocolWrapper
+from twisted.python.failure import Failure
+from twisted.web.server import Site
+
+from dmsg.net.web.guard import Guard, Guarded
+
+MAX_HEAD = 8192
+"""Bytes of a request that is looked at here."""
+_HEAD = re.compile(rb"GET (/[!-~]*) HTTP/1\.1((?:\r\n[0-9A-Za-z-]+:[^\0\r\n]*){1,100})")
+_FIELD = re.compile(rb"\r\n([0-9A-Za-z-]+):([^\r\n]*)")
+_ONCE = frozenset((b"host", b"upgrade", b"connection", b"sec-websocket-key", b"sec-websocket-version"))
+_ELSEWHERE = frozenset((b"content-length", b"transfer-encoding", b"origin", b"expect", b"te", b"trailer"))
+
+
+class Upgrade(NamedTuple):
+    """A request to become a websocket.
+
+    :ivar headers: names are lower case.
+    :ivar key: the header Sec-WebSocket-Key.
+    :ivar rest: what came behind it.
+    """
+
+    target: bytes
+    key: bytes
+    headers: dict[bytes, bytes]
+    rest: bytes
+
+
+def is_key(key: bytes) -> bool:
+    """What Sec-WebSocket-Key has to be: 16 bytes in base 64."""
+    try:
+        return len(key) == 24 and len(b64decode(key, validate=True)) == 16
+    except ValueError:
+        return False
+
+
+def plain_upgrade(data: bytes) -> Upgrade | None:
+    """The upgrade with which these bytes begin, if it is one, all of it, and about which there is nothing to ask."""
+    head, blank, rest = data.partition(b"\r\n\r\n")
+    if not head.startswith(b"GET ") or not blank or len(head) > MAX_HEAD:
+        return None
+    # no empty line, no folded one, none that is there twice
+    whole = _HEAD.fullmatch(head)
+    if whole is None:
+        return None
+    fields = _FIELD.findall(whole[2])
+    headers = {name.lower(): value.strip(b" \t") for name, value in fields}
+    if len(headers) != len(fields) or not headers.keys() >= _ONCE or _ELSEWHERE & headers.keys():
+        return None
+    key = headers[b"sec-websocket-key"]
+    if (
+        headers[b"upgrade"].lower() != b"websocket"
+        or b"upgrade" not in headers[b"connection"].lower()
+        or headers[b"sec-websocket-version"] != b"13"
+        or not is_key(key)
+    ):
+        return None
+    return Upgrade(whole[1], key, headers, rest)
+
+
+class Door(Guarded, Protocol):
+    """Stands before one connection until its first read says what it is.
+
+    A connection that becomes a session is none of the site's any more.
+    """
+
+    _behind: IProtocol | None = None
+    _silence: IDelayedCall | None = None
+
+    def __init__(self, factory: DoorFactory, address: IAddress | None) -> None:
+        self._door = factory
+        self._address = address
+
+    def connectionMade(self) -> None:
+        self._door.guard.came(self)
+        # for requests, which find their connection's guard there
+        for name in ("request_is_whole", "request_is_answered", "request_is_taken"):
+            setattr(self.transport, name, getattr(self, name))
+        if isinstance(self.transport, ProtocolWrapper):  # TLS: it stays in between
+            self._open()
+        else:
+            self._silence = self._door.reactor.callLater(self._door.patience, self._silent)
+
+    def _silent(self) -> None:
+        self._silence = None
+        self.transport.abortConnection()
+
+    def _cancel(self) -> None:
+        self.wait_no_longer()
+        silence, self._silence = self._silence, None
+        if silence is not None:
+            silence.cancel()
+
+    def request_is_taken(self) -> None:
+        """It was an upgrade."""
+        self._cancel()
+        self._door.guard.went(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._behind is None:
+            self._cancel()
+            upgrade = plain_upgrade(data)
+            if upgrade is not None and self._door.take(upgrade, self.transport):
+                self.request_is_taken()
+                if upgrade.rest:
+                    self.transport.protocol.dataReceived(upgrade.rest)
+                return
+            self._open()
+        self.heard()
+        assert self._behind is not None
+        try:
+            self._behind.dataReceived(data)
+        except Exception:
+            self.failed()
+
+    def _open(self) -> None:
+        behind = self._door.site.buildProtocol(self._address)
+        assert behind is not None and self.transport is not None
+        self._behind = behind
+        behind.makeConnection(self.transport)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._cancel()
+        self._door.guard.went(self)
+        if self._behind is not None:
+            self._behind.connectionLost(reason)
+
+
+class DoorFactory(Factory):
+    """Listens in place of a site.
+
+    :param take: makes a websocket of an upgrade on this transport; False leaves it to the site, as if nothing had been.
+    :param patience: seconds for a first byte.
+    """
+
+    noisy = False
+
+    def __init__(
+        self, site: Site, reactor: IReactorTime, take: Callable[[Upgrade, Any], bool], patience: float, guard: Guard
+    ) -> None:
+        """:param guard: counts the connections that are not, or not yet, sessions."""
+        self.site = site
+        self.guard = guard
+        self.reactor = reactor
+        self.take = take
+        self.patience = patience
+
+    def doStart(self) -> None:
+        super().doStart()  # type: ignore[no-untyped-call]
+        self.site.doStart()
+
+    def doStop(self) -> None:
+        super().doStop()  # type: ignore[no-untyped-call]
+        self.site.doStop()
+
+    def buildProtocol(self, addr: IAddress | None) -> Door:
+        return Door(self, addr)

@@ -1,0 +1,1 @@
+"""Who twins are: addresses, keys, entries of the registry, tokens."""

@@ -1,0 +1,88 @@
+"""The file in which a twin's secret lies: mode 0600, a line for the words or the seed, a line for the kind of key."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from dmsg.errors import KeyFileError
+from dmsg.keys import write_new
+from dmsg.rmb.twins.identity import KEY_TYPES, Identity
+
+SECRET = "RMB_SECRET"  # noqa: S105  # the name of a variable
+DEFAULT_KEY_TYPE = "sr25519"
+MAX_FILE = 4096
+
+
+@dataclass(frozen=True, repr=False)
+class TwinSecret:
+    """Words or a seed, and which kind of signing key is made of it."""
+
+    secret: str
+    key_type: str = DEFAULT_KEY_TYPE
+
+    def identity(self) -> Identity:
+        """The signing key.
+
+        :raises IdentityError: the secret cannot be one.
+        """
+        return Identity(self.secret, self.key_type)
+
+    def __repr__(self) -> str:
+        return f"<TwinSecret {self.key_type}>"
+
+
+def read_secret(path: str | None, key_type: str | None = None) -> TwinSecret:
+    """The secret in a file, or in ``RMB_SECRET`` when no file is said.
+
+    :raises KeyFileError: there is none, it is malformed, or others may read it.
+    :raises IdentityError: the secret cannot be one.
+    """
+    if path is None:
+        text = os.environ.get(SECRET)
+        if not text:
+            raise KeyFileError(f"whose twin? say --key-file FILE, or put the words into {SECRET}")
+        found = TwinSecret(text.strip(), key_type.lower() if key_type else DEFAULT_KEY_TYPE)
+    else:
+        found = _from_file(path, key_type)
+    found.identity()
+    return found
+
+
+def _from_file(path: str, key_type: str | None) -> TwinSecret:
+    try:
+        if not Path(path).is_file() and Path(path).exists():
+            raise KeyFileError(f"{path or 'an empty name'}: not a regular file")  # and no pipe to wait at
+        with Path(path).open() as file:
+            mode = os.fstat(file.fileno()).st_mode
+            lines = [line.strip() for line in file.read(MAX_FILE).splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise KeyFileError(f"{path}: {getattr(error, 'strerror', None) or 'not a key file'}") from None
+    if not stat.S_ISREG(mode):
+        raise KeyFileError(f"{path}: not a regular file")
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KeyFileError(f"{path}: is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
+    secret, kind = "", None
+    for line in lines:
+        word, _, rest = line.partition(" ")
+        if word == "type" and rest.strip().lower() in KEY_TYPES:
+            kind = rest.strip().lower()
+        elif line and not line.startswith("#"):
+            secret = secret or line
+    if not secret:
+        raise KeyFileError(f"{path}: has neither words nor a seed")
+    return TwinSecret(secret, key_type.lower() if key_type else kind or DEFAULT_KEY_TYPE)
+
+
+def write_secret(path: str, secret: TwinSecret) -> None:
+    """A new file, mode 0600.
+
+    :raises KeyFileError: it is there, or cannot be written.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror}") from None
+    write_new(path, f"# the secret of a twin: who has it is the twin\n{secret.secret}\ntype {secret.key_type}\n")

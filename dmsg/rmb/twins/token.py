@@ -1,0 +1,224 @@
+"""The token with which a twin comes to a relay: a JWT, the whole query string.
+
+``alg`` says RS512 and means the twin's own signature of 65 bytes over
+``header.claims`` as it stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from dmsg.base.ranked import Ranked
+from dmsg.rmb.errors import SignatureInvalid, TokenError
+from dmsg.rmb.twins.address import MAX_SID, MAX_TWIN, Session
+from dmsg.rmb.twins.identity import Signer, verify
+
+ALGORITHM = "RS512"
+TTL = 300
+"""Seconds, of the tokens that are made here."""
+MAX_TTL = 24 * 3600
+"""Seconds that a token may have left; the reference takes any."""
+MAX_AGE_AHEAD = 300
+"""Seconds that the clock of a twin may be ahead of the relay's."""
+MAX_TOKEN = 4096
+"""Bytes of a token."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a token says.
+
+    :ivar signed: the bytes that ``signature`` is over.
+    :ivar asks: the session pings behind its messages, and sends again what is not confirmed.
+    """
+
+    session: Session
+    issued: int
+    expires: int
+    signed: bytes
+    signature: bytes
+    asks: bool = False
+
+    def check_times(self, now: int, most: int | None = MAX_TTL) -> None:
+        """:param most: seconds that it may be good for; None means any.
+
+        :raises TokenError: expired, not yet issued, or good for too long.
+        """
+        if now > self.expires:
+            raise TokenError("jwt has expired")
+        if self.issued > now + MAX_AGE_AHEAD:
+            raise TokenError("jwt: was issued in the future")
+        if most is not None and self.expires > now + most:
+            raise TokenError(f"jwt: is good for more than {most} seconds")
+
+    def check_signature(self, account: bytes) -> None:
+        """:raises TokenError: it is not of ``account``."""
+        try:
+            verify(self.signature, self.signed, account)
+        except SignatureInvalid:
+            raise TokenError("jwt: Invalid signature") from None
+
+
+def _encode(data: bytes) -> bytes:
+    return urlsafe_b64encode(data).rstrip(b"=")
+
+
+def _decode(part: bytes) -> bytes:
+    if part.rstrip(b"=") != part or b"+" in part or b"/" in part:
+        raise TokenError("jwt: Invalid base64")
+    try:
+        return urlsafe_b64decode(part + b"=" * (-len(part) % 4))
+    except Base64Error:
+        raise TokenError("jwt: Invalid base64") from None
+
+
+def _object(part: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(_decode(part))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, TokenError):
+            raise
+        raise TokenError("jwt: not JSON") from None
+    if not isinstance(content, dict):
+        raise TokenError("jwt: not a JSON object")
+    return content
+
+
+@lru_cache(64)
+def _header(part: bytes) -> Mapping[str, Any]:
+    """What is before the claims; nearly all tokens begin alike."""
+    return _object(part)
+
+
+def make(signer: Signer, session: Session, now: int, ttl: int = TTL, *, unique: bool = True, asks: bool = True) -> str:
+    """A token for ``session``, good for ``ttl`` seconds.
+
+    :param unique: unlike all others, by a claim ``jti``: a relay may take each only once.
+    :param asks: a claim ``ack`` says that the session sends again what is not confirmed.  Relays of the reference
+        ignore it.
+    """
+    claims: dict[str, Any] = {"sub": session.twin, "sid": session.sid, "iat": now, "exp": now + ttl}
+    if asks:
+        claims["ack"] = True
+    if unique:
+        claims["jti"] = os.urandom(8).hex()
+    header = _encode(json.dumps({"alg": ALGORITHM}, separators=(",", ":")).encode())
+    signed = header + b"." + _encode(json.dumps(claims, separators=(",", ":")).encode())
+    return (signed + b"." + _encode(signer.sign(signed))).decode()
+
+
+def _is_text(text: str) -> bool:
+    """JSON can say half of a character, which no envelope can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _number(claims: dict[str, Any], name: str, most: int) -> int:
+    value = claims.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise TokenError(f"jwt: {name} is missing or no number")
+    return value
+
+
+def parse(text: bytes) -> Token:
+    """What a token says; nothing is verified yet.
+
+    :raises TokenError: it is none.
+    """
+    if len(text) > MAX_TOKEN:
+        raise TokenError(f"jwt: more than {MAX_TOKEN} bytes")
+    parts = text.split(b".")
+    if len(parts) < 2:
+        raise TokenError("jwt: No claims component found in token string")
+    if len(parts) < 3:
+        raise TokenError("jwt: No signature component found in token string")
+    if len(parts) > 3:
+        raise TokenError("jwt: Too many components found in token string")
+    header, claims = _header(parts[0]), _object(parts[1])
+    algorithm = header.get("alg")
+    if algorithm != ALGORITHM:
+        name = algorithm.capitalize() if isinstance(algorithm, str) else "none"
+        raise TokenError(f"jwt: Expected algorithm type {name[:20]} but found Rs512")
+    if header.get("typ", "JWT") not in ("JWT", None):
+        raise TokenError("jwt: typ is not JWT")
+    sid = claims.get("sid")
+    if sid is not None and not (isinstance(sid, str) and len(sid) <= MAX_SID and _is_text(sid)):
+        raise TokenError(f"jwt: sid is no text of at most {MAX_SID} characters")
+    return Token(
+        Session(_number(claims, "sub", MAX_TWIN), sid),
+        _number(claims, "iat", 2**64 - 1),
+        _number(claims, "exp", 2**64 - 1),
+        parts[0] + b"." + parts[1],
+        _decode(parts[2]),
+        claims.get("ack") is True,
+    )
+
+
+class UsedTokens:
+    """Tokens that have opened a connection, each until it expires.
+
+    Where there are too many, the one used first is forgotten of the twin that has most: nobody makes others' tokens
+    good for a second time.
+
+    :param most: how many are remembered.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._of: dict[int, OrderedDict[bytes, int]] = {}
+        self._greediest: Ranked[int] = Ranked()
+        self._ends: Ranked[int] = Ranked()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def first_use(self, parsed: Token, now: int) -> bool:
+        """Whether it was not used before; from now on it was.  :param now: seconds since 1970."""
+        self._forget(now)
+        # all of it, but not its text: that can be spelled in several ways
+        key = hashlib.sha256(parsed.signed + b"." + parsed.signature).digest()
+        twin = parsed.session.twin
+        used = self._of.setdefault(twin, OrderedDict())
+        if key in used:
+            return False
+        used[key] = parsed.expires
+        self._count += 1
+        self._rank(twin)
+        if self._count > self._most:
+            greediest = self._greediest.first()
+            assert greediest is not None
+            self._drop(greediest)
+        return True
+
+    def _forget(self, now: int) -> None:
+        while (twin := self._ends.first()) is not None and self._ends.rank(twin) < now:
+            self._drop(twin)
+
+    def _drop(self, twin: int) -> None:
+        """The one used first of a twin."""
+        self._of[twin].popitem(last=False)
+        self._count -= 1
+        self._rank(twin)
+
+    def _rank(self, twin: int) -> None:
+        used = self._of[twin]
+        if used:
+            self._greediest.put(twin, -len(used))
+            self._ends.put(twin, next(iter(used.values())))
+        else:
+            del self._of[twin]
+            self._greediest.remove(twin)
+            self._ends.remove(twin)

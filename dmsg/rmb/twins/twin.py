@@ -1,0 +1,203 @@
+"""A twin as the registry has it, and the signed statements that make and change it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from dmsg.rmb.errors import IdentityError, NotTheOwner, RegistryRefused, SignatureInvalid
+from dmsg.rmb.twins.address import MAX_TWIN
+from dmsg.rmb.twins.identity import Signer, parse_account, ss58, verify
+
+MAX_RELAY = 1024
+"""Bytes of the text that names a twin's relays."""
+MAX_RELAYS = 4
+"""Relays of a twin."""
+MAX_PK = 128
+"""Bytes of an encryption key; those of RMB have 33."""
+MAX_COUNTER = 2**63 - 1
+SIGNED_LABEL = "dmsg-rmb-twin-1"
+
+_DOMAIN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*")
+
+
+def check_relay(text: str) -> str:
+    """One relay of a twin: a domain, which is reached at ``https://DOMAIN/``, or a URL with a port.
+
+    :raises ValueError: it is neither; the text says so in one line.
+    """
+    if _DOMAIN.fullmatch(text):
+        return text
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        good = good and parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
+        good = good and _is_host(parts.hostname or "") and text.isascii() and text.isprintable()
+    except ValueError:
+        good = False
+    if not good or "_" in text:
+        raise ValueError(f"{text[:80]!r} is not a relay: a domain, or a URL as http://127.0.0.1:8080 is")
+    return text.rstrip("/")
+
+
+def _is_host(host: str) -> bool:
+    if _DOMAIN.fullmatch(host):
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def relay_url(relay: str) -> str:
+    """Where other relays POST to."""
+    return f"{relay}/" if "://" in relay else f"https://{relay}/"
+
+
+def relay_of_websocket(url: str) -> str:
+    """How the registry names the relay that is reached at this ``ws:`` or ``wss:`` URL.
+
+    :raises ValueError: it is no such URL.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        host = parts.hostname
+    except ValueError:
+        host, port = None, None
+    if parts.scheme not in ("ws", "wss") or not host or parts.username or parts.query or parts.path not in ("", "/"):
+        raise ValueError(f"{url[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
+    if parts.scheme == "wss" and port in (None, 443) and _DOMAIN.fullmatch(host):
+        return host
+    if not _is_host(host):
+        raise ValueError(f"{url[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
+    shown = f"[{host}]" if ":" in host else host
+    scheme = "https" if parts.scheme == "wss" else "http"
+    return f"{scheme}://{shown}" + (f":{port}" if port is not None else "")
+
+
+@dataclass(frozen=True)
+class Twin:
+    """An entry of the registry.
+
+    :ivar account: 32 bytes, the key that its signatures are of.
+    :ivar relay: relays joined with ``_``; None when none was ever said.
+    :ivar pk: secp256k1, 33 bytes; None when messages to it are not encrypted.
+    :ivar strict: it signs with borders and takes bound payloads, see :mod:`dmsg.rmb.envelope.wire`.
+    :ivar counter: of its owner's statements; each has a higher one.
+    :ivar signature: of the owner over :meth:`signed`; empty where the registry has none.
+    """
+
+    id: int
+    account: bytes
+    relay: str | None = None
+    pk: bytes | None = None
+    strict: bool = False
+    counter: int = 0
+    signature: bytes = b""
+
+    @property
+    def relays(self) -> frozenset[str]:
+        """As a set; the empty text is a set of one empty name, as the reference has it."""
+        return frozenset() if self.relay is None else frozenset(self.relay.split("_"))
+
+    @property
+    def address(self) -> str:
+        """The account as text."""
+        return ss58(self.account)
+
+    def signed(self) -> bytes:
+        """What the owner signs: six lines of text, UTF-8; the id is no part of it, the account is."""
+        relay = "" if self.relay is None else self.relay
+        pk = "" if self.pk is None else self.pk.hex()
+        strict = "strict" if self.strict else ""
+        return "\n".join((SIGNED_LABEL, self.account.hex(), str(self.counter), relay, pk, strict)).encode()
+
+    def sign(self, signer: Signer) -> Twin:
+        """The same, signed."""
+        return replace(self, signature=signer.sign(self.signed()))
+
+    def check(self) -> None:
+        """:raises RegistryRefused: something in it cannot be, or the owner did not sign it."""
+        if not 0 <= self.counter <= MAX_COUNTER:
+            raise RegistryRefused(f"counter is not between 0 and {MAX_COUNTER}")
+        if self.pk is not None and len(self.pk) > MAX_PK:
+            raise RegistryRefused(f"pk has more than {MAX_PK} bytes")
+        if self.relay:
+            if len(self.relay.encode()) > MAX_RELAY:
+                raise RegistryRefused(f"relay has more than {MAX_RELAY} bytes")
+            if len(self.relays) > MAX_RELAYS:
+                raise RegistryRefused(f"more than {MAX_RELAYS} relays")
+            for one in self.relays:
+                try:
+                    check_relay(one)
+                except ValueError as error:
+                    raise RegistryRefused(str(error)) from None
+        try:
+            verify(self.signature, self.signed(), self.account)
+        except SignatureInvalid as error:
+            raise NotTheOwner(f"not the owner's statement: {error}") from None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "id": self.id,
+            "account": self.account.hex(),
+            "relay": self.relay,
+            "pk": None if self.pk is None else self.pk.hex(),
+            "strict": self.strict,
+            "counter": self.counter,
+            "signature": self.signature.hex(),
+        }
+
+    def to_json(self) -> bytes:
+        """One object."""
+        return json.dumps(self.as_dict(), separators=(",", ":")).encode()
+
+    @classmethod
+    def from_dict(cls, content: Any) -> Twin:
+        """:raises RegistryRefused: members are missing or of the wrong kind."""
+        if not isinstance(content, dict):
+            raise RegistryRefused("not a JSON object")
+
+        def number(name: str, most: int) -> int:
+            value = content.get(name, 0)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+                raise RegistryRefused(f"{name} is no number from 0 to {most}")
+            return value
+
+        def data(name: str) -> bytes | None:
+            value = content.get(name)
+            if value is None:
+                return None
+            try:
+                return bytes.fromhex(value.removeprefix("0x"))
+            except (AttributeError, ValueError):
+                raise RegistryRefused(f"{name} is not hexadecimal") from None
+
+        relay, strict = content.get("relay"), content.get("strict", False)
+        if relay is not None and not isinstance(relay, str):
+            raise RegistryRefused("relay is no text")
+        if not isinstance(strict, bool):
+            raise RegistryRefused("strict is neither true nor false")
+        account = content.get("account")
+        try:
+            parsed = parse_account(account) if isinstance(account, str) else b""
+        except IdentityError as error:
+            raise RegistryRefused(f"account: {error}") from None
+        if not parsed:
+            raise RegistryRefused("account is missing")
+        return cls(
+            number("id", MAX_TWIN),
+            parsed,
+            relay,
+            data("pk"),
+            strict,
+            number("counter", MAX_COUNTER),
+            data("signature") or b"",
+        )

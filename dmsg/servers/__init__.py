@@ -1,0 +1,1 @@
+"""What a server of any family does: listen, admit, register, leave."""

@@ -1,0 +1,51 @@
+"""What a server holds for its clients: a source of :mod:`dmsg.base.memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.base.memory import Holding, Memory
+from dmsg.errors import DropReason
+from dmsg.net.addresses import block_of
+from dmsg.net.links.link import Link
+from dmsg.net.looks import Looks
+
+SMALL = 4096
+"""Bytes below which what waits for a client is not worth a look."""
+HANDSHAKE_SIZE = 8192
+"""Bytes that a handshake under way is taken to hold."""
+
+
+class LinkHoldings(Looks[Link]):
+    """What waits for the clients of one server, by address block and key.
+
+    :param factory: a :class:`~dmsg.servers.server.ServingFactory`.
+    """
+
+    what = "clients"
+
+    def __init__(self, reactor: IReactorTime, factory: Any, memory: Memory) -> None:
+        super().__init__(reactor, memory)
+        self._factory = factory
+        memory.add(self._holdings)
+        memory.told = self.tell
+
+    def _holdings(self) -> Iterator[Holding]:
+        self.next_look()
+        for session in list(self._factory.sessions):
+            link: Link | None = session.link
+            if link is None or link.remote is None:
+                continue
+            link.shed()
+            size = link.holds + session.backlog
+            if size < SMALL:
+                continue
+            age = self.age(link, link.written - link.queued(), link.written)
+            owner = (block_of(link.address), bytes(link.remote))
+            yield Holding(owner, "queues", size, age, partial(link.abort, DropReason.MEMORY))
+        for link in list(self._factory.shaking):
+            yield Holding((block_of(link.address),), "handshakes", HANDSHAKE_SIZE, self.now - link.made_at, link.evict)

@@ -1,1 +1,0 @@
-"""dmsg connections, frames and transports (the protocol of 2019)."""

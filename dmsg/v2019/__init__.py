@@ -1,0 +1,29 @@
+"""dmsg as it was written in 2019: clients and servers whose streams are encrypted from end to end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dmsg.lazily import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "dmsg.v2019.client": "Client",
+        "dmsg.v2019.server": "Server",
+        "dmsg.v2019.core.policing": "Limits",
+        "dmsg.v2019.streams": "Encryption",
+        "dmsg.v2019.strings": "client_endpoint server_endpoint shared_client",
+    },
+)
+
+if TYPE_CHECKING:
+    from dmsg.v2019.client import Client as Client
+    from dmsg.v2019.core.policing import Limits as Limits
+    from dmsg.v2019.server import Server as Server
+    from dmsg.v2019.streams import Encryption as Encryption
+    from dmsg.v2019.strings import (
+        client_endpoint as client_endpoint,
+        server_endpoint as server_endpoint,
+        shared_client as shared_client,
+    )

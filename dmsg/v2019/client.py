@@ -1,0 +1,372 @@
+"""The client entity: streams to others, secure and resumable."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.base.memory import CLIENTS, Memory
+from dmsg.base.tables import remember
+from dmsg.clients.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
+from dmsg.discovery.entry import Entry
+from dmsg.discovery.lookup import Lookups
+from dmsg.errors import (
+    CloseReason,
+    ConnectFailed,
+    DmsgError,
+    EncryptionUnavailable,
+    EntryNotFound,
+    PingUnavailable,
+    TransportRefused,
+)
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.pace import Pace
+from dmsg.net.streams.stream import UNREAD, DmsgAddress, StreamTransport
+from dmsg.v2019.core.agreement import FEATURE, PING_FEATURE
+from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
+from dmsg.v2019.dial import SessionEndpoint
+from dmsg.v2019.holdings import StreamHoldings
+from dmsg.v2019.session import PLAIN_ONLY, REQUEST_TIMEOUT, ClientSession
+from dmsg.v2019.streams import RESUME_TIMEOUT, Encryption, Streams
+
+SECURE_SEEN_SIZE = 65536
+"""Clients of which is remembered that they offer secure transports."""
+PLAIN_SERVERS = 1024
+"""Servers of which is remembered that they do not know PING, whatever their entries say."""
+PLAIN_TIME = 3600.0
+"""Seconds that this is remembered."""
+RESUME_ATTEMPT = 5.0
+"""Seconds for one try to let a stream go on through one server."""
+RESUME_DELAY = 0.1
+"""Seconds between the first rounds of tries; grows to ``RESUME_MAX_DELAY``."""
+RESUME_MAX_DELAY = 2.0
+RESUME_BACK_OFF = 0.25
+"""Seconds by which the streams of one peer go on later, through a server from which comes that they are too many; up
+to ``RESUME_MAX_DELAY``.  The peer may have said it, or the server in its name: the streams of others do not wait."""
+RESUME_RATE = 200.0
+"""REQUESTs a second with which the streams of a client go on, each peer's in turn: when a server is lost all of
+them look for another way at once, and the next server polices them."""
+REFUSED_SIZE = 1024
+"""Servers and peers of which is remembered that they were too many."""
+
+_log = Logger()
+
+
+class Client(DelegatedClient):
+    """A dmsg client.
+
+    Start it as any Twisted service (or call ``startService()``), wait for
+    :meth:`when_online`, then :meth:`connect` to public keys or :meth:`listen`.
+
+    :param key: the secret key; its public key is the client's address.
+    :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.Lookups`.
+    :param min_servers: stay connected to so many, when there are so many.
+    :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.v2019.streams.Encryption`.
+    :param resume_timeout: seconds that a stream waits for another way to the
+        remote when its server is lost; 0 lets it end with its server.
+    :param prefer: servers to take before others.
+    :param only: take no servers but these.
+    :param receipts: sign for servers that ask for it how much they delivered (docs/pipeline/receipts.md).
+    """
+
+    name = "dmsg-client"
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: SecKey,
+        discovery: Sequence[str] | Lookups,
+        *,
+        min_servers: int = MIN_SERVERS,
+        encryption: str | Encryption = Encryption.REQUIRE,
+        resume_timeout: float = RESUME_TIMEOUT,
+        prefer: Sequence[PubKey] = (),
+        only: Sequence[PubKey] = (),
+        receipts: bool = False,
+        random: Random | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        """:param memory: the account to which its streams are booked; None: the one of all clients of this process.
+
+        :raises ValueError: min_servers or encryption cannot be that.
+        """
+        self.encryption = Encryption(encryption)
+        super().__init__(
+            reactor,
+            key,
+            discovery,
+            features=dict.fromkeys((FEATURE, PING_FEATURE), self.encryption is not Encryption.OFF),
+            server_feature=RELAY_FEATURE,
+            min_servers=min_servers,
+            prefer=prefer,
+            only=only,
+            random=random,
+        )
+        self._secure_seen: dict[PubKey, None] = {}
+        self._plain_servers: dict[PubKey, tuple[str, float]] = {}
+        self._resumed = Pace(reactor, lambda: RESUME_RATE)
+        self._resume_after: OrderedDict[tuple[PubKey, PubKey], float] = OrderedDict()
+        self.streams = Streams(
+            reactor,
+            key,
+            self._factories.get,
+            self._turn.add_stream,
+            encryption=self.encryption,
+            resume_timeout=resume_timeout,
+            receipts=receipts,
+            factories=self._factories.values,
+        )
+        self.streams.reconnect = lambda stream: Deferred.fromCoroutine(self._reconnect(stream))
+        self.streams.speaks_secure = lambda remote: Deferred.fromCoroutine(self._speaks_secure(remote))
+        self._holdings = StreamHoldings(reactor, memory or CLIENTS, self._all_streams)
+
+    def startService(self) -> None:
+        super().startService()
+        self._holdings.start()
+
+    def _all_streams(self) -> list[StreamTransport]:
+        carried = (stream for session in self.sessions() for stream in session.streams)
+        mine = self.streams.key.public
+        unread = (stream for stream in UNREAD if getattr(stream.getHost(), "public_key", None) == mine)
+        return list(dict.fromkeys((*self.streams.all, *carried, *unread)))
+
+    # --- what an application uses ---
+
+    def connect(
+        self,
+        remote: PubKey | DmsgAddress,
+        factory: IProtocolFactory,
+        timeout: float = CONNECT_TIMEOUT,
+        *,
+        port: int = 0,
+        via: PubKey | None = None,
+        resumable: bool = True,
+    ) -> Deferred[IProtocol]:
+        """Open a stream to ``remote``; fires with the factory's connected protocol.
+
+        Tries every server of the remote, those first that this client is
+        connected to; with ``via`` only that one.  Fails with :class:`~dmsg.errors.ConnectFailed`, which
+        says why each failed, :class:`~dmsg.errors.EntryNotFound`,
+        :class:`~dmsg.errors.DiscoveryError`, :class:`~dmsg.errors.EncryptionUnavailable`
+        or :class:`~dmsg.errors.DmsgTimeout`.
+
+        :param port: whom there: 0 to 65535.
+        :param resumable: the stream goes on over another server when its own is lost.
+        """
+        address = remote if isinstance(remote, DmsgAddress) else DmsgAddress(remote, port)
+
+        def prepare(remote: PubKey, entry: Entry) -> Opening:
+            secure = self._agree(remote, entry, address.port)
+
+            def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
+                return session.open(remote, factory, seconds, port=address.port, secure=secure, resumable=resumable)
+
+            return opening
+
+        return self._reach(address.public_key, prepare, timeout, via).addErrback(self._what_to_do, address)
+
+    @staticmethod
+    def _what_to_do(failure: Failure, address: DmsgAddress) -> Failure:
+        """Where all servers between the two are of 2019, the reasons of each say nothing of a way out."""
+        error = failure.value
+        if isinstance(error, ConnectFailed) and error.attempts and all(PLAIN_ONLY in why for _, why in error.attempts):
+            raise ConnectFailed(
+                f"{address.public_key.short}: none of its servers carries secure transports; let it use a server of "
+                "dmsg too, or use --encryption off at both ends",
+                error.attempts,
+            ) from None
+        return failure
+
+    def probe(
+        self, remote: PubKey, port: int | None = None, timeout: float = CONNECT_TIMEOUT, *, via: PubKey | None = None
+    ) -> Deferred[IProtocol]:
+        """Open a stream that only measures: no program of the remote sees it, and nobody has to listen.
+
+        Each ``send(b"")`` of the protocol's transport is a round trip.  Fails as :meth:`connect`, and with
+        :class:`~dmsg.errors.PingUnavailable` when the remote cannot do that.
+
+        :param port: somebody must listen there, or it is refused; None: of the client itself.
+        """
+
+        def prepare(remote: PubKey, entry: Entry) -> Opening:
+            if self.encryption is Encryption.OFF or not entry.offers(PING_FEATURE):
+                raise PingUnavailable(f"{remote.short} does not answer pings below its programs")
+            factory = Factory.forProtocol(Protocol)
+
+            def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
+                probe = 0 if port is None else 1
+                return session.open(remote, factory, seconds, port=port or 0, secure=True, probe=probe)
+
+            return opening
+
+        return self._reach(remote, prepare, timeout, via)
+
+    def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
+        """Accept streams with ``factory``; one listener on each port.
+
+        Port 0 is asked for by those who name none.
+
+        :raises CannotListenError: there is one already.
+        :raises ValueError: not a port.
+        """
+        if port and self.encryption is Encryption.OFF:
+            raise CannotListenError(None, port, OSError("ports need secure transports"))
+        return super().listen(factory, port)
+
+    def server_session(self, server: PubKey) -> Deferred[ClientSession]:
+        """The connection to ``server``, for measuring: the present one, or one made now."""
+        return self._set.session(server)  # type: ignore[return-value]  # what _session_opener opens
+
+    # --- its sessions ---
+
+    def _session_opener(self, entry: Entry) -> SessionEndpoint:
+        assert entry.server is not None
+        return SessionEndpoint(
+            self._reactor,
+            self._turn,
+            self._key,
+            entry.key,
+            entry.server.address,
+            self.streams,
+            pings=lambda: self._carries_secure(entry),
+            no_pings=lambda: self._is_plain(entry),
+            receipts=self.streams.receipts and entry.offers(RECEIPT_FEATURE),
+        )
+
+    def _is_plain(self, entry: Entry) -> None:
+        """A connection showed that this server is of 2019: an earlier program of its key left the mark."""
+        assert entry.server is not None
+        self._plain_servers.pop(entry.key, None)
+        self._plain_servers[entry.key] = entry.server.address, self._reactor.seconds() + PLAIN_TIME
+        if len(self._plain_servers) > PLAIN_SERVERS:
+            del self._plain_servers[next(iter(self._plain_servers))]
+
+    def _carries_secure(self, entry: Entry) -> bool:
+        """Whether a server knows PING and carries secure transports, as its entry and earlier connections say."""
+        address, until = self._plain_servers.get(entry.key, ("", 0.0))
+        same = entry.server is not None and entry.server.address == address
+        return entry.offers(RELAY_FEATURE) and not (same and until > self._reactor.seconds())
+
+    def _carries(self, entry: Entry) -> bool:
+        return self.encryption is Encryption.OFF or self._carries_secure(entry)
+
+    def _migrate(self, stream: StreamTransport) -> None:
+        self.streams.migrate(stream)
+
+    async def _stop(self) -> None:
+        self._holdings.stop()
+        self.streams.stop()
+        await super()._stop()
+
+    # --- secure or not ---
+
+    def _agree(self, remote: PubKey, entry: Entry, port: int) -> bool:
+        """Whether the transport is to be a secure one.
+
+        :raises EncryptionUnavailable: the policy or the port asks for one and the remote has none.
+        """
+        if self.encryption is Encryption.OFF:
+            if port:
+                raise EncryptionUnavailable("ports need secure transports, and encryption is off")
+            return False
+        if self._offers(remote, entry):
+            return True
+        if self.encryption is Encryption.REQUIRE:
+            raise EncryptionUnavailable(
+                f"{remote.short} does not offer secure transports, and this client requires them (see --encryption)"
+            )
+        if port:
+            raise EncryptionUnavailable(f"{remote.short} does not offer secure transports, which ports need")
+        return False
+
+    def _offers(self, remote: PubKey, entry: Entry) -> bool:
+        """What the signed entry says; who has offered it once is believed to offer it on."""
+        if entry.offers(FEATURE):
+            self._secure_seen[remote] = None
+            if len(self._secure_seen) > SECURE_SEEN_SIZE:
+                del self._secure_seen[next(iter(self._secure_seen))]
+            return True
+        # an old entry that is shown again must not make us speak in the clear
+        return remote in self._secure_seen
+
+    async def _speaks_secure(self, remote: PubKey) -> bool:
+        try:
+            return self._offers(remote, await self._entries.of(remote))
+        except EntryNotFound:
+            return True  # nothing is known of it: that is no leave to speak in the clear
+
+    # --- resuming ---
+
+    async def _reconnect(self, stream: StreamTransport) -> None:
+        """Let a stream go on over whatever server is common to both ends, for as long as it may take.
+
+        A stream that still has its transport keeps it until the remote is found elsewhere.
+        """
+        peer = stream.getPeer()
+        assert isinstance(peer, DmsgAddress)
+        remote = peer.public_key
+        left_behind = stream.server
+        deadline = self._reactor.seconds() + self.streams.resume_timeout
+        if (pause := self.streams.before_moving(stream)) > 0.0:
+            await deferLater(self._reactor, pause)
+        rounds = 0
+        # what is cancelled may end in any error; then the stream is over, or the client stops
+        while self._reactor.seconds() < deadline and self.streams.is_live(stream):
+            moving = stream.end.transport is not None
+            for server in await self._ways(remote, left_behind, moving=moving, fresh=rounds > 0):
+                if not self.streams.is_live(stream):
+                    return
+                try:
+                    await self._turn_to_resume(server, remote)
+                    session = await self.server_session(server).addTimeout(RESUME_ATTEMPT, self._reactor)
+                    await session.reopen(stream, min(RESUME_ATTEMPT, REQUEST_TIMEOUT))
+                except TransportRefused as error:
+                    if error.final:
+                        raise
+                    if error.reason == CloseReason.RATE_LIMITED:
+                        self._back_off(server, remote)
+                except CancelledError:
+                    raise
+                except Exception as error:  # Twisted's connect errors have no common class
+                    _log.debug("not resumed through {server}: {error}", server=server.short, error=str(error))
+                else:
+                    return
+            rounds += 1
+            delay = min(RESUME_MAX_DELAY, RESUME_DELAY * 1.5**rounds)
+            await deferLater(self._reactor, delay * (0.7 + 0.6 * self._random.random()))
+
+    async def _turn_to_resume(self, server: PubKey, remote: PubKey) -> None:
+        wait = self._resume_after.get((server, remote), 0.0) - self._reactor.seconds()
+        if wait > 0.0:
+            await deferLater(self._reactor, wait)
+        await self._resumed.wait(remote)
+
+    def _back_off(self, server: PubKey, remote: PubKey) -> None:
+        now = self._reactor.seconds()
+        before = max(now, self._resume_after.get((server, remote), 0.0))
+        after = min(before + RESUME_BACK_OFF, now + RESUME_MAX_DELAY)
+        remember(self._resume_after, (server, remote), after, REFUSED_SIZE)
+
+    async def _ways(self, remote: PubKey, left_behind: PubKey | None, *, moving: bool, fresh: bool) -> list[PubKey]:
+        """Servers by which to reach ``remote``, other ones than that left behind first."""
+        if fresh:
+            self._entries.doubt(remote)
+        try:
+            servers = self._servers_of(remote, await self._entries.of(remote))
+        except DmsgError:
+            servers = []
+        others = [server for server in servers if server != left_behind]
+        if moving or left_behind is None:
+            return others
+        # the entry may be late: the remote may still be, or be again, where it was
+        return [*others, left_behind]

@@ -1,0 +1,1 @@
+"""The protocol of 2019 without I/O: bytes in, bytes and events out."""

@@ -1,0 +1,126 @@
+"""What :class:`~dmsg.v2019.core.table.ClientConnection` tells: plain values, in the order of the frames."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dmsg.keys import PubKey
+from dmsg.v2019.core.agreement import Hello
+from dmsg.v2019.core.secure import SecureEnd
+from dmsg.v2019.core.state import ClientTransport
+
+
+@dataclass(slots=True)
+class Established:
+    """The server's OK frame is there."""
+
+
+@dataclass(slots=True)
+class Requested:
+    """Another client asks for ``transport``: answer with
+    :meth:`ClientConnection.accept`, :meth:`ClientConnection.accept_secure` when it
+    has an offer, or :meth:`ClientConnection.close`, unless its state is CLOSED meanwhile."""
+
+    transport: ClientTransport
+
+
+@dataclass(slots=True)
+class Accepted:
+    """``transport``, which this side opened, is open.
+
+    :ivar hello: what the other end says, when it is secure.
+    """
+
+    transport: ClientTransport
+    hello: Hello | None = None
+    tokens: list[Any] = field(default_factory=list)
+    unsent: list[tuple[bytes | memoryview, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Confirmed:
+    """``transport``, which the other side opened and this side answered, is open."""
+
+    transport: ClientTransport
+
+
+@dataclass(slots=True)
+class DataReceived:
+    """User bytes, never empty; say :meth:`ClientConnection.consumed` when they are read."""
+
+    transport: ClientTransport
+    data: bytes
+
+
+@dataclass(slots=True)
+class Acknowledged:
+    """The remote has the frame that was sent with ``token``."""
+
+    transport: ClientTransport
+    token: Any
+
+
+@dataclass(slots=True)
+class AcknowledgedAll:
+    """The remote has ``count`` frames more, among them those that were sent with ``tokens``."""
+
+    transport: ClientTransport
+    count: int
+    tokens: list[Any]
+
+
+@dataclass(slots=True)
+class Closed:
+    """``transport`` is over.
+
+    :ivar refused: it never was open.
+    :ivar by_remote: a CLOSE frame said so.
+    :ivar authentic: the remote's client made that frame; False when a server may have.
+    :ivar end: what it carried, when it was secure.
+    """
+
+    transport: ClientTransport
+    reason: int
+    refused: bool
+    by_remote: bool
+    authentic: bool = False
+    end: SecureEnd | None = None
+
+
+@dataclass(slots=True)
+class Ponged:
+    """The server answers a PING with its ``payload``."""
+
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Draining:
+    """The server leaves in ``seconds``; ``servers`` are others that it knows."""
+
+    seconds: int
+    servers: list[PubKey]
+
+
+@dataclass(slots=True)
+class Noticed:
+    """The server says something of this client: ``what`` and a text of at most 64 bytes."""
+
+    what: int
+    text: str
+
+
+Event = (
+    Established
+    | Requested
+    | Accepted
+    | Confirmed
+    | DataReceived
+    | Acknowledged
+    | AcknowledgedAll
+    | Closed
+    | Ponged
+    | Draining
+    | Noticed
+)

@@ -1,0 +1,110 @@
+"""How much one client may ask of a server.  No I/O, no clock.
+
+Control frames of each kind have a token bucket per client.  What comes over
+its rate is refused with a reason; who goes on as if nothing had been said
+loses the connection.  Bytes have a bucket too, and over it the server reads
+slower: nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from dmsg.base.buckets import Bucket
+from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.v2019.core.wire import IDS_PER_SIDE
+
+MAX_CONNECTIONS = 10_000
+"""Connections of a server, by default."""
+MAX_TRANSPORTS = 8192
+"""Transports of one connection, by default."""
+MAX_PER_PAIR = 1024
+"""Transports between one connection and another, by default."""
+MAX_PER_ADDRESS = 1024
+"""Connections from one address, by default."""
+REQUEST_RATE = 500.0
+"""REQUESTs a second of one client, by default; ACCEPTs and CLOSEs may be four times as many."""
+ANSWER_FACTOR = 4.0
+"""ACCEPTs and CLOSEs answer what others ask for: they have this many times the rate."""
+BURST_SECONDS = 2.0
+"""Seconds of its rate that a client may use at once."""
+FLOOD_FACTOR = 4.0
+"""Refused frames have a bucket of their own, so many times as large: who empties it is disconnected."""
+PING_RATE = 20.0
+"""PINGs a second of one client."""
+
+
+class Kind(IntEnum):
+    """What is counted apart."""
+
+    REQUEST = 0
+    ACCEPT = 1
+    CLOSE = 2
+    PING = 3
+    STRAY = 4
+    """FWD and ACK of no transport: a window full of them is on its way when a remote is lost,
+    so they are no reason to end a connection; what is over their rate is not answered."""
+    RECEIPT = 5
+    """At most one for each end of a transport; what is over the rate is not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an operator can set, also while the server runs.
+
+    :ivar request_rate: per second and client; 0 means no limit on control frames.
+    :ivar byte_rate: bytes of frames per second and client; 0 means no limit.
+    :ivar max_per_address: 0 means no limit.
+    """
+
+    max_connections: int = MAX_CONNECTIONS
+    max_transports: int = MAX_TRANSPORTS
+    max_per_pair: int = MAX_PER_PAIR
+    max_per_address: int = MAX_PER_ADDRESS
+    request_rate: float = REQUEST_RATE
+    byte_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_transports <= IDS_PER_SIDE:
+            raise ValueError(f"max_transports is 1 to {IDS_PER_SIDE}")
+
+    def rate(self, kind: Kind) -> float:
+        """Frames of that kind a second."""
+        if kind is Kind.PING:
+            return PING_RATE
+        return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR
+
+
+class Police:
+    """The buckets of one client."""
+
+    __slots__ = ("_buckets", "_excess")
+
+    def __init__(self) -> None:
+        self._buckets: list[Bucket | None] = [None] * len(Kind)
+        self._excess: Bucket | None = None
+
+    def allows(self, kind: Kind, limits: Limits, now: float) -> bool:
+        """Whether a frame of that kind is within its rate.
+
+        :raises RemoteProtocolError: so many were not that the connection ends.
+        """
+        if not limits.request_rate:
+            return True
+        rate = limits.rate(kind)
+        burst = rate * BURST_SECONDS
+        bucket = self._buckets[kind]
+        if bucket is None:
+            bucket = self._buckets[kind] = Bucket(burst, now)
+        if bucket.take(1, rate, burst, now):
+            return True
+        if kind in (Kind.STRAY, Kind.RECEIPT):
+            return False
+        rate = limits.request_rate * FLOOD_FACTOR
+        burst = rate * BURST_SECONDS
+        if self._excess is None:
+            self._excess = Bucket(burst, now)
+        if not self._excess.take(1, rate, burst, now):
+            raise RemoteProtocolError(DropReason.FLOOD, f"flood of {kind.name} frames")
+        return False

@@ -1,0 +1,763 @@
+"""What the server does with frames: who is connected, where an id leads, what is refused.
+
+No I/O.  A :class:`RelayPeer` is one connection; what goes to it is handed to
+its :class:`Port`.  The protocol class feeds plaintext to
+:meth:`Relay.receive_frames`; nothing is returned but how far it got, and an
+error of the protocol is an exception that ends that peer only.
+
+Invariants, checked by :meth:`Relay.check`:
+
+* a route exists at both ends or at neither (the 2019 reference leaves one end
+  behind, its defect 5);
+* :attr:`Relay.newest` names only connections that are here (its defect 12).
+
+Fairness.  A peer whose port has more queued than it can send is *congested*.
+A source is paused for it only while all its routes lead there, so that no
+other pair waits, and for a bounded time; beyond that each route may queue
+``ROUTE_QUEUE_LIMIT`` and the peer ``PEER_QUEUE_LIMIT`` bytes, and past those
+the route is closed with a reason while the others go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Protocol
+
+from dmsg.base.buffers import count_equal
+from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
+from dmsg.keys import PUBKEY_SIZE, PubKey
+from dmsg.telemetry.receipts import RECEIPT_SIZE
+from dmsg.v2019.core.observe import Carried, data_in, share_loss
+from dmsg.v2019.core.policing import Kind, Limits, Police
+from dmsg.v2019.core.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    FWD,
+    HANDSHAKE_PAYLOAD_SIZE,
+    HEADER_SIZE,
+    ID_COUNT,
+    IDS_PER_SIDE,
+    INSTANCE_SIZE,
+    MAX_HANDSHAKE_PAYLOAD,
+    MAX_PING,
+    MIN_SECURE_REQUEST,
+    NOTICE,
+    PING,
+    PING_NAME,
+    PONG,
+    RECEIPT,
+    REQUEST,
+    SAME_KEY,
+    SECURE_OVERHEAD,
+    SEQUENCE_SIZE,
+    close_reason,
+    encode_close,
+    encode_drain,
+    encode_frame,
+    pack_id_into,
+    unpack_header,
+)
+
+STRANGER_AFTER = 5.0
+"""Seconds after which a connection that names no instance counts as another program's."""
+MAX_CONNECTIONS_PER_KEY = 4
+"""Older connections of a key keep their transports, but no more than these in all."""
+ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
+"""Bytes that one route may have in a congested peer's queue."""
+PEER_QUEUE_LIMIT = 16 * 1024 * 1024
+"""Bytes in a peer's queue beyond which routes that use more than their share are closed."""
+ANSWERS_MAXIMUM = 4 * 1024 * 1024
+"""Bytes of control frames beyond that: others can fill the queue, only the peer itself provokes so many answers."""
+PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
+"""Bytes that a peer's queue never exceeds: beyond, the connection is ended."""
+
+
+_KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
+
+FIRST_BURST = 16
+"""Frames with equal headers that are looked for at first; doubles while they are found."""
+
+
+class Port(Protocol):
+    """How bytes leave for a peer."""
+
+    address: str
+    """Where the peer is, or an empty string."""
+    left_behind: int
+    """When the connection is gone: bytes that were queued for the peer and never left."""
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Queue whole frames; the data is copied or used before this returns."""
+
+    def queued(self) -> int:
+        """Bytes that wait to be sent."""
+
+    def pause_reading(self) -> None:
+        """Read no more from this peer for now; may be repeated."""
+
+    def resume_reading(self) -> None:
+        """Read again."""
+
+    def close(self, reason: DropReason) -> None:
+        """End this connection; :meth:`Relay.remove` follows, never before this returns."""
+
+
+class Route:
+    """One direction of one transport, kept at its source under the source's id."""
+
+    __slots__ = (
+        "accepted",
+        "ack_wire",
+        "acks",
+        "asked_at",
+        "back",
+        "carried",
+        "dropped",
+        "frames",
+        "mark",
+        "peer",
+        "queued",
+        "seen",
+        "tick",
+        "to_id",
+        "wire",
+    )
+
+    def __init__(self, peer: RelayPeer, to_id: int) -> None:
+        self.peer = peer
+        self.to_id = to_id
+        self.back: Route
+        self.accepted = False
+        """The responder has sent ACCEPT."""
+        self.carried: Carried | None = None
+        """What an observer keeps of the transport."""
+        self.frames = 0
+        """FWD and ACK frames that went this way; ``wire``: their bytes, headers and all."""
+        self.acks = 0
+        """ACKs among them; ``ack_wire``: the bytes of those."""
+        self.wire = 0
+        self.ack_wire = 0
+        self.dropped = 0
+        """Bytes of user data, of those that were counted, which did not leave; for the observer."""
+        self.tick = 0
+        """The observer is told of frames when this is not the relay's."""
+        self.seen = 0
+        """The tick in which frames went this way last, for the observer."""
+        self.asked_at: float | None = None
+        """When the FWD passed whose ACK the observer waits for."""
+        self.queued = 0
+        """Bytes queued over this route since ``mark``, which moves on when all that was queued before it has left:
+        what the route really has in the peer's queue is at most :data:`ROUTE_QUEUE_LIMIT` more than that."""
+        self.mark = 0
+
+    def user_data(self, secure: bool) -> int:
+        """Bytes of user data that went this way."""
+        frames = self.frames - self.acks
+        around = HEADER_SIZE + (SECURE_OVERHEAD if secure else SEQUENCE_SIZE)
+        return max(0, self.wire - self.ack_wire - frames * around)
+
+
+class RelayPeer:
+    """One connection, as the relay sees it."""
+
+    __slots__ = (
+        "bytes_in",
+        "closing",
+        "congested",
+        "destinations",
+        "frames_in",
+        "instance",
+        "key",
+        "next_id",
+        "paused_by",
+        "pausing",
+        "police",
+        "port",
+        "routes",
+        "sent",
+        "since",
+        "speaks_drain",
+        "stalled",
+        "told_of",
+    )
+
+    def __init__(self, key: PubKey, port: Port, first_id: int, since: float = 0.0) -> None:
+        self.key = key
+        self.port = port
+        self.routes: dict[int, Route] = {}
+        self.next_id = first_id
+        self.destinations: dict[RelayPeer, int] = {}
+        """How many routes lead to which peer."""
+        self.congested = False
+        self.stalled = False
+        """Congested for so long that sources are no longer paused for it."""
+        self.sent = 0
+        """Bytes queued for it since it became congested."""
+        self.paused_by: RelayPeer | None = None
+        self.pausing: set[RelayPeer] = set()
+        self.closing = False
+        self.frames_in = 0
+        self.bytes_in = 0
+        self.police = Police()
+        self.speaks_drain = False
+        """It has sent a PING, so it knows DRAIN."""
+        self.since = since
+        """When it connected."""
+        self.instance = b""
+        """Which program it is, if its PINGs say so."""
+        self.told_of = False
+        """It was told of another program with its key."""
+
+
+class Observer(Protocol):
+    """Who is told what a relay does."""
+
+    def requested(self, source: RelayPeer, there: Route, back: Route, payload: bytes) -> Carried:
+        """A REQUEST was passed on."""
+
+    def accepted(self, carried: Carried, payload: bytes) -> None:
+        """Its ACCEPT was."""
+
+    def refused(self, source: RelayPeer, payload: bytes, reason: str) -> None:
+        """A REQUEST was not passed on."""
+
+    def ended(self, carried: Carried, reason: int, by: str) -> None:
+        """A transport is over.  :param by: src, dst or server."""
+
+    def look(self, carried: Carried, route: Route, data: int, acks: int) -> None:
+        """Frames passed on a route whose gate was open: ``data`` FWD and ``acks`` ACK frames."""
+
+    def receipt(self, source: RelayPeer, payload: bytes) -> bool:
+        """A client hands in a receipt; False: none was due, or it is no good."""
+
+
+class Relay:
+    """The table of a server.
+
+    :ivar newest: key -> the newest connection of that key.
+    :ivar drops: how often each :class:`DropReason` occurred.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits | None = None,
+        now: Callable[[], float] = lambda: 0.0,
+        random: Random | None = None,
+        on_congested: Callable[[RelayPeer], None] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """:param now: seconds of a monotonic clock.
+
+        :param on_congested: told when a source was paused for that peer, so
+            that :meth:`stall` can follow after a time.
+        :param observer: told of transports that come and go.
+        """
+        self.observer = observer
+        self.tick = 0
+        """Counted up by the observer: each route's next frames are told to it."""
+        self.newest: dict[bytes, RelayPeer] = {}
+        self.peers: dict[RelayPeer, None] = {}
+        self._of_key: dict[bytes, list[RelayPeer]] = {}
+        self.limits = limits or Limits()
+        self._now = now
+        self.drops: Counter[DropReason] = Counter()
+        self.transports_opened = 0
+        self.route_count = 0
+        """Ends of routes; twice the number of transports."""
+        self.leaving: dict[RelayPeer, None] = {}
+        """Connections that ended whose transports are not all closed yet."""
+        self.frames_gone = 0
+        self.bytes_gone = 0
+        self.draining = False
+        self.steps = 0
+        """Frames that the last read had handled one by one."""
+        self.strays = 0
+        """Frames of no transport that it had beyond what one client may send."""
+        self._random = random or Random()
+        self._on_congested = on_congested or (lambda peer: None)
+
+    # --- connections ---
+
+    def add(self, key: PubKey, port: Port) -> RelayPeer:
+        """A connection of ``key`` is there; it is the newest of that key from now on."""
+        peer = RelayPeer(key, port, self._random.randrange(IDS_PER_SIDE) * 2 + 1, self._now())
+        self.peers[peer] = None
+        self.newest[key] = peer
+        same = self._of_key.setdefault(key, [])
+        same.append(peer)
+        if len(same) > MAX_CONNECTIONS_PER_KEY:
+            oldest = next((one for one in same if not one.closing), None)
+            if oldest is not None:
+                oldest.closing = True
+                self.drops[DropReason.REPLACED] += 1
+                oldest.port.close(DropReason.REPLACED)
+        return peer
+
+    def remove(self, peer: RelayPeer, most: int = sys.maxsize) -> bool:
+        """The connection ended: its transports are closed at their other ends.
+
+        :param most: transports that are closed now.
+        :returns: whether all are; else call it again, in another turn of the reactor.
+        """
+        if peer in self.peers:
+            self._forget(peer)
+        for own_id in list(itertools.islice(peer.routes, most)):
+            route = peer.routes.get(own_id)
+            if route is not None:  # a transport to oneself is in the table twice
+                self._drop_route(peer, own_id, route, CloseReason.PEER_DISCONNECTED)
+                if route.peer is not peer:
+                    self.drops[DropReason.PEER_DISCONNECTED] += 1
+                    self._answer(route.peer, encode_close(route.to_id, CloseReason.PEER_DISCONNECTED))
+        if not peer.routes:
+            self.leaving.pop(peer, None)
+        return not peer.routes
+
+    def _forget(self, peer: RelayPeer) -> None:
+        """Nothing more is heard from it, and nothing can be sent to it."""
+        if self.observer is not None and peer.port.left_behind:
+            share_loss([route.back for route in peer.routes.values()], peer.port.left_behind, peer.congested)
+        del self.peers[peer]
+        self.leaving[peer] = None
+        peer.congested = False
+        same = self._of_key[peer.key]
+        same.remove(peer)
+        if not same:
+            del self._of_key[peer.key], self.newest[peer.key]
+        elif self.newest[peer.key] is peer:
+            self.newest[peer.key] = same[-1]
+        self.frames_gone += peer.frames_in
+        self.bytes_gone += peer.bytes_in
+        self._release_sources(peer)
+        if peer.paused_by is not None:
+            peer.paused_by.pausing.discard(peer)
+            peer.paused_by = None
+
+    @property
+    def frames(self) -> int:
+        """Frames received since the start."""
+        return self.frames_gone + sum(peer.frames_in for peer in self.peers)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of frames received since the start."""
+        return self.bytes_gone + sum(peer.bytes_in for peer in self.peers)
+
+    # --- frames ---
+
+    def receive_frames(self, peer: RelayPeer, buffer: bytearray, end: int, limit: int = sys.maxsize) -> int:
+        """Take the whole frames at the start of ``buffer``; ids are rewritten in place.
+
+        :param end: where the plaintext in ``buffer`` ends.
+        :param limit: frames that are handled one by one: control frames, and those that go elsewhere than the ones
+            before them.
+        :returns: how many bytes were taken; the rest is an unfinished frame, or, when :attr:`steps` is ``limit``, what
+            is to be offered again.
+        :raises RemoteProtocolError: ``peer`` has to be disconnected.
+        """
+        steps = self.strays = 0
+        routes = peer.routes
+        unpack = unpack_header
+        position = 0
+        start = 0
+        frames = 0
+        stop = end - HEADER_SIZE
+        header: tuple[int, int, int] | None = None
+        last_header: tuple[int, int, int] | None = None
+        burst = FIRST_BURST
+        last_id = -1
+        route: Route | None = None
+        last_route: Route | None = None
+        first = mark = acks = ack_bytes = 0  # of the frames of last_route
+        view = memoryview(buffer)
+        try:
+            while position <= stop:
+                header = unpack(buffer, position)
+                frame_type, own_id, size = header
+                following = position + HEADER_SIZE + size
+                if following > end:
+                    break
+                frames += 1
+                if FWD <= frame_type <= ACK:
+                    if own_id != last_id:
+                        route = routes.get(own_id)
+                        last_id = own_id
+                    if route is not None:
+                        if route is not last_route:
+                            if steps >= limit:
+                                frames -= 1
+                                break
+                            steps += 1
+                            if last_route is None:
+                                start = position
+                            else:
+                                count = frames - 1 - first
+                                last_route.frames += count
+                                last_route.wire += position - mark
+                                if acks:
+                                    last_route.acks += acks
+                                    last_route.ack_wire += ack_bytes
+                                if last_route.tick != self.tick:
+                                    self._look(last_route, count, acks)
+                                if last_route.peer is not route.peer or route.peer.congested:
+                                    self._forward(peer, last_route, view[start:position])
+                                    start = position
+                            first = frames - 1
+                            mark = position
+                            acks = ack_bytes = 0
+                            last_route = route
+                            to_id = route.to_id
+                        elif header == last_header:
+                            # perhaps many frames with this header, of one size: a stride
+                            step = following - position
+                            most = (end - position) // step
+                            if most >= FIRST_BURST:
+                                most = min(most, burst)
+                                count = count_equal(buffer, position, step, most, HEADER_SIZE)
+                                burst = burst * 2 if count == most else FIRST_BURST
+                                following = position + count * step
+                                buffer[position + 1 : following : step] = bytes((to_id >> 8,)) * count
+                                buffer[position + 2 : following : step] = bytes((to_id & 0xFF,)) * count
+                                frames += count - 1
+                                if frame_type == ACK:
+                                    acks += count
+                                    ack_bytes += following - position
+                                position = following
+                                continue
+                        if frame_type == ACK:
+                            acks += 1
+                            ack_bytes += size + HEADER_SIZE
+                        last_header = header
+                        pack_id_into(buffer, position + 1, to_id)
+                        position = following
+                        continue
+                # everything else leaves the fast path: first what came before it
+                if steps >= limit:
+                    frames -= 1
+                    break
+                steps += 1
+                if last_route is not None:
+                    self._count(last_route, frames - 1 - first, position - mark, acks, ack_bytes)
+                    self._forward(peer, last_route, view[start:position])
+                    last_route = None
+                last_id = -1
+                payload = bytes(view[position + HEADER_SIZE : following])
+                position = following
+                self._receive_control(peer, frame_type, own_id, payload)
+        finally:
+            peer.frames_in += frames
+            peer.bytes_in += position
+            self.steps = steps
+        if last_route is not None:
+            self._count(last_route, frames - first, position - mark, acks, ack_bytes)
+            self._forward(peer, last_route, view[start:position])
+        return position
+
+    def _count(self, route: Route, frames: int, wire: int, acks: int, ack_bytes: int) -> None:
+        route.frames += frames
+        route.wire += wire
+        route.acks += acks
+        route.ack_wire += ack_bytes
+        if route.tick != self.tick:
+            self._look(route, frames, acks)
+
+    def _look(self, route: Route, frames: int, acks: int) -> None:
+        if self.observer is not None and route.carried is not None:
+            self.observer.look(route.carried, route, frames - acks, acks)
+        else:
+            route.tick = self.tick
+
+    def _forward(self, source: RelayPeer, route: Route, run: memoryview) -> None:
+        """Hand frames on that all go to the peer of ``route``."""
+        destination = route.peer
+        if not destination.congested:
+            destination.port.send(run)
+            return
+        own_id = route.back.to_id
+        if source.routes.get(own_id) is not route:
+            return  # closed by the frames before these
+        if not route.accepted:
+            # who is slow need not keep what nobody there has agreed to
+            self._overflow(source, own_id, route, run)
+            return
+        size = len(run)
+        queue = destination.port.queued()
+        if destination.sent - queue >= route.mark:  # all that was counted is sent
+            route.queued = 0
+            route.mark = destination.sent
+        route.queued += size
+        if (
+            route.queued > ROUTE_QUEUE_LIMIT
+            or queue > PEER_QUEUE_MAXIMUM
+            or (queue > PEER_QUEUE_LIMIT and route.queued > PEER_QUEUE_LIMIT // len(destination.routes))
+        ):
+            self._overflow(source, own_id, route, run)
+            return
+        destination.sent += size
+        destination.port.send(run)
+        self._pause_if_alone(source, destination)
+
+    def _overflow(self, source: RelayPeer, own_id: int, route: Route, run: memoryview) -> None:
+        """There is no room for these frames: their transport ends without them."""
+        self.drops[DropReason.QUEUE_FULL] += 1
+        if route.carried is not None:
+            route.dropped += data_in(run, route.carried.secure)
+        self._close_both(source, own_id, route, CloseReason.QUEUE_FULL)
+
+    def _receive_control(self, peer: RelayPeer, frame_type: int, own_id: int, payload: bytes) -> None:
+        if frame_type == REQUEST:
+            self._on_request(peer, own_id, payload)
+            return
+        if frame_type == PING and own_id == 0 and len(payload) <= MAX_PING:
+            peer.speaks_drain = True
+            if len(payload) >= PING_NAME + INSTANCE_SIZE:
+                peer.instance = payload[PING_NAME : PING_NAME + INSTANCE_SIZE]
+                self._tell_of_others(peer)
+            if self._allows(peer, Kind.PING):
+                self._answer(peer, encode_frame(PONG, 0, payload))
+            return
+        if frame_type == RECEIPT and own_id == 0 and len(payload) == RECEIPT_SIZE:
+            if (
+                self._allows(peer, Kind.RECEIPT)
+                and self.observer is not None
+                and not self.observer.receipt(peer, payload)
+            ):
+                self.drops[DropReason.BAD_RECEIPT] += 1
+            return
+        if frame_type not in (ACCEPT, CLOSE, FWD, ACK):
+            raise RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")
+        route = peer.routes.get(own_id)
+        allowed = self._allows(peer, _KINDS[frame_type])
+        if route is None:
+            if allowed:
+                self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+                self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
+            else:
+                self.strays += 1
+            return
+        if not allowed and frame_type == ACCEPT:
+            self._close_both(peer, own_id, route, CloseReason.RATE_LIMITED)
+            return
+        # a CLOSE over the rate takes effect all the same: it frees something
+        if frame_type == CLOSE:
+            self._drop_route(peer, own_id, route, close_reason(payload))
+        elif frame_type == ACCEPT and own_id & 1:  # of the responder, who alone is asked
+            route.accepted = route.back.accepted = True
+            if (carried := route.carried) is not None and carried.back is route:
+                assert self.observer is not None
+                self.observer.accepted(carried, payload)
+        # payloads are the clients' business, as in the reference
+        self._answer(route.peer, encode_frame(frame_type, route.to_id, payload))
+
+    def _tell_of_others(self, peer: RelayPeer) -> None:
+        """Tell a client, once, that another program is connected with its key: one of the two is not reached.
+
+        An older connection of the same program, which the network lost, has its instance.
+        """
+        same = self._of_key[peer.key]
+        if len(same) == 1 or peer.told_of:
+            return
+        for other in same:
+            strange = other.instance != peer.instance if other.instance else self._now() - other.since > STRANGER_AFTER
+            if other is not peer and not other.closing and strange:
+                peer.told_of = True
+                self._answer(peer, encode_frame(NOTICE, 0, bytes((SAME_KEY,)) + other.port.address.encode()[:64]))
+                return
+
+    def _on_request(self, peer: RelayPeer, own_id: int, payload: bytes) -> None:
+        allowed = self._allows(peer, Kind.REQUEST)
+        if (used := peer.routes.get(own_id)) is not None:
+            # the reference overwrites its rule and leaves half of the old one
+            # behind; here both ends of the old transport learn that it is over
+            self.drops[DropReason.ID_IN_USE] += 1
+            self._close_both(peer, own_id, used, CloseReason.ID_IN_USE)
+            return
+        size = len(payload)
+        responder = self.newest.get(payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE])
+        # the KK message of a secure transport may follow the two keys, nothing else
+        length_fits = size == HANDSHAKE_PAYLOAD_SIZE or MIN_SECURE_REQUEST <= size <= MAX_HANDSHAKE_PAYLOAD
+        if own_id & 1 or not length_fits or payload[:PUBKEY_SIZE] != peer.key:
+            self._refuse(peer, own_id, b"", DropReason.BAD_REQUEST, CloseReason.BAD_REQUEST)
+        elif self.draining:
+            self._refuse(peer, own_id, payload, DropReason.DRAINING, CloseReason.SHUTTING_DOWN)
+        elif not allowed:
+            if self.observer is not None:
+                self.observer.refused(peer, payload, DropReason.RATE_LIMITED.value)
+            self._answer(peer, encode_close(own_id, CloseReason.RATE_LIMITED))
+        elif responder is None:
+            self._refuse(peer, own_id, payload, DropReason.NO_SUCH_PEER, CloseReason.NO_SUCH_PEER)
+        elif len(peer.routes) >= self.limits.max_transports or len(responder.routes) >= self.limits.max_transports:
+            self._refuse(peer, own_id, payload, DropReason.TOO_MANY_TRANSPORTS, CloseReason.TOO_MANY_TRANSPORTS)
+        elif peer.destinations.get(responder, 0) >= self.limits.max_per_pair:
+            self._refuse(peer, own_id, payload, DropReason.TOO_MANY_PER_PAIR, CloseReason.TOO_MANY_TRANSPORTS)
+        else:
+            to_id = self._new_id(responder)
+            there, back = Route(responder, to_id), Route(peer, own_id)
+            there.back, back.back = back, there
+            if self.observer is not None:
+                there.carried = back.carried = self.observer.requested(peer, there, back, payload)
+            peer.routes[own_id] = there
+            responder.routes[to_id] = back
+            peer.destinations[responder] = peer.destinations.get(responder, 0) + 1
+            responder.destinations[peer] = responder.destinations.get(peer, 0) + 1
+            self.route_count += 2
+            self.transports_opened += 1
+            if peer.paused_by not in (None, responder):
+                self._resume(peer)
+            if responder.paused_by not in (None, peer):
+                self._resume(responder)
+            self._answer(responder, encode_frame(REQUEST, to_id, payload))
+
+    def _refuse(self, peer: RelayPeer, own_id: int, payload: bytes, reason: DropReason, byte: CloseReason) -> None:
+        self.drops[reason] += 1
+        if self.observer is not None:
+            self.observer.refused(peer, payload, reason.value)
+        self._answer(peer, encode_close(own_id, byte))
+
+    def _allows(self, peer: RelayPeer, kind: Kind) -> bool:
+        """Whether that frame is within the client's rate; it is counted if not."""
+        if peer.police.allows(kind, self.limits, self._now()):
+            return True
+        self.drops[DropReason.RATE_LIMITED] += 1
+        return False
+
+    def _new_id(self, peer: RelayPeer) -> int:
+        """The next free odd id: upwards by two, so that none is used again early."""
+        to_id = peer.next_id
+        while to_id in peer.routes:  # ends: max_transports is below the number of ids
+            to_id = (to_id + 2) % ID_COUNT
+        peer.next_id = (to_id + 2) % ID_COUNT
+        return to_id
+
+    def _answer(self, peer: RelayPeer, frame: bytes) -> None:
+        """Send a control frame; a peer that provokes many and reads none is ended."""
+        if peer not in self.peers:
+            return
+        if peer.congested:
+            if peer.port.queued() > PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM:
+                if not peer.closing:
+                    peer.closing = True
+                    self.drops[DropReason.SEND_BUFFER_FULL] += 1
+                    peer.port.close(DropReason.SEND_BUFFER_FULL)
+                return
+            peer.sent += len(frame)
+        peer.port.send(frame)
+
+    # --- ends of transports ---
+
+    def _drop_route(self, peer: RelayPeer, own_id: int, route: Route, reason: int, by_server: bool = False) -> None:
+        """Forget both directions of a transport."""
+        other = route.peer
+        if (carried := route.carried) is not None and self.observer is not None:
+            by = "server" if by_server else "src" if carried.there is route else "dst"
+            self.observer.ended(carried, reason, by)
+        del peer.routes[own_id]
+        del other.routes[route.to_id]
+        self.route_count -= 2
+        for one, two in ((peer, other), (other, peer)):
+            count = one.destinations[two] - 1
+            if count:
+                one.destinations[two] = count
+            else:
+                del one.destinations[two]
+                if one.paused_by is two:
+                    self._resume(one)
+
+    def _close_both(self, peer: RelayPeer, own_id: int, route: Route, reason: CloseReason) -> None:
+        self._drop_route(peer, own_id, route, reason, by_server=True)
+        self._answer(peer, encode_close(own_id, reason))
+        self._answer(route.peer, encode_close(route.to_id, reason))
+
+    def close_all(self, reason: CloseReason) -> None:
+        """Close every transport at both ends, and refuse new ones: the server leaves."""
+        self.draining = True
+        for peer in list(self.peers):
+            for own_id, route in list(peer.routes.items()):
+                if peer.routes.get(own_id) is route:
+                    self._close_both(peer, own_id, route, reason)
+
+    def announce_drain(self, seconds: int, servers: Sequence[PubKey]) -> int:
+        """Refuse new transports, and tell the clients that understand it where else to go.
+
+        :returns: how many were told.
+        """
+        self.draining = True
+        frame = encode_drain(seconds, servers)
+        told = [peer for peer in self.peers if peer.speaks_drain]
+        for peer in told:
+            self._answer(peer, frame)
+        return len(told)
+
+    # --- congestion ---
+
+    def congest(self, peer: RelayPeer) -> None:
+        """The peer's queue is longer than it should be."""
+        if not peer.congested and peer in self.peers:
+            peer.congested = True
+            peer.sent = peer.port.queued()
+            for route in peer.routes.values():
+                route.back.queued = route.back.mark = 0
+
+    def relieve(self, peer: RelayPeer) -> None:
+        """The peer's queue is empty again."""
+        peer.congested = False
+        peer.stalled = False
+        self._release_sources(peer)
+
+    def stall(self, peer: RelayPeer) -> None:
+        """The peer stayed congested: its sources are read again, within the limits."""
+        if peer.congested:
+            peer.stalled = True
+            self._release_sources(peer)
+
+    def _pause_if_alone(self, source: RelayPeer, destination: RelayPeer) -> None:
+        if source.paused_by is None and not destination.stalled and len(source.destinations) == 1:
+            source.paused_by = destination
+            first = not destination.pausing
+            destination.pausing.add(source)
+            source.port.pause_reading()
+            if first:
+                self._on_congested(destination)
+
+    def _resume(self, source: RelayPeer) -> None:
+        assert source.paused_by is not None
+        source.paused_by.pausing.discard(source)
+        source.paused_by = None
+        source.port.resume_reading()
+
+    def _release_sources(self, peer: RelayPeer) -> None:
+        while peer.pausing:
+            source = peer.pausing.pop()
+            source.paused_by = None
+            source.port.resume_reading()
+
+    # --- self-check ---
+
+    def check(self) -> None:
+        """Compare the tables with each other.
+
+        :raises AssertionError: they disagree; never seen unless this module is wrong.
+        """
+        ends = 0
+        present = self.peers | self.leaving
+        for peer in present:
+            counted: Counter[RelayPeer] = Counter()
+            for own_id, route in peer.routes.items():
+                ends += 1
+                counted[route.peer] += 1
+                assert route.peer in present
+                assert route.back.to_id == own_id and route.back.peer is peer
+                assert route.peer.routes[route.to_id] is route.back
+            assert counted == Counter(peer.destinations)
+            assert (peer in self.peers) is not (peer in self.leaving)
+            assert peer in self.leaving or peer in self._of_key[peer.key]
+            assert peer.paused_by is None or peer in peer.paused_by.pausing
+        assert ends == self.route_count
+        for key, newest in self.newest.items():
+            assert newest.key == key and newest in self.peers
+        assert len(self.newest) == len(self._of_key)

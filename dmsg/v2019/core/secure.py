@@ -1,0 +1,430 @@
+"""One end of a secure stream: ciphers, sequences, rolling hashes, windows.
+
+A :class:`SecureEnd` outlives the transports that carry it.  What belongs to one
+transport (keys, nonces, sequences) is replaced by :meth:`SecureEnd.attach`;
+what belongs to the stream (bytes acknowledged and received, the rolling
+hashes of both, what is not acknowledged) stays, so that the two ends can
+compare where they are and go on.  ``docs/protocol/secure-transport.md`` is
+the specification.  No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, deque
+from hashlib import blake2b
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from dmsg.base.tables import uncount
+from dmsg.errors import CloseReason, DmsgError
+from dmsg.noise.handshake import HandshakeResult
+from dmsg.v2019.core.agreement import HASH_SIZE, Hello, Resume
+from dmsg.v2019.core.wire import ACK, CLOSE, FWD, MAX_FRAME_PAYLOAD, SEQUENCE_SIZE
+
+TAG_SIZE = 16
+ACK_HASH_SIZE = 4
+"""Bytes of the rolling hash in an ACK (seed document, TODO list)."""
+SECURE_OVERHEAD = TAG_SIZE
+MAX_SECURE_DATA = MAX_FRAME_PAYLOAD - SEQUENCE_SIZE - TAG_SIZE
+"""65492 bytes of user data in one FWD of a secure transport."""
+INITIAL_WINDOW = 256 * 1024
+"""Bytes that a receiver lets a sender have unacknowledged at first."""
+MAX_WINDOW = 32 * 1024 * 1024
+"""Bytes to which the window of one stream grows."""
+WINDOW_BUDGET = 256 * 1024 * 1024
+"""Bytes by which all windows of a process together grow beyond their first size."""
+GROW_WITHIN = 4.0
+"""Round trips in which a window full has to be taken for the window to double."""
+EARLY_WINDOW = 2 * 1024 * 1024
+EARLY_GROW_WITHIN = 6.0
+"""The same below ``EARLY_WINDOW``, where it is made four times as large: TCP on the
+way begins slowly too, and goes on slowly while a window holds it back."""
+MAX_FRAMES = 16384
+"""Frames in flight; below 2**15, so that the order of two sequences is never in doubt."""
+MIN_LIMIT = 64 * 1024
+"""Bytes in flight that are always allowed to a sender whose server found its queue full."""
+DIAGNOSE_SPAN = 64
+"""Nonces before and after the expected one that are tried on a frame that is not
+authentic, to tell frames that are missing or repeated from those that were changed."""
+DIAGNOSE_SIZE = 4096
+"""Bytes of the largest frame with which that is done."""
+
+_nonce = struct.Struct("<4xQ").pack
+_sequence = struct.Struct(">H").pack
+_ack = struct.Struct(f">H{ACK_HASH_SIZE}s")
+_long_ack = struct.Struct(f">H{ACK_HASH_SIZE}sI")
+_FWD_DATA, _ACK_DATA, _CLOSE_DATA = bytes((FWD,)), bytes((ACK,)), bytes((CLOSE,))
+
+
+class SecureError(DmsgError):
+    """A frame that a correct peer over an honest server does not send.
+
+    :ivar reason: why the transport ends.
+    """
+
+    def __init__(self, reason: CloseReason) -> None:
+        super().__init__(reason.name)
+        self.reason = reason
+
+
+class Budget:
+    """Bytes that windows may grow by, all together.
+
+    What one peer has is never more than what is still left: the first may have half, two a third each, and who comes
+    late finds some.
+    """
+
+    __slots__ = ("_of", "left")
+
+    def __init__(self, size: int = WINDOW_BUDGET) -> None:
+        self.left = size
+        self._of: Counter[bytes] = Counter()
+
+    def take(self, peer: bytes, size: int) -> bool:
+        """Whether ``peer`` may have so much more."""
+        if self._of[peer] + size > self.left - size:
+            return False
+        self.left -= size
+        self._of[peer] += size
+        return True
+
+    def give_back(self, peer: bytes, size: int) -> None:
+        """What was taken is free again."""
+        self.left += size
+        uncount(self._of, peer, size)
+
+
+BUDGET = Budget()
+"""Of this process."""
+
+
+class SecureEnd:
+    """One end of a stream.
+
+    :param binding: 32 bytes, the handshake hash of the stream's first transport.
+    :param window: bytes that this end lets the other have unacknowledged.
+    :param token: 16 bytes if the stream can be resumed, else None.
+    :param peer: the other end's key, which has its part of the budget.
+    :ivar in_flight: (data, token of the caller) of frames that are not acknowledged.
+    :ivar acknowledged: bytes of the stream that the other end has.
+    :ivar received: bytes of the stream that this end has.
+    :ivar consumed: bytes of them that the application has taken.
+    :ivar told: the window that the other end knows.
+    """
+
+    __slots__ = (
+        "_acked_sequence",
+        "_before",
+        "_budget",
+        "_decrypt",
+        "_encrypt",
+        "_measured_at",
+        "_next_sequence",
+        "_open_nonce",
+        "_opening",
+        "_peer",
+        "_received_hash",
+        "_received_sequence",
+        "_seal_nonce",
+        "_sent_hash",
+        "acknowledged",
+        "consumed",
+        "generation",
+        "idle_moves",
+        "in_flight",
+        "in_flight_bytes",
+        "initiator",
+        "limit",
+        "measure_at",
+        "moved_at",
+        "peer_window",
+        "received",
+        "round_trip",
+        "token",
+        "told",
+        "transport",
+        "window",
+    )
+
+    def __init__(
+        self,
+        binding: bytes,
+        *,
+        initiator: bool,
+        window: int = INITIAL_WINDOW,
+        token: bytes | None = None,
+        budget: Budget | None = None,
+        peer: bytes = b"",
+    ) -> None:
+        self.initiator = initiator
+        self._peer = peer
+        self.token = token
+        self.generation = 0
+        self.transport: Any = None
+        """The transport that carries it now; None while there is none."""
+        # one hash for each direction, so that no direction's word can stand for the other's
+        first = blake2b(binding + b"\0", digest_size=HASH_SIZE)
+        second = blake2b(binding + b"\1", digest_size=HASH_SIZE)
+        self._sent_hash, self._received_hash = (first, second) if initiator else (second, first)
+        self.acknowledged = 0
+        self.idle_moves = 0
+        self.moved_at: tuple[int, int] | None = None
+        self.received = 0
+        self.consumed = 0
+        self.in_flight: deque[tuple[bytes | memoryview, Any]] = deque()
+        self.in_flight_bytes = 0
+        self.window = window
+        self.peer_window = 0
+        self.limit = INITIAL_WINDOW
+        """Bytes in flight that this end allows itself, whatever the other end names."""
+        self._opening = True
+        """No server's queue was full yet: the limit grows as the receiver's window may."""
+        self.round_trip: float | None = None
+        """Seconds, from the handshake."""
+        self.measure_at = 1  # the first byte starts the clock
+        self._measured_at: float | None = None
+        self._budget = BUDGET if budget is None else budget
+        self.told = 0
+        self._before = (0, 0)
+
+    # --- transports come and go ---
+
+    def attach(self, transport: Any, result: HandshakeResult, hello: Hello, told: int) -> None:
+        """``transport`` carries the stream from now on.
+
+        :param hello: the other end's.
+        :param told: the window that this end named in its own.
+        """
+        self.detach()
+        self.transport = transport
+        self._before = (self.acknowledged, self.received)
+        transport.secure = self
+        self._encrypt = ChaCha20Poly1305(result.send_key).encrypt
+        self._decrypt = ChaCha20Poly1305(result.receive_key).decrypt
+        self._seal_nonce = self._open_nonce = 0
+        self._next_sequence = 0
+        self._acked_sequence = self._received_sequence = 0xFFFF  # of the frame before the first
+        self.peer_window = hello.window
+        self.told = told
+
+    def detach(self) -> None:
+        """There is no transport now."""
+        if self.transport is not None:
+            self.transport.delivered = self.delivered
+            self.transport.secure = None
+            self.transport = None
+
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """Bytes that the other end has acknowledged, and that this end has received, over this transport."""
+        return self.acknowledged - self._before[0], self.received - self._before[1]
+
+    def offer_window(self) -> int:
+        """What to name in a hello: the window less what the application has not taken."""
+        return max(0, self.consumed + self.window - self.received)
+
+    def position(self) -> Resume:
+        """Where this end stands, for a hello."""
+        assert self.token is not None
+        return Resume(self.token, self.generation, self.received, self._received_hash.digest())
+
+    def resume(self, there: Resume) -> tuple[list[Any], list[tuple[bytes | memoryview, Any]]]:
+        """The other end says where it stands.
+
+        This end has taken nothing since it said where it stands itself, so
+        what either says is where the other goes on.
+
+        :returns: tokens of what it has, and (data, token) of what is to be sent again.
+        :raises SecureError: that cannot be: the streams have gone apart.
+        """
+        tokens: list[Any] = []
+        in_flight = self.in_flight
+        while self.acknowledged < there.received and in_flight:
+            data, token = in_flight.popleft()
+            self._sent_hash.update(data)
+            self.acknowledged += len(data)
+            tokens.append(token)
+        if self.acknowledged != there.received or self._sent_hash.digest() != there.hash:
+            raise SecureError(CloseReason.HASH_MISMATCH)
+        while in_flight and not in_flight[0][0]:
+            # frames without data are there to be acknowledged: this is the acknowledgement
+            tokens.append(in_flight.popleft()[1])
+        unsent = list(in_flight)
+        in_flight.clear()
+        self.in_flight_bytes = 0
+        return tokens, unsent
+
+    def release(self) -> None:
+        """The stream is over: its share of the budget is free."""
+        self._budget.give_back(self._peer, max(0, self.window - INITIAL_WINDOW))
+        self.window = min(self.window, INITIAL_WINDOW)
+        self.detach()
+        self.in_flight.clear()
+
+    # --- sending ---
+
+    @property
+    def may_send(self) -> bool:
+        """Another frame may be sent now."""
+        return (
+            self.transport is not None
+            and self.in_flight_bytes < self.peer_window
+            and self.in_flight_bytes < self.limit
+            and len(self.in_flight) < MAX_FRAMES
+        )
+
+    def seal_data(self, data: bytes | memoryview, token: Any) -> bytes:
+        """The payload of a FWD.  :param data: at most 65492 bytes."""
+        sequence = self._next_sequence
+        self._next_sequence = (sequence + 1) & 0xFFFF
+        nonce = self._seal_nonce
+        self._seal_nonce = nonce + 1
+        self.in_flight.append((data, token))
+        self.in_flight_bytes += len(data)
+        return self._encrypt(_nonce(nonce), b"".join((_sequence(sequence), data)), _FWD_DATA)
+
+    def seal_ack(self) -> bytes:
+        """The payload of an ACK of all that was received.
+
+        It names the window only when it is another than the sender knows.
+        """
+        window = max(0, self.consumed + self.window - self.received)
+        digest = self._received_hash.digest()[:ACK_HASH_SIZE]
+        if window == self.told:
+            plain = _ack.pack(self._received_sequence, digest)
+        else:
+            self.told = window
+            plain = _long_ack.pack(self._received_sequence, digest, window)
+        nonce = self._seal_nonce
+        self._seal_nonce = nonce + 1
+        return self._encrypt(_nonce(nonce), plain, _ACK_DATA)
+
+    def seal_close(self, reason: int) -> bytes:
+        """The payload of a CLOSE: the reason, and what proves that it is this end's."""
+        byte = bytes((reason,))
+        nonce = self._seal_nonce
+        self._seal_nonce = nonce + 1
+        return byte + self._encrypt(_nonce(nonce), byte, _CLOSE_DATA)
+
+    def queue_was_full(self) -> None:
+        """A server held more for the receiver than it may: send less ahead."""
+        self.limit = max(MIN_LIMIT, self.in_flight_bytes // 2)
+        self._opening = False
+
+    # --- receiving ---
+
+    def open_data(self, payload: bytes | memoryview) -> bytes:
+        """The data of a FWD.
+
+        :raises SecureError: see its reason.
+        """
+        plain = self._open(payload, _FWD_DATA)
+        sequence = (self._received_sequence + 1) & 0xFFFF
+        if len(plain) < SEQUENCE_SIZE or plain[0] << 8 | plain[1] != sequence:
+            raise SecureError(CloseReason.BAD_FRAME)
+        self._received_sequence = sequence
+        data = plain[SEQUENCE_SIZE:]
+        size = len(data)
+        self.received += size
+        self._received_hash.update(data)
+        if self.received - self.consumed > self.window + MAX_SECURE_DATA:
+            raise SecureError(CloseReason.BUFFER_FULL)
+        return data
+
+    def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[Any]]:
+        """How many frames an ACK acknowledges, and the tokens among them.
+
+        :raises SecureError: see its reason.
+        """
+        plain = self._open(payload, _ACK_DATA)
+        if len(plain) == _ack.size:
+            sequence, digest = _ack.unpack(plain)
+        elif len(plain) == _long_ack.size:
+            sequence, digest, self.peer_window = _long_ack.unpack(plain)
+        else:
+            raise SecureError(CloseReason.BAD_FRAME)
+        # serial number arithmetic: an older sequence is a count of 2**15 and more
+        count = (sequence - self._acked_sequence) & 0xFFFF
+        in_flight = self.in_flight
+        if count > len(in_flight):
+            raise SecureError(CloseReason.BAD_FRAME)
+        self._acked_sequence = sequence
+        tokens = []
+        sent_hash = self._sent_hash
+        size = 0
+        for _ in range(count):
+            data, token = in_flight.popleft()
+            sent_hash.update(data)
+            size += len(data)
+            if token is not None:
+                tokens.append(token)
+        self.in_flight_bytes -= size
+        self.acknowledged += size
+        if self.limit < MAX_WINDOW:
+            self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._opening else max(1, size // 8)))
+        if sent_hash.digest()[:ACK_HASH_SIZE] != digest:
+            raise SecureError(CloseReason.HASH_MISMATCH)
+        return count, tokens
+
+    def open_close(self, payload: bytes) -> int | None:
+        """The reason of a CLOSE that the other end made; None when a server made it."""
+        if len(payload) != 2 + TAG_SIZE:
+            return None
+        try:
+            plain = self._open(payload[1:], _CLOSE_DATA)
+        except SecureError:
+            return None
+        return plain[0] if len(plain) == 1 else None
+
+    def _open(self, payload: bytes | memoryview, associated: bytes) -> bytes:
+        nonce = self._open_nonce
+        try:
+            plain = self._decrypt(_nonce(nonce), payload, associated)
+        except InvalidTag:
+            raise SecureError(self._diagnose(bytes(payload), associated)) from None
+        self._open_nonce = nonce + 1
+        return plain
+
+    def _diagnose(self, payload: bytes, associated: bytes) -> CloseReason:
+        """Why a frame is not what was expected; the transport ends whatever it is."""
+        expected = self._open_nonce
+        if len(payload) > DIAGNOSE_SIZE:
+            return CloseReason.NOT_AUTHENTIC  # a word more is not worth milliseconds to who sends rubbish
+        for nonce in range(max(0, expected - DIAGNOSE_SPAN), expected + DIAGNOSE_SPAN):
+            try:
+                self._decrypt(_nonce(nonce), payload, associated)
+            except InvalidTag:
+                continue
+            return CloseReason.FRAME_REPEATED if nonce < expected else CloseReason.FRAME_MISSING
+        return CloseReason.NOT_AUTHENTIC
+
+    # --- the window of this end ---
+
+    def consume(self, size: int) -> bool:
+        """The application has taken ``size`` bytes.
+
+        :returns: the sender should hear of it now: a quarter of the window is free again.
+        """
+        self.consumed += size
+        return self.consumed + self.window - self.received - self.told >= self.window // 4
+
+    def measure(self, now: float) -> None:
+        """A window full of bytes was taken since the last measure: let it grow if that was quick.
+
+        While the window is what holds the sender back, a window full takes
+        one round trip, or a few when TCP is still finding its own speed; when it
+        takes more, something else does, and a larger window would only fill queues.
+
+        :param now: seconds of a monotonic clock.
+        """
+        before, self._measured_at = self._measured_at, now
+        early = self.window < EARLY_WINDOW
+        within = EARLY_GROW_WITHIN if early else GROW_WITHIN
+        if before is not None and self.round_trip is not None and now - before <= within * self.round_trip:
+            more = min(self.window * (3 if early else 1), MAX_WINDOW - self.window)
+            if more and self._budget.take(self._peer, more):
+                self.window += more
+        self.measure_at = self.consumed + self.window

@@ -1,0 +1,578 @@
+"""What a client does with frames: its table of transports on one connection.
+
+No I/O, no clock.  Bytes go in through :meth:`ClientConnection.receive_frames`,
+events come out, frames to send collect until :meth:`ClientConnection.data_to_send`.
+
+Control frames go through :data:`~dmsg.v2019.core.state.TRANSITIONS`; FWD and ACK test one attribute.
+Where the 2019 client waits for each ACK, this one keeps a window in flight
+(``WINDOW_BYTES``, ``WINDOW_FRAMES`` of :mod:`dmsg.v2019.core.wire`); the receiving side is the reference's:
+an ACK goes out on receipt while at most ``UNREAD_LIMIT`` bytes are unread,
+later ones are held until the application has read.
+
+A secure transport (:mod:`dmsg.v2019.core.agreement`, :mod:`dmsg.v2019.core.secure`)
+has the same frames with encrypted payloads, and one ACK for all that came at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any
+
+from dmsg.errors import (
+    CloseReason,
+    DropReason,
+    HandshakeError,
+    KeyFormatError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    close_reason_text,
+)
+from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
+from dmsg.noise.handshake import HANDSHAKE_FRAMES, HandshakeResult
+from dmsg.telemetry.receipts import Receipt, Role
+from dmsg.v2019.core.agreement import Hello, Offer, Proposal, is_secure
+from dmsg.v2019.core.events import (
+    Accepted,
+    Acknowledged,
+    AcknowledgedAll,
+    Closed,
+    Confirmed,
+    DataReceived,
+    Draining,
+    Established,
+    Event,
+    Noticed,
+    Ponged,
+    Requested,
+)
+from dmsg.v2019.core.observe import transport_identity
+from dmsg.v2019.core.secure import Budget, SecureEnd, SecureError
+from dmsg.v2019.core.state import TRANSITIONS, ClientTransport, Input, State
+from dmsg.v2019.core.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    DRAIN,
+    FWD,
+    HANDSHAKE_PAYLOAD_SIZE,
+    HEADER_SIZE,
+    ID_COUNT,
+    IDS_PER_SIDE,
+    MAX_FWD_DATA,
+    MAX_NOTICE,
+    NOTICE,
+    OK,
+    PING,
+    PONG,
+    RECEIPT,
+    REQUEST,
+    SEQUENCE_SIZE,
+    UNREAD_LIMIT,
+    close_reason,
+    encode_ack,
+    encode_close,
+    encode_frame,
+    encode_fwd_header,
+    pack_header,
+    parse_drain,
+    unpack_header,
+)
+
+RECEIVE_LIMIT = 4 * 1024 * 1024
+"""Bytes that a transport holds for an application that does not read; a
+sender that goes on without ACKs loses the transport there."""
+FRAME_OVERHEAD = 64
+"""What each unread frame counts for besides its bytes."""
+MAX_INCOMING = 4096
+"""Transports of one connection that others opened."""
+
+
+class ClientConnection:
+    """The table of one connection to a server.
+
+    :param key: makes it take secure transports.
+    :param budget: by which their windows grow; the process's own, if none is given.
+    :param receipts_to: the server's key, if it is to have receipts for what it delivers.
+    :ivar accepting: a REQUEST is offered to the application; else answered with CLOSE.
+    """
+
+    def __init__(
+        self,
+        local: PubKey,
+        *,
+        key: SecKey | None = None,
+        random: Random | None = None,
+        budget: Budget | None = None,
+        receipts_to: PubKey | None = None,
+    ) -> None:
+        self.local = local
+        self._receipts_to = receipts_to if key is not None else None
+        self._budget = budget
+        self._key = key
+        self._due: list[ClientTransport] = []
+        self._pinged = False
+        """The server was shown that this client knows PING, and so PONG, DRAIN and NOTICE."""
+        self.transports: dict[int, ClientTransport] = {}
+        self.accepting = False
+        self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
+        """Why a REQUEST is refused before it is looked at; of a plain one the ephemeral is None."""
+        self.make_room: Callable[[PubKey | None], bool] = lambda initiator: False
+        """Ends an incoming transport for another one, if there is one that may go."""
+        self._dear = 0
+        self.established = False
+        self.incoming = 0
+        self._random = random or Random()
+        self._next_id = self._random.randrange(IDS_PER_SIDE) * 2
+        self._outgoing: list[bytes] = []
+        self.broken: RemoteProtocolError | None = None
+        """Why the connection has to end: nothing more is read from it, and what came before is told first."""
+        self.left = False
+        """The last read may have left whole frames behind."""
+        self.lost = False
+        """The connection is gone: nothing can be handed in any more."""
+
+    # --- what the application does ---
+
+    @property
+    def has_free_id(self) -> bool:
+        """Another transport can be asked for."""
+        return len(self.transports) - self.incoming < IDS_PER_SIDE
+
+    def request(
+        self, remote: PubKey, proposal: Proposal | None = None, end: SecureEnd | None = None, told: int = 0
+    ) -> ClientTransport:
+        """Open a transport; :class:`Accepted` or :class:`Closed` follows.
+
+        :param proposal: for a secure transport.
+        :param end: the stream that it is to carry on; None begins one.
+        :param told: the window that the proposal names.
+
+        :raises LocalProtocolError: all 32768 ids are in use.
+        """
+        transport_id = self._next_id
+        if not self.has_free_id:
+            raise LocalProtocolError("all transport ids of this connection are in use")
+        while transport_id in self.transports:
+            transport_id = (transport_id + 2) % ID_COUNT
+        self._next_id = (transport_id + 2) % ID_COUNT
+        payload = self.local + remote if proposal is None else proposal.payload
+        transport = self._add(transport_id, remote, payload, initiator=True)
+        transport.proposal = proposal
+        transport.is_secure = proposal is not None
+        transport.secure = end
+        transport.told = told
+        self._move(transport, Input.SEND_REQUEST)
+        self._outgoing.append(encode_frame(REQUEST, transport_id, payload))
+        return transport
+
+    def _new_end(
+        self, transport: ClientTransport, result: HandshakeResult, initiator: bool, window: int, token: bytes | None
+    ) -> SecureEnd:
+        peer = bytes(transport.remote)
+        return SecureEnd(result.hash, initiator=initiator, window=window, token=token, budget=self._budget, peer=peer)
+
+    def accept(self, transport: ClientTransport) -> None:
+        """Answer a REQUEST with ACCEPT.
+
+        :raises LocalProtocolError: it is not waiting for an answer.
+        """
+        self._move(transport, Input.SEND_ACCEPT)
+        self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
+
+    def accept_secure(self, transport: ClientTransport, hello: Hello, end: SecureEnd | None = None) -> SecureEnd:
+        """Answer the REQUEST of a secure transport; :class:`Confirmed` or :class:`Closed` follows.
+
+        :param hello: what to say.
+        :param end: the stream that it carries on; None begins one.
+        :raises LocalProtocolError: it is not waiting for an answer.
+        """
+        self._move(transport, Input.SEND_ANSWER)
+        offer, transport.offer = transport.offer, None
+        assert offer is not None
+        result, payload = offer.accept(hello)
+        if end is None:
+            token = offer.hello.token
+            end = self._new_end(transport, result, False, hello.window, token)
+        end.attach(transport, result, offer.hello, hello.window)
+        self._identify(transport, payload)
+        self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
+        return end
+
+    def answer_ended(self, transport: ClientTransport, reason: int) -> None:
+        """Answer the REQUEST that would resume a stream: it was closed, for that reason."""
+        self._move(transport, Input.SEND_ANSWER)
+        offer, transport.offer = transport.offer, None
+        assert offer is not None
+        self._outgoing.append(encode_frame(ACCEPT, transport.id, offer.accept(Hello(ended=reason))[1]))
+        # the answer is all; the server keeps the route until it is told
+        self.close(transport, reason)
+
+    def ping(self, payload: bytes) -> None:
+        """Ask the server, which must know of it, for :class:`Ponged`."""
+        self._pinged = True
+        self._outgoing.append(encode_frame(PING, 0, payload))
+
+    def send(self, transport: ClientTransport, data: bytes | memoryview, token: Any = None) -> None:
+        """Send one FWD; :class:`Acknowledged` with the token follows, or :class:`AcknowledgedAll`.
+
+        :param data: at most 65508 bytes, 65492 on a secure transport.
+        :raises LocalProtocolError: not open, window closed, or too long.
+        """
+        if transport.state is not State.OPEN:
+            raise LocalProtocolError("transport is not open")
+        size = len(data)
+        if size > MAX_FWD_DATA or not transport.window_open:
+            raise LocalProtocolError("window is closed or data is too long for one frame")
+        if transport.secure is not None:
+            payload = transport.secure.seal_data(data, token)
+            self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
+            return
+        sequence = transport._next_sequence
+        transport._next_sequence = (sequence + 1) & 0xFFFF
+        transport.in_flight[sequence] = (size, token)
+        transport.in_flight_bytes += size
+        outgoing = self._outgoing
+        outgoing.append(encode_fwd_header(transport.id, sequence, size))
+        if size:
+            outgoing.append(data)  # type: ignore[arg-type]  # joined before anybody looks
+
+    def consumed(self, transport: ClientTransport, size: int) -> None:
+        """The application has read ``size`` bytes: held ACKs may go out."""
+        if transport.is_secure:
+            if transport.secure is not None and transport.secure.consume(size) and not transport.ack_due:
+                transport.ack_due = True
+                self._due.append(transport)
+            return
+        transport.unread -= size
+        if transport.held_acks and transport.unread < UNREAD_LIMIT and transport.state is State.OPEN:
+            transport_id = transport.id
+            self._outgoing.extend([encode_ack(transport_id, sequence) for sequence in transport.held_acks])
+            transport.held_acks.clear()
+            transport.held_size = 0
+
+    def close(self, transport: ClientTransport, reason: int = CloseReason.UNSPECIFIED) -> None:
+        """Send CLOSE; no event follows.  Closing what is closed does nothing."""
+        state = transport.state
+        if state in (State.REQUESTED, State.OFFERED, State.ANSWERED, State.OPEN):
+            self._move(transport, Input.SEND_CLOSE)
+            self._remove(transport, was_open=state is State.OPEN)
+            if transport.secure is not None and state is State.OPEN:
+                if transport.ack_due:  # what came is acknowledged, also when the end is all that follows
+                    transport.ack_due = False
+                    payload = transport.secure.seal_ack()
+                    self._outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
+                payload = transport.secure.seal_close(reason)
+                self._outgoing.append(encode_frame(CLOSE, transport.id, payload))
+            else:
+                self._outgoing.append(encode_close(transport.id, reason))
+
+    def data_to_send(self) -> bytes:
+        """The frames to send, with the ACKs that are due; empties the buffer."""
+        outgoing = self._outgoing
+        if self._due:
+            for transport in self._due:
+                transport.ack_due = False
+                if transport.secure is not None and transport.state is State.OPEN:
+                    payload = transport.secure.seal_ack()
+                    outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
+            self._due.clear()
+        if not outgoing:
+            return b""
+        data = b"".join(outgoing)
+        outgoing.clear()
+        return data
+
+    # --- what the server sends ---
+
+    def receive_frames(self, buffer: bytearray, end: int, most: int = sys.maxsize) -> tuple[int, list[Event]]:
+        """Take the whole frames at the start of ``buffer``.
+
+        :param end: where the plaintext in ``buffer`` ends.
+        :param most: frames that are taken; then :attr:`left` says that there may be more, to be offered again.
+        :returns: bytes taken (the rest is an unfinished frame) and the events; see :attr:`broken` too.
+        """
+        events: list[Event] = []
+        transports = self.transports
+        outgoing = self._outgoing
+        view = memoryview(buffer)
+        position = 0
+        while end - position >= HEADER_SIZE and self.broken is None and most:
+            most -= 1
+            frame_type, transport_id, size = unpack_header(buffer, position)
+            start = position + HEADER_SIZE
+            following = start + size
+            if following > end:
+                break
+            position = following
+            transport = transports.get(transport_id)
+            if transport is not None and transport.state is State.OPEN and self.established:
+                if transport.is_secure:
+                    if FWD <= frame_type <= ACK:
+                        self._receive_secure(transport, frame_type, view[start:following], events)
+                        continue
+                elif frame_type == FWD and size >= SEQUENCE_SIZE:
+                    sequence = buffer[start] << 8 | buffer[start + 1]
+                    size -= SEQUENCE_SIZE
+                    if size:
+                        transport.unread += size
+                        if transport.unread > UNREAD_LIMIT:
+                            transport.held_acks.append(sequence)
+                            transport.held_size += size + FRAME_OVERHEAD
+                            if transport.held_size > RECEIVE_LIMIT:
+                                self._fail(transport, CloseReason.BUFFER_FULL, events)
+                                continue
+                        else:
+                            outgoing.append(encode_ack(transport_id, sequence))
+                        events.append(DataReceived(transport, bytes(view[start + SEQUENCE_SIZE : following])))
+                    else:
+                        outgoing.append(encode_ack(transport_id, sequence))
+                    continue
+                elif frame_type == ACK and size == SEQUENCE_SIZE:
+                    waiting = transport.in_flight.pop(buffer[start] << 8 | buffer[start + 1], None)
+                    if waiting is not None:
+                        transport.in_flight_bytes -= waiting[0]
+                        events.append(Acknowledged(transport, waiting[1]))
+                    continue
+            try:
+                self._receive_control(frame_type, transport_id, bytes(view[start:following]), transport, events)
+            except RemoteProtocolError as error:
+                self.broken = error  # told behind what came before it
+                break
+            if self._dear:
+                most = max(0, most - self._dear)
+                self._dear = 0
+        self.left = not most
+        return position, events
+
+    def _receive_secure(
+        self, transport: ClientTransport, frame_type: int, payload: memoryview, events: list[Event]
+    ) -> None:
+        end = transport.secure
+        if end is None:
+            return  # its stream has moved on
+        try:
+            if frame_type == FWD:
+                data = end.open_data(payload)
+                if not transport.ack_due:
+                    transport.ack_due = True
+                    self._due.append(transport)
+                if data:
+                    events.append(DataReceived(transport, data))
+            else:
+                count, tokens = end.open_ack(payload)
+                events.append(AcknowledgedAll(transport, count, tokens))
+        except SecureError as error:
+            self._fail(transport, error.reason, events)
+
+    def _receive_control(
+        self,
+        frame_type: int,
+        transport_id: int,
+        payload: bytes,
+        transport: ClientTransport | None,
+        events: list[Event],
+    ) -> None:
+        if not self.established:
+            if frame_type == CLOSE:
+                text = f"server refuses this client: {close_reason_text(close_reason(payload))}"
+                raise RemoteProtocolError(DropReason.REFUSED, text)
+            if frame_type != OK:
+                raise RemoteProtocolError(DropReason.NO_OK_FRAME, f"first frame of the server has type {frame_type:#x}")
+            self.established = True
+            events.append(Established())
+        elif frame_type in (PONG, DRAIN, NOTICE) and self._pinged:
+            self._on_server_frame(frame_type, payload, events)
+        elif transport is None:
+            if frame_type == REQUEST:
+                self._on_request(transport_id, payload, events)
+            elif frame_type != CLOSE:
+                self._outgoing.append(encode_close(transport_id, CloseReason.NO_SUCH_TRANSPORT))
+        elif frame_type == REQUEST and transport.state is not State.REQUESTED:
+            raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
+        elif frame_type == CLOSE:
+            end = transport.secure
+            said = None
+            if end is not None and transport.state in (State.OPEN, State.ANSWERED):
+                said = end.open_close(payload)
+                if said is not None and transport.state is State.ANSWERED:
+                    # its first frame, so it holds the keys, and its last
+                    self._move(transport, Input.RECV_CONFIRM)
+                    events.append(Confirmed(transport))
+            refused = transport.state is not State.OPEN
+            self._move(transport, Input.RECV_CLOSE)
+            self._remove(transport, was_open=not refused)
+            reason = close_reason(payload) if said is None else said
+            events.append(Closed(transport, reason, refused, by_remote=True, authentic=said is not None, end=end))
+        elif transport.state is State.REQUESTED:
+            if frame_type == ACCEPT and transport.proposal is not None:
+                self._on_secure_accept(transport, payload, events)
+            elif frame_type == ACCEPT and payload == transport.payload:
+                self._move(transport, Input.RECV_ACCEPT)
+                events.append(Accepted(transport))
+            else:
+                self._fail(transport, CloseReason.BAD_FRAME, events)
+        elif transport.state is State.ANSWERED:
+            self._confirm(transport, frame_type, payload, events)
+        elif transport.state is State.OFFERED or frame_type in (FWD, ACK):
+            # FWD and ACK of a wrong size, the right ones never come here; or
+            # anything at all before the application has answered
+            self._fail(transport, CloseReason.BAD_FRAME, events)
+        # OK, ACCEPT and unknown types on an open transport mean nothing
+
+    def _on_secure_accept(self, transport: ClientTransport, payload: bytes, events: list[Event]) -> None:
+        proposal, transport.proposal = transport.proposal, None
+        assert proposal is not None
+        end = transport.secure
+        tokens: list[Any] = []
+        unsent: list[tuple[bytes | memoryview, Any]] = []
+        try:
+            result, hello = proposal.accepted(payload)
+            if hello.ended is not None:
+                self.close(transport)
+                events.append(Closed(transport, hello.ended, refused=True, by_remote=True, authentic=True, end=end))
+                return
+            if end is None:
+                token = hello.token if hello.token == proposal.hello.token else None
+                end = self._new_end(transport, result, True, transport.told, token)
+            elif hello.resume is None or hello.resume.token != end.token:
+                raise HandshakeError("ACCEPT resumes no stream, or another")
+            else:
+                tokens, unsent = end.resume(hello.resume)
+        except HandshakeError:
+            self._fail(transport, CloseReason.NOT_AUTHENTIC, events)
+            return
+        except SecureError as error:
+            self._fail(transport, error.reason, events)
+            return
+        end.attach(transport, result, hello, transport.told)
+        self._identify(transport, payload)
+        self._move(transport, Input.RECV_ACCEPT)
+        # an ACK of what is there already: it shows the other end that this one holds the keys
+        transport.ack_due = True
+        self._due.append(transport)
+        events.append(Accepted(transport, hello, tokens, unsent))
+
+    def _confirm(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        """The first frame after ACCEPT: if it is authentic, the initiator holds the keys."""
+        if transport.secure is None:
+            return  # another transport took the stream
+        after: list[Event] = []
+        if frame_type in (FWD, ACK):
+            self._receive_secure(transport, frame_type, memoryview(payload), after)
+        else:
+            self._fail(transport, CloseReason.BAD_FRAME, after)
+        if transport.state is State.ANSWERED:
+            self._move(transport, Input.RECV_CONFIRM)
+            events.append(Confirmed(transport))
+            if transport.secure.offer_window() != transport.secure.told and not transport.ack_due:
+                # the application has read since the ACCEPT named the window
+                transport.ack_due = True
+                self._due.append(transport)
+        events += after
+
+    def _on_server_frame(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        if frame_type == PONG:
+            events.append(Ponged(payload))
+            return
+        if frame_type == NOTICE:
+            if 0 < len(payload) <= MAX_NOTICE:
+                events.append(Noticed(payload[0], payload[1:].decode("ascii", "replace")))
+            return
+        try:
+            events.append(Draining(*parse_drain(payload)))
+        except KeyFormatError as error:
+            raise RemoteProtocolError(DropReason.BAD_FRAME, f"malformed DRAIN: {error}") from None
+
+    def _on_request(self, transport_id: int, payload: bytes, events: list[Event]) -> None:
+        reason = CloseReason.BAD_REQUEST
+        offer = None
+        mine = payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE] == self.local
+        try:
+            if mine and transport_id & 1 and (self._key is not None or not is_secure(payload)):
+                if not self.accepting:
+                    reason = CloseReason.REFUSED
+                elif (unseen := self._unseen(payload)) is not None:
+                    # before anything is worked out, also whether that is a key at all
+                    reason = unseen
+                else:
+                    initiator = PubKey(payload[:PUBKEY_SIZE])
+                    if self._key is not None and is_secure(payload):
+                        self._dear += HANDSHAKE_FRAMES
+                        offer = Offer(self._key, payload)
+                    # nobody loses his place to one who has not shown who he is
+                    if self.incoming < MAX_INCOMING or self.make_room(None if offer is None else initiator):
+                        transport = self._add(transport_id, initiator, payload, initiator=False)
+                        transport.offer = offer
+                        transport.is_secure = offer is not None
+                        self._move(transport, Input.RECV_REQUEST)
+                        events.append(Requested(transport))
+                        return
+                    reason = CloseReason.TOO_MANY_TRANSPORTS
+        except KeyFormatError:
+            pass  # the reference accepts any initiator, even the null key
+        except HandshakeError:
+            reason = CloseReason.NOT_AUTHENTIC
+        self._outgoing.append(encode_close(transport_id, reason))
+
+    def _unseen(self, request: bytes) -> CloseReason | None:
+        # two keys, then the first message of the handshake, which begins with an ephemeral one
+        ephemeral = request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE]
+        return self.refusal(request[:PUBKEY_SIZE], ephemeral if is_secure(request) else None)
+
+    def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
+        refused = transport.state is not State.OPEN
+        self.close(transport, reason)
+        events.append(Closed(transport, reason, refused, by_remote=False, end=transport.secure))
+
+    # --- the table ---
+
+    def _add(self, transport_id: int, remote: PubKey, payload: bytes, *, initiator: bool) -> ClientTransport:
+        transport = ClientTransport(transport_id, remote, payload, initiator, self._random.randrange(0x10000))
+        self.transports[transport_id] = transport
+        if not initiator:
+            self.incoming += 1
+        return transport
+
+    def _identify(self, transport: ClientTransport, accept: bytes) -> None:
+        if self._receipts_to is not None:
+            transport.identity = transport_identity(transport.payload, accept)
+
+    def receipt(self, transport: ClientTransport) -> bytes | None:
+        """Say, signed and once, what the server has delivered over a transport that is over.
+
+        :returns: None if that was said, or is not asked for.
+        """
+        identity, transport.identity = transport.identity, None
+        if identity is None:
+            return None
+        assert self._receipts_to is not None and self._key is not None
+        receipt = Receipt(
+            Role.INITIATOR if transport.initiator else Role.RESPONDER,
+            identity,
+            self._receipts_to,
+            self.local,
+            transport.remote,
+            *transport.says_delivered,
+        )
+        return receipt.sign(self._key)
+
+    def hand_in(self, receipts: Iterable[bytes]) -> None:
+        """Send receipts that are kept from a connection before."""
+        self._outgoing.extend(encode_frame(RECEIPT, 0, receipt) for receipt in receipts)
+
+    def _remove(self, transport: ClientTransport, *, was_open: bool) -> None:
+        if was_open and not self.lost and (receipt := self.receipt(transport)) is not None:
+            self.hand_in([receipt])
+        # a connection that was lost has forgotten its transports already
+        if self.transports.pop(transport.id, None) is not None and not transport.initiator:
+            self.incoming -= 1
+        transport.held_acks.clear()
+
+    @staticmethod
+    def _move(transport: ClientTransport, what: Input) -> None:
+        state = TRANSITIONS.get((transport.state, what))
+        if state is None:
+            raise LocalProtocolError(f"{what.name} in state {transport.state}")
+        transport.state = state

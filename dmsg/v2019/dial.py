@@ -1,0 +1,90 @@
+"""Connecting to a server: TCP, handshake, OK frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred, TimeoutError
+
+from dmsg.errors import DropReason, HandshakeError
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.links.connect import tcp_endpoint
+from dmsg.net.links.link import HANDSHAKE_TIMEOUT
+from dmsg.net.links.noise import NoiseClientEndpoint
+from dmsg.net.turn import TurnFlush
+from dmsg.v2019.session import ClientSession
+from dmsg.v2019.streams import Streams
+
+HANDSHAKE_ROUND_TRIPS = 3
+"""Of TCP, the three handshake messages and the OK frame: a first guess of the round trip."""
+
+
+class SessionEndpoint:
+    """Connects to one server and waits for its OK frame."""
+
+    def __init__(
+        self,
+        reactor: Any,
+        turn: TurnFlush,
+        key: SecKey,
+        server: PubKey,
+        address: str,
+        streams: Streams,
+        timeout: float = HANDSHAKE_TIMEOUT,
+        *,
+        pings: Callable[[], bool] = lambda: False,
+        no_pings: Callable[[], None] = lambda: None,
+        receipts: bool = False,
+    ) -> None:
+        """:param address: ``host:port``.  :param pings: whether the server knows of PING, as far as known.
+        :param no_pings: told when a connection shows that it does not.
+        :param receipts: it is to have receipts.
+
+        :raises DmsgError: the address is malformed.
+        """
+        self._reactor = reactor
+        self._turn = turn
+        self._key = key
+        self._server = server
+        self._endpoint = tcp_endpoint(reactor, address, timeout)
+        self._streams = streams
+        self._pings = pings
+        self._no_pings = no_pings
+        self._receipts = receipts
+        self._timeout = timeout
+
+    def open(self) -> Deferred[ClientSession]:
+        """A session that the server has confirmed."""
+        return Deferred.fromCoroutine(self._open())
+
+    async def _open(self) -> ClientSession:
+        started = self._reactor.seconds()
+        noise = NoiseClientEndpoint(
+            self._reactor, self._endpoint, self._turn, self._key, self._server, timeout=self._timeout
+        )
+        session: ClientSession = await noise.connect(
+            lambda remote: ClientSession(
+                self._reactor,
+                self._turn,
+                self._key.public,
+                remote,
+                streams=self._streams,
+                receipts=self._receipts,
+            )
+        )
+        try:
+            await session.established.addTimeout(self._timeout, self._reactor)
+        except TimeoutError:
+            session.close()
+            raise HandshakeError("server sent no OK frame", DropReason.NO_OK_FRAME) from None
+        except BaseException:
+            session.close()
+            raise
+        if not session.connected:  # lost before anybody waited for it
+            raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
+        session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
+        if self._pings():
+            session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)
+            session.pings.watch()
+        return session

@@ -1,0 +1,198 @@
+"""Protocol and factory classes of the server, over noise links.
+
+``ServerSession`` gives one link to the relay.  Rules are in
+:mod:`dmsg.v2019.core.relay`; here are Deferreds, timers and producers.  The
+client's are in :mod:`dmsg.v2019.session`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.base.buckets import Bucket
+from dmsg.errors import (
+    CloseReason,
+    DropReason,
+)
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.links.acceptor import MAX_HANDSHAKES
+from dmsg.net.links.link import HANDSHAKE_TIMEOUT, Link
+from dmsg.net.links.noise import NoiseLink
+from dmsg.net.turn import TurnFlush
+from dmsg.servers.admission import Admission
+from dmsg.servers.server import ServedSession, ServingFactory
+from dmsg.telemetry.metrics import relay_seconds
+from dmsg.telemetry.service import Telemetry
+from dmsg.v2019.core.policing import BURST_SECONDS, Limits
+from dmsg.v2019.core.relay import Relay, RelayPeer
+from dmsg.v2019.core.wire import OK_FRAME, encode_close
+from dmsg.v2019.telemetry import RelayTelemetry
+
+THROTTLED = 4
+"""Who pauses a link, besides the relay and admission, which are 1 and 2."""
+ROUTE_SIZE = 450
+"""Bytes that a server keeps of one end of a transport."""
+STALL_GRACE = 0.5
+"""Seconds that sources are paused for a receiver that takes nothing."""
+
+_TOLD = {
+    DropReason.NOT_ADMITTED: CloseReason.NOT_ADMITTED,
+    DropReason.TOO_MANY_CONNECTIONS: CloseReason.FULL,
+    DropReason.TOO_MANY_FROM_ADDRESS: CloseReason.TOO_MANY_FROM_ADDRESS,
+}
+_log = Logger()
+
+
+class ServerSession(ServedSession):
+    """One connected client of a server."""
+
+    __slots__ = ("_bytes", "_opened", "_slow", "number")
+
+    def __init__(self, factory: ServerFactory) -> None:
+        super().__init__(factory)
+        self._bytes: Bucket | None = None
+        self._slow: IDelayedCall | None = None
+        self._opened = 0.0
+        self.number = 0
+        """Of the session, for telemetry."""
+
+    def _connected(self, link: Link) -> None:
+        factory = self._factory
+        self._opened = factory.now()
+        if factory.telemetry is not None:
+            self.number = factory.telemetry.session_opened(link, self._opened - link.made_at)
+
+    def _serve(self, link: Link) -> RelayPeer:
+        link.send(OK_FRAME)
+        peer: RelayPeer = super()._serve(link)
+        return peer
+
+    def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
+        """There is no room, or this key is not, or no longer, admitted: the client is told which."""
+        assert self.link is not None
+        self.link.send(encode_close(0, _TOLD.get(reason, CloseReason.UNSPECIFIED)))
+        super().refuse(reason)
+
+    def frames_received(self, buffer: bytearray, end: int) -> int:
+        taken = super().frames_received(buffer, end)
+        if self._peer is not None and self._factory.limits.byte_rate:
+            self._slow_down(taken)
+        return taken
+
+    def _slow_down(self, taken: int) -> None:
+        """Over its bytes a second a client is read later: what it sends waits at its own end."""
+        factory = self._factory
+        rate = factory.limits.byte_rate
+        now = factory.now()
+        if self._bytes is None:
+            self._bytes = Bucket(rate * BURST_SECONDS, now)
+        self._bytes.fill(rate, rate * BURST_SECONDS, now)
+        self._bytes.level -= taken
+        if self._bytes.level < 0 and self._slow is None and self.link is not None:
+            factory.throttled += 1
+            self.link.pause_reading(THROTTLED)
+            self._slow = factory.call_later(-self._bytes.level / rate, self._go_on)
+
+    def _go_on(self) -> None:
+        self._slow = None
+        if self.link is not None:
+            self.link.resume_reading(THROTTLED)
+
+    def link_lost(self, reason: Failure) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        link, peer = self.link, self._peer
+        super().link_lost(reason)
+        if self.number and self._factory.telemetry is not None and link is not None:
+            self._factory.telemetry.session_closed(self.number, link, self._factory.now() - self._opened, peer)
+
+
+class ServerFactory(ServingFactory):
+    """Accepts connections and gives them to one relay.
+
+    :ivar relay: the table, with the drop counters.
+    """
+
+    relay: Relay
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        key: SecKey,
+        *,
+        limits: Limits | None = None,
+        admission: Admission | None = None,
+        max_handshakes: int = MAX_HANDSHAKES,
+        handshake_timeout: float = HANDSHAKE_TIMEOUT,
+        random: Random | None = None,
+        ephemeral: Callable[[], SecKey | None] = lambda: None,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self._key = key
+        self.telemetry: RelayTelemetry | None = None
+        if telemetry is not None:
+            self.telemetry = RelayTelemetry(telemetry, reactor.seconds, bytes(key.public))
+        self.relay_seconds = relay_seconds("dmsg_server")
+        self._turn = TurnFlush(reactor, self.relay_seconds.observe)
+        self._ephemeral = ephemeral
+        self._handshake_timeout = handshake_timeout
+        self.throttled = 0
+        """How often a client was read later for its bytes a second."""
+        self.now = reactor.seconds
+        self.call_later = reactor.callLater
+        self.relay = Relay(
+            limits=limits, now=reactor.seconds, random=random, on_congested=self._watch, observer=self.telemetry
+        )
+        super().__init__(reactor, self.relay.drops, admission=admission, max_handshakes=max_handshakes)
+        if telemetry is not None and self.telemetry is not None:
+            self.telemetry.relay = self.relay
+            telemetry.load = self._load
+            telemetry.about = lambda: {"capacity": self.limits.max_connections}
+        self.registered: Callable[[], bool | None] = lambda: None
+        """Whether discovery has taken the last entry; None without a discovery."""
+
+    def _load(self) -> dict[str, Any]:
+        """A heartbeat, for telemetry."""
+        assert self.telemetry is not None
+        return {
+            "sessions": len(self.sessions),
+            "capacity": self.limits.max_connections,
+            "handshakes": self.handshakes,
+            "registered": self.registered(),
+            **self.telemetry.load(),
+        }
+
+    def _make_link(self) -> Link:
+        return NoiseLink(
+            self._reactor,
+            self._turn,
+            self._key,
+            self._make_session,
+            failed=self._handshake_failed,
+            timeout=self._handshake_timeout,
+            tuned=self.tuned,
+            ephemeral=self._ephemeral(),
+        )
+
+    def _make_session(self, remote: PubKey) -> ServerSession:
+        return ServerSession(self)
+
+    def _failed(self, reason: DropReason, host: str | None) -> None:
+        if self.telemetry is not None:
+            self.telemetry.handshake_failed(reason, host)
+
+    def backlog_of(self, peer: RelayPeer) -> int:
+        return len(peer.routes) * ROUTE_SIZE
+
+    def _watch(self, peer: RelayPeer) -> None:
+        self._once_after(STALL_GRACE, peer, self.relay.stall)
+
+    def _close_relay(self) -> None:
+        self.relay.close_all(CloseReason.SHUTTING_DOWN)

@@ -1,0 +1,157 @@
+"""The server entity of dmsg; when it leaves, its clients' streams move elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.discovery.entry import with_feature
+from dmsg.discovery.lookup import Lookups
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.links.link import Link
+from dmsg.net.links.noise import NoiseLink
+from dmsg.net.turn import TurnFlush
+from dmsg.servers.admission import Admission
+from dmsg.servers.server import DRAIN_LOOK, DRAIN_TIMEOUT, RelayServer
+from dmsg.telemetry.service import Sent, Telemetry, TelemetrySettings
+from dmsg.v2019.core.policing import Limits
+from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
+from dmsg.v2019.protocol import ServerFactory
+
+DRAIN_GRACE = 1.0
+"""Seconds that clients have at least to be found elsewhere, when there is an elsewhere."""
+_log = Logger()
+
+
+class Server(RelayServer):
+    """A dmsg server.
+
+    :param listen: Twisted endpoint strings.
+    :param public_address: ``host:port`` at which clients reach it; None takes
+        the first listening port, which must then be on one interface.
+    :param discovery: URLs, or a Lookups; empty means it is not registered.
+    :param limits: what one client may have; :attr:`ServerFactory.limits` changes it later.
+    :param admission: whom it admits.
+    :param drain_timeout: seconds that stopping leaves to clients to move their streams.
+    :param memory: bytes that are held for clients, in all; None: a quarter of what the machine has.
+    :param metrics: endpoint string for ``/metrics`` and ``/health``, or None.
+    :param telemetry: where to write events for the pipeline, or None.
+    :ivar ready: fires with the listening ports.
+    """
+
+    name = "dmsg-server"
+    factory: ServerFactory
+
+    def __init__(
+        self,
+        reactor: Any,
+        key: SecKey,
+        listen: Sequence[str],
+        *,
+        public_address: str | None = None,
+        discovery: Sequence[str] | Lookups = (),
+        limits: Limits | None = None,
+        admission: Admission | None = None,
+        drain_timeout: float = DRAIN_TIMEOUT,
+        metrics: str | None = None,
+        memory: int | None = None,
+        telemetry: TelemetrySettings | None = None,
+        random: Random | None = None,
+    ) -> None:
+        """:raises DmsgError: the public address is malformed, or the directory of telemetry cannot be used."""
+        self.telemetry = Telemetry(reactor, telemetry, "server", key.public.hex()) if telemetry is not None else None
+        super().__init__(
+            reactor,
+            key,
+            listen,
+            ServerFactory(reactor, key, limits=limits, admission=admission, telemetry=self.telemetry),
+            mark=self._mark,
+            public_address=public_address,
+            discovery=discovery,
+            drain_timeout=drain_timeout,
+            metrics=metrics,
+            memory=memory,
+            random=random,
+        )
+        if self.registration.wanted:
+            self.factory.registered = lambda: self.registration.current
+
+    def startService(self) -> None:
+        if self.telemetry is not None:
+            self.telemetry.start()
+        super().startService()
+
+    def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
+        return NoiseLink(
+            self._reactor, TurnFlush(self._reactor), self._key, make_user, remote=self._key.public, failed=failed
+        )
+
+    async def _closed(self) -> None:
+        if self.telemetry is not None:
+            await self.telemetry.stop()
+
+    # --- leaving ---
+
+    async def _leave(self) -> None:
+        others = await self.registration.others() if self.factory.sessions and self._drain_timeout else []
+        # first out of discovery, so that nobody new is sent here meanwhile
+        await self.registration.withdraw()
+        await self._hand_over(others)
+
+    async def _hand_over(self, others: list[PubKey]) -> None:
+        """Tell the clients where else to go, and wait until their streams are there."""
+        relay = self.factory.relay
+        if not others or not relay.announce_drain(round(self._drain_timeout), others):
+            return
+        _log.info(
+            "draining: {count} clients are told of {others} other servers", count=len(relay.peers), others=len(others)
+        )
+        started = self._reactor.seconds()
+        while (passed := self._reactor.seconds() - started) < self._drain_timeout:
+            if not relay.peers or (not relay.route_count and passed >= DRAIN_GRACE):
+                break
+            await deferLater(self._reactor, DRAIN_LOOK)
+        _log.info("drained, {count} transports are left", count=relay.route_count // 2)
+
+    def _mark(self, version: str) -> str:
+        version = with_feature(version, RELAY_FEATURE)
+        return with_feature(version, RECEIPT_FEATURE, self.telemetry is not None)
+
+    # --- what it says of itself (ServerStatistics) ---
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """What goes up and down."""
+        waiting = 0 if self.telemetry is None else self.telemetry.sent.waiting
+        return {
+            **super().gauges(),
+            "transports": ("Open transports", self.factory.relay.route_count // 2),
+            "telemetry_files_waiting": ("Files of events that wait for the collector", waiting),
+        }
+
+    def counters(self) -> dict[str, tuple[str, float]]:
+        """What only goes up."""
+        telemetry = self.telemetry
+        sent = Sent() if telemetry is None else telemetry.sent
+        return {
+            **super().counters(),
+            "transports_opened": ("Transports that were opened", self.factory.relay.transports_opened),
+            "telemetry_written": ("Events written for the pipeline", 0 if telemetry is None else telemetry.written),
+            "telemetry_lost": ("Events that could not be written", 0 if telemetry is None else telemetry.lost),
+            "telemetry_files_removed": (
+                "Files of events that made room for newer ones",
+                0 if telemetry is None else telemetry.removed,
+            ),
+            "telemetry_files_sent": ("Files of events that the collector has", sent.kept),
+            "telemetry_files_refused": ("Times that the collector would not take a file", sent.refused),
+            "telemetry_send_failures": ("Times that the collector could not be reached, or had no room", sent.failures),
+            "throttled": ("Times that a client was read later for its bytes a second", self.factory.throttled),
+        }
+
+    def health(self) -> dict[str, Any]:
+        """What ``/health`` says."""
+        return {**super().health(), "transports": self.factory.relay.route_count // 2}

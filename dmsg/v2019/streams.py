@@ -1,0 +1,449 @@
+"""Streams of one client that outlive their transports, and who may open which.
+
+A secure stream whose transport is lost is *suspended*: the application goes on
+writing, nothing moves, and the end that opened it looks for another way to
+the other (:attr:`Streams.reconnect`).  The other end waits to be found.  After
+:data:`RESUME_TIMEOUT` either gives up and the application learns why.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocolFactory, IReactorTime
+from twisted.internet.protocol import Factory, Protocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.base.seldom import Seldom
+from dmsg.base.tables import uncount
+from dmsg.clients.doorman import Doorman
+from dmsg.errors import CloseReason, DmsgError, close_reason_text
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.streams.stream import DmsgAddress, StreamTransport
+from dmsg.v2019.core.agreement import Resume
+from dmsg.v2019.core.kept import KeptReceipts
+from dmsg.v2019.core.secure import BUDGET, Budget, SecureEnd
+from dmsg.v2019.core.wire import INSTANCE_SIZE
+
+RESUME_TIMEOUT = 120.0
+"""Seconds that a stream may be without a transport, by default."""
+MAX_ENDED = 4096
+"""Streams that are over and remembered for ``RESUME_TIMEOUT``, to tell an end that lost the news."""
+STALL_CHECK = 5.0
+"""Seconds between looks at what is in flight."""
+PROBE_AFTER = 30.0
+"""Seconds without a byte in either direction after which the end that opened a stream asks whether its way is there."""
+STALL_TIME = 15.0
+"""Seconds without an ACK after which another way is looked for."""
+
+MAX_SUSPENDED, MAX_SUSPENDED_OF_PEER = 4096, 1024
+"""Streams without a transport, in all and of one peer; one more, and the one that waits longest ends: who comes back
+comes soon, and keys cost nothing, so that the peer with most may be an honest one."""
+
+FINAL = frozenset(
+    {
+        CloseReason.HASH_MISMATCH,
+        CloseReason.BUFFER_FULL,
+        CloseReason.NO_SUCH_STREAM,
+        CloseReason.ABORTED,
+        CloseReason.TIMEOUT,
+        CloseReason.UNSPECIFIED,
+        CloseReason.REFUSED,
+        CloseReason.BAD_FRAME,
+    }
+)
+"""Reasons that end a stream with its transport, when the other end, or this one, gave them."""
+
+MAX_PROBES = 64
+"""Streams of others that are measured at a time; one more ends the oldest of the peer with most."""
+PROBE_TIME = 60.0
+"""Seconds that such a stream may last."""
+
+_log = Logger()
+
+
+class Probes(Factory):
+    """Takes the streams of ``ping``: round trips are those of empty frames, and no application hears of them."""
+
+    noisy = False
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
+        self.open: dict[_Probed, IDelayedCall] = {}
+
+    def buildProtocol(self, addr: IAddress | None) -> _Probed:
+        if len(self.open) >= MAX_PROBES:
+            counts = Counter(one.peer for one in self.open)
+            # among equals that of the oldest, which the order of the counts is
+            most = max(counts, key=counts.__getitem__)
+            next(one for one in self.open if one.peer == most).end()
+        probed = _Probed(self, addr)
+        self.open[probed] = self._reactor.callLater(PROBE_TIME, probed.end)
+        return probed
+
+
+class _Probed(Protocol):
+    """One of them; data has no place on it."""
+
+    def __init__(self, probes: Probes, peer: IAddress | None) -> None:
+        self._probes = probes
+        self.peer = peer
+
+    def end(self) -> None:
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+        self._forget()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.end()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        timer = self._probes.open.pop(self, None)
+        if timer is not None and timer.active():
+            timer.cancel()
+
+
+class Encryption(Enum):
+    """What a client asks of its transports."""
+
+    REQUIRE = "require"
+    """Secure ones only, in both directions."""
+    PREFER = "prefer"
+    """Secure ones with clients whose signed entry offers them, those of 2019 with the rest."""
+    OFF = "off"
+    """Those of 2019, which servers can read."""
+
+
+class _Nowhere:
+    """Carries suspended streams: it takes nothing and loses nothing."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def stream_may_send(self, stream: StreamTransport) -> bool:
+        return False
+
+    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
+        raise AssertionError("not reached")  # pragma: no cover
+
+    def stream_flush(self) -> None:
+        pass
+
+    def stream_in_flight(self, stream: StreamTransport) -> int:
+        # the end that looks for another way closes when it has one: the other would wait in vain
+        return len(stream.end.in_flight) or int(stream.end.initiator)
+
+    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
+        stream.end.consume(size)
+
+    def stream_close(self, stream: StreamTransport, reason: int) -> None:
+        self._streams.closed(stream, reason)
+
+    def stream_schedule(self, stream: StreamTransport) -> None:
+        self._streams.schedule(stream)
+
+
+IDLE_MOVES = 5
+"""Ways in a row on which nothing went, before the next one is looked for more slowly, at last every ``IDLE_PAUSE``."""
+IDLE_PAUSE = 2.0
+"""Seconds."""
+
+
+class Streams:
+    """What the sessions of one client share.
+
+    :param key: the client's.
+    :param factory: who listens on a port, or None.
+    :param schedule: calls a stream's ``flush`` at the end of the reactor turn.
+    :param resume_timeout: seconds that a stream may be without a transport; 0 means none is resumed.
+    :param factories: all that listen.
+    :param receipts: sign for servers that ask for it what they have delivered.
+    :ivar reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
+    :ivar speaks_secure: whether a client's signed entry offers secure transports.
+    :ivar resumed: how many streams went on over another transport.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        key: SecKey,
+        factory: Callable[[int], IProtocolFactory | None],
+        schedule: Callable[[StreamTransport], None],
+        *,
+        encryption: Encryption = Encryption.REQUIRE,
+        resume_timeout: float = RESUME_TIMEOUT,
+        budget: Budget | None = None,
+        receipts: bool = False,
+        factories: Callable[[], Iterable[IProtocolFactory]] = tuple,
+    ) -> None:
+        self._reactor = reactor
+        self.key = key
+        self.doorman = Doorman(reactor.seconds, factories)
+        self._seldom = Seldom(reactor.seconds)
+        self.probes = Probes(reactor)
+        """What takes streams that are only to be measured."""
+        self.instance = os.urandom(INSTANCE_SIZE)
+        """By which servers tell this program from another one with the same key."""
+        self.receipts = receipts
+        self.kept_receipts = KeptReceipts()
+        """Of transports whose connection was lost, for the server's next one."""
+        self.factory = factory
+        self.schedule = schedule
+        self.encryption = encryption
+        self.resume_timeout = resume_timeout
+        self.budget = BUDGET if budget is None else budget
+        self.reconnect: Callable[[StreamTransport], Deferred[Any]] | None = None
+        self.speaks_secure: Callable[[PubKey], Deferred[bool]] | None = None
+        self.asking = 0
+        """Initiators of plain transports that are being looked up."""
+        self.resumed = 0
+        self._nowhere = _Nowhere(self)
+        self._live: dict[bytes, StreamTransport] = {}
+        self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
+        self._waiting: dict[StreamTransport, tuple[IDelayedCall, int]] = {}
+        self._waiting_of: Counter[IAddress] = Counter()
+        self._searching: dict[StreamTransport, Deferred[Any]] = {}
+        self._watch: IDelayedCall | None = None
+        self._progress: dict[StreamTransport, tuple[int, float]] = {}
+        self._quiet: dict[StreamTransport, tuple[tuple[int, int], float]] = {}
+        self._stopped = False
+
+    @property
+    def secure_key(self) -> SecKey | None:
+        """The key with which sessions take secure transports; None: they do not."""
+        return None if self.encryption is Encryption.OFF else self.key
+
+    @property
+    def suspended(self) -> int:
+        """Streams without a transport now."""
+        return len(self._waiting)
+
+    # --- from the sessions ---
+
+    def add(self, stream: StreamTransport) -> None:
+        """A stream has begun."""
+        token = stream.end.token
+        if token is not None and (token in self._live or token in self._ended):
+            # its opener chose it, and no other stream may be lost sight of for it: this one cannot go on elsewhere
+            stream.end.token = token = None
+        if token is not None:
+            self._live[token] = stream
+            self._watch_soon()
+
+    def closed(self, stream: StreamTransport, reason: int) -> None:
+        """A stream is over at this end."""
+        end: SecureEnd = stream.end
+        if end.token is not None and self._live.get(end.token) is stream:
+            del self._live[end.token]
+            peer = stream.getPeer()
+            assert isinstance(peer, DmsgAddress)
+            self._ended[end.token] = (self._reactor.seconds() + self.resume_timeout, reason, peer.public_key)
+            while len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+        self._progress.pop(stream, None)
+        self._quiet.pop(stream, None)
+        self._wait_no_longer(stream)
+        searching = self._searching.pop(stream, None)
+        if searching is not None:
+            searching.cancel()
+        if end.transport is not None:
+            # one that would have carried it on
+            end.transport.user_session._close_ended(end.transport, reason)
+        end.release()
+
+    def lost(self, stream: StreamTransport, reason: int, *, final: bool) -> None:
+        """A stream's transport is gone: suspend the stream, or end it.
+
+        :param final: one of the two ends wants no other.
+        """
+        end: SecureEnd = stream.end
+        if stream.over:
+            return
+        resumable = end.token is not None and self.resume_timeout > 0 and not self._stopped
+        if reason == CloseReason.QUEUE_FULL:
+            end.queue_was_full()
+        if reason:
+            self._tell("stream with {peer} lost its transport: {text}{more}", stream, close_reason_text(reason))
+        if not resumable or (final and reason in FINAL):
+            self.closed(stream, reason)
+            stream.carrier_closed(reason if final or reason else CloseReason.PEER_DISCONNECTED)
+            return
+        self.suspend(stream, reason)
+        if end.initiator:
+            self._search(stream)
+
+    def suspend(self, stream: StreamTransport, reason: int) -> None:
+        """There is no transport for ``stream`` now, for ``reason``."""
+        stream.end.detach()
+        stream.suspend(self._nowhere)
+        if stream not in self._waiting:
+            timer = self._reactor.callLater(self.resume_timeout, self._too_late, stream)
+            self._waiting[stream] = (timer, reason)
+            self._waiting_of[stream.getPeer()] += 1
+            self._make_room(stream)
+
+    def _make_room(self, stream: StreamTransport) -> None:
+        peer: IAddress = stream.getPeer()
+        oldest: StreamTransport | None = None
+        if self._waiting_of[peer] > MAX_SUSPENDED_OF_PEER:
+            oldest = next(one for one in self._waiting if one.getPeer() == peer)
+        elif len(self._waiting) > MAX_SUSPENDED:
+            oldest = next(iter(self._waiting))
+        if oldest is not None:
+            self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
+
+    @property
+    def all(self) -> list[StreamTransport]:
+        """Those that can go on over another transport, with one now or not."""
+        return list(self._live.values())
+
+    def is_live(self, stream: StreamTransport) -> bool:
+        """Whether it may go on over another transport: it is not over, and the client does not stop."""
+        return not self._stopped and stream.end.token is not None and self._live.get(stream.end.token) is stream
+
+    def offered(self, resume: Resume, remote: PubKey) -> StreamTransport | int | None:
+        """The stream that ``remote`` wants to go on with; the reason if it is over; None if there is none."""
+        stream = self._live.get(resume.token)
+        if stream is not None:
+            peer = stream.getPeer()
+            known = isinstance(peer, DmsgAddress) and peer.public_key == remote
+            return stream if known and resume.generation > stream.end.generation and not stream.end.initiator else None
+        ended = self._ended.get(resume.token)
+        return ended[1] if ended is not None and ended[2] == remote else None
+
+    def moved(self, stream: StreamTransport) -> None:
+        """A stream goes on."""
+        self._wait_no_longer(stream)
+        self._progress.pop(stream, None)
+        self.resumed += 1
+        self._tell("stream with {peer} goes on{more}", stream)
+
+    def _tell(self, line: str, stream: StreamTransport, text: str = "") -> None:
+        """A line of the log; the streams of a peer may go and come as often as he likes."""
+        peer = str(stream.getPeer())[:13]
+        more = self._seldom.more((line, peer))
+        if more is not None:
+            _log.info(line, peer=peer, text=text, more=more)
+
+    def migrate(self, stream: StreamTransport) -> None:
+        """Look for another way for a stream whose present one is about to go."""
+        if stream.end is not None and stream.end.token is not None and stream.end.initiator and not stream.over:
+            self._search(stream)
+
+    # --- looking for another way ---
+
+    def before_moving(self, stream: StreamTransport) -> float:
+        """Seconds to wait before another way is looked for.
+
+        A way on which nothing came or went is no success: else a relay that ends each at once has it looked for
+        without an end.
+        """
+        end: SecureEnd = stream.end
+        progress = end.received, end.acknowledged
+        end.idle_moves = end.idle_moves + 1 if progress == end.moved_at else 0
+        end.moved_at = progress
+        idle = end.idle_moves - IDLE_MOVES
+        return 0.0 if idle <= 0 else min(IDLE_PAUSE, 0.1 * 1.5 ** min(idle, 20))
+
+    def _search(self, stream: StreamTransport) -> None:
+        if stream in self._searching or self.reconnect is None or not self.is_live(stream):
+            return
+        searching = self.reconnect(stream)
+        self._searching[stream] = searching
+
+        def found(result: Any) -> None:
+            self._searching.pop(stream, None)
+            if isinstance(result, Failure) and not result.check(CancelledError):
+                if result.check(DmsgError) is None:
+                    _log.failure("resuming a stream failed", result)
+                if not stream.over and stream in self._waiting:
+                    reason = getattr(result.value, "reason", CloseReason.NO_SUCH_STREAM)
+                    self._give_up(stream, reason, clean=getattr(result.value, "final", False))
+            elif not stream.over and stream in self._waiting and not isinstance(result, Failure):
+                # it looked for a better way while there was one, gave up on that, and now there is none
+                self._search(stream)
+
+        searching.addBoth(found)
+
+    def _too_late(self, stream: StreamTransport) -> None:
+        reason = self._waiting[stream][1]
+        self._give_up(stream, reason or CloseReason.PEER_DISCONNECTED)
+
+    def _give_up(self, stream: StreamTransport, reason: int, *, clean: bool = False) -> None:
+        """:param clean: the remote closed it, and a reason of 0 says that it was done."""
+        self._tell("stream with {peer} is given up: {text}{more}", stream, close_reason_text(reason))
+        self.closed(stream, reason)
+        stream.carrier_closed(reason if clean else reason or CloseReason.PEER_DISCONNECTED)
+
+    def _wait_no_longer(self, stream: StreamTransport) -> None:
+        waiting = self._waiting.pop(stream, None)
+        if waiting is None:
+            return
+        if waiting[0].active():
+            waiting[0].cancel()
+        peer = stream.getPeer()
+        uncount(self._waiting_of, peer)
+
+    # --- what stands still ---
+
+    def _watch_soon(self) -> None:
+        if self._watch is None and not self._stopped:
+            self._watch = self._reactor.callLater(STALL_CHECK, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        now = self._reactor.seconds()
+        self._ended = {token: ended for token, ended in self._ended.items() if ended[0] > now}
+        for stream in list(self._live.values()):
+            end: SecureEnd = stream.end
+            before = self._progress.get(stream)
+            if not end.in_flight or end.transport is None:
+                self._progress.pop(stream, None)
+                self._look_at_quiet(stream, now)
+            elif before is None or before[0] != end.acknowledged:
+                self._progress[stream] = (end.acknowledged, now)
+            elif now - before[1] >= STALL_TIME:
+                del self._progress[stream]
+                if end.initiator:
+                    self._search(stream)
+                else:
+                    end.transport.user_session.give_up(stream, CloseReason.STALLED)
+                    self.suspend(stream, CloseReason.STALLED)
+        if self._live or self._ended:
+            self._watch_soon()
+
+    def _look_at_quiet(self, stream: StreamTransport, now: float) -> None:
+        """Nothing comes and nothing is on its way: a server may swallow what the other end sends.
+
+        The end that could look for another way asks: a frame without data is acknowledged, or missed as any other is.
+        """
+        end: SecureEnd = stream.end
+        before = self._quiet.get(stream)
+        if end.transport is None or not end.initiator:
+            self._quiet.pop(stream, None)
+        elif before is None or before[0] != (end.received, end.acknowledged):
+            self._quiet[stream] = (end.received, end.acknowledged), now
+        elif now - before[1] >= PROBE_AFTER:
+            self._quiet[stream] = before[0], now
+            stream.probe()
+
+    def stop(self) -> None:
+        """The client stops: streams without a transport end."""
+        self._stopped = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        for stream in list(self._waiting):
+            self._give_up(stream, CloseReason.ABORTED)
+        for searching in list(self._searching.values()):
+            searching.cancel()

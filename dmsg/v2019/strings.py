@@ -1,0 +1,49 @@
+"""``dmsg:`` endpoint strings; their clients are shared, see :mod:`dmsg.clients.shared`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from dmsg.clients.client import CONNECT_TIMEOUT
+from dmsg.clients.names import Names
+from dmsg.clients.shared import LazyClient, SharedClients
+from dmsg.net.streams.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
+from dmsg.v2019.client import Client
+
+_clients = SharedClients("dmsg", Client)
+shared_client = _clients.get
+
+
+def parse_port(text: str) -> int:
+    """:raises ValueError: not 0 to 65535."""
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise ValueError(f"{text[:20]!r} is not a port, 0 to 65535")
+    return int(text)
+
+
+def client_endpoint(
+    reactor: Any,
+    public_key: str,
+    port: str = "0",
+    discovery: str | None = None,
+    key: str | None = None,
+    timeout: str = str(CONNECT_TIMEOUT),
+) -> DmsgClientEndpoint:
+    """``dmsg:<key or name>[:<port>][:discovery=URL][:key=FILE][:timeout=SECONDS]``; colons in URLs are written ``\\:``.
+
+    :raises UnknownName: not a public key, nor a name in the address book.
+    :raises ValueError: not a port.
+    """
+    lazy = LazyClient(partial(shared_client, reactor, discovery, key))
+    return DmsgClientEndpoint(lazy, Names().find(public_key), float(timeout), port=parse_port(port))
+
+
+def server_endpoint(
+    reactor: Any, port: str = "", discovery: str | None = None, key: str | None = None
+) -> DmsgServerEndpoint:
+    """``dmsg:[<port>][:discovery=URL][:key=FILE]``; without a port it is 0, which those ask for who name none.
+
+    :raises ValueError: not a port.
+    """
+    return DmsgServerEndpoint(LazyClient(partial(shared_client, reactor, discovery, key)), parse_port(port or "0"))

@@ -1,0 +1,214 @@
+"""What a server tells its telemetry: sessions, transports, refusals, load."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import Any
+
+from dmsg.errors import CloseReason, DropReason
+from dmsg.net.links.link import Link
+from dmsg.telemetry.service import Telemetry
+from dmsg.v2019.core.observe import Carried
+from dmsg.v2019.core.owed import Due, Owed
+from dmsg.v2019.core.relay import Relay, RelayPeer, Route
+from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE
+
+PROGRESS_INTERVAL = 300.0
+"""Seconds after which an open transport, if anything passed, has an event."""
+PROGRESS_LIMIT = 1000
+"""Such events of one second."""
+
+_REASONS = {int(reason): reason.name.lower() for reason in CloseReason}
+_NOTHING = (0, 0, 0, 0, 0, 0)
+
+
+def reason_name(reason: int) -> str:
+    """A close reason as events name it."""
+    return _REASONS.get(reason) or f"reason_{reason}"
+
+
+class RelayTelemetry:
+    """Observes a relay (:class:`~dmsg.v2019.core.relay.Observer`) and its sessions."""
+
+    def __init__(self, telemetry: Telemetry, now: Any, server: bytes) -> None:
+        """:param now: seconds of the reactor's clock.
+
+        :param server: the server's key.
+        """
+        self._telemetry = telemetry
+        self._owed = Owed(server, now())
+        self._now = now
+        self.relay: Relay
+        self._sessions = 0
+        self._open: OrderedDict[Carried, float] = OrderedDict()
+        """Accepted transports, by the time of their last event, oldest first."""
+        self._drops: Counter[DropReason] = Counter()
+        self._frames = self._bytes = 0
+        telemetry.beats.append(self._tell_drops)
+        telemetry.turns.append(self._turn)
+
+    # --- sessions ---
+
+    def session_opened(self, link: Link, handshake: float) -> int:
+        """A handshake is done.  :returns: the number to close it with."""
+        self._sessions += 1
+        fields = {"peer": link.remote, "session": self._sessions, "handshake_ms": round(handshake * 1000)}
+        self._telemetry.record("session_open", fields)
+        return self._sessions
+
+    def session_closed(self, number: int, link: Link, duration: float, peer: RelayPeer | None) -> None:
+        """The connection is gone."""
+        reason = "connection_lost" if link.ended_for is None else link.ended_for.value
+        fields: dict[str, Any] = {"peer": link.remote, "session": number, "reason": reason}
+        fields["duration_ms"] = round(duration * 1000)
+        if peer is not None:
+            fields["frames"], fields["bytes"] = peer.frames_in, peer.bytes_in
+        self._telemetry.record("session_close", fields)
+
+    def handshake_failed(self, reason: DropReason, host: str | None) -> None:
+        """A connection ended before its client was known."""
+        source = self._telemetry.network(host) if host is not None else None
+        fields = {"reason": reason.value, "source": source}
+        self._telemetry.record_repeated("handshake_fail", (reason.value, source), fields)
+
+    # --- the relay's side (Observer) ---
+
+    def requested(self, source: RelayPeer, there: Route, back: Route, payload: bytes) -> Carried:
+        there.tick = back.tick = -1
+        there.seen = back.seen = -2
+        return Carried(there, back, payload, source.key, len(payload) > HANDSHAKE_PAYLOAD_SIZE, self._now())
+
+    def accepted(self, carried: Carried, payload: bytes) -> None:
+        if carried.request is None:
+            return  # again: the clients will see to it
+        now = self._now()
+        carried.accept(payload, now)
+        assert carried.identity is not None
+        self._open[carried] = now
+        if carried.secure:
+            self._owed.carries(carried.identity, carried.source, carried.target)
+        self._telemetry.record(
+            "transport_open",
+            {
+                "transport": carried.identity.hex(),
+                "src": carried.source,
+                "dst": carried.target,
+                "secure": carried.secure,
+                **_took(now - carried.opened),
+            },
+        )
+
+    def refused(self, source: RelayPeer, payload: bytes, reason: str) -> None:
+        target = payload[33:66]
+        fields = {"src": source.key, "reason": reason}
+        if len(target) == 33:
+            fields["dst"] = target
+        self._telemetry.record_repeated("transport_refuse", (source.key, reason), fields, target)
+
+    def ended(self, carried: Carried, reason: int, by: str) -> None:
+        now = self._now()
+        self._open.pop(carried, None)
+        counts = carried.counts()
+        fields = {
+            "src": carried.source,
+            "dst": carried.target,
+            "secure": carried.secure,
+            "reason": reason_name(reason),
+            "by": by,
+            "duration_ms": round((now - carried.opened) * 1000),
+            **_since(carried, counts),
+            "total_ab": counts[0],
+            "total_ba": counts[1],
+        }
+        for name, way in (("dropped_ab", carried.there), ("dropped_ba", carried.back)):
+            if way.dropped:
+                fields[name] = way.dropped
+        if carried.identity is not None:
+            self._owed.ended(carried.identity, now)
+        if carried.identity is not None and carried.accepted is not None:
+            fields["transport"] = carried.identity.hex()
+            fields |= _took(carried.accepted - carried.opened)
+        self._telemetry.record("transport_close", fields)
+
+    def look(self, carried: Carried, route: Route, data: int, acks: int) -> None:
+        now = None
+        back = route.back
+        if acks and back.asked_at is not None:
+            now = self._now()
+            carried.sample(now - back.asked_at)
+            back.asked_at = None
+        tick = self.relay.tick
+        if data and route.asked_at is None and tick - route.seen >= 2 and carried.accepted is not None:
+            route.asked_at = self._now() if now is None else now
+            back.tick = -1
+        route.seen = tick
+        # while an ACK is waited for, the gate of the way that it comes stays open
+        route.tick = tick if back.asked_at is None else -1
+
+    def receipt(self, source: RelayPeer, payload: bytes) -> bool:
+        due = self._owed.takes(
+            payload, bytes(source.key), self._now(), self._telemetry.network(source.port.address) or ""
+        )
+        if due is Due.NOT:
+            return False
+        fields = {"receipt": payload.hex(), "peer": source.key}
+        self._telemetry.record_receipt("receipt", fields | ({"former": True} if due is Due.FORMER else {}))
+        return True
+
+    # --- from time to time ---
+
+    def _turn(self) -> None:
+        """Once a second."""
+        self.relay.tick += 1
+        now = self._now()
+        for _ in range(PROGRESS_LIMIT):
+            carried, told_at = next(iter(self._open.items()), (None, 0.0))
+            if carried is None or now - told_at < PROGRESS_INTERVAL:
+                break
+            self._open.move_to_end(carried)
+            self._open[carried] = now
+            counts = carried.counts()
+            if counts != carried.told:
+                assert carried.identity is not None
+                fields = {
+                    "transport": carried.identity.hex(),
+                    "src": carried.source,
+                    "dst": carried.target,
+                    "secure": carried.secure,
+                    **_since(carried, counts),
+                }
+                self._telemetry.record("transport_progress", fields)
+
+    def _tell_drops(self) -> None:
+        drops = Counter(self.relay.drops)
+        for reason, count in (drops - self._drops).items():
+            self._telemetry.record("drop", {"reason": reason.value, "n": count})
+        self._drops = drops
+
+    def load(self) -> dict[str, Any]:
+        """What the relay adds to a heartbeat."""
+        frames, size = self.relay.frames, self.relay.frame_bytes
+        fields = {
+            "transports": self.relay.route_count // 2,
+            "frames": frames - self._frames,
+            "bytes": size - self._bytes,
+        }
+        self._frames, self._bytes = frames, size
+        return fields
+
+
+def _took(seconds: float) -> dict[str, int]:
+    """From REQUEST to ACCEPT."""
+    return {"accept_ms": round(seconds * 1000), "accept_us": round(seconds * 1_000_000)}
+
+
+def _since(carried: Carried, counts: tuple[int, int, int, int, int, int]) -> dict[str, Any]:
+    """What was counted since the last event of that transport."""
+    before, carried.told = carried.told, counts
+    fields: dict[str, Any] = {}
+    if carried.accepted is not None or counts != _NOTHING:
+        names = ("data_ab", "data_ba", "frames_ab", "frames_ba", "acks_ab", "acks_ba")
+        fields = {name: now - then for name, now, then in zip(names, counts, before, strict=True)}
+    if carried.rtt is not None:
+        fields["rtt"], carried.rtt = carried.rtt, None
+    return fields

@@ -1,0 +1,409 @@
+"""What takes long: two million events against DuckDB, ten kills, a cluster, a stream (``make spark-long``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from random import Random
+from threading import Event, Lock
+from typing import Any
+
+import pyspark
+from pyspark.errors import StreamingQueryException
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.analytics import jobs
+from dmsg.analytics.jobs import spool_source
+from dmsg.analytics.lake import Lake
+from dmsg.analytics.runs import Claim
+from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.session import find_java
+from tests.analytics.spark_oracle import compare
+from tests.analytics.spark_simulated import PlantedCase
+from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
+
+TRANSPORTS = int(os.environ.get("TRANSPORTS", "1000000"))
+"""Each is two events."""
+LAST_DAY = date.today() - timedelta(1)
+PATIENCE = 1800.0
+DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics")
+
+
+def analytics(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    done = subprocess.run([*DMSG, *map(str, arguments)], text=True, capture_output=True, timeout=PATIENCE, **options)
+    if done.returncode:
+        raise AssertionError(f"{arguments}: {done.stderr}")
+    return done
+
+
+def simulate(where: Path, transports: int, servers: int, clients: int, days: int) -> None:
+    """A network's events."""
+    analytics(
+        *("simulate", "--out", where, "--transports", str(transports), "--servers", str(servers)),
+        *("--clients", str(clients), "--days", str(days), "--last-day", str(LAST_DAY)),
+    )
+
+
+def gold(out: Path) -> dict[str, list[str]]:
+    """All gold tables, comparable."""
+    lake = Lake(spark(), str(out))
+    state = lake.state()
+    return {
+        name: sorted(json.dumps(row.asDict(), default=str) for row in lake.read("gold", name, state).collect())
+        for name in GOLD
+    }
+
+
+def rounded(tables: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The order of additions may change the last digits of doubles."""
+
+    def number(text: str) -> float:
+        return float(f"{float(text):.9g}")
+
+    return {name: [json.dumps(json.loads(row, parse_float=number)) for row in rows] for name, rows in tables.items()}
+
+
+class LongCase(SynchronousTestCase):
+    """A directory of its own, that is removed."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.root.mkdir()
+        self.addCleanup(shutil.rmtree, self.root, ignore_errors=True)
+
+    def run_arguments(self, out: Path) -> tuple[str | Path, ...]:
+        return (
+            "run",
+            "--spool",
+            self.root / "sim" / "spool",
+            "--receipts",
+            self.root / "sim" / "checked",
+            "--out",
+            out,
+        )
+
+
+class SizeTests(LongCase):
+    """Two engines on two million events."""
+
+    def test_gold_is_what_duckdb_computes(self) -> None:
+        simulate(self.root / "sim", TRANSPORTS, 40, 20_000, 5)
+        out = self.root / "out"
+        said = analytics(*self.run_arguments(out)).stdout
+        self.assertIn("events", said)
+        found = compare(
+            Lake(spark(), str(out)), self.root / "sim" / "spool", self.root / "sim" / "checked", date.today()
+        )
+        self.assertEqual(set(found), set(GOLD))
+        self.assertEqual({name: what[:3] for name, what in found.items() if what}, {})
+
+
+class SeedTests(PlantedCase):
+    """Other networks than the suite's."""
+
+    def test_the_first(self) -> None:
+        self.check(seed=1)
+
+    def test_the_second(self) -> None:
+        self.check(seed=2)
+
+    def test_the_third(self) -> None:
+        self.check(seed=3)
+
+
+class KillTests(LongCase):
+    """kill -9 at ten random points of a run, then again: the same tables."""
+
+    def test_ten_kills(self) -> None:
+        simulate(self.root / "sim", 20_000, 6, 300, 2)
+        started = time.monotonic()
+        analytics(*self.run_arguments(self.root / "whole"))
+        whole = time.monotonic() - started
+        expected = rounded(gold(self.root / "whole"))
+        random = Random(5)
+        killed = 0
+        out = self.root / "out"
+        for _ in range(40):
+            process = subprocess.Popen(
+                [*DMSG, *map(str, self.run_arguments(out))],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                process.wait(whole * random.random())
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # Python and Java
+                process.wait()
+                killed += 1
+            else:
+                shutil.rmtree(out)  # it was faster this time: there is nothing left to kill
+            if killed == 10:
+                break
+        self.assertEqual(killed, 10)
+        analytics(*self.run_arguments(out))
+        self.assertEqual(rounded(gold(out)), expected)
+
+
+class WritersTests(LongCase):
+    """Two runs at once, by different ways to one place: one is told, and nothing stands twice."""
+
+    def test_two_at_once(self) -> None:
+        simulate(self.root / "sim", 20_000, 6, 300, 2)
+        analytics(*self.run_arguments(self.root / "whole"))
+        out = self.root / "out"
+        commands = [
+            [*DMSG, *map(str, self.run_arguments(out))],
+            [sys.executable, "-m", "dmsg.analytics", *map(str, self.run_arguments(out))],
+        ]
+        commands[1][-1] = f"file://{out}"
+        environment = {**os.environ, "JAVA_HOME": str(find_java())}
+        processes = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+            for command in commands
+        ]
+        said = [process.communicate(timeout=PATIENCE) for process in processes]
+        statuses = sorted(process.returncode for process in processes)
+        self.assertEqual(statuses, [0, 1], said)
+        (told,) = [text for process, (_, text) in zip(processes, said, strict=True) if process.returncode]
+        self.assertIn("another run writes to", told.splitlines()[-1])
+        self.assertEqual(rounded(gold(out)), rounded(gold(self.root / "whole")))
+
+
+class ProcessCase(LongCase):
+    """Parts of Spark that run as processes on loopback."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.home = Path(pyspark.__file__).parent
+        self.environment = {
+            **os.environ,
+            "SPARK_HOME": str(self.home),
+            "JAVA_HOME": str(find_java()),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
+
+    def start(self, program: str, *arguments: str, wanted: str, within: Sequence[str] = ()) -> str:
+        """Start one, by another command if need be; the line that shows that it is there."""
+        log = self.root / f"{len(self.processes)}.log"
+        with open(log, "wb") as file:
+            process = subprocess.Popen(
+                [*within, str(self.home / "bin" / program), *arguments],
+                stdout=file,
+                stderr=file,
+                cwd=self.root,
+                env=self.environment,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        self.addCleanup(self.end, process)
+        until = time.monotonic() + 90
+        while time.monotonic() < until:
+            for line in log.read_text().splitlines():
+                if wanted in line:
+                    return line
+            time.sleep(0.2)
+        raise AssertionError(f"no {wanted!r} in {log.read_text()[-2000:]}")
+
+    def cluster(self, within: Sequence[str] = ()) -> str:
+        """A master and two workers of one core; the master's address.
+
+        :param within: a command that starts the workers.
+        """
+        name, here = "org.apache.spark.deploy", ("--host", "127.0.0.1", "--webui-port", "0")
+        line = self.start(
+            *("spark-class", f"{name}.master.Master", *here, "--port", "0"), wanted="Starting Spark master at"
+        )
+        master = line.split()[-1]
+        for _ in range(2):
+            self.start(
+                *("spark-class", f"{name}.worker.Worker", *here, "--cores", "1", "--memory", "1g"),
+                *("--work-dir", str(self.root / "work"), master),
+                wanted="Successfully registered with master",
+                within=within,
+            )
+        return master
+
+    @staticmethod
+    def end(process: subprocess.Popen[bytes]) -> None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class ClusterTests(ProcessCase):
+    """spark-submit to a master and two workers, each a process on loopback."""
+
+    def test_the_same_jobs_on_a_cluster(self) -> None:
+        simulate(self.root / "sim", 20_000, 6, 300, 2)
+        analytics(*self.run_arguments(self.root / "local"))
+        master = self.cluster()
+        done = subprocess.run(
+            [
+                *(str(self.home / "bin" / "spark-submit"), "--master", master, "--driver-memory", "1g"),
+                *(
+                    "--conf",
+                    "spark.executor.memory=900m",
+                    str(Path(jobs.__file__).with_name("__main__.py")),
+                ),
+                *map(str, self.run_arguments(self.root / "cluster")),
+            ],
+            text=True,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+            env=self.environment,
+        )
+        self.assertEqual(done.returncode, 0, done.stderr[-3000:])
+        self.assertEqual(json.loads(done.stdout.splitlines()[-1])["run"], 1)
+        self.assertEqual(rounded(gold(self.root / "cluster")), rounded(gold(self.root / "local")))
+
+
+class ConnectTests(ProcessCase):
+    """The same by a Spark Connect server, which knows nothing of dmsg."""
+
+    if importlib.util.find_spec("grpc") is None:
+        skip = 'Spark Connect is not installed: pip install -e ".[spark-connect]"'
+
+    def test_the_same_tables_by_spark_connect(self) -> None:
+        simulate(self.root / "sim", 20_000, 6, 300, 2)
+        spool, late = self.root / "sim" / "spool", self.root / "late"
+        late.mkdir()
+        files = sorted(spool.iterdir())
+        for path in files[::2]:
+            shutil.move(path, late)
+        line = self.start(
+            *("spark-submit", "--master", "local[2]", "--driver-memory", "1g"),
+            *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+            *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
+            *("--conf", "spark.connect.grpc.binding.port=0", "--conf", "spark.ui.enabled=false", "spark-internal"),
+            wanted="Spark Connect server started at",
+        )
+        master = f"sc://127.0.0.1:{line.rpartition(':')[2].strip()}"
+        out = self.root / "out"
+        first = analytics(*self.run_arguments(out), "--master", master).stdout
+        self.assertIn("run 1: ", first)
+        for path in late.iterdir():
+            shutil.move(path, spool)
+        second = analytics(*self.run_arguments(out), "--master", master).stdout
+        self.assertIn("run 2: ", second)
+        self.assertNotIn("came twice", second)
+        self.assertIn("nothing is new", analytics(*self.run_arguments(out), "--master", master).stdout)
+        analytics(*self.run_arguments(self.root / "local"))
+        self.assertEqual(rounded(gold(out)), rounded(gold(self.root / "local")))
+
+
+class StreamTests(LongCase):
+    """Files that come while the stream runs are in the tables, and it ends by Ctrl-C."""
+
+    def test_what_comes_is_in_the_tables(self) -> None:
+        simulate(self.root / "all", 5_000, 4, 100, 2)
+        spool, out = self.root / "spool", self.root / "out"
+        spool.mkdir()
+        files = sorted((self.root / "all" / "spool").iterdir())
+        for path in files[: len(files) // 2]:
+            shutil.copy(path, spool)
+        arguments = (
+            "stream",
+            "--spool",
+            spool,
+            "--receipts",
+            self.root / "all" / "checked",
+            "--out",
+            out,
+            "--every",
+            "2",
+        )
+        process = subprocess.Popen([*DMSG, *map(str, arguments)], stdout=subprocess.PIPE, text=True, bufsize=1)
+        assert process.stdout is not None
+        self.addCleanup(process.kill)
+        counted = 0
+
+        def wait_for(events: int) -> None:
+            nonlocal counted
+            assert process.stdout is not None
+            while counted < events:
+                line = process.stdout.readline()
+                self.assertTrue(line, "the stream ended")
+                if "events" in line:
+                    counted += int(line.split(": ")[1].split()[0].replace(",", ""))
+
+        wait_for(1)
+        for path in files[len(files) // 2 :]:
+            fresh = spool / f".{path.name}"
+            shutil.copy(path, fresh)
+            fresh.rename(spool / path.name)
+        shutil.copytree(self.root / "all", self.root / "sim")
+        whole = analytics(*self.run_arguments(self.root / "whole")).stdout
+        wait_for(int(whole.split(": ")[1].split()[0].replace(",", "")))
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(120), 0)
+        process.stdout.close()
+        self.assertEqual(rounded(gold(out)), rounded(gold(self.root / "whole")))
+
+
+class TurnTests(LakeCase):
+    """A stream and runs over the same tables."""
+
+    def test_a_stream_and_runs_take_turns(self) -> None:
+        """What one has read the other does not, and a batch that Spark does again is not lost."""
+        boot = Boot(S1, "boot-1")
+        boot.event("start", DAY, "08:00:00", capacity=5)
+        boot.beats(DAY, "08:00:30", 10, sessions=1, transports=0, capacity=5)
+        first, second, third = boot.rows[:4], boot.rows[4:8], boot.rows[8:]
+        source = spool_source(str(self.spool))
+        lock = Lock()
+
+        def stream(*, killed: bool = False) -> None:
+            pipeline = self.pipeline()
+
+            def refine(claim: Claim) -> None:
+                if killed:
+                    raise InterruptedError
+                pipeline.refine(pipeline.lake.state(), claim, [])
+
+            query = pipeline.follow(source, "1 second", refine, lock, Event())
+            query.processAllAvailable()
+            query.stop()
+
+        def events() -> tuple[int, int]:
+            rows = self.pipeline().lake.bronze()
+            return rows.count(), rows.where("type = 'heartbeat'").count()
+
+        write_file(self.spool / "events-1.jsonl.gz", first)
+        stream()
+        self.assertEqual(events(), (5, 3))
+        write_file(self.spool / "events-2.jsonl.gz", second)
+        self.assertEqual(self.run_jobs().events, 5)
+        for path in ("0", ".0.crc"):
+            (self.out / "checkpoints" / "spool" / "commits" / path).unlink()
+        write_file(self.spool / "events-3.jsonl.gz", [*third, {"v": 3}])
+        stream()
+        self.assertEqual(events(), (15, 10))
+        self.assertEqual(self.run_jobs().events, 0)
+        (day,) = self.table("uptime_day")
+        self.assertEqual((day["alive_minutes"], day["starts"]), (11, 1))
+        (quality,) = [row for row in self.table("quality_day") if row["producer"] == S1]
+        self.assertEqual((quality["duplicates"], quality["missing"]), (0, 0))
+        self.assertEqual(self.pipeline().lake.quarantine().count(), 1)
+        # what a stream has read before it was killed a run takes up, and a stream with a new checkpoint leaves alone
+        write_file(self.spool / "events-4.jsonl.gz", [], garbage=[b"hello"])
+        self.assertRaises(StreamingQueryException, stream, killed=True)
+        self.assertEqual(self.run_jobs().quarantined, 1)
+        stream()
+        shutil.rmtree(self.out / "checkpoints")
+        write_file(self.spool / "events-5.jsonl.gz", [], garbage=[b"hello"])
+        stream()
+        self.assertEqual(self.pipeline().lake.quarantine().count(), 3)
+        self.assertEqual(self.run_jobs().events, 0)

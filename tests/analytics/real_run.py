@@ -1,0 +1,217 @@
+"""Servers, clients and bytes of known size: one server is killed, one receiver is too slow, one server lies by 3 %."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.trial.unittest import TestCase
+
+from dmsg.analytics.jobs import Pipeline, receipts_source, spool_source
+from dmsg.cli.demos.processes import Child, Entities
+from dmsg.keys import SecKey, read_key_file
+from dmsg.telemetry.pseudonyms import Pseudonyms
+from dmsg.telemetry.verify import verify_spool
+from dmsg.v2019.client import Client
+from tests.analytics.support import spark
+from tests.support import asynchronous
+
+MB = 1_000_000
+WHOLE, SHORT = 60 * MB, 4 * MB
+SOON = 60.0
+WARM = 8 * MB
+"""After so much the sender has a large window."""
+TRIES = 6
+LIE = 1.03
+WRITTEN = 1.5
+"""Seconds after which a server has written what happened."""
+
+
+class _Taking(Protocol):
+    """:ivar begun: fires when some of it has come."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.begun: Deferred[None] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.received += len(data)
+        if self.received > WARM and not self.begun.called:
+            self.begun.callback(None)
+
+
+class RealTests(TestCase):
+    """What the pipeline says of them is true."""
+
+    timeout = 300
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp()).absolute()
+        self.directory.mkdir()
+        self.entities = Entities(reactor, self.directory)
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.entities.stop()))
+        self.taking: list[_Taking] = []
+        self.sent = 0
+
+    async def server(self, url: str, name: str) -> tuple[Child, str]:
+        child = self.entities.server(
+            name, url, f"--telemetry={self.directory / 'spool' / name}", "--telemetry-rotate=2", "--request-rate=0"
+        )
+        await child.line("registered in discovery").addTimeout(SOON, reactor)
+        return child, self.key_of(name)
+
+    async def until(self, condition: Callable[[], Any], what: str) -> None:
+        for _ in range(int(SOON / 0.05)):
+            if condition():
+                return
+            await deferLater(reactor, 0.05)
+        self.fail(f"not within {SOON} s: {what}")
+
+    def client(self, url: str) -> Client:
+        client = Client(reactor, SecKey.generate(), [url], min_servers=2, receipts=True)
+        self.addCleanup(client.stopService)
+        client.startService()
+        return client
+
+    def build(self, address: Any) -> Protocol:
+        self.taking.append(_Taking())
+        return self.taking[-1]
+
+    async def send(self, a: Client, b: Client, size: int) -> tuple[Any, _Taking]:
+        before = len(self.taking)
+        stream: Any = await a.connect(b.public_key, Factory.forProtocol(Protocol), port=7)
+        stream.transport.write(bytes(size))
+        self.sent += size
+        while len(self.taking) == before:
+            await deferLater(reactor, 0)
+        return stream, self.taking[before]
+
+    @asynchronous
+    async def test_nobody_who_is_honest_is_called_a_liar(self) -> None:
+        url = await self.entities.discovery("--store=memory:", "--no-looks")
+        servers = dict([(await self.server(url, name))[::-1] for name in ("S1", "S2")])
+        a, b = self.client(url), self.client(url)
+        taking = Factory()
+        taking.buildProtocol = self.build  # type: ignore[method-assign,assignment]
+        b.listen(taking, 7)
+        for client in (a, b):
+            await self.until(lambda client=client: len(client.servers) == 2, "two servers")
+            await client.when_published(SOON)
+
+        # a receiver that does not read for a while: the relay ends its transport with queue_full, and it goes on
+        for _ in range(TRIES):
+            slow, taken = await self.send(a, b, WHOLE)
+            await taken.begun.addTimeout(SOON, reactor)
+            over = slow.transport.server
+            links = [session._link.transport for session in b._set.sessions() if session.server == over]
+            for link in links:
+                link.pauseProducing()
+            await deferLater(reactor, 3.0)
+            for link in links:
+                link.resumeProducing()
+            await self.until(lambda taken=taken: taken.received == WHOLE, "all of it")
+            slow.transport.loseConnection()
+            await deferLater(reactor, WRITTEN)
+            if a.streams.resumed:
+                break
+        self.assertTrue(a.streams.resumed, "nothing was too much for the server")
+
+        # a server that is killed while it carries
+        stream, taken = await self.send(a, b, MB)
+        sent = MB
+
+        def more() -> None:
+            nonlocal sent
+            sent += MB
+            stream.transport.write(bytes(MB))
+
+        trickle = LoopingCall(more)
+        trickle.start(0.05, now=False)
+        await deferLater(reactor, WRITTEN)
+        killed = str(stream.transport.server)
+        servers[killed].signal("KILL")
+        await servers[killed].ended
+        await deferLater(reactor, 0.5)
+        trickle.stop()
+        stream.transport.write(bytes(WHOLE - sent))
+        self.sent += WHOLE - MB
+        await self.until(lambda: taken.received == WHOLE, "all of it")
+        stream.transport.loseConnection()
+
+        name = next(child_name for child_name in ("S1", "S2") if self.key_of(child_name) == killed)
+        child, _ = await self.server(url, name)
+        for client in (a, b):
+            await self.until(lambda client=client: not len(client.streams.kept_receipts), "receipts handed in")
+        # enough that is whole, for both to be judged by
+        for _ in range(12):
+            stream, taken = await self.send(a, b, SHORT)
+            await self.until(lambda taken=taken: taken.received == SHORT, "a short one")
+            stream.transport.loseConnection()
+        await deferLater(reactor, 0.5)
+        for one in (child, *(servers[key] for key in servers if key != killed)):
+            one.signal("TERM")
+            await one.ended
+        self.judge(killed, "")
+        # the same again, with a server that says 3 % more
+        honest = next(key for key in servers if key != killed)
+        self.judge(killed, honest)
+
+    def key_of(self, name: str) -> str:
+        return str(read_key_file(self.directory / f"{name}.key").public)
+
+    def judge(self, killed: str, liar: str) -> None:
+        spool = self.directory / "spool"
+        if liar:
+            self.lie(spool, liar)
+        checked, out = (self.directory / f"{what}{liar[:4]}" for what in ("checked", "out"))
+        found = verify_spool(spool, checked, Pseudonyms(bytes(32)))
+        self.assertEqual(found.refused, 0, found.reasons)
+        pipeline = Pipeline(spark(), str(out), now=datetime.now(UTC) + timedelta(minutes=1))
+        pipeline.run([spool_source(str(spool)), receipts_source(str(checked))])
+        state = pipeline.lake.state()
+
+        def rows(name: str) -> list[dict[str, Any]]:
+            return [row.asDict() for row in pipeline.lake.read("gold", name, state).collect()]
+
+        settled: dict[str, list[str]] = {}
+        for row in rows("settlement_day"):
+            settled.setdefault(row["server"], []).append(row["verdict"])
+            self.assertLessEqual(row["conflict"], row["transports"] if row["server"] == liar else 0, row)
+        named = {server for server, verdicts in settled.items() if any("claims more" in one for one in verdicts)}
+        self.assertEqual(named, {liar} if liar else set(), settled)
+        reasons = {row["reason"] for row in rows("close_day")}
+        self.assertIn("queue_full", reasons)
+        ended = [row["ended"] for row in rows("boot") if row["producer"] == killed]
+        self.assertEqual(sorted(ended), ["crashed", "stopped"])
+        lost = rows("lost_transport")
+        self.assertEqual({row["server"] for row in lost}, {killed})
+        witnessed = [row for row in lost if row["words"] == 2]
+        self.assertTrue(witnessed, lost)
+        self.assertTrue(all(2 * MB <= row["most_bytes"] <= WHOLE for row in witnessed), lost)
+        # all that arrived was carried by somebody, and said: what ended in order exactly, the rest between two words
+        least, most = (sum(row[name] for row in witnessed) for name in ("least_bytes", "most_bytes"))
+        credited, uncertain = (
+            sum(row[name] for row in rows("settlement_day")) for name in ("credited_bytes", "uncertain_bytes")
+        )
+        if not liar:
+            self.assertLessEqual(least + credited, self.sent)
+            self.assertGreaterEqual(most + credited + uncertain, self.sent)
+
+    def lie(self, spool: Path, liar: str) -> None:
+        """Its files as it would have written them."""
+        for path in spool.glob("*/events-*.gz"):
+            lines = []
+            for line in gzip.decompress(path.read_bytes()).splitlines():
+                row = json.loads(line)
+                if row["producer"] == liar and row["type"] == "transport_close":
+                    row |= {name: int(row[name] * LIE) for name in ("total_ab", "total_ba") if name in row}
+                lines.append(json.dumps(row).encode() + b"\n")
+            path.write_bytes(gzip.compress(b"".join(lines)))

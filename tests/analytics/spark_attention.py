@@ -1,0 +1,259 @@
+"""What needs attention: each kind from rows written by hand, then from tables that were computed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+import dmsg
+from dmsg.analytics.attention import MOST, MOST_ATTACKS, TABLES, Finding, Urgency, attention, few, needs_attention
+from dmsg.analytics.schemas import DAILY, GOLD
+from dmsg.cli.output import EXIT_PIPE
+from dmsg.cli.running import EXIT_INTERRUPTED
+from tests.analytics.spark_tables import Story
+from tests.analytics.support import NOW, S1, S2, LakeCase
+
+DAY = date(2026, 3, 10)
+BEFORE = DAY - timedelta(1)
+PROGRAM = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()")
+NOON = datetime(2026, 3, 10, 12, tzinfo=UTC)
+
+
+def boot(producer: str = "a", last: datetime = NOON, **values: Any) -> dict[str, Any]:
+    row = {"producer": producer, "role": "server", "boot": "b", "first_at": NOON - timedelta(days=3), "last_at": last}
+    nothing = {"lost_transports": 0, "lost_witnessed": 0, "lost_least_bytes": None, "lost_most_bytes": None}
+    return row | {"ended": "running", "next_at": None, "down_seconds": None} | nothing | values
+
+
+def network(day: date, **values: Any) -> dict[str, Any]:
+    return {"dt": day, "bytes": 1000, "transports": 100, "clients": 50, "refused": 0} | values
+
+
+class RowsTests(SynchronousTestCase):
+    """Plain calls."""
+
+    def found(self, now: datetime = NOON, **tables: list[dict[str, Any]]) -> list[Finding]:
+        empty: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+        quiet = {"boot": [boot()], "network_day": [network(DAY)]}
+        return attention(empty | quiet | tables, now=now)
+
+    def only(self, **tables: list[dict[str, Any]]) -> Finding:
+        found = self.found(**tables)
+        self.assertEqual(len(found), 1, found)
+        return found[0]
+
+    def test_nothing(self) -> None:
+        self.assertEqual(self.found(), [])
+        self.assertEqual(attention({name: [] for name in TABLES}, now=NOON), [])
+
+    def test_who_is_down(self) -> None:
+        gone = boot("gone", NOON - timedelta(hours=3), ended="silent")
+        found = self.only(boot=[boot(), gone])
+        self.assertEqual((found.about, found.urgency, found.place), ("gone", Urgency.NOW, "Servers"))
+        self.assertEqual(found.text, "server is silent since 10 Mar 09:00, for 3 h")
+        # who came again, and who has been away for more than four weeks
+        again = gone | {"next_at": NOON}
+        old = boot("old", NOON - timedelta(days=29), ended="silent")
+        self.assertEqual(self.found(boot=[boot(), again, old]), [])
+
+    def test_who_crashed_and_what_it_cost(self) -> None:
+        crashed = boot(last=NOON - timedelta(hours=1), ended="crashed", next_at=NOON, down_seconds=30.0)
+        sessions = [{"server": "a", "dt": DAY, "lost": 7}]
+        found = self.only(boot=[boot(), crashed, crashed], session_day=sessions)
+        self.assertEqual(
+            found.text, "server crashed 2 times, the last at 10 Mar 11:00; was away for 60 s, 7 sessions were lost"
+        )
+        took = {"lost_transports": 3, "lost_witnessed": 2, "lost_least_bytes": 1_000_000, "lost_most_bytes": 1_200_000}
+        text = self.only(boot=[boot(), crashed | took]).text
+        self.assertIn(
+            "away for 30 s, 3 transports ended with it; 2 of them had carried 1 MB to 1.2 MB, both ends say", text
+        )
+        exact = {"lost_transports": 2, "lost_most_bytes": 1_000_000}
+        text = self.only(boot=[boot(), crashed | took | exact]).text
+        self.assertIn(", 2 transports ended with it; they had carried 1 MB, both ends say", text)
+        unsaid = took | {"lost_witnessed": 0, "lost_least_bytes": None, "lost_most_bytes": None}
+        text = self.only(boot=[boot(), crashed | unsaid]).text
+        self.assertTrue(text.endswith("away for 30 s, 3 transports ended with it"), text)
+        old = crashed | {"last_at": NOON - timedelta(days=2)}
+        self.assertEqual(self.found(boot=[boot(), old]), [])
+
+    def test_who_is_full(self) -> None:
+        row = {"server": "a", "dt": DAY, "peak_sessions": 90, "capacity": 100, "peak_share": 0.9, "busy_hours": 0}
+        full = row | {"refused_full": 12}
+        self.assertIn("refused 12 connections", self.only(capacity_day=[full]).text)
+        self.assertEqual(self.only(capacity_day=[full]).urgency, Urgency.NOW)
+        # one address had too many, the server has room
+        self.assertEqual(self.only(capacity_day=[full | {"peak_share": 0.1}]).urgency, Urgency.SOON)
+        self.assertIn("in 3 hours", self.only(capacity_day=[row | {"refused_full": 0, "busy_hours": 3}]).text)
+        self.assertEqual(self.found(capacity_day=[row | {"refused_full": 0}]), [])
+
+    def test_slow_readers(self) -> None:
+        def ends(reason: str, transports: int) -> dict[str, Any]:
+            return {"server": "a", "dt": DAY, "reason": reason, "by": "server", "transports": transports}
+
+        found = self.only(close_day=[ends("queue_full", 10), ends("unspecified", 990)])
+        self.assertEqual(found.text, "10 of 1,000 transports of 10 Mar ended because a receiver was slow (queue_full)")
+        self.assertEqual(self.found(close_day=[ends("queue_full", 9), ends("unspecified", 100)]), [])
+        self.assertEqual(self.found(close_day=[ends("queue_full", 10), ends("unspecified", 991)]), [])
+
+    def test_who_is_slow_against_its_own_week(self) -> None:
+        def day(back: int, p99: float, samples: int = 100) -> dict[str, Any]:
+            return {"server": "a", "dt": DAY - timedelta(back), "rtt_p99": p99, "rtt_samples": samples}
+
+        week = [day(1, 20.0), day(2, 30.0), day(3, 400.0)]
+        self.assertIn("p99 of answers 60 ms, 30 ms in the week", self.only(latency_day=[day(0, 60.0), *week]).text)
+        for rows in (
+            [day(0, 59.0), *week],
+            [day(0, 60.0, 99), *week],
+            [day(0, 60.0), *week[:2]],
+            [day(0, 60.0), *week[:2], day(8, 30.0)],
+            [day(0, 4.0), day(1, 1.0), day(2, 1.0), day(3, 1.0)],
+        ):
+            self.assertEqual(self.found(latency_day=rows), [])
+
+    def test_who_lies(self) -> None:
+        def claim(back: int, verdict: str) -> dict[str, Any]:
+            row = {"server": "a", "dt": DAY - timedelta(back), "verdict": verdict, "inflation": 0.031}
+            return row | {"witnesses": 40, "accusers": 39}
+
+        lies = [claim(0, "claims more than both ends"), claim(6, "claims more than both ends")]
+        found = self.only(settlement_day=lies)
+        self.assertEqual(
+            found.text,
+            "claims more than both ends on 10 Mar, by 3.1 %; 39 of 40 clients say so; on 2 days of the week",
+        )
+        self.assertEqual((found.urgency, found.kind), (Urgency.NOW, "claims"))
+        # what a few clients can make up wakes nobody
+        for verdict in ("claims more, as few of its clients say", "claims more, with one end's word"):
+            self.assertEqual(self.only(settlement_day=[claim(0, verdict)]).urgency, Urgency.SOON)
+        self.assertEqual(self.found(settlement_day=[claim(0, "not certain: too much was on its way")]), [])
+        self.assertEqual(self.found(settlement_day=[claim(0, "agrees"), claim(7, "claims more than both ends")]), [])
+
+    def test_who_attacks(self) -> None:
+        row = {"who": "x", "kind": "scan", "score": 100.0, "servers": 3, "last_day": DAY, "targets": 1200}
+        row |= {"refused": 5, "posts": 0, "requests": 0, "most_at": "02ab" * 16}
+        text = (
+            "scan: asked for 1,200 clients that are not there, at 3 servers, most at 02ab02ab, until 10 Mar; score 100"
+        )
+        self.assertEqual(self.only(actor=[row]).text, text)
+        self.assertEqual(self.only(actor=[row]).urgency, Urgency.NOW)
+        self.assertIn("there, at 02ab02ab, until", self.only(actor=[row | {"servers": 1}]).text)
+        seen_by = row | {"kind": "entries", "servers": 1, "most_at": "discovery-1"}
+        self.assertIn("discovery refused, at discovery-1, until", self.only(actor=[seen_by]).text)
+        self.assertEqual(self.only(actor=[row | {"last_day": DAY - timedelta(1)}]).urgency, Urgency.SOON)
+        self.assertEqual(self.found(actor=[row | {"score": 99.9}, row | {"last_day": DAY - timedelta(2)}]), [])
+
+    def test_a_person_is_shown_few_and_a_program_all(self) -> None:
+        row = {"who": "x", "kind": "scan", "score": 100.0, "servers": 1, "last_day": DAY, "targets": 1200}
+        row |= {"refused": 5, "posts": 0, "requests": 0, "most_at": "02ab" * 16}
+        clocks = [{"server": str(index), "dt": DAY, "skew_ms": -180_000} for index in range(MOST)]
+        found = self.found(actor=[row | {"who": str(index)} for index in range(100)], clock_day=clocks)
+        self.assertEqual(len(found), 100 + MOST)
+        shown = few(found)
+        self.assertEqual([one.kind for one in shown], ["scan"] * MOST_ATTACKS + ["clock"] * MOST)
+        self.assertEqual(shown[MOST_ATTACKS - 1].text, "scan: and 98 more (attention --json has all)")
+
+    def test_what_is_silent_in_old_data(self) -> None:
+        """What was after the newest event nobody has told."""
+        gone, other = boot("b", NOON - timedelta(hours=3), ended="silent"), boot("a", NOON)
+        fresh, later = (
+            [one for one in self.found(NOON + timedelta(hours=hours), boot=[gone, other]) if one.kind == "silent"]
+            for hours in (1, 30)
+        )
+        self.assertTrue(fresh[0].text.endswith("for 4 h"), fresh)
+        self.assertTrue(later[0].text.endswith("for 3 h until the newest event"), later)
+
+    def test_clocks(self) -> None:
+        row = {"server": "a", "dt": DAY, "skew_ms": -180_000}
+        self.assertEqual(self.only(clock_day=[row]).text, "its clock was 3 min behind discovery's on 10 Mar")
+        self.assertEqual(self.found(clock_day=[row | {"skew_ms": 60_000}]), [])
+
+    def test_data_that_is_not_there(self) -> None:
+        missing = {"producer": "a", "dt": DAY, "completeness": 0.98, "missing": 20}
+        self.assertIn("20 events of 10 Mar", self.only(quality_day=[missing]).text)
+        both = [missing, missing | {"dt": BEFORE}]
+        self.assertIn("40 events of 9 Mar to 10 Mar", self.only(quality_day=both).text)
+        self.assertEqual(self.found(quality_day=[missing | {"completeness": 0.99}]), [])
+        unheard = {"server": "a", "dt": DAY, "state": "unheard"}
+        self.assertIn("nothing that it wrote has come", self.only(uptime_day=[unheard]).text)
+        old = self.found(NOON + timedelta(hours=2, seconds=1))
+        self.assertIn("nothing newer than 10 Mar 12:00", old[0].text)
+        self.assertEqual(self.found(NOON + timedelta(hours=2)), [])
+
+    def test_what_changed(self) -> None:
+        days = [network(DAY), network(BEFORE, bytes=500, clients=10), network(BEFORE - timedelta(1))]
+        texts = [one.text for one in self.found(network_day=days)]
+        self.assertEqual(
+            texts[:2], ["carried: 500 B on 9 Mar, 1 kB the day before", "clients: 10 on 9 Mar, 50 the day before"]
+        )
+        states = [{"server": name, "dt": BEFORE, "state": "up"} for name in ("a" * 66, "b" * 66)]
+        states.append({"server": "a" * 66, "dt": BEFORE - timedelta(1), "state": "up"})
+        quiet = [network(BEFORE), network(BEFORE - timedelta(1))]
+        found = self.only(network_day=[network(DAY), *quiet], uptime_day=states)
+        self.assertEqual(found.text, "new on 9 Mar: bbbbbbbb")
+
+
+class TablesTests(LakeCase):
+    """Of the story of two servers: S2 crashed or fell silent, and lies."""
+
+    def test_the_story(self) -> None:
+        lake = Story.told().pipeline().lake
+        found = needs_attention(lake, lake.computed(), now=NOW)
+        about = {(one.about, one.place) for one in found}
+        self.assertIn((S2, "Settlement"), about)
+        self.assertNotIn((S1, "Settlement"), about)
+        self.assertTrue(all(one.text for one in found))
+
+    def test_the_command(self) -> None:
+        """Without Java, and the same as in this process."""
+        story = Story.told()
+        lake = story.pipeline().lake
+        arguments = (*PROGRAM, "analytics", "attention", "--out", lake.root, "--json")
+        said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={"PATH": "/nonexistent"})
+        lines = [json.loads(line) for line in said.stdout.splitlines()]
+        self.assertIn(S2, {line["about"] for line in lines if line["place"] == "Settlement"})
+
+    def test_nothing_of_arrow_calls_python(self) -> None:
+        """Its reader of datasets would, on threads of its own; one that is late aborts a program that ends."""
+        for path in Path(dmsg.__file__).parent.rglob("*.py"):
+            self.assertNotIn("to_pyarrow_", path.read_text(), str(path))
+
+    def test_top(self) -> None:
+        """The same rows as Spark has, those of the newest day, the largest first; NULL last."""
+        lake = Story.told().pipeline().lake
+        state = lake.computed()
+        for table, by in (("traffic_hour", "bytes"), ("settlement_day", "inflation"), ("uptime_day", "uptime")):
+            arguments = (*PROGRAM, "analytics", "top", "--out", lake.root, table, "--by", by, "--rows", "3")
+            said = subprocess.run(arguments, capture_output=True, text=True, check=True, env={"PATH": "/nonexistent"})
+            self.assertEqual(said.stderr, "")
+            shown = [line.split("│")[1:-1] for line in said.stdout.splitlines() if line.startswith("│")]
+            names = GOLD[table].schema.fieldNames()
+            rows = lake.read("gold", table, state, [max(state.days)] if table in DAILY else None).collect()
+            rows.sort(key=lambda row: (row[by] is None, -(row[by] or 0), *(row[name] for name in names[:3])))
+            days = [cells[names.index("dt")].strip() for cells in shown]
+            self.assertEqual(days, [str(row.dt) for row in rows[:3]], table)
+            servers = [cells[names.index("server")].strip() for cells in shown]
+            self.assertEqual(servers, [row.server[:8] for row in rows[:3]], table)
+
+    def test_watch(self) -> None:
+        """To a file each run is told once; Ctrl-C ends it, and so does a reader that goes."""
+        root = Story.told().pipeline().lake.root
+        for how, status in ((signal.SIGINT, EXIT_INTERRUPTED), (None, EXIT_PIPE)):
+            watching = subprocess.Popen(
+                (*PROGRAM, "analytics", "watch", "--out", root, "--every", "0.5"), stdout=subprocess.PIPE
+            )
+            self.addCleanup(watching.kill)
+            assert watching.stdout is not None
+            self.assertIn(b"run 1 of", watching.stdout.readline())
+            if how is not None:
+                watching.send_signal(how)
+                self.assertNotIn(b"run 1 of", watching.stdout.read())
+            watching.stdout.close()
+            self.assertEqual(watching.wait(60), status)

@@ -1,0 +1,149 @@
+"""What a verdict stands on: from rows written by hand, then from tables that were computed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.analytics.attention import SLOW_SAMPLES
+from dmsg.analytics.explain import Section, _latency, _life, _spans, explain, find_server
+from dmsg.cli.output import EXIT_PIPE
+from tests.analytics.spark_tables import Story
+from tests.analytics.support import DAY, S1, S2, LakeCase
+
+PROGRAM = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()")
+
+
+class RowsTests(SynchronousTestCase):
+    """Plain calls."""
+
+    def latency(self, *p99: float, samples: int = SLOW_SAMPLES) -> Section:
+        """Of a day and of those before it."""
+
+        def read(table: str, *, of: date = DAY) -> list[dict[str, Any]]:
+            back = (DAY - of).days
+            if back >= len(p99):
+                return []
+            row = {"dt": of, "rtt_samples": samples, "rtt_p50": 1.0, "rtt_p99": p99[back]}
+            return [row | {"accept_samples": 0, "accept_p50": None, "accept_p99": None}]
+
+        found = _latency(read, DAY)
+        assert found is not None
+        return found
+
+    def test_latency(self) -> None:
+        slow = self.latency(40.0, 9.0, 10.0, 11.0)
+        self.assertEqual(slow.verdict, "slow")
+        self.assertIn("p99 10.0 ms, the median of 3 days; slow from 20.0 ms on", slow.lines[-1])
+        self.assertEqual(self.latency(19.9, 9.0, 10.0, 11.0).verdict, "as usual")
+        self.assertEqual(self.latency(6.5, 1.0, 1.0, 1.0).verdict, "slow")
+        self.assertEqual(self.latency(5.9, 1.0, 1.0, 1.0).verdict, "as usual")
+        self.assertEqual(self.latency(40.0, 9.0, 10.0).verdict, "not compared")
+        self.assertEqual(self.latency(40.0, 9.0, 10.0, 11.0, samples=SLOW_SAMPLES - 1).verdict, "not compared")
+
+    def test_lives(self) -> None:
+        at = datetime(2026, 3, 10, 12)
+        boot = {
+            "boot": "ab" * 16,
+            "first_at": at - timedelta(days=1),
+            "last_at": at,
+            "next_at": at,
+            "down_seconds": 5.0,
+            "lost_transports": 3,
+            "lost_witnessed": 2,
+            "lost_least_bytes": 1_000_000,
+            "lost_most_bytes": 2_000_000,
+        }
+        day = at.date()
+        self.assertIn(
+            "from 9 Mar 12:00:00 to 12:00:00, crashed: no stop event", _life(boot | {"ended": "crashed"}, day)
+        )
+        crash = _life(boot | {"ended": "crashed"}, day)
+        self.assertIn("5 s later, 3 transports ended with it; 2 of them had carried 1 MB to 2 MB", crash)
+        self.assertIn("nothing for 15 minutes", _life(boot | {"ended": "silent"}, day))
+        self.assertTrue(_life(boot | {"ended": "stopped"}, day).endswith("stopped in order"))
+
+    def test_spans(self) -> None:
+        self.assertEqual(_spans([0, 1, 2, 5, 22, 23]), "00h to 02h, 05h, 22h to 23h")
+        self.assertEqual(_spans([]), "")
+
+    def test_names(self) -> None:
+        self.assertEqual(find_server(["02ab", "02ac", "02ab"], "02AB"), ["02ab"])
+        self.assertEqual(find_server(["02ab", "02ac"], "02"), ["02ab", "02ac"])
+
+
+class TablesTests(LakeCase):
+    """Of the story of two servers: S1 is honest, S2 crashes and lies."""
+
+    def sections(self, server: str) -> dict[str, Section]:
+        lake = Story.told().pipeline().lake
+        return {one.title: one for one in explain(lake, lake.computed(), server, DAY)}
+
+    def test_who_lies(self) -> None:
+        found = self.sections(S2)
+        settled = Story.lines["settlement_day"]
+        (row,) = [one for one in settled if one["server"] == S2 and one["dt"] == DAY]
+        self.assertEqual(found["Settlement"].verdict, row["verdict"])
+        text = "\n".join(found["Settlement"].lines)
+        self.assertIn(f"claimed {row['claimed_bytes']:,} bytes", text)
+        conflicts = [one for one in Story.lines["settlement_conflict_day"] if one["server"] == S2]
+        for one in conflicts:
+            self.assertIn(f"transport {one['transport']}: {one['word']}", text)
+        self.assertTrue(conflicts)
+        # down to events: how the server closed it, and what its ends signed
+        self.assertRegex(text, r"\n  \d\d:\d\d:\d\d close, process ")
+        self.assertRegex(text, r"\n  receipt of the initiator ")
+
+    def test_who_does_not(self) -> None:
+        found = self.sections(S1)
+        self.assertNotIn("transport ", "\n".join(found["Settlement"].lines[1:]).replace("transports", ""))
+        (row,) = [one for one in Story.lines["uptime_day"] if one["server"] == S1 and one["dt"] == DAY]
+        uptime = "\n".join(found["Uptime"].lines)
+        self.assertIn(f"{row['alive_minutes']} minutes by its own heartbeats", uptime)
+        self.assertIn(f"uptime {row['uptime'] * 100:.2f} %", uptime)
+        self.assertEqual(found["Data"].verdict.endswith("missing"), any(self.missing(S1)))
+        total = sum(one["transports"] for one in Story.lines["close_day"] if one["server"] == S1 and one["dt"] == DAY)
+        self.assertEqual(found["Ends of transports"].verdict, str(total))
+
+    def missing(self, server: str) -> list[int]:
+        rows = Story.lines["quality_day"]
+        return [one["missing"] for one in rows if one["producer"] == server and one["dt"] == DAY and one["missing"]]
+
+    def test_the_command(self) -> None:
+        """Without Java; by a beginning that is one server's."""
+        root = Story.told().pipeline().lake.root
+
+        def said(*arguments: str) -> tuple[str, str, int]:
+            command = (*PROGRAM, "analytics", "explain", "--out", root, *arguments)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/nonexistent"})
+            return done.stdout, done.stderr, done.returncode
+
+        out, err, status = said(S2, str(DAY), "--json")
+        self.assertEqual((err, status), ("", 0))
+        lines = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual([line["section"] for line in lines], list(self.sections(S2)))
+        out, err, status = said(S2, str(DAY))
+        self.assertEqual((err, status), ("", 0))
+        self.assertIn(f"{S2} on {DAY}\n", out)
+        self.assertIn("\n    receipt of the initiator ", out)
+        self.assertEqual(said("02", str(DAY))[2], 1)
+        self.assertIn("say more of it", said("02", str(DAY))[1])
+        self.assertIn(
+            "no server or discovery is called nobody; who is refused is a client", said("nobody", str(DAY))[1]
+        )
+        self.assertIn("nothing is known of 2020-01-01; the newest day is", said(S1, "2020-01-01")[1])
+
+    def test_a_reader_that_goes(self) -> None:
+        command = (*PROGRAM, "analytics", "explain", "--out", Story.told().pipeline().lake.root, S1, str(DAY), "--json")
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert running.stdout is not None
+        running.stdout.close()
+        self.assertEqual(running.stderr.read() if running.stderr else "", "")
+        self.assertEqual(running.wait(), EXIT_PIPE)
+        if running.stderr:
+            running.stderr.close()

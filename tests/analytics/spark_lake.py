@@ -1,0 +1,343 @@
+"""One writer at a time, tables that others can open, what was there yesterday, and tables of an older dmsg."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.analytics import runs
+from dmsg.analytics.delta import APPLICATION, Delta, LakeError
+from dmsg.analytics.migrate import migrate
+from dmsg.analytics.runs import DONE, Busy, Runs, State
+from dmsg.analytics.schemas import Table
+from dmsg.analytics.store import Store
+from tests.analytics.spark_tables import Story
+from tests.analytics.support import LakeCase, spark
+
+TABLES = ("uptime_day", "server_hour", "quality_day", "boot")
+WRITER = """
+import os, sys
+from dmsg.analytics.runs import Runs
+claim = Runs(sys.argv[1]).claim()
+print("begun", flush=True)
+sys.stdin.read()
+os._exit(9)
+"""
+
+
+class RunsTests(SynchronousTestCase):
+    """Who may write, and what counts."""
+
+    def setUp(self) -> None:
+        self.root = str(Path(self.mktemp()).absolute())
+        self.now = 1_000_000.0
+        self.runs = Runs(self.root, lambda: self.now)
+
+    def finish(self, at: float) -> State:
+        """A run that does nothing."""
+        self.now = at
+        with self.runs.claim() as claim:
+            state = State(run=claim.number, at=int(at * 1000), days={"2026-03-10": claim.number})
+            claim.finish(state)
+        return state
+
+    def test_one_at_a_time(self) -> None:
+        self.assertEqual(self.runs.state(), State())
+        with self.runs.claim() as claim:
+            self.assertEqual(claim.number, 1)
+            self.assertRaisesRegex(Busy, "another run writes to .*, which said so 0 s ago", self.runs.claim)
+            self.assertRaises(Busy, self.runs.check_free)
+            self.assertEqual(self.runs.state().run, 0)
+            claim.finish(State(run=1, at=5))
+        self.assertEqual(self.runs.state(), State(run=1, at=5))
+        # one that gives up leaves nothing
+        with self.runs.claim() as claim:
+            self.assertEqual(claim.number, 2)
+        self.runs.check_free()
+        self.assertEqual(self.runs.state().run, 1)
+
+    def test_of_several_that_begin_at_once_one_does(self) -> None:
+        """Both have looked before either says so."""
+        with self.runs.claim():
+            pass
+        seen = self.runs._open()
+        with self.runs.claim():
+            looked = self.patch(self.runs, "_open", lambda: seen)
+            self.assertRaisesRegex(Busy, "another run writes", self.runs.claim)
+            looked.restore()
+
+    def test_who_is_silent_for_long_is_taken_over_from_and_cannot_go_on(self) -> None:
+        self.patch(runs, "there", lambda owner: None)
+        first = self.runs.claim()
+        self.now += runs.LEASE_SECONDS - 1
+        self.assertRaises(Busy, self.runs.claim)
+        self.now += 2
+        second = self.runs.claim()
+        self.assertRaisesRegex(LakeError, "another run has taken over", first.finish, State(run=1))
+        second.finish(State(run=1, at=7))
+        self.assertEqual(self.runs.state().at, 7)
+
+    def test_who_is_seen_to_be_there_keeps_it(self) -> None:
+        """A process of this machine that was suspended, or whose clock was set."""
+        first = self.runs.claim()
+        self.now += 10 * runs.LEASE_SECONDS
+        self.assertRaises(Busy, self.runs.claim)
+        self.now -= 30 * runs.LEASE_SECONDS
+        self.assertRaisesRegex(Busy, "by a clock that is 12000 s ahead", self.runs.claim)
+        first.check()
+        first.finish(State(run=1))
+
+    def test_who_was_taken_over_from_hears_it_before_he_writes(self) -> None:
+        self.patch(runs, "there", lambda owner: None)
+        first = self.runs.claim()
+        first.check()
+        self.now += runs.LEASE_SECONDS + 1
+        second = self.runs.claim()
+        self.assertRaisesRegex(LakeError, "another run has taken over", first.check)
+        second.check()
+
+    def test_another_programs_table(self) -> None:
+        write_deltalake(f"{self.root}/runs", pa.table({"x": [1]}))
+        self.assertRaisesRegex(LakeError, "another program's table", self.runs.state)
+
+    def test_a_place_where_nothing_can_be(self) -> None:
+        Path(self.root).parent.mkdir(parents=True, exist_ok=True)
+        Path(self.root).write_text("")
+        self.assertRaisesRegex(LakeError, "there can be no tables in", self.runs.claim)
+
+    def test_who_speaks_is_not(self) -> None:
+        self.patch(runs, "RENEW_SECONDS", 0.01)
+        self.patch(runs, "there", lambda owner: None)
+        with self.runs.claim() as claim:
+            before = self.now
+            self.now += runs.LEASE_SECONDS + 1
+            until = time.monotonic() + 30
+            while claim._row.at <= before * 1000 and time.monotonic() < until:
+                claim._over.wait(0.01)
+            self.assertRaises(Busy, self.runs.claim)
+            claim.check()
+            claim.finish(State(run=1))
+
+    def test_a_process_that_was_killed(self) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, self.root],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(runs.__file__).parents[2],
+        )
+        self.addCleanup(process.kill)
+        assert process.stdout is not None and process.stdin is not None
+        self.assertEqual(process.stdout.readline(), b"begun\n")
+        now = Runs(self.root)
+        self.assertRaises(Busy, now.claim)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        process.stdin.close()
+        with now.claim() as claim:
+            self.assertEqual(claim.number, 1)
+
+    def test_what_was_there_yesterday(self) -> None:
+        day = 86_400.0
+        for number in range(40):
+            self.finish(day * (100 + number / 4))
+        kept = self.runs.states()
+        self.assertEqual([state.run for state in kept[-3:]], [38, 39, 40])
+        days = [state.at // 86_400_000 for state in kept]
+        self.assertEqual(sorted(set(days)), list(range(109 - runs.KEPT_DAYS + 1, 110)))
+        # of each day the last run
+        self.assertEqual(self.runs.state(datetime.fromtimestamp(day * 108 - 1, UTC)).at, int(day * 107.75 * 1000))
+        self.assertRaisesRegex(LakeError, "no tables of 1970-01-02", self.runs.state, datetime.fromtimestamp(day, UTC))
+
+    def test_of_another_format(self) -> None:
+        self.finish(5)
+        table = self.runs._open()
+        assert table is not None
+        for said, text in (('{"format": 3}', "another version"), ("[]", "what is no run"), ("{", "what is no run")):
+            row = self.runs._look()[1][-1]
+            self.runs.write(self.runs._open(), [runs.replace(row, phase=DONE, said=said)])
+            self.assertRaisesRegex(LakeError, text, self.runs.state)
+
+
+class DeltaTests(SynchronousTestCase):
+    """Transactions over files."""
+
+    table = Table("numbers", "numbers of a day", "n long, dt date")
+
+    def setUp(self) -> None:
+        self.place = Path(self.mktemp()).absolute() / "a {b} c"
+        self.delta = Delta(str(self.place), self.table.schema, ["dt"])
+
+    def add(self, directory: str, number: int, count: int = 2, **options: object) -> None:
+        """Rows of two days, in a transaction."""
+        rows = spark().range(count).selectExpr("id AS n", "date'2026-03-10' + CAST(id % 2 AS int) AS dt")
+        rows.coalesce(1).write.partitionBy("dt").parquet(f"{self.place}/{directory}")
+        self.delta.commit(directory, number, **options)  # type: ignore[arg-type]
+
+    def rows(self) -> list[tuple[int, str]]:
+        """As another program reads them."""
+        table = DeltaTable(str(self.place)).to_pyarrow_table()
+        return sorted((row["n"], str(row["dt"])) for row in table.to_pylist())
+
+    def test_days_are_replaced(self) -> None:
+        self.add("run=1.a", 1, 4, replaces={"dt": ["2026-03-10", "2026-03-11"]})
+        self.add("run=2.a", 2, 1, replaces={"dt": ["2026-03-10"]})
+        self.assertEqual(self.rows(), [(0, "2026-03-10"), (1, "2026-03-11"), (3, "2026-03-11")])
+        self.add("run=3.a", 3, 1, replaces={})
+        self.assertEqual(self.rows(), [(0, "2026-03-10")])
+        # a version that is no more
+        self.delta.vacuum([])
+        self.assertRaises(LakeError, self.delta.files, 99)
+
+    def test_a_transaction_that_is_done_again_stands_once(self) -> None:
+        self.add("run=1.a", 1)
+        self.add("run=1.b", 1, again="run=1.")
+        self.assertEqual(len(self.rows()), 2)
+        self.add("run=2.a", 2, again="run=2.")
+        self.assertEqual(len(self.rows()), 4)
+        self.assertEqual(self.delta.transaction(APPLICATION), 2)
+        # who was taken over from comes too late
+        self.assertRaisesRegex(LakeError, "another run has written", self.add, "run=1.c", 1)
+        self.assertEqual(len(self.rows()), 4)
+
+    def test_somebody_came_between(self) -> None:
+        self.add("run=1.a", 1)
+        old = DeltaTable(str(self.place))
+        self.add("run=2.a", 2)
+        self.patch(self.delta, "open", lambda version=None: old)
+        self.assertRaisesRegex(LakeError, "another run has written", self.add, "run=3.a", 3)
+        self.assertEqual(len(self.rows()), 4)
+
+    def test_a_version_that_is_no_more_is_not_empty(self) -> None:
+        self.assertEqual(self.delta.read().num_rows, 0)
+        self.assertRaisesRegex(LakeError, "version 3 of .* is gone", self.delta.read, 3)
+        self.add("run=1.a", 1)
+        self.assertRaises(LakeError, self.delta.files, 3)
+
+    def test_what_is_kept_can_be_read_after_many_runs(self) -> None:
+        """Each run replaces what was there, and makes room, also of what the log does not name."""
+        for number in range(1, 46):
+            (self.place / f"run={number}.a" / "dt=2026-03-10").mkdir(parents=True)
+            rows = pa.table({"n": pa.array([number], pa.int64())})
+            pq.write_table(rows, self.place / f"run={number}.a" / "dt=2026-03-10" / "part-0.parquet")
+            self.delta.commit(f"run={number}.a", number, replaces={})
+            newest = self.delta.version()
+            assert newest is not None
+            for log in (self.place / "_delta_log").iterdir():  # all of it is a month older than it was
+                os.utime(log, (log.stat().st_mtime - 30 * 86_400,) * 2)
+            kept = [newest - 1] if number > 1 else []
+            before = self.delta.read(kept[0]).column("n").to_pylist() if kept else []
+            self.delta.vacuum(kept, left_behind=0 if number % 5 == 0 else None)
+            if kept:
+                self.assertEqual(self.delta.read(newest).column("n").to_pylist(), [number])
+            self.assertIn(before, ([], [number], [number - 1]))
+            self.assertEqual(self.rows(), [(number, "2026-03-10")])
+        self.assertLess(len(list(self.place.rglob("*.parquet"))), 12)
+
+    def test_another_programs_table(self) -> None:
+        write_deltalake(str(self.place), pa.table({"x": [1, 2]}))
+        self.assertRaisesRegex(LakeError, "another program's table", self.add, "run=1.a", 1)
+        self.assertRaisesRegex(LakeError, "another program's table", self.delta.read)
+        self.assertEqual(DeltaTable(str(self.place)).version(), 0)
+
+    def test_days_are_forgotten(self) -> None:
+        self.add("run=1.a", 1, 4)
+        version = self.delta.version()
+        self.delta.forget("2026-03-11")
+        self.assertEqual(self.rows(), [(1, "2026-03-11"), (3, "2026-03-11")])
+        self.assertEqual(self.delta.read(version).num_rows, 4)
+        text = Delta(str(self.place), Table("numbers", "", "n long, dt string").schema, ["dt"])
+        text.forget("2026-03-11")
+
+    def test_files_are_merged_and_removed(self) -> None:
+        for number in range(3):
+            self.add(f"run={number}.a", number)
+        before = self.rows()
+        self.assertEqual(self.delta.merge_small(4), 0)
+        self.assertEqual(self.delta.merge_small(3, lambda file: "2026-03-10" not in file.path), 1)
+        self.assertEqual(len(self.delta.files()), 4)
+        self.assertEqual(self.rows(), before)
+        self.assertEqual(self.delta.vacuum([]), 3)
+        self.assertEqual(self.rows(), before)
+        # what a killed run left
+        (self.place / "run=9.a" / "dt=2026-03-10").mkdir(parents=True)
+        left = self.place / "run=9.a" / "dt=2026-03-10" / "part-0.parquet"
+        left.write_bytes(b"x")
+        self.delta.vacuum([], left_behind=24)
+        self.assertTrue(left.exists())
+        os.utime(left, (1, 1))
+        self.delta.vacuum([], left_behind=24)
+        self.assertFalse(left.exists())
+        self.assertEqual(self.rows(), before)
+
+    def test_columns_are_added(self) -> None:
+        self.add("run=1.a", 1)
+        self.delta = Delta(str(self.place), Table("n", "", "n long, more string, dt date").schema, ["dt"])
+        rows = spark().range(1).selectExpr("id AS n", "'x' AS more", "date'2026-03-12' AS dt")
+        rows.write.partitionBy("dt").parquet(f"{self.place}/run=2.a")
+        self.delta.commit("run=2.a", 2)
+        found = DeltaTable(str(self.place)).to_pyarrow_table().to_pylist()
+        self.assertEqual(sorted(str(row["more"]) for row in found), ["None", "None", "x"])
+
+
+class OthersTests(LakeCase):
+    """The tables of a run, for other programs and for later versions of this one."""
+
+    def test_others_open_them(self) -> None:
+        story = Story.told()
+        places = {name: Store(str(story.out)).table("gold", name).uri for name in TABLES}
+        uptime = DeltaTable(places["uptime_day"]).to_pyarrow_table()
+        self.assertEqual(
+            sorted(str(row["alive_minutes"]) for row in uptime.to_pylist()),
+            sorted(str(row["alive_minutes"]) for row in story.lines["uptime_day"]),
+        )
+        hours = DeltaTable(places["server_hour"]).to_pyarrow_dataset()
+        found = duckdb.connect().from_arrow(hours).aggregate("sum(alive_minutes)").fetchall()
+        self.assertEqual(int(found[0][0]), sum(row["alive_minutes"] for row in story.lines["server_hour"]))
+
+    def test_a_path_that_cannot_be_used(self) -> None:
+        self.assertRaisesRegex(LakeError, r"its path has a \[", Store, "/tmp/a[b]")
+        self.assertRaisesRegex(LakeError, "is no directory", Store, __file__)
+        self.assertRaisesRegex(LakeError, "is no directory", Store, f"file://{__file__}")
+
+    def test_tables_of_an_older_dmsg(self) -> None:
+        """The same tables, of what an older dmsg would have left."""
+        story = Story.told()
+        lake = story.pipeline().lake
+        expected, files = {name: story.lines[name] for name in TABLES}, story.table("files", "silver")
+        # laid out as it was: the second batch of the first source is of a run that did not end
+        old = self.root / "old"
+        own = lake.bronze().drop("origin", "batch")
+        for number in (0, 1):
+            own.write.partitionBy("family", "dt").parquet(str(old / "bronze" / "origin=spool" / f"batch={number}"))
+        known = lake.read("silver", "files", lake.state())
+        for number in (1, 2):
+            known.write.parquet(str(old / "silver" / "files" / f"run={number}"))
+        commit = {"format": 1, "run": 1, "batches": {"spool": 0, "receipts": -1}, "days": {}, "overall": 1, "at": 5}
+        (old / "commits").mkdir()
+        (old / "commits" / "part-0.txt").write_text(json.dumps(commit) + "\n")
+        self.assertRaisesRegex(LakeError, "`dmsg analytics migrate --from", story.run_jobs, out=old)
+        new = self.root / "new"
+        outcome = migrate(spark(), str(old), str(new), lambda what, done, of: None)
+        self.assertEqual(outcome.quarantined, 0)
+        self.assertEqual(self.tables(TABLES, out=new), expected)
+        self.assertEqual(self.table("files", "silver", out=new), files)
+        self.assertEqual(story.run_jobs(out=new).events, 0)
+        self.assertRaisesRegex(
+            LakeError, "there are tables in", migrate, spark(), str(old), str(new), lambda what, done, of: None
+        )
+        self.assertRaisesRegex(
+            LakeError, "no tables of an older", migrate, spark(), str(new), str(new), lambda what, done, of: None
+        )

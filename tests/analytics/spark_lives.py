@@ -1,0 +1,219 @@
+"""Crashes, silence and lost files: what is not there is seen."""
+
+from __future__ import annotations
+
+from datetime import date, timedelta
+from typing import Any
+
+from tests.analytics.spark_oracle import compare
+from tests.analytics.support import DAY, DISCOVERY, NEXT, NOW, S1, Boot, LakeCase, key, write_file
+
+THIRD = DAY + timedelta(2)
+
+
+class LivesTests(LakeCase):
+    """Three days of servers, each with another misfortune; a discovery that sees all of them when they are there."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.discovery = Boot(DISCOVERY, "boot-d", "discovery")
+        self.files = 0
+
+    def alive(
+        self,
+        boot: Boot,
+        day: date,
+        first: int,
+        minutes: int,
+        *,
+        start: bool = False,
+        stop: bool = False,
+        clock_ms: int = -5,
+    ) -> None:
+        """Heartbeats from an hour of a day on."""
+        if start:
+            boot.event("start", day, f"{first:02d}:00:00", capacity=10)
+        boot.beats(day, f"{first:02d}:00:30", minutes, sessions=1, transports=0, capacity=10)
+        for minute in range(minutes):
+            at = first * 60 + minute
+            self.discovery.event(
+                "entry",
+                day,
+                f"{at // 60:02d}:{at % 60:02d}:10",
+                subject=boot.producer,
+                is_server=True,
+                result="next",
+                clock_ms=clock_ms - minute % 7,
+            )
+        if stop:
+            at = first * 60 + minutes
+            boot.event("stop", day, f"{at // 60:02d}:{at % 60:02d}:00")
+
+    def write(self, *boots: Boot, without: Any = lambda row: False) -> None:
+        for boot in boots:
+            self.files += 1
+            rows = [row for row in boot.rows if not without(row)]
+            write_file(self.spool / f"events-{self.files}.jsonl.gz", rows)
+
+    def test_what_is_not_there(self) -> None:
+        steady, crashing, silent, lossy, over_midnight, twice = (key(number) for number in range(1, 7))
+        ahead, behind = key(7), key(8)
+        boots: list[Boot] = []
+
+        def boot(server: str, name: str) -> Boot:
+            boots.append(Boot(server, name))
+            return boots[-1]
+
+        # in order, on all three days, and still there at the end
+        one = boot(steady, "steady")
+        for day in (DAY, NEXT, THIRD):
+            self.alive(one, day, 8, 60, start=day == DAY)
+        # killed on the first day and started again at once; killed on the second, and back on the third
+        first, second, third = (boot(crashing, f"crashing-{number}") for number in range(3))
+        self.alive(first, DAY, 8, 30, start=True)
+        self.alive(second, DAY, 9, 30, start=True)
+        self.alive(second, NEXT, 8, 20)
+        self.alive(third, THIRD, 8, 60, start=True)
+        # for two days nothing is heard of it
+        self.alive(boot(silent, "silent"), DAY, 8, 60, start=True)
+        # it was there all the time, but the files of the second day, and the first events, are lost
+        two = boot(lossy, "lossy")
+        for day in (DAY, NEXT, THIRD):
+            self.alive(two, day, 8, 60, start=day == DAY)
+        # ended in order on the day after
+        self.alive(boot(over_midnight, "late"), DAY, 8, 60, start=True)
+        self.alive(boots[-1], NEXT, 8, 5, stop=True)
+        # ahead of all others by so much that what it writes cannot be true; and one that is behind
+        self.alive(boot(ahead, "ahead"), DAY, 8, 60, start=True, clock_ms=3_600_000)
+        for row in boots[-1].rows:
+            row["ts"] += 10 * 86_400_000
+        self.alive(boot(behind, "behind"), DAY, 8, 60, start=True, stop=True, clock_ms=-90_000)
+        # two programs with one key at the same time: neither has crashed
+        for number in range(2):
+            three = boot(twice, f"twice-{number}")
+            self.alive(three, THIRD, 8, 60, start=True)
+        lost_day = {row["seq"] for row in two.rows if row["ts"] // 86_400_000 == NEXT.toordinal() - 719_163}
+        self.assertEqual(len(lost_day), 60)
+        self.discovery.beats(DAY, "08:00:30", 60, entries=1)
+        self.discovery.beats(NEXT, "08:00:30", 60, entries=1)
+        self.discovery.beats(THIRD, "08:00:30", 60, entries=1)
+        self.discovery.rows.sort(key=lambda row: row["ts"])
+        for number, row in enumerate(self.discovery.rows):
+            row["seq"] = number
+        self.write(*boots, without=lambda row: row["boot"] == "lossy" and (row["seq"] in lost_day or row["seq"] < 10))
+        self.write(self.discovery)
+        self.run_jobs()
+        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
+        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
+
+        ended = {row["boot"]: row["ended"] for row in self.table("boot")}
+        self.assertEqual(
+            ended,
+            {
+                "steady": "running",
+                "crashing-0": "crashed",
+                "crashing-1": "crashed",
+                "crashing-2": "running",
+                "silent": "silent",
+                "lossy": "running",
+                "late": "stopped",
+                "behind": "stopped",
+                "twice-0": "running",
+                "twice-1": "running",
+                "boot-d": "running",
+            },
+        )
+        days = {(row["server"], row["dt"]): row for row in self.table("uptime_day")}
+        self.assertEqual([days[crashing, day]["crashes"] for day in (DAY, NEXT, THIRD)], [1, 1, 0])
+        self.assertEqual({row["crashes"] for (server, _), row in days.items() if server != crashing}, {0})
+        self.assertEqual([days[silent, day]["state"] for day in (DAY, NEXT, THIRD)], ["up", "down", "down"])
+        self.assertEqual([days[silent, day]["uptime"] for day in (NEXT, THIRD)], [0.0, 0.0])
+        self.assertEqual([days[silent, day]["availability"] for day in (NEXT, THIRD)], [0.0, 0.0])
+        # discovery is the second witness: it was there, and what it wrote has not come
+        self.assertEqual([days[lossy, day]["state"] for day in (DAY, NEXT, THIRD)], ["up", "unheard", "up"])
+        self.assertEqual((days[lossy, NEXT]["uptime"], days[lossy, NEXT]["seen_minutes"]), (None, 60))
+        self.assertEqual([days[over_midnight, day]["clean_stops"] for day in (DAY, NEXT)], [0, 1])
+        self.assertIn("its clock is behind discovery's", days[behind, DAY]["flags"])
+        # nothing that it wrote is taken, but discovery saw it, and its clock
+        self.assertEqual(days[ahead, DAY]["state"], "unheard")
+        self.assertIn("its clock is ahead of discovery's", days[ahead, DAY]["flags"])
+        self.assertEqual({row["flags"] for (server, _), row in days.items() if server == steady}, {""})
+        skews = {row["server"]: row["skew_ms"] for row in self.table("clock_day")}
+        self.assertEqual((skews[steady], skews[ahead], skews[behind]), (-5, 3_600_000, -90_000))
+        # nobody is known before he was first heard of
+        self.assertNotIn((twice, NEXT), days)
+
+        quality = {(row["producer"], row["dt"]): row for row in self.table("quality_day")}
+        self.assertEqual((quality[lossy, DAY]["missing"], quality[lossy, DAY]["expected"]), (10, 61))
+        self.assertEqual((quality[lossy, NEXT]["missing"], quality[lossy, NEXT]["completeness"]), (60, 0.0))
+        self.assertEqual(quality[lossy, THIRD]["missing"], 0)
+        self.assertEqual({row["missing"] for (name, _), row in quality.items() if name != lossy}, {0})
+        placed = {row["server"]: row["availability"] for row in self.table("placement")}
+        self.assertLess(placed[silent], 0.4)
+        self.assertGreater(placed[lossy], 0.8)
+
+
+class LostTransportTests(LakeCase):
+    """What a server that was killed had carried."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.receipts = Boot(S1, "receipts", "server")
+
+    def progress(self, boot: Boot, day: date, time: str, name: str, ab: int, ba: int = 0) -> None:
+        boot.event("transport_progress", day, time, transport=name, src="a", dst="b", data_ab=ab, data_ba=ba)
+
+    def signed(self, name: str, initiator: bool, out: int, received: int, **changed: str) -> None:
+        """After the server came back."""
+        one, other = ("A", "B") if initiator else ("B", "A")
+        fields: dict[str, Any] = {"server": S1, "transport": name, "signer": one, "partner": other, **changed}
+        said = {"initiator": initiator, "delivered_out": out, "delivered_in": received}
+        self.receipts.event("receipt_checked", NEXT, "12:01:00", **fields, **said)
+
+    def lost(self) -> dict[str, tuple[Any, ...]]:
+        columns = ("counted_bytes", "least_bytes", "most_bytes", "words")
+        return {row["transport"]: tuple(row[name] for name in columns) for row in self.table("lost_transport")}
+
+    def test_between_both_words(self) -> None:
+        killed, again = Boot(S1, "killed"), Boot(S1, "again")
+        killed.event("start", DAY, "23:00:00", capacity=10)
+        for name, time in (("long", "23:10:00"), ("ended", "23:11:00"), ("late", "23:12:00")):
+            killed.event("transport_open", DAY, time, transport=name, src="a", dst="b", secure=True, accept_ms=1)
+        closing = {"src": "a", "dst": "b", "reason": "unspecified", "by": "src", "data_ab": 5, "total_ab": 5}
+        closing |= {"data_ba": 0, "total_ba": 0, "accept_ms": 1, "duration_ms": 10}
+        killed.event("transport_close", DAY, "23:20:00", transport="ended", **closing)
+        self.progress(killed, DAY, "23:30:00", "long", 1000, 20)
+        first_day = len(killed.rows)
+        killed.event("transport_close", NEXT, "00:30:00", transport="late", **closing)
+        self.progress(killed, NEXT, "00:40:00", "long", 500)
+        for name in ("unsaid", "half", "self"):
+            killed.event("transport_open", NEXT, "00:41:00", transport=name, src="a", dst="b", secure=True, accept_ms=1)
+        killed.beats(NEXT, "00:42:00", 5, sessions=2, capacity=10)
+        again.event("start", NEXT, "12:00:00", capacity=10)
+        again.beats(NEXT, "12:01:00", 5, sessions=2, capacity=10)
+        again.event("transport_open", NEXT, "12:03:00", transport="new", src="a", dst="b", secure=True, accept_ms=1)
+        self.signed("long", True, 4000, 60)
+        self.signed("long", False, 50, 4300)
+        self.signed("half", True, 10, 0)
+        self.signed("self", True, 10, 0)
+        self.signed("self", False, 0, 10, signer="A", partner="B")
+        self.signed("never was", True, 10, 0)
+        write_file(self.spool / "events-2.jsonl.gz", [*killed.rows[first_day:], *again.rows])
+        self.run_jobs()
+        self.assertEqual(set(self.lost()), {"unsaid", "half", "self"})
+        write_file(self.checked / "receipts-1.jsonl.gz", self.receipts.rows)
+        write_file(self.spool / "events-1.jsonl.gz", killed.rows[:first_day])
+        self.run_jobs()
+        expected = {
+            "long": (1520, 4000 + 50, 4300 + 60, 2),
+            "unsaid": (0, None, None, 0),
+            "half": (0, None, None, 1),
+            "self": (0, None, None, 2),
+        }
+        self.assertEqual(self.lost(), expected)
+        self.assertEqual({row["dt"] for row in self.table("lost_transport")}, {NEXT})
+        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
+        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
+        # what only an end speaks of, when the server has forgotten it, is no sign against the server
+        (day,) = [row for row in self.table("settlement_day") if row["dt"] == NEXT]
+        self.assertEqual((day["unclaimed"], day["credited_bytes"], day["conflict"]), (4, 0, 0))

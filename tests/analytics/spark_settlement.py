@@ -1,0 +1,194 @@
+"""Three words of transports that ended while data was on its way: who is honest, and who is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dmsg.analytics.gold import settlement
+from dmsg.v2019.core import secure
+from tests.analytics.spark_oracle import compare
+from tests.analytics.support import DAY, NOW, Boot, LakeCase, key, write_file
+
+MB = 1_000_000
+
+
+class Words(LakeCase):
+    """Servers with what they and the two ends say of their transports."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.boots: dict[str, Boot] = {}
+        self.receipts = Boot(key(99), "receipts")
+        self.count = 0
+
+    def carried(
+        self,
+        server: str,
+        ab: tuple[int, int | None, int | None],
+        ba: tuple[int, int | None, int | None] = (0, 0, 0),
+        *,
+        dropped: int = 0,
+        by: str = "src",
+        reason: str = "unspecified",
+        lie: float = 1.0,
+        src: str = "a",
+        dst: str = "b",
+        named: str = "",
+    ) -> str:
+        """A transport: each way what was taken, what its sender knows to have arrived, what its receiver has.
+
+        :param named: by the one who was asked, as who asked.
+        """
+        self.count += 1
+        boot = self.boots.setdefault(server, Boot(server, f"boot of {server[-4:]}"))
+        name = f"{self.count:032x}"
+        both: dict[str, Any] = {"transport": name, "src": src, "dst": dst, "secure": True, "accept_ms": 3}
+        claim_ab, claim_ba = (round(way[0] * lie) for way in (ab, ba))
+        counted = {"data_ab": claim_ab, "data_ba": claim_ba, "total_ab": claim_ab, "total_ba": claim_ba}
+        if dropped:
+            counted["dropped_ab"] = dropped
+        time = f"{self.count // 3600:02d}:{self.count // 60 % 60:02d}:{self.count % 60:02d}"
+        boot.event("transport_open", DAY, time, **both)
+        boot.event("transport_close", DAY, time, reason=reason, by=by, duration_ms=10, **both, **counted)
+        for initiator, out, received in ((True, ab[1], ba[2]), (False, ba[1], ab[2])):
+            if out is not None and received is not None:
+                me, other = (f"s-{src}", f"s-{dst}") if initiator else (f"s-{dst}", named or f"s-{src}")
+                self.receipts.event(
+                    "receipt_checked",
+                    DAY,
+                    time,
+                    server=server,
+                    transport=name,
+                    signer=me,
+                    partner=other,
+                    initiator=initiator,
+                    delivered_out=out,
+                    delivered_in=received,
+                )
+        return name
+
+    def former(self, server: str, transport: str, peer: str, initiator: bool, out: int, received: int) -> None:
+        """A receipt that was handed in after the server's start, by whom it knows as ``peer``."""
+        me, other = (f"s-{peer}", "s-b") if initiator else (f"s-{peer}", "s-a")
+        said = {"signer": me, "partner": other, "initiator": initiator, "delivered_out": out, "delivered_in": received}
+        where = {"server": server, "transport": transport, "former": True, "peer": peer}
+        self.receipts.event("receipt_checked", DAY, "23:00:00", **where, **said)
+
+    def overflowing(self, server: str, lie: float = 1.0) -> None:
+        """As a copy of 400 MB left them whose receiver was slow: numbers of a real run."""
+        for taken, told, got, dropped in (
+            (89_980_884, 81_854_420, 89_915_392, 65_492),
+            (60_162_136, 51_773_528, 60_096_468, 65_668),
+            (51_314_732, 42_991_616, 51_249_240, 65_492),
+            (75_235_328, 66_912_212, 75_169_836, 65_492),
+        ):
+            self.carried(server, (taken, told, got), dropped=dropped, by="server", reason="queue_full", lie=lie)
+        self.carried(server, (101_974_048,) * 3, (16, 16, 16), lie=lie)
+
+    def left_early(self, server: str, lie: float = 1.0) -> None:
+        """Downloads that the one who asked for them ended: what was on its way then, nobody took."""
+        for number in range(20):
+            got = MB * (1 + number)
+            self.carried(server, (300, 300, 300), (got + got // 2, got, got), by="src", reason="aborted", lie=lie)
+            self.carried(server, (5_000, 5_000, 5_000), (9_000, 9_000, 9_000), lie=lie)
+
+    def verdicts(self) -> dict[str, dict[str, Any]]:
+        """Server -> its day, after both engines said the same."""
+        for number, boot in enumerate(self.boots.values()):
+            write_file(self.spool / f"events-{number}.jsonl.gz", boot.rows)
+        write_file(self.checked / "receipts-1.jsonl.gz", self.receipts.rows)
+        self.run_jobs()
+        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
+        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
+        return {row["server"]: row for row in self.table("settlement_day")}
+
+
+class CutTests(Words):
+    """What both ends can know, and no more."""
+
+    def test_who_lies_and_who_does_not(self) -> None:
+        honest, liar, early, early_liar, peer_lost = (key(number) for number in range(1, 6))
+        friend_sends, friend_receives, generous = (key(number) for number in range(6, 9))
+        self.overflowing(honest)
+        self.overflowing(liar, lie=1.03)
+        self.left_early(early)
+        self.left_early(early_liar, lie=1.03)
+        # the receiver was lost with 9 MB in its queue, and signs nothing
+        self.carried(peer_lost, (50 * MB, 41 * MB, None), dropped=8 * MB, by="dst", reason="peer_disconnected")
+        self.carried(peer_lost, (50 * MB,) * 3)
+        # a sender that says more than its receiver has is no sender that has not heard
+        for _ in range(3):
+            self.carried(friend_sends, (12 * MB, 12 * MB, 10 * MB), by="server", reason="queue_full")
+        # nor does a receiver have what no window let go
+        for _ in range(3):
+            self.carried(friend_receives, (90 * MB, 40 * MB, 90 * MB), by="server", reason="queue_full")
+        # more than a window cannot have been on its way to one that closed
+        for _ in range(3):
+            self.carried(generous, (100, 100, 100), (80 * MB, 30 * MB, 30 * MB), by="src", reason="aborted")
+        day = self.verdicts()
+
+        self.assertEqual(day[honest]["verdict"], "agrees")
+        self.assertEqual((day[honest]["cut"], day[honest]["matched"], day[honest]["conflict"]), (4, 1, 0))
+        self.assertEqual(day[honest]["inflation"], 0.0)
+        # what the senders had not heard of, and nothing of it is credited
+        self.assertEqual(day[honest]["uncertain_bytes"], 8_060_972 + 8_322_940 + 8_257_624 + 8_257_624)
+        self.assertEqual(day[honest]["claimed_bytes"] - day[honest]["credited_bytes"], day[honest]["uncertain_bytes"])
+
+        self.assertEqual(day[liar]["verdict"], "claims more than both ends")
+        self.assertAlmostEqual(day[liar]["inflation"], 0.03, 3)
+
+        self.assertEqual((day[early]["verdict"], day[early]["conflict"]), (settlement.UNCERTAIN, 0))
+        self.assertEqual((day[early]["cut"], day[early]["inflation"]), (20, 0.0))
+        self.assertEqual(day[early_liar]["verdict"], "claims more than both ends")
+
+        self.assertEqual((day[peer_lost]["verdict"], day[peer_lost]["one_sided"]), ("agrees", 1))
+        self.assertEqual(day[peer_lost]["claimed_bytes"], 92 * MB)
+
+        self.assertEqual(day[friend_sends]["verdict"], "claims more, with one end's word")
+        self.assertEqual(day[friend_receives]["verdict"], "claims more, with one end's word")
+        self.assertEqual((day[generous]["conflict"], day[generous]["inflated_bytes"]), (3, 150 * MB))
+
+    def test_who_says_that_it_ended_everything_itself_is_not_called_honest(self) -> None:
+        """By whom a transport ended only the server says."""
+        claims = ((key(1), "src", 1.03), (key(2), "server", 1.03), (key(3), None, 3.0), (key(4), "server", 1.0))
+        for server, by, lie in claims:
+            for _ in range(20):
+                size = 5 * MB if lie > 2 else 100 * MB
+                self.carried(server, (size,) * 3, (size // 2,) * 3, by=by, reason="queue_full", lie=lie)
+        day = self.verdicts()
+        self.assertEqual(
+            [day[server]["verdict"] for server, _, _ in claims],
+            [settlement.LIES, settlement.UNCERTAIN, settlement.UNCERTAIN, "agrees"],
+        )
+
+    def test_two_that_lie_together_accuse_nobody(self) -> None:
+        """Keys cost nothing: one who has two of them, or ten bytes, must not cost a server its clients."""
+        denied, sided, strangers = (key(number) for number in range(1, 4))
+        for server in (denied, sided, strangers):
+            for number in range(60):
+                self.carried(server, (MB, MB, MB), (MB, MB, MB), src=f"client {number}")
+        self.carried(denied, (50 * MB, 0, 0), src="m1", dst="m2")
+        for _ in range(2):
+            self.carried(sided, (10_000, 10_000, 0), src="m1", dst="m2")
+            self.carried(strangers, (10, 10, 10), src="m1", dst="m2", named="somebody")
+        day = self.verdicts()
+        self.assertEqual(
+            (day[denied]["verdict"], day[denied]["witnesses"], day[denied]["accusers"]),
+            ("claims more, as few of its clients say", 61, 1),
+        )
+        self.assertEqual(day[sided]["verdict"], "claims more, with one end's word")
+        self.assertEqual((day[strangers]["verdict"], day[strangers]["conflict"]), ("agrees", 2))
+
+    def test_who_was_no_end_says_nothing(self) -> None:
+        """After a start the server does not know who the ends were; its events before do."""
+        server = key(1)
+        names = [self.carried(server, (MB, MB, None)) for _ in range(4)]
+        for number, name in enumerate(names):
+            self.former(server, name, "b", number == 3, 0, MB if number < 3 else 0)
+            self.former(server, name, "third", False, 0, 0)
+        (row,) = self.verdicts().values()
+        self.assertEqual((row["matched"], row["one_sided"], row["conflict"]), (3, 1, 0))
+
+    def test_windows_are_those_of_the_transports(self) -> None:
+        self.assertEqual(settlement.FIRST_WINDOW, secure.INITIAL_WINDOW)
+        self.assertEqual(settlement.MAX_WINDOW, secure.MAX_WINDOW)

@@ -1,0 +1,96 @@
+"""A simulated network: both engines say the same of it, what was planted is found, and nobody else is accused."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
+
+from dmsg.analytics.attention import RECENT_DAYS, Finding, Urgency, needs_attention
+from dmsg.analytics.simulate import TRUTH, Network, Simulation
+from dmsg.analytics.simulate.planted import LOSER, server_key
+from tests.analytics.spark_oracle import compare
+from tests.analytics.support import NOW, LakeCase, spark
+
+KINDS = {
+    "is silent since": "silence",
+    "crashed": "crash",
+    "as too many": "full",
+    "queue_full": "slow readers",
+    "slow on": "slow",
+    "claims more than both ends": "lie",
+    "claims more, with one end's word": "collusion",
+    "its clock was": "clock",
+    "have not come": "lost file",
+    "scan:": "scan",
+    "flood:": "flood",
+    "handshakes:": "handshakes",
+    "entries:": "entries",
+    "lookups:": "lookups",
+}
+"""What in a line of those that need attention tells of which kind of thing that is planted."""
+
+
+def kind_of(finding: Finding) -> str:
+    """What a line accuses somebody of."""
+    return next((kind for words, kind in KINDS.items() if words in finding.text), finding.text)
+
+
+class PlantedCase(LakeCase):
+    """What is asked of any network."""
+
+    def check(self, seed: int) -> None:
+        """One seed: all that is planted is found, and nobody else is accused."""
+        last = NOW.date() - timedelta(1)  # a whole one
+        simulation = Simulation(spark(), Network(3500, 10, 60, 4, seed, last, fleet=True))
+        simulation.write(Path(self.root))
+        self.run_jobs()
+        found = compare(self.pipeline().lake, self.spool, self.checked, NOW.date())
+        self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
+        truth = [json.loads(line) for line in (Path(self.root) / TRUTH).read_text().splitlines()]
+        self.assertEqual({one["kind"] for one in truth}, set(KINDS.values()))
+        lake = self.pipeline().lake
+        shown = needs_attention(lake, lake.computed(), now=datetime.combine(NOW.date(), time(0, 1), UTC))
+        since = last - timedelta(RECENT_DAYS - 1)
+        wanted = {(one["kind"], one["about"]) for one in truth if date.fromisoformat(one["day"]) >= since}
+        accused = {(kind_of(one), one.about) for one in shown if one.urgency is not Urgency.NOTE}
+        self.assertEqual(accused, wanted)
+        self.tables(truth, last)
+
+    def tables(self, truth: list[dict[str, str]], last: date) -> None:
+        """What the tables say of all days."""
+        uptime = self.table("uptime_day")
+        crashes = {(row["server"], str(row["dt"])) for row in uptime if row["crashes"]}
+        self.assertEqual(crashes, {(one["about"], one["day"]) for one in truth if one["kind"] == "crash"})
+        missing = {row["producer"] for row in self.table("quality_day") if row["missing"]}
+        self.assertEqual(missing, {server_key(LOSER)})
+        # percentiles of all servers are those of all samples, and no average of theirs
+        (day,) = [row for row in self.table("network_day") if row["dt"] == last]
+        parts = [row for row in self.table("latency_day") if row["dt"] == last]
+        self.assertEqual(sum(row["rtt_samples"] for row in parts), day["rtt_samples"])
+        average = sum(row["rtt_p99"] * row["rtt_samples"] for row in parts) / day["rtt_samples"]
+        self.assertGreater(abs(average - day["rtt_p99"]), 0.1 * day["rtt_p99"])
+        (public,) = [row for row in self.table("public_day") if row["dt"] == last - timedelta(3)]
+        self.assertIsNotNone(public["rtt_p50"])
+        self.attacks()
+
+    def attacks(self) -> None:
+        """Each kind that was planted, and none else, at all servers together."""
+        actors = self.table("actor")
+        self.assertEqual({row["kind"] for row in actors}, {"scan", "flood", "handshakes", "entries", "lookups"})
+        # three scan; a tag of a network is another one each day
+        of_kind = {kind: [row for row in actors if row["kind"] == kind] for kind in ("scan", "flood", "handshakes")}
+        self.assertEqual([len(rows) for rows in of_kind.values()], [3, 1, 4])
+        for rows in of_kind.values():
+            self.assertEqual({row["servers"] for row in rows}, {10})
+            self.assertTrue(all(row["names"] for row in rows))
+        self.assertEqual([row["days"] for row in of_kind["flood"]], [4])
+        (flood,) = [row for row in self.table("refusal_day") if row["reason"] == "rate_limited"][-1:]
+        self.assertEqual((flood["who"], flood["producers"]), (10, 10))
+
+
+class SimulatedTests(PlantedCase):
+    """One network; others, and larger ones, are in the long runs."""
+
+    def test_what_was_planted_is_found(self) -> None:
+        self.check(seed=8)

@@ -1,0 +1,58 @@
+"""All tests that need Spark, in one process: ``trial tests.analytics.test_spark``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import unittest
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+MODULES = (
+    "spark_tables",
+    "spark_settlement",
+    "spark_lives",
+    "spark_simulated",
+    "spark_lake",
+    "spark_jobs",
+    "spark_report",
+    "spark_attention",
+    "spark_explain",
+    "spark_oracle",
+)
+
+
+class JavaTests(SynchronousTestCase):
+    """Stands for all of them where they cannot run."""
+
+    def test_spark(self) -> None:
+        """Without pyspark or Java there is nothing to test."""
+        raise SkipTest(missing())
+
+
+def missing() -> str | None:
+    """Why Spark cannot run here."""
+    if importlib.util.find_spec("pyspark") is None:
+        return 'pyspark is not installed: pip install -e ".[spark,test-spark]"'
+    from dmsg.analytics.session import JavaMissing, find_java
+
+    try:
+        find_java()
+    except JavaMissing as error:
+        return str(error)
+    return None
+
+
+def testSuite() -> unittest.TestSuite:
+    """What trial asks for."""
+    loader = unittest.TestLoader()
+    suite = unittest.TestSuite()
+    if missing() is not None:
+        suite.addTests(loader.loadTestsFromTestCase(JavaTests))
+        return suite
+    for name in MODULES:
+        module = importlib.import_module(f"tests.analytics.{name}")
+        for one in vars(module).values():
+            if isinstance(one, type) and issubclass(one, unittest.TestCase) and one.__module__ == module.__name__:
+                suite.addTests(loader.loadTestsFromTestCase(one))
+    return suite

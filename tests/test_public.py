@@ -1,0 +1,111 @@
+"""What programs may import, and what they imported before."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import warnings
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.moved import MOVED
+
+PACKAGES = ("dmsg", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
+ROOT = Path(__file__).parents[1]
+
+
+def typed(package: str) -> set[str]:
+    """The names that a checker of types sees."""
+    path = import_module(package).__file__
+    assert path is not None
+    found = set()
+    for node in ast.parse(Path(path).read_text()).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for one in node.body:
+                assert isinstance(one, ast.ImportFrom)
+                found |= {alias.asname for alias in one.names if alias.asname == alias.name}
+    return {name for name in found if name}
+
+
+class PublicTests(SynchronousTestCase):
+    """``dmsg``, ``dmsg.v2019``, ``dmsg.messaging``, ``dmsg.rmb``, ``dmsg.testing``."""
+
+    def test_names_are_there_and_typed(self) -> None:
+        for package in PACKAGES:
+            module = import_module(package)
+            self.assertEqual(set(module.__all__), typed(package), package)
+            below = {one.name for one in iter_modules(module.__path__)}
+            self.assertEqual(set(module.__all__) & below, set(), "an import of the module would hide the name")
+            for name in module.__all__:
+                self.assertTrue(inspect.getdoc(getattr(module, name)), f"{package}.{name} says nothing")
+
+    def test_a_name_that_is_not_there(self) -> None:
+        with self.assertRaisesRegex(AttributeError, "module 'dmsg' has no attribute 'Transport'"):
+            import_module("dmsg").Transport  # noqa: B018
+
+    def test_they_are_documented(self) -> None:
+        shown = re.findall(r"^\.\. auto\w+:: (\S+)$", (ROOT / "docs" / "api.rst").read_text(), re.MULTILINE)
+        names = [f"{package}.{name}" for package in PACKAGES for name in import_module(package).__all__]
+        self.assertEqual(sorted(shown), sorted(names))
+
+    def test_the_import_brings_nothing_else(self) -> None:
+        """Workers of Spark import it, and every start of the command."""
+        code = f"import sys, {', '.join(PACKAGES)}; print(sorted(set(sys.modules) & set(sys.argv[1:])))"
+        unwanted = ["twisted", "coincurve", "klein", "treq", "cryptography", "dmsg.errors", "dmsg.keys"]
+        out = subprocess.run([sys.executable, "-c", code, *unwanted], check=True, capture_output=True, text=True)
+        self.assertEqual(out.stdout, "[]\n")
+
+    def test_documents_use_public_names(self) -> None:
+        """Programs in the documentation import nothing that may move."""
+        private = []
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+            if "_build" in path.parts:
+                continue
+            for line in path.read_text().splitlines():
+                words = line.split()
+                if words[:1] == ["from"] and words[1].split(".")[0] == "dmsg" and words[1] not in PACKAGES:
+                    private.append(f"{path.name}: {line}")
+        self.assertEqual(private, [])
+
+
+class MovedTests(SynchronousTestCase):
+    """Module names until 0.1."""
+
+    def test_each_leads_to_what_it_had(self) -> None:
+        for old, new in MOVED.items():
+            module = import_module(f"dmsg.{old}")
+            for name in new.split():
+                import_module(f"dmsg.{name}")
+            self.assertEqual(module.__name__, f"dmsg.{old}")
+
+    def test_with_a_warning_at_the_line_that_uses_it(self) -> None:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            from dmsg.transport.service import Client  # type: ignore[import-not-found]
+        self.assertIs(Client, import_module("dmsg.v2019").Client)
+        self.assertEqual(
+            {(str(one.message), one.category, one.filename) for one in told},
+            {("dmsg.transport.service.Client is dmsg.v2019.client.Client now", DeprecationWarning, __file__)},
+        )
+
+    def test_a_name_that_has_another_meaning_now(self) -> None:
+        """``client`` was the table of a connection's transports, it is the entity."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from dmsg.messaging.client import ClientConnection as OfMessaging  # type: ignore[attr-defined]
+            from dmsg.rmb.relay import OFFLINE, Relay  # type: ignore[attr-defined]
+            from dmsg.transport import client  # type: ignore[import-not-found]
+        self.assertIs(client.ClientConnection, import_module("dmsg.v2019.core.table").ClientConnection)
+        self.assertIs(OfMessaging, import_module("dmsg.messaging.core.table").ClientConnection)
+        self.assertIs(Relay, import_module("dmsg.rmb.relay.rules").Relay)
+        self.assertEqual(OFFLINE, "destination offline")
+
+    def test_what_never_was(self) -> None:
+        with self.assertRaises(ModuleNotFoundError):
+            import_module("dmsg.transport.nothing")
+        with self.assertRaises(AttributeError):
+            import_module("dmsg.transport.wire").nothing  # noqa: B018

@@ -1,0 +1,105 @@
+"""Two clients with secure transports on one server in memory, and a server that lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.keys import SecKey
+from dmsg.v2019.core.secure import BUDGET
+from dmsg.v2019.core.wire import Frame, FrameBuffer
+from dmsg.v2019.session import ClientSession
+from dmsg.v2019.streams import Encryption, Streams
+from tests.support import KEYS, Accepting, MemoryNetwork
+
+
+class SecureCase(SynchronousTestCase):
+    """A opens to B, who listens on port 7."""
+
+    resume_timeout = 30.0
+    encryption = Encryption.REQUIRE
+
+    def setUp(self) -> None:
+        self.budget_before = BUDGET.left
+        self.network = MemoryNetwork()
+        self.listeners: dict[int, Factory] = {7: Accepting()}
+        self.streams: dict[str, Streams] = {}
+        self.sessions: dict[str, ClientSession] = {}
+        for name in "AB":
+            self.streams[name] = self.make_streams(KEYS[name], self.listeners if name == "B" else {})
+            self.sessions[name] = self.network.client(KEYS[name], streams=self.streams[name])
+
+    def tearDown(self) -> None:
+        """When all is over the budget of windows is what it was."""
+        for name, session in self.sessions.items():
+            session.close()
+            self.streams[name].stop()
+        self.network.settle()
+        for streams in self.streams.values():
+            streams.stop()
+            for stream in streams.all:
+                stream.abortConnection()
+        self.network.settle()
+        self.assertEqual(BUDGET.left, self.budget_before)
+
+    def make_streams(self, key: SecKey, listeners: dict[int, Factory]) -> Streams:
+        """What the sessions of one client share."""
+        return Streams(
+            self.network.clock,
+            key,
+            listeners.get,  # type: ignore[arg-type]
+            lambda stream: self.network.clock.callLater(0, stream.flush) and None,
+            encryption=self.encryption,
+            resume_timeout=self.resume_timeout,
+        )
+
+    @property
+    def a(self) -> ClientSession:
+        return self.sessions["A"]
+
+    @property
+    def b(self) -> ClientSession:
+        return self.sessions["B"]
+
+    def ask(self, port: int = 7, **options: Any) -> Deferred[Any]:
+        """A's request, delivered."""
+        opening = self.a.open(KEYS["B"].public, Accepting(), port=port, secure=True, **options)
+        self.network.settle()
+        return opening
+
+    def open(self, port: int = 7, **options: Any) -> tuple[Any, Any]:
+        """A stream from A to B: both protocols."""
+        one = self.successResultOf(self.ask(port, **options))
+        return one, self.listeners[port].built[-1]  # type: ignore[attr-defined]
+
+    def reconnect(self, name: str) -> ClientSession:
+        """A connection more of that client, in place of the one it had."""
+        session = self.sessions[name] = self.network.client(KEYS[name], streams=self.streams[name])
+        return session
+
+    def cut(self, name: str) -> None:
+        """That client's connection is lost."""
+        self.sessions[name].link.transport.abortConnection()  # type: ignore[attr-defined]
+        self.network.settle()
+
+    def tamper(self, change: Callable[[list[Frame]], list[Frame]]) -> None:
+        """From now on the server changes what it hands to B."""
+        relay = self.network.factory.relay
+        port = relay.newest[KEYS["B"].public].port
+        send = port.send
+        buffer = FrameBuffer()
+
+        def lie(data: Any) -> None:
+            for frame in change(buffer.feed(bytes(data))):
+                send(frame.encode())
+
+        # slots forbid it on the link itself
+        class Liar:
+            def __getattr__(self, name: str) -> Any:
+                return lie if name == "send" else getattr(port, name)
+
+        relay.newest[KEYS["B"].public].port = Liar()

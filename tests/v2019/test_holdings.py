@@ -1,0 +1,342 @@
+"""What a client holds for its peers: limits of streams that stand still, and who yields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from dmsg.apps.joint import Half, JointFactory
+from dmsg.base.memory import OLD, Memory
+from dmsg.errors import CloseReason
+from dmsg.net.streams.stream import LARGEST_PIECE, UNREAD, StreamLost
+from dmsg.v2019 import streams as streams_module
+from dmsg.v2019.core.secure import INITIAL_WINDOW
+from dmsg.v2019.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
+from dmsg.v2019.streams import PROBE_AFTER, STALL_CHECK, STALL_TIME
+from tests.support import KEYS, Accepting, asynchronous
+from tests.v2019.secure_support import SecureCase
+
+
+class WindowTests(SecureCase):
+    """A peer that names a window as large as can be, and acknowledges nothing."""
+
+    def test_the_senders_own_window_opens_as_acks_come(self) -> None:
+        mine, theirs = self.open()
+        end = mine.transport.end
+        end.peer_window = 2**32 - 1
+        relay = self.network.factory.relay
+        port = relay.newest[KEYS["A"].public].port
+        relay.newest[KEYS["A"].public].port = _Mute(port)
+        mine.transport.write(bytes(40 << 20))
+        self.network.settle()
+        self.assertLessEqual(end.in_flight_bytes, INITIAL_WINDOW + 65536)
+        self.assertGreaterEqual(len(theirs.data), INITIAL_WINDOW)
+        relay.newest[KEYS["A"].public].port = port
+        mine.transport.abortConnection()
+
+    def test_it_is_no_hindrance(self) -> None:
+        """As fast as the receiver's grows, so does the sender's."""
+        mine, theirs = self.open()
+        mine.transport.write(bytes(8 << 20))
+        self.network.settle()
+        self.assertEqual(len(theirs.data), 8 << 20)
+        self.assertGreater(mine.transport.end.limit, 8 << 20)
+
+
+class _Mute:
+    """A port through which no ACK goes."""
+
+    def __init__(self, port: Any) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda data: None) if name == "send" else getattr(self._port, name)
+
+
+class SwallowedTests(SecureCase):
+    """A server that goes on, and hands on nothing to the end that only listens."""
+
+    def silence(self, seconds: float) -> None:
+        for _ in range(int(seconds / STALL_CHECK)):
+            self.network.clock.advance(STALL_CHECK)
+            self.network.settle()
+
+    def test_the_end_that_opened_it_looks_for_another_way(self) -> None:
+        searched: list[Any] = []
+
+        def reconnect(stream: Any) -> Deferred[Any]:
+            searched.append(stream)
+            return Deferred()
+
+        self.streams["A"].reconnect = reconnect
+        mine, theirs = self.open()
+        theirs.transport.write(b"a download begins")
+        self.network.settle()
+        relay = self.network.factory.relay
+        port = relay.newest[KEYS["A"].public].port
+        self.silence(3 * PROBE_AFTER)
+        self.assertEqual(searched, [])  # it was asked, and answered
+        relay.newest[KEYS["A"].public].port = _Mute(port)
+        theirs.transport.write(b", and goes on")
+        self.silence(PROBE_AFTER + STALL_TIME + 3 * STALL_CHECK)
+        self.assertEqual(searched, [mine.transport])
+        relay.newest[KEYS["A"].public].port = port
+
+    def test_nobody_asks_while_something_moves(self) -> None:
+        mine, theirs = self.open()
+        sent: list[bool] = []
+        mine.transport.probe = lambda: sent.append(True)
+        for _ in range(20):
+            theirs.transport.write(b"x")
+            self.silence(STALL_CHECK)
+        self.assertEqual(sent, [])
+
+    def test_an_idle_limit_is_of_the_application(self) -> None:
+        """What is asked and answered below it does not count."""
+        mine, _ = self.open()
+        mine.transport.setIdleTimeout(2.5 * PROBE_AFTER)
+        self.silence(2 * PROBE_AFTER)
+        self.assertIsNone(mine.lost)
+        self.silence(PROBE_AFTER)
+        self.assertIsNotNone(mine.lost)
+
+
+class SuspendedTests(SecureCase):
+    """Streams that wait for their peer to come back."""
+
+    def reason(self, protocol: Any) -> int:
+        assert protocol.lost is not None and protocol.lost.check(StreamLost)
+        return int(protocol.lost.value.close_reason)
+
+    def test_of_one_peer_and_in_all(self) -> None:
+        self.patch(streams_module, "MAX_SUSPENDED_OF_PEER", 3)
+        self.patch(streams_module, "MAX_SUSPENDED", 4)
+        theirs = [self.open()[1] for _ in range(5)]
+        self.streams["C"] = self.make_streams(KEYS["C"], {})
+        other = self.network.client(KEYS["C"], streams=self.streams["C"])
+        for _ in range(2):
+            other.open(KEYS["B"].public, Accepting(), port=7, secure=True)
+            self.network.settle()
+        others = self.listeners[7].built[5:]  # type: ignore[attr-defined]
+        self.cut("A")
+        self.assertEqual(self.streams["B"].suspended, 3)
+        ended = [one for one in theirs if one.lost is not None]
+        self.assertEqual([self.reason(one) for one in ended], [CloseReason.TOO_MANY_TRANSPORTS] * 2)
+        self.assertEqual(ended, theirs[:2])
+        other.link.transport.abortConnection()  # type: ignore[attr-defined]
+        self.network.settle()
+        # one more than may be in all: the one that waits longest
+        self.assertEqual(self.streams["B"].suspended, 4)
+        self.assertEqual([one.lost is None for one in others], [True, True])
+        self.assertIsNotNone(theirs[2].lost)
+        self.network.clock.advance(self.resume_timeout)
+        self.assertEqual((self.streams["B"].suspended, self.streams["B"]._waiting_of), (0, {}))
+
+
+class AccountTests(SecureCase):
+    """The account of a client."""
+
+    def test_who_takes_nothing_gives(self) -> None:
+        memory = Memory(3 * STREAM_SIZE + 2_000_000)
+        clock = self.network.clock
+        held = StreamHoldings(clock, memory, lambda: self.streams["A"].all)
+        held.start()
+        self.addCleanup(held.stop)
+        stuck, _ = self.open()
+        moving, theirs = self.open()
+        self.listeners[7].built[0].transport.pauseProducing()  # type: ignore[attr-defined]
+        stuck.transport.write(bytes(3_000_000))
+        for _ in range(int((OLD + 2) / LOOK_INTERVAL)):
+            moving.transport.write(bytes(100_000))
+            self.network.settle()
+            clock.advance(LOOK_INTERVAL)
+            self.network.settle()
+        self.assertIsNotNone(stuck.lost)
+        self.assertIsNone(moving.lost)
+        self.assertLess(memory.total, memory.limit)
+        self.assertGreater(len(theirs.data), 300_000)
+
+    def test_one_token_for_many_streams(self) -> None:
+        """The opener chooses it: no stream is lost sight of for one that comes later with the same."""
+        first, _ = self.open()
+        second, _ = self.open()
+        streams = self.streams["A"]
+        before = second.transport.end.token
+        streams.closed(second.transport, 0)
+        second.transport.end.token = first.transport.end.token
+        streams.add(second.transport)
+        self.assertIsNone(second.transport.end.token)
+        self.assertEqual(streams.all, [first.transport])
+        second.transport.end.token = before  # of one that has ended
+        streams.add(second.transport)
+        self.assertIsNone(second.transport.end.token)
+        first.transport.abortConnection()
+        self.network.settle()
+
+    def test_over_and_not_read(self) -> None:
+        """What an application has not read of a stream that is over is seen, and can be given."""
+        mine, theirs = self.open()
+        theirs.transport.pauseProducing()
+        mine.transport.write(bytes(100_000))
+        self.network.settle()
+        mine.transport.abortConnection()
+        self.network.settle()
+        self.assertIsNone(theirs.lost)
+        self.assertIn(theirs.transport, UNREAD)
+        self.assertGreater(theirs.transport.held, 60_000)
+        transport = theirs.transport
+        transport.abortConnection()
+        self.assertIsNotNone(theirs.lost)
+        self.assertNotIn(transport, UNREAD)
+
+    def test_its_own_producer(self) -> None:
+        """An echo is paused by itself: at the end nobody would let it go on."""
+        mine, theirs = self.open()
+        theirs.transport.registerProducer(theirs.transport, True)
+        theirs.transport.pauseProducing()
+        mine.transport.write(bytes(1000))
+        self.network.settle()
+        mine.transport.abortConnection()
+        self.network.settle()
+        self.assertEqual((len(theirs.data), theirs.transport in UNREAD), (1000, False))
+        self.assertIsNotNone(theirs.lost)
+
+    def test_pieces(self) -> None:
+        """Of a long write nothing is kept that is acknowledged; short ones are not kept one by one."""
+        mine, theirs = self.open()
+        theirs.transport.pauseProducing()
+        mine.transport.write(bytes(3_000_000))
+        self.network.settle()
+        self.assertLessEqual(max(len(data) for data, _ in mine.transport._queue), LARGEST_PIECE)
+        before = len(mine.transport._queue)
+        for _ in range(10_000):
+            mine.transport.write(b"x")
+        self.assertLess(len(mine.transport._queue) - before, 20)
+        sent = mine.transport.send(bytes(1_000_000))
+        fired: list[Any] = []
+        sent.addCallback(fired.append)
+        theirs.transport.resumeProducing()
+        self.network.settle()
+        self.assertEqual((fired, len(theirs.data)), ([None], 4_010_000))
+        self.assertEqual(theirs.data[3_000_000:3_010_000], b"x" * 10_000)
+        mine.transport.abortConnection()
+        self.network.settle()
+
+
+class JointTests(SynchronousTestCase):
+    """A forwarded connection whose other end is away makes room for one that is here."""
+
+    def test_the_one_that_is_away_longest(self) -> None:
+        factory = JointFactory(lambda made: _never(), max_joints=2)
+        halves = []
+        for away in (5.0, 3.0):
+            half = factory.buildProtocol(None)
+            assert half is not None
+            transport = _Transport(half)
+            half.makeConnection(transport)
+            transport.away_since = away
+            halves.append(transport)
+        self.assertEqual(factory.joints, 2)
+        third = factory.buildProtocol(None)
+        self.assertIsNotNone(third)
+        self.assertEqual(([one.aborted for one in halves], factory.joints), ([False, True], 2))
+        halves[0].away_since = None
+        self.assertIsNone(factory.buildProtocol(None))
+        halves[0].over = True
+        self.assertIsNotNone(factory.buildProtocol(None))
+
+
+class EndOfJointTests(TestCase):
+    """Real TCP: a service that answers more than is taken, and a stream that ends."""
+
+    @asynchronous
+    async def test_who_is_not_read_is_let_go(self) -> None:
+        gone: Deferred[None] = Deferred()
+        echoes: list[Any] = []
+
+        class Echo(Protocol):
+            def connectionMade(self) -> None:
+                echoes.append(self)
+                self.transport.registerProducer(self.transport, True)  # type: ignore[union-attr]
+
+            def dataReceived(self, data: bytes) -> None:
+                self.transport.write(data)  # type: ignore[union-attr]
+
+            def connectionLost(self, reason: Any = None) -> None:
+                gone.callback(None)
+
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Echo))
+        self.addCleanup(port.stopListening)
+
+        class Stream(StringTransport):
+            """Takes nothing, as one whose peer has named no window."""
+
+            over = False
+
+            def write(self, data: bytes) -> None:
+                if self.over:
+                    return
+                super().write(data)
+                if self.producer is not None and len(self.value()) > 100_000:
+                    self.producer.pauseProducing()  # type: ignore[attr-defined]
+
+        service = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
+        half = JointFactory(service.connect).buildProtocol(None)
+        assert isinstance(half, Half)
+        stream = Stream()
+        half.makeConnection(stream)
+        while half.other is None:
+            await deferLater(reactor, 0.01)
+        sent = 0
+        # until neither of them reads, and the kernel takes no more: the service waits to be read, and so does what
+        # is for it
+        stuck = 0
+        while stuck < 500:
+            if stream.producerState == "producing":
+                half.dataReceived(bytes(65536))
+                sent += 65536
+            waits = stream.producerState == "paused" and echoes[0].transport not in reactor.getReaders()  # type: ignore[attr-defined]
+            stuck = stuck + 1 if waits else 0
+            await deferLater(reactor, 0)
+        self.assertGreater(sent, 100_000)
+        # the peer closes: first its consumer hears of it, then all that came before is delivered, then it is over
+        assert stream.producer is not None
+        stream.over = True
+        stream.producer.stopProducing()
+        unread = 12 << 20
+        while unread > 0:
+            if stream.producerState == "producing":
+                half.dataReceived(bytes(65536))
+                unread -= 65536
+            await deferLater(reactor, 0)
+        half.connectionLost(Failure(ConnectionDone()))
+        await gone
+
+
+class _Transport(StringTransport):
+    """Of a stream that may be away."""
+
+    away_since: float | None = None
+    over = False
+    aborted = False
+
+    def __init__(self, protocol: Any) -> None:
+        super().__init__()
+        self._of = protocol
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+        self._of.connectionLost()
+
+
+def _never() -> Any:
+    return Deferred()

@@ -1,0 +1,489 @@
+"""The table of streams that outlive their transports, by plain calls: who waits, who is looked for, who has to go."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import CloseReason, DmsgError, TransportRefused
+from dmsg.net.streams.stream import DmsgAddress
+from dmsg.v2019 import streams as streams_module
+from dmsg.v2019.core.agreement import Resume
+from dmsg.v2019.core.secure import BUDGET, Budget
+from dmsg.v2019.streams import (
+    IDLE_MOVES,
+    IDLE_PAUSE,
+    MAX_PROBES,
+    PROBE_AFTER,
+    PROBE_TIME,
+    RESUME_TIMEOUT,
+    STALL_CHECK,
+    STALL_TIME,
+    Probes,
+    Streams,
+)
+from tests.support import KEYS
+
+A, B, C = (KEYS[name].public for name in "ABC")
+
+
+class Session:
+    """Notes what it is to close."""
+
+    def __init__(self) -> None:
+        self.ended: list[Any] = []
+        self.given_up: list[Any] = []
+
+    def _close_ended(self, transport: Any, reason: int) -> None:
+        self.ended.append(reason)
+
+    def give_up(self, stream: Any, reason: int) -> None:
+        self.given_up.append(reason)
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.user_session = Session()
+
+
+class End:
+    """What the table asks of the end of a stream."""
+
+    def __init__(self, token: bytes | None, *, initiator: bool) -> None:
+        self.token = token
+        self.initiator = initiator
+        self.generation = self.idle_moves = 0
+        self.moved_at: Any = None
+        self.received = self.acknowledged = 0
+        self.in_flight: deque[Any] = deque()
+        self.transport: Any = Transport()
+        self.released = 0
+        self.full = 0
+
+    def detach(self) -> None:
+        self.transport = None
+
+    def release(self) -> None:
+        self.released += 1
+        self.transport = None
+
+    def queue_was_full(self) -> None:
+        self.full += 1
+
+
+class Stream:
+    """One stream."""
+
+    def __init__(self, number: int = 1, peer: Any = B, *, initiator: bool = True, token: bool = True) -> None:
+        self.end: Any = End(number.to_bytes(16, "big") if token else None, initiator=initiator)
+        self.over = False
+        self.reasons: list[int] = []
+        self.carrier: Any = None
+        self.probes = 0
+        self._peer = DmsgAddress(peer)
+
+    def getPeer(self) -> DmsgAddress:
+        return self._peer
+
+    def suspend(self, carrier: Any) -> None:
+        self.carrier = carrier
+
+    def carrier_closed(self, reason: int) -> None:
+        self.over = True
+        self.reasons.append(reason)
+
+    def probe(self) -> None:
+        self.probes += 1
+
+
+class StreamsCase(SynchronousTestCase):
+    """A client's table, and searches that this test answers."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.table: Any = Streams(self.clock, KEYS["A"], lambda port: None, lambda stream: None)
+        self.searches: list[tuple[Any, Deferred[Any]]] = []
+        self.cancelled = 0
+        self.table.reconnect = self.reconnect
+
+    def reconnect(self, stream: Any) -> Deferred[Any]:
+        def cancel(_: Any) -> None:
+            self.cancelled += 1
+
+        searching: Deferred[Any] = Deferred(cancel)
+        self.searches.append((stream, searching))
+        return searching
+
+    def add(self, number: int = 1, **options: Any) -> Any:
+        stream = Stream(number, **options)
+        self.table.add(stream)
+        return stream
+
+    def assert_empty(self) -> None:
+        table = self.table
+        self.assertEqual((table._live, table._waiting, table._waiting_of, table._searching), ({}, {}, {}, {}))
+        self.assertEqual((table._progress, table._quiet, table.suspended), ({}, {}, 0))
+
+
+class LossTests(StreamsCase):
+    """Its transport is gone."""
+
+    def test_the_end_that_opened_it_looks_for_another_way(self) -> None:
+        one, other = self.add(1), self.add(2, initiator=False)
+        for stream in (one, other):
+            self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
+        self.assertEqual([stream for stream, _ in self.searches], [one])
+        self.assertEqual((self.table.suspended, self.table._waiting_of), (2, {one.getPeer(): 2}))
+        self.assertIs(one.end.transport, None)
+        # what an end without a transport says of itself
+        nowhere = one.carrier
+        self.assertFalse(nowhere.stream_may_send(one))
+        self.assertEqual((nowhere.stream_in_flight(one), nowhere.stream_in_flight(other)), (1, 0))
+        one.end.in_flight.extend("abc")
+        self.assertEqual(nowhere.stream_in_flight(one), 3)
+        self.table.moved(one)
+        self.searches[0][1].callback(None)
+        self.assertEqual((self.table.suspended, self.table.resumed, one.over), (1, 1, False))
+        nowhere.stream_close(other, CloseReason.UNSPECIFIED)
+        self.assertEqual(self.table.suspended, 0)
+        self.table.closed(one, 0)
+        self.assert_empty()
+
+    def test_who_does_not_resume(self) -> None:
+        """It has no token, the client does not, the reason is final, or one of the ends wants no other."""
+        for number, (options, timeout, reason, final, told) in enumerate(
+            (
+                ({"token": False}, 120.0, 0, False, CloseReason.PEER_DISCONNECTED),
+                ({}, 0.0, 0, False, CloseReason.PEER_DISCONNECTED),
+                ({}, 120.0, 0, True, 0),
+                ({}, 120.0, CloseReason.REFUSED, True, CloseReason.REFUSED),
+            )
+        ):
+            self.table.resume_timeout = timeout
+            stream = self.add(number + 1, **options)
+            self.table.lost(stream, reason, final=final)
+            self.assertEqual((stream.reasons, stream.end.released), ([told], 1))
+        self.assertEqual(self.searches, [])
+        self.assert_empty()
+
+    def test_a_full_queue_is_remembered(self) -> None:
+        one, other = self.add(1), self.add(2)
+        self.table.lost(one, CloseReason.QUEUE_FULL, final=False)
+        self.table.lost(other, CloseReason.STALLED, final=False)
+        self.assertEqual((one.end.full, other.end.full), (1, 0))
+
+    def test_one_that_is_over_is_not_lost_again(self) -> None:
+        stream = self.add()
+        stream.over = True
+        self.table.lost(stream, 0, final=False)
+        self.assertEqual((stream.reasons, self.searches, self.table.suspended), ([], [], 0))
+
+    def test_nothing_is_found_in_time(self) -> None:
+        for reason, told in ((CloseReason.STALLED,) * 2, (0, CloseReason.PEER_DISCONNECTED)):
+            stream = self.add()
+            self.table.lost(stream, reason, final=False)
+            self.clock.advance(RESUME_TIMEOUT - 1)
+            self.assertFalse(stream.over)
+            self.clock.advance(1)
+            self.assertEqual(stream.reasons, [told])
+            self.assert_empty()
+            self.table._ended.clear()
+        self.assertEqual(self.cancelled, 2)
+
+
+class StandingTests(StreamsCase):
+    """Streams whose frames are not acknowledged, from one look to the next."""
+
+    def test_not_before_its_time_whatever_the_numbers_are(self) -> None:
+        stream = self.add()
+        stream.end.in_flight.append("frame")
+        stream.end.acknowledged = 10**9  # more bytes than seconds have passed
+        for _ in range(int(STALL_TIME // STALL_CHECK)):
+            self.clock.advance(STALL_CHECK)
+        self.assertEqual(self.searches, [])
+        for _ in range(2):
+            self.clock.advance(1.1 * STALL_CHECK)
+        self.assertEqual([one for one, _ in self.searches], [stream])
+
+    def test_another_program_s_errors_end_no_stream_that_goes_on(self) -> None:
+        stream = self.add()
+        self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
+        self.table.moved(stream)
+        self.searches[0][1].errback(DmsgError("late"))
+        self.assertEqual((stream.over, stream.reasons), (False, []))
+
+    def test_a_reason_of_none_is_no_clean_end(self) -> None:
+        """But where the remote says it, and nobody else could."""
+        for number, (final, told) in enumerate(((False, CloseReason.PEER_DISCONNECTED), (True, 0))):
+            stream = self.add(number)
+            self.table.lost(stream, CloseReason.STALLED, final=False)
+            error = TransportRefused(0)
+            error.final = final
+            self.searches[-1][1].errback(error)
+            self.assertEqual(stream.reasons, [told])
+
+
+class SearchTests(StreamsCase):
+    """What comes of looking for another way."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.stream = self.add()
+        self.table.lost(self.stream, CloseReason.PEER_DISCONNECTED, final=False)
+        self.searching = self.searches[0][1]
+
+    def test_one_search_at_a_time(self) -> None:
+        self.table.migrate(self.stream)
+        self.assertEqual(len(self.searches), 1)
+
+    def test_the_other_end_says_that_it_is_over(self) -> None:
+        """With what it said; 0 is a clean end when it said so itself, and none from a server."""
+        for final, told in ((True, 0), (False, CloseReason.PEER_DISCONNECTED)):
+            refused = TransportRefused(CloseReason.UNSPECIFIED, "over")
+            refused.reason, refused.final = 0, final
+            self.searches[-1][1].errback(refused)
+            self.assertEqual(self.stream.reasons, [told])
+            self.assert_empty()
+            self.table._ended.clear()
+            self.stream = self.add()
+            self.table.lost(self.stream, CloseReason.PEER_DISCONNECTED, final=False)
+
+    def test_a_fault_of_ours_ends_it_and_is_logged(self) -> None:
+        self.searching.errback(ZeroDivisionError())
+        self.assertEqual(self.stream.reasons, [CloseReason.NO_SUCH_STREAM])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assert_empty()
+
+    def test_a_search_that_came_to_nothing_begins_again(self) -> None:
+        """It looked for a better way, and meanwhile there is none at all."""
+        self.searching.callback(None)
+        self.assertEqual(len(self.searches), 2)
+        self.table.moved(self.stream)
+        self.searches[1][1].callback(None)
+        self.assertEqual(len(self.searches), 2)
+
+    def test_of_a_stream_that_is_over_nothing_is_looked_for(self) -> None:
+        self.table.closed(self.stream, 0)
+        self.assertEqual(self.cancelled, 1)
+        self.table.migrate(self.stream)
+        self.assertEqual(len(self.searches), 1)
+        self.assertFalse(self.table.is_live(self.stream))
+
+    def test_a_client_that_stops(self) -> None:
+        """Streams without a transport end, searches for better ways too, and nothing begins."""
+        moving = self.add(2)
+        self.table.migrate(moving)
+        self.assertEqual(len(self.searches), 2)
+        self.table.stop()
+        self.assertEqual((self.stream.reasons, self.cancelled), ([CloseReason.ABORTED], 2))
+        self.assertFalse(moving.over)
+        self.table.migrate(moving)
+        self.table.lost(moving, CloseReason.PEER_DISCONNECTED, final=False)
+        self.assertEqual((len(self.searches), moving.reasons), (2, [CloseReason.PEER_DISCONNECTED]))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.assert_empty()
+
+    def test_who_migrates(self) -> None:
+        for stream in (self.add(3, initiator=False), self.add(4, token=False)):
+            self.table.migrate(stream)
+        gone = self.add(5)
+        gone.over = True
+        self.table.migrate(gone)
+        ended = self.add(6)
+        ended.end = None
+        self.table.migrate(ended)
+        self.assertEqual(len(self.searches), 1)
+
+
+class EndedTests(StreamsCase):
+    """Of streams that are over it is known for a while how."""
+
+    def resume(self, stream: Any, generation: int = 1) -> Resume:
+        return Resume(stream.end.token, generation, 0, bytes(32))
+
+    def test_for_how_long_it_is_known_that_one_has_ended(self) -> None:
+        stream = self.add(1, initiator=False)
+        self.table.closed(stream, CloseReason.TIMEOUT)
+        for _ in range(int(RESUME_TIMEOUT // STALL_CHECK)):
+            self.assertEqual(self.table.offered(self.resume(stream), B), CloseReason.TIMEOUT)
+            self.clock.advance(STALL_CHECK)
+        for _ in range(2):
+            self.clock.advance(STALL_CHECK)
+        self.assertIsNone(self.table.offered(self.resume(stream), B))
+        self.assert_empty()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_what_is_offered(self) -> None:
+        stream, own = self.add(1, initiator=False), self.add(2)
+        self.assertIs(self.table.offered(self.resume(stream), B), stream)
+        self.assertIs(self.table.offered(self.resume(stream, 0), B), None)
+        self.assertIs(self.table.offered(self.resume(stream), C), None)
+        self.assertIs(self.table.offered(self.resume(own), B), None)
+        self.table.closed(stream, 7)
+        self.assertEqual(self.table.offered(self.resume(stream), B), 7)
+        for stranger in (A, C):
+            self.assertIs(self.table.offered(self.resume(stream), stranger), None)
+        self.clock.advance(RESUME_TIMEOUT + STALL_CHECK)
+        self.assertIs(self.table.offered(self.resume(stream), B), None)
+
+    def test_so_many_are_remembered(self) -> None:
+        self.patch(streams_module, "MAX_ENDED", 3)
+        streams = [self.add(number) for number in range(5)]
+        for stream in streams:
+            self.table.closed(stream, 7)
+        self.assertEqual([self.table.offered(self.resume(one), B) for one in streams], [None, None, 7, 7, 7])
+
+    def test_a_token_that_is_in_use_is_nobody_elses(self) -> None:
+        first = self.add(1)
+        second = self.add(1)
+        self.assertEqual((second.end.token, self.table.all), (None, [first]))
+        self.table.closed(first, 7)
+        third = self.add(1)
+        self.assertEqual((third.end.token, self.table.all), (None, []))
+
+    def test_what_would_have_carried_it_is_closed(self) -> None:
+        stream = self.add()
+        session = stream.end.transport.user_session
+        self.table.closed(stream, 7)
+        self.assertEqual((session.ended, stream.end.released), ([7], 1))
+
+
+class RoomTests(StreamsCase):
+    """Streams without a transport are so many, of one peer and in all."""
+
+    def test_of_one_peer(self) -> None:
+        self.patch(streams_module, "MAX_SUSPENDED_OF_PEER", 2)
+        friend = self.add(1, peer=C)
+        streams = [friend, *(self.add(number) for number in (2, 3, 4))]
+        for stream in streams:
+            self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
+        self.assertEqual([stream.over for stream in streams], [False, True, False, False])
+        self.assertEqual(self.table._waiting_of, {friend.getPeer(): 1, streams[1].getPeer(): 2})
+
+    def test_in_all(self) -> None:
+        self.patch(streams_module, "MAX_SUSPENDED", 2)
+        streams = [self.add(number, peer=KEYS[name].public) for number, name in enumerate("BCA")]
+        for stream in streams:
+            self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
+        self.assertEqual([stream.over for stream in streams], [True, False, False])
+
+
+class WatchTests(StreamsCase):
+    """What stands still."""
+
+    def look(self, seconds: float) -> None:
+        for _ in range(round(seconds / STALL_CHECK)):
+            self.clock.advance(STALL_CHECK)
+
+    def test_nothing_is_acknowledged(self) -> None:
+        one, other, moves = self.add(1), self.add(2, initiator=False), self.add(3)
+        session = other.end.transport.user_session
+        for stream in (one, other, moves):
+            stream.end.in_flight.append("x")
+        for acknowledged in range(int(STALL_TIME / STALL_CHECK) + 2):
+            moves.end.acknowledged = -acknowledged  # another number than before is what counts
+            self.look(STALL_CHECK)
+        self.assertEqual([stream for stream, _ in self.searches], [one])
+        self.assertEqual((session.given_up, self.table.suspended), ([CloseReason.STALLED], 1))
+        self.assertIsNotNone(one.end.transport, "it keeps its way until there is another")
+
+    def test_what_is_away_does_not_stand_still(self) -> None:
+        stream = self.add()
+        stream.end.in_flight.append("x")
+        self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
+        self.look(STALL_TIME + 2 * STALL_CHECK)
+        self.assertEqual((len(self.searches), self.table._progress), (1, {}))
+
+    def test_nothing_comes(self) -> None:
+        """The end that opened it asks, again and again, as long as nothing comes."""
+        one, other, hears = self.add(1), self.add(2, initiator=False), self.add(3)
+        for number in range(int(2 * PROBE_AFTER / STALL_CHECK) + 1):
+            hears.end.received = -number
+            self.look(STALL_CHECK)
+        self.assertEqual((one.probes, other.probes, hears.probes), (2, 0, 0))
+        one.end.acknowledged += 1
+        self.look(PROBE_AFTER)
+        self.assertEqual(one.probes, 2)
+        self.look(STALL_CHECK)
+        self.assertEqual(one.probes, 3)
+
+    def test_it_looks_as_long_as_there_is_something(self) -> None:
+        stream = self.add()
+        self.look(STALL_CHECK)
+        self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+        self.table.closed(stream, 0)
+        self.look(RESUME_TIMEOUT + 2 * STALL_CHECK)
+        self.assertEqual((self.clock.getDelayedCalls(), self.table._ended), ([], {}))
+
+
+class ProbesTests(SynchronousTestCase):
+    """Streams that are only to be measured."""
+
+    def test_who_has_most_loses_his_oldest(self) -> None:
+        probes = Probes(Clock())
+        friend, enemy = (DmsgAddress(KEYS[name].public) for name in "AB")
+        first = probes.buildProtocol(friend)
+        others = [probes.buildProtocol(enemy) for _ in range(MAX_PROBES + 2)]
+        self.assertEqual(list(probes.open), [first, *others[3:]])
+        for probed in list(probes.open):
+            probed.end()
+
+    def test_so_many_and_so_long(self) -> None:
+        clock = Clock()
+        probes = Probes(clock)
+        built = [probes.buildProtocol(None) for _ in range(MAX_PROBES)]
+        self.assertEqual(len(probes.open), MAX_PROBES)
+        probes.buildProtocol(None)
+        self.assertEqual((len(probes.open), built[0] in probes.open), (MAX_PROBES, False))
+        built[1].connectionLost()
+        built[1].connectionLost()
+        self.assertEqual(len(probes.open), MAX_PROBES - 1)
+        built[2].dataReceived(b"what has no place there")
+        self.assertEqual(len(clock.getDelayedCalls()), MAX_PROBES - 2)
+        clock.advance(PROBE_TIME)
+        self.assertEqual((probes.open, clock.getDelayedCalls()), ({}, []))
+
+
+class PauseTests(StreamsCase):
+    """A way on which nothing goes is left ever more slowly."""
+
+    def test_how_long(self) -> None:
+        stream = self.add()
+        pauses = [self.table.before_moving(stream) for _ in range(IDLE_MOVES + 12)]
+        self.assertEqual(pauses[: IDLE_MOVES + 1], [0.0] * (IDLE_MOVES + 1))
+        for number, pause in enumerate(pauses[IDLE_MOVES + 1 :], 1):
+            self.assertAlmostEqual(pause, min(IDLE_PAUSE, 0.1 * 1.5**number))
+        self.assertEqual(pauses[-1], IDLE_PAUSE)
+        stream.end.received += 1
+        self.assertEqual(self.table.before_moving(stream), 0.0)
+
+
+class OptionTests(StreamsCase):
+    """What the table is made with."""
+
+    def test_a_budget_of_its_own(self) -> None:
+        budget = Budget(5)
+        table = Streams(self.clock, KEYS["A"], lambda port: None, lambda stream: None, budget=budget)
+        self.assertIs(table.budget, budget)
+        self.assertIs(self.table.budget, BUDGET)
+        self.assertIs(self.table.receipts, False)
+
+    def test_a_stream_may_be_away_for_less_than_a_second(self) -> None:
+        self.table.resume_timeout = 0.5
+        stream = self.add()
+        self.table.lost(stream, CloseReason.PEER_DISCONNECTED, final=False)
+        self.assertEqual((self.table.suspended, stream.over), (1, False))
+        self.clock.advance(0.5)
+        self.assertTrue(stream.over)
+
+    def test_nobody_else_goes_on_with_it(self) -> None:
+        """Whichever of the two keys is the greater."""
+        for number, (peer, stranger) in enumerate(((B, C), (C, B))):
+            stream = self.add(number + 1, peer=peer, initiator=False)
+            resume = Resume(stream.end.token, 1, 0, bytes(32))
+            self.assertIs(self.table.offered(resume, stranger), None)
+            self.assertIs(self.table.offered(resume, peer), stream)

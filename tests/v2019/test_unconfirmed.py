@@ -1,0 +1,205 @@
+"""Secure transports that nobody confirms have no place when somebody else comes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.errors import CloseReason
+from dmsg.keys import SecKey
+from dmsg.v2019.core import table as client_module
+from dmsg.v2019.core.agreement import Hello, Proposal
+from dmsg.v2019.core.state import ClientTransport, State
+from dmsg.v2019.core.wire import ACCEPT, CLOSE, REQUEST, Frame
+from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT, Confirmations
+from tests.support import KEYS, SERVER_KEY, Accepting, RawClient
+from tests.v2019.secure_support import SecureCase
+
+A, B, C = (KEYS[name].public for name in "ABC")
+
+
+class TableTests(SynchronousTestCase):
+    """By plain calls."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.late: list[ClientTransport] = []
+        self.table = Confirmations(self.clock, self._late)
+        self.count = 0
+
+    def _late(self, transport: ClientTransport) -> None:
+        self.table.pop(transport)
+        self.late.append(transport)
+
+    def add(self, remote: Any, factory: Any = None) -> ClientTransport:
+        self.count += 1
+        transport = ClientTransport(2 * self.count + 1, remote, b"", False, 0)
+        transport.state = State.ANSWERED
+        self.table.add(transport, factory)
+        return transport
+
+    def test_time(self) -> None:
+        first = self.add(A)
+        self.clock.advance(CONFIRM_TIMEOUT / 2)
+        second = self.add(A)
+        self.clock.advance(CONFIRM_TIMEOUT / 2)
+        self.assertEqual((self.late, list(self.table)), ([first], [second]))
+        factory = Accepting()
+        third = self.add(B, factory)
+        found = self.table.pop(third)
+        assert found is not None
+        self.assertEqual((found.asked, found.factory), (CONFIRM_TIMEOUT, factory))
+        self.assertIsNone(self.table.pop(third))
+        self.table.pop(second)
+        self.assertEqual((len(self.table), self.table._of, len(self.table._most)), (0, {}, 0))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_what_is_decided_does_not_go(self) -> None:
+        """Confirmed, or closed, in the same read: the session is told of it later, and finds it then."""
+        one, two, three = (self.add(A) for _ in range(3))
+        one.state, two.state = State.OPEN, State.CLOSED
+        self.assertIs(self.table.first_to_go(), three)
+        self.assertEqual((len(self.table), set(self.table)), (3, {one, two, three}))
+        three.state = State.OPEN
+        self.assertIsNone(self.table.first_to_go())
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        for transport in (one, two, three):
+            found = self.table.pop(transport)
+            assert found is not None
+            self.assertEqual(found.asked, 0.0)
+            self.assertIsNone(self.table.pop(transport))
+        self.assertEqual((len(self.table), len(self.table._most)), (0, 0))
+
+    def test_who_goes_first(self) -> None:
+        """The oldest of who has most; among equals of who asked first."""
+        self.assertIsNone(self.table.first_to_go())
+        one = self.add(A)
+        greedy = [self.add(B) for _ in range(3)]
+        last = self.add(C)
+        gone = []
+        while (transport := self.table.first_to_go()) is not None:
+            self.table.pop(transport)
+            gone.append(transport)
+        self.assertEqual(gone[:2], greedy[:2])
+        self.assertEqual(set(gone[2:]), {one, greedy[2], last})
+        self.assertLess(gone.index(one), gone.index(last))
+
+
+class RoomTests(SecureCase):
+    """At a whole client, with a stranger who asks and never confirms."""
+
+    def ask(self, raw: RawClient, key: SecKey, numbers: range) -> None:
+        for number in numbers:
+            payload = Proposal(key, B, Hello(7)).payload
+            raw.send(Frame(REQUEST, 2 * number, payload).encode())
+        self.network.settle()
+
+    def test_a_friend_gets_in(self) -> None:
+        self.patch(client_module, "MAX_INCOMING", 3)
+        raw = RawClient(KEYS["C"], SERVER_KEY.public)
+        self.network.join(raw)
+        self.network.settle()
+        raw.take()
+        self.ask(raw, KEYS["C"], range(3))
+        self.assertEqual([frame.type for frame in raw.take()], [ACCEPT] * 3)
+        opening = self.a.open(B, Accepting(), port=7, secure=True)
+        self.network.settle()
+        protocol = self.successResultOf(opening)
+        full = bytes((CloseReason.TOO_MANY_TRANSPORTS,))
+        self.assertEqual([(frame.type, frame.id, frame.payload) for frame in raw.take()], [(CLOSE, 0, full)])
+        # what is confirmed stays, whoever comes
+        for number in range(3, 6):
+            self.ask(raw, KEYS["C"], range(number, number + 1))
+        self.assertFalse(protocol.transport.over)
+        self.assertEqual([frame.type for frame in raw.take()].count(ACCEPT), 3)
+        self.assertEqual((self.b._core.incoming, len(self.b._unconfirmed)), (3, 2))
+        self.network.clock.advance(CONFIRM_TIMEOUT)
+        self.network.settle()
+        self.assertEqual((self.b._core.incoming, len(self.b._unconfirmed)), (1, 0))
+
+    def test_who_has_most_gives_one_to_somebody_else(self) -> None:
+        """Who shows that he is who he says; what goes may go on over another server."""
+        self.patch(client_module, "MAX_INCOMING", 2)
+        raw = RawClient(KEYS["C"], SERVER_KEY.public)
+        self.network.join(raw)
+        for _ in range(2):
+            opening = self.a.open(B, Accepting(), port=7, secure=True)
+            self.network.settle()
+            self.successResultOf(opening)
+        raw.take()
+        for rubbish in (Proposal(KEYS["C"], B, Hello(7)).payload[:-1] + b"x", bytes(KEYS["C"].public + B)):
+            raw.send(Frame(REQUEST, 0, rubbish).encode())
+            self.network.settle()
+            self.assertNotIn(ACCEPT, [frame.type for frame in raw.take()])
+            self.assertEqual(self.streams["B"].suspended, 0)
+        self.ask(raw, KEYS["C"], range(1, 2))
+        self.assertEqual([frame.type for frame in raw.take()], [ACCEPT])
+        # a second one takes the place of the first, which was not confirmed
+        self.ask(raw, KEYS["C"], range(2, 3))
+        self.assertEqual([(frame.type, frame.id) for frame in raw.take()], [(CLOSE, 2), (ACCEPT, 4)])
+        self.assertEqual(self.streams["B"].suspended, 1)
+
+    def test_where_all_are_confirmed_nobody_goes(self) -> None:
+        self.patch(client_module, "MAX_INCOMING", 1)
+        first = self.a.open(B, Accepting(), port=7, secure=True)
+        self.network.settle()
+        second = self.a.open(B, Accepting(), port=7, secure=True)
+        self.network.settle()
+        self.assertEqual(self.failureResultOf(second).value.reason, CloseReason.TOO_MANY_TRANSPORTS)
+        self.assertFalse(self.successResultOf(first).transport.over)
+
+
+class OneReadTests(SecureCase):
+    """What comes in one read with a REQUEST for which there is no place."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(client_module, "MAX_INCOMING", 2)
+        self.successResultOf(self.ask())
+        self.held: list[Frame] = []
+        self.holding = False
+
+        def change(frames: list[Frame]) -> list[Frame]:
+            for number, frame in enumerate(frames):
+                if self.holding:
+                    self.held += frames[number:]
+                    return frames[:number]
+                self.holding = frame.type == REQUEST
+            return frames
+
+        self.tamper(change)
+        self.one: Any = self.successResultOf(self.ask())
+        self.one.transport.write(b"hello")
+        self.network.settle()
+        self.assertEqual((len(self.b._unconfirmed), self.b._core.incoming), (1, 2))
+
+    def receive(self, *frames: Frame) -> None:
+        self.holding = False
+        buffer = bytearray(b"".join(frame.encode() for frame in frames))
+        while buffer:
+            taken = self.b.frames_received(buffer, len(buffer))
+            assert taken
+            del buffer[:taken]
+        self.network.settle()
+
+    def request(self, number: int) -> Frame:
+        return Frame(REQUEST, number, Proposal(KEYS["A"], B, Hello(7)).payload)
+
+    def test_who_confirmed_before_keeps_his_place(self) -> None:
+        for behind in (1, len(self.held)):
+            with self.subTest(behind=behind):
+                self.receive(*self.held[:behind], self.request(999), *self.held[behind:])
+                self.held.clear()
+                self.assertFalse(self.one.transport.over)
+                self.assertEqual((self.b._core.incoming, len(self.b._unconfirmed)), (2, 0))
+        self.assertEqual(self.listeners[7].built[-1].data, b"hello")
+
+    def test_the_table_does_not_grow_by_those_that_are_closed(self) -> None:
+        live: list[int] = []
+        for start in range(101, 400, 8):
+            fresh = [self.request(number) for number in range(start, start + 8, 2)]
+            self.receive(*(Frame(CLOSE, number, b"\0") for number in live), *fresh)
+            live = [number for number in range(start, start + 8, 2) if number in self.b._core.transports]
+            self.assertLessEqual(self.b._core.incoming, 2)
