@@ -61,8 +61,7 @@ def _factory_classes() -> tuple[Any, Any]:
     ends all attempts for ever: here they go on.
     """
     from twisted.internet import reactor
-    from txredisapi import ConnectionError as NotConnected
-    from txredisapi import RedisFactory, RedisProtocol
+    from txredisapi import ConnectionError as NotConnected, RedisFactory, RedisProtocol
 
     clock: Any = reactor
 
@@ -144,6 +143,9 @@ class _Kept:
 
     def stopTrying(self) -> None:
         """It goes on."""
+
+    def connectionError(self, why: str) -> None:
+        """txredisapi logs it; nobody has the factory's own Deferred, which would be an error that nobody handled."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._factory, name)

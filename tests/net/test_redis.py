@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -11,7 +12,10 @@ from typing import Any
 import treq
 from twisted.internet import reactor
 from twisted.internet.defer import gatherResults
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
 
 from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.keys import SecKey
@@ -116,6 +120,34 @@ class ConnectionTests(RedisCase):
 
     def _tried(self, connection: Any) -> Any:
         return connection.get("key").addCallbacks(lambda _: True, lambda _: False)
+
+
+class HangUp(Protocol):
+    """Ends the connection at the first command."""
+
+    met = 0
+
+    def dataReceived(self, data: bytes) -> None:
+        type(self).met += 1
+        self.transport.abortConnection()  # type: ignore[union-attr]
+
+
+class FirstTests(TestCase):
+    @asynchronous
+    async def test_a_first_connection_that_ends_at_select(self) -> None:
+        """Nothing of it is left unhandled, and it is tried again."""
+        port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(HangUp))
+        self.addCleanup(port.stopListening)
+        connection = lazy_redis(f"redis://127.0.0.1:{port.getHost().port}/1")
+        for _ in range(100):
+            if HangUp.met >= 2:
+                break
+            await deferLater(reactor, 0.1)  # type: ignore[arg-type]
+        self.assertGreaterEqual(HangUp.met, 2)
+        await connection.disconnect()
+        del connection
+        gc.collect()
+        self.assertEqual([], self.flushLoggedErrors())
 
 
 class DiscoveryTests(RedisCase):
