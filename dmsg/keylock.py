@@ -36,8 +36,8 @@ class KeyLock:
 
     def __init__(self, path: str, descriptor: int | None, beside: str | None) -> None:
         self._path = path
-        self._descriptor = descriptor
-        self._beside = beside
+        self.descriptor = descriptor
+        self.beside = beside
 
     def release(self) -> None:
         """The key is not in use any more.  May be repeated."""
@@ -46,13 +46,13 @@ class KeyLock:
             holders.remove(self)
             if not holders:
                 del _held[self._path]
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is None or any(other._descriptor == descriptor for other in holders):
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is None or any(other.descriptor == descriptor for other in holders):
             return
-        if self._beside is not None:
+        if self.beside is not None:
             # still ours, so nobody else's file goes
             with suppress(OSError):
-                os.unlink(self._beside)
+                os.unlink(self.beside)
         os.close(descriptor)
 
 
@@ -65,7 +65,7 @@ def hold(path: str | os.PathLike[str], program: str, *, share: bool = False) -> 
     real = os.path.realpath(path)
     if real in _held:
         first = _held[real][0]
-        again = KeyLock(real, first._descriptor, first._beside)
+        again = KeyLock(real, first.descriptor, first.beside)
         _held[real].append(again)
         return again
     lock = _hold_beside(real, program, share)

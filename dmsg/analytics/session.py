@@ -151,5 +151,5 @@ def make_session(
         session.sparkContext.setLogLevel("FATAL")
         # each column that is made asks Java for these by their short names: else all of Spark's archives are searched
         for asked in ("org.apache.spark.sql.functions", "org.apache.spark.api.python.PythonUtils"):
-            java_import(session.sparkContext._jvm, asked)
+            java_import(session.sparkContext._jvm, asked)  # noqa: SLF001  # PySpark has no other name for it
     return session

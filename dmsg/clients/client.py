@@ -72,7 +72,8 @@ class DelegatedClient(Service):
         )
         self._random: Random = random or SystemRandom()
         self._turn = TurnFlush(reactor)
-        self._factories: dict[int, IProtocolFactory] = {}
+        self.factories: dict[int, IProtocolFactory] = {}
+        """Who takes streams, by port."""
         self._entries = Entries(reactor, self._lookups)
         self._set = ServerSet(
             reactor,
@@ -206,7 +207,7 @@ class DelegatedClient(Service):
         """
         if not 0 <= port < 65536:
             raise ValueError("port is 0 to 65535")
-        if port in self._factories:
+        if port in self.factories:
             raise CannotListenError(None, port, OSError(f"a factory is listening on port {port} already"))
         return _Listening(self, factory, port)
 
@@ -334,11 +335,11 @@ class _Listening:
 
     def startListening(self) -> None:
         self._factory.doStart()
-        self._client._factories[self._port] = self._factory
+        self._client.factories[self._port] = self._factory
 
     def stopListening(self) -> Deferred[None]:
-        if self._client._factories.get(self._port) is self._factory:
-            del self._client._factories[self._port]
+        if self._client.factories.get(self._port) is self._factory:
+            del self._client.factories[self._port]
             self._factory.doStop()
         stopped: Deferred[None] = Deferred()
         stopped.callback(None)

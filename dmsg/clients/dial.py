@@ -85,7 +85,7 @@ class _Watched(TwistedProtocol):
         self._link = link
 
     def connectionLost(self, reason: Failure = Failure(DmsgError("lost"))) -> None:
-        self._link._down()
+        self._link.down()
 
 
 @implementer(IStreamClientEndpoint)
@@ -202,6 +202,7 @@ class ServerLink:
         self.leaving = False
         self._changed(self)
 
-    def _down(self) -> None:
+    def down(self) -> None:
+        """The session is gone."""
         self.session = None
         self._changed(self)

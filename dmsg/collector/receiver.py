@@ -95,7 +95,7 @@ class Receiving(LineReceiver, TimeoutMixin):
         except OSError as error:
             self._discard()
             self._answer(Answer(Kind.LATER, f"the collector cannot write: {error.strerror}"), "disk")
-            self._close()
+            self.close()
             return
         self._left -= len(body)
         if not self._left:
@@ -191,9 +191,10 @@ class Receiving(LineReceiver, TimeoutMixin):
 
     def _end(self, counted: str, why: str) -> None:
         self._factory.told(self.origin, counted, why)
-        self._close()
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the stream; what has come of a file is not kept."""
         self._over = True
         self.setTimeout(None)  # type: ignore[no-untyped-call]
         if self.transport is not None:
@@ -202,7 +203,7 @@ class Receiving(LineReceiver, TimeoutMixin):
     def timeoutConnection(self) -> None:
         """It has said nothing for :data:`QUIET_LIMIT`."""
         if self._offer is None:
-            self._close()  # all was said
+            self.close()  # all was said
         else:
             self._end("silent", "nothing came of a file for too long")
 
@@ -308,4 +309,4 @@ class ReceivingFactory(Factory[Receiving]):
     def stop(self) -> None:
         """End all streams."""
         for stream in list(self._streams):
-            stream._close()
+            stream.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 from twisted.application.service import Service
@@ -80,9 +81,14 @@ class Discovery(Service):
         server_ttl: float = SERVER_TTL,
         ranking: RankingFile | None = None,
         telemetry: TelemetrySettings | None = None,
+        random: Random | None = None,
     ) -> None:
-        """:raises DmsgError: the directory of telemetry cannot be used."""
+        """:param random: chooses which servers a store in memory names.
+
+        :raises DmsgError: the directory of telemetry cannot be used.
+        """
         self._reactor = reactor
+        self._random = random
         self._listen = tuple(listen)
         self._store_description = store
         self._limits = {"rate": rate, "burst": burst, "post_rate": post_rate, "post_burst": post_burst}
@@ -102,7 +108,7 @@ class Discovery(Service):
         self._ranking = ranking
         self.metrics = Metrics()
         self.telemetry = Telemetry(reactor, telemetry, "discovery") if telemetry is not None else None
-        self._requests = 0
+        self._requests = self._entries = 0
         self.ready: Deferred[list[IListeningPort]] = Deferred()
 
     def startService(self) -> None:
@@ -110,7 +116,7 @@ class Discovery(Service):
         self.ready = Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> list[IListeningPort]:
-        self._store = await open_store(self._store_description, self._reactor, self._store_limit)
+        self._store = await open_store(self._store_description, self._reactor, self._store_limit, self._random)
         if self._wants_looks:
             self._looks = Looks(
                 self._reactor,
@@ -174,12 +180,16 @@ class Discovery(Service):
     def _count_entries(self) -> None:
         """The store answers later: a heartbeat says what was true at the one before."""
         if self._store is not None:
-            self._store.count().addCallbacks(self.metrics.entries.set, lambda _: None)
+            self._store.count().addCallbacks(self._counted, lambda _: None)
+
+    def _counted(self, entries: int) -> None:
+        self._entries = entries
+        self.metrics.entries.set(entries)
 
     def _load(self) -> dict[str, Any]:
         assert self._api is not None
         requests, self._requests = self._api.requests - self._requests, self._api.requests
-        return {"entries": int(self.metrics.entries._value.get()), "requests": requests}
+        return {"entries": self._entries, "requests": requests}
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]

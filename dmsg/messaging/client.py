@@ -83,7 +83,7 @@ class Client(DelegatedClient):
             only=only,
             random=random,
         )
-        self._doorman = Doorman(reactor.seconds, self._factories.values)
+        self._doorman = Doorman(reactor.seconds, self.factories.values)
 
     def connect(
         self,
@@ -159,7 +159,7 @@ class Client(DelegatedClient):
             entry.key,
             entry.server.address,
             self.profile,
-            lambda: self._factories.get(0),
+            lambda: self.factories.get(0),
             acks=self._acks,
             two_ids=self._two_ids,
             doorman=self._doorman,

@@ -71,8 +71,8 @@ class RelayOptions(EntityOptions):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._file: dict[str, Any] = {}
-        self._given: frozenset[str] = frozenset()
+        self.from_file: dict[str, Any] = {}
+        self.given: frozenset[str] = frozenset()
         self.needs_restart: list[str] = []
         self["listen"] = []
         self["discovery"] = []
@@ -87,7 +87,7 @@ class RelayOptions(EntityOptions):
 
     def parseOptions(self, options: Sequence[str] | None = None) -> None:
         """As usual; remembers what stands on the command line."""
-        self._given = config.given(options or ())
+        self.given = config.given(options or ())
         super().parseOptions(options)
 
     def read_config(self) -> None:
@@ -95,9 +95,9 @@ class RelayOptions(EntityOptions):
         if self["config"] is None:
             return
         known = [*(str(row[0]) for row in self.optParameters), "listen", "discovery"]
-        self._file = config.read(self["config"], known, ("listen", "discovery"))
-        for name, value in self._file.items():
-            if name in self._given:
+        self.from_file = config.read(self["config"], known, ("listen", "discovery"))
+        for name, value in self.from_file.items():
+            if name in self.given:
                 continue
             if name in ("listen", "discovery"):
                 self[name] = value
@@ -118,7 +118,7 @@ class RelayOptions(EntityOptions):
         try:
             return check(self[name], *arguments)
         except (UsageError, DmsgError, ValueError) as error:
-            in_file = name in self._file and name not in self._given
+            in_file = name in self.from_file and name not in self.given
             where = f"{config.where(self['config'], name)}: " if in_file else ""
             raise UsageError(f"{where}{name}: {error}") from None
 
@@ -144,15 +144,15 @@ class RelayOptions(EntityOptions):
         """
         fresh = type(self)()
         for name, value in self.items():
-            if name in self._given or name in ("config", "key-file", "create", "share"):
+            if name in self.given or name in ("config", "key-file", "create", "share"):
                 fresh[name] = value
-        fresh._given = self._given
+        fresh.given = self.given
         fresh.read_config()
         limits = fresh.limits()
         fresh.check_values()
-        names = set(fresh._file) | set(self._file)
-        changed = {name for name in names if fresh._file.get(name) != self._file.get(name)}
-        self.needs_restart = sorted(changed - RELOADED - self._given)
+        names = set(fresh.from_file) | set(self.from_file)
+        changed = {name for name in names if fresh.from_file.get(name) != self.from_file.get(name)}
+        self.needs_restart = sorted(changed - RELOADED - self.given)
         return limits
 
     def reload_on_hangup(self, reactor: Any, server: Any) -> None:

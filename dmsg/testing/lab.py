@@ -111,9 +111,9 @@ class Lab:
             rate=0,
             max_servers=1000,
             openings=OPENINGS,
+            random=self.random,  # which servers it names has to follow from the seed too
         )
         self.discovery.startService()
-        self.discovery._store._random = self.random  # which servers it names has to follow from the seed too
         return self.discovery
 
     def add_server(self, name: str, **options: Any) -> Server:

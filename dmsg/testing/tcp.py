@@ -34,28 +34,28 @@ USER_TIMEOUT = 30.0
 @implementer(IListeningPort)
 class Port:
     def __init__(self, host: Host, number: int, factory: Any) -> None:
-        self._host = host
+        self.host = host
         self._number = number
         self.factory = factory
 
     def startListening(self) -> None:
-        self._host.ports[self._number] = self
+        self.host.ports[self._number] = self
         self.factory.doStart()
 
     def stopListening(self) -> Any:
-        if self._host.ports.get(self._number) is self:
-            del self._host.ports[self._number]
+        if self.host.ports.get(self._number) is self:
+            del self.host.ports[self._number]
             self.factory.doStop()
         return None
 
     def getHost(self) -> IPv4Address:
-        return IPv4Address("TCP", self._host.address, self._number)
+        return IPv4Address("TCP", self.host.address, self._number)
 
 
 @implementer(IConnector)
 class Connector:
     def __init__(self, host: Host, address: str, port: int, factory: Any, timeout: float) -> None:
-        self._host = host
+        self.host = host
         self._target = (address, port)
         self._factory = factory
         self._timeout = timeout
@@ -73,43 +73,43 @@ class Connector:
             self._started = True
         self.state = "connecting"
         self._factory.startedConnecting(self)
-        self._given_up = self._host.callLater(self._timeout, self._fail, TimeoutError())
+        self._given_up = self.host.callLater(self._timeout, self._fail, TimeoutError())
         self._try()
 
     def _try(self) -> None:
         if self.state != "connecting":
             return
-        network = self._host.network
+        network = self.host.network
         target = network.by_address(self._target[0])
         if target is None:
-            self._host.callLater(0, self._fail, ConnectionRefusedError())
+            self.host.callLater(0, self._fail, ConnectionRefusedError())
             return
-        there, back = network.both_ways(self._host, target)
+        there, back = network.both_ways(self.host, target)
         if there.cut_since is not None or back.cut_since is not None:
-            self._host.callLater(1.0, self._try)  # the SYN is sent again
+            self.host.callLater(1.0, self._try)  # the SYN is sent again
             return
         there_at = there.arrival(network.clock.seconds(), 60, network.random) - network.clock.seconds()
         network.clock.callLater(there_at, target.do, lambda: self._arrived(target, back.delay))
         if not target.alive:
-            self._host.callLater(there_at + back.delay, self._fail, ConnectionRefusedError())
+            self.host.callLater(there_at + back.delay, self._fail, ConnectionRefusedError())
 
     def _arrived(self, target: Host, delay: float) -> None:
         if self.state != "connecting":
             return
         port = target.ports.get(self._target[1])
-        source = IPv4Address("TCP", self._host.address, self._host.free_port())
+        source = IPv4Address("TCP", self.host.address, self.host.free_port())
         protocol = port.factory.buildProtocol(source) if port is not None else None
         if protocol is None:
-            self._host.network.clock.callLater(delay, self._host.do, lambda: self._fail(ConnectionRefusedError()))
+            self.host.network.clock.callLater(delay, self.host.do, lambda: self._fail(ConnectionRefusedError()))
             return
-        here = End(self._host, target, source, self.getDestination(), self)
-        there = End(target, self._host, self.getDestination(), source, None)
+        here = End(self.host, target, source, self.getDestination(), self)
+        there = End(target, self.host, self.getDestination(), source, None)
         here.other, there.other = there, here
-        self._host.ends[here] = None
+        self.host.ends[here] = None
         target.ends[there] = None
         there.protocol = protocol
         protocol.makeConnection(there)
-        self._host.network.clock.callLater(delay, self._host.do, lambda: self._up(here))
+        self.host.network.clock.callLater(delay, self.host.do, lambda: self._up(here))
 
     def _up(self, end: End) -> None:
         if self.state != "connecting":
@@ -173,7 +173,7 @@ class End:
     def __init__(
         self, host: Host, peer: Host, here: IPv4Address, there: IPv4Address, connector: Connector | None
     ) -> None:
-        self._host = host
+        self.host = host
         self._peer = peer
         self._addresses = (here, there)
         self._connector = connector
@@ -184,9 +184,9 @@ class End:
         self._told = False
         self._unsent: deque[bytes] = deque()
         self._unsent_size = 0
-        self._travelling = 0
+        self.travelling = 0
         self._last_arrival = 0.0
-        self._received: deque[bytes | None] = deque()
+        self.received: deque[bytes | None] = deque()
         self._reading = True
         self._producer: Any = None
         self._streaming = False
@@ -208,31 +208,31 @@ class End:
         self.write(b"".join(data))
 
     def _transmit(self) -> None:
-        network = self._host.network
-        path = network.path(self._host, self._peer)
+        network = self.host.network
+        path = network.path(self.host, self._peer)
         now = network.clock.seconds()
-        while self._unsent and self._travelling < BUFFER:
+        while self._unsent and self.travelling < BUFFER:
             data = self._unsent.popleft()
             segment, rest = data[:SEGMENT], data[SEGMENT:]
             if rest:
                 self._unsent.appendleft(rest)
             self._unsent_size -= len(segment)
-            self._travelling += len(segment)
+            self.travelling += len(segment)
             self._send(segment, path, now)
         if self.disconnecting and not self._unsent and self.gone is None:
             self._send(None, path, now)
             self._end(ConnectionDone())
 
     def _send(self, segment: bytes | None, path: Path, now: float) -> None:
-        network = self._host.network
+        network = self.host.network
         at = max(path.arrival(now, len(segment or b""), network.random), self._last_arrival)
         self._last_arrival = at
         network.clock.callLater(at - now, self._arrive, segment)
 
     def _arrive(self, segment: bytes | None) -> None:
         """A segment is at the other end, unless the way was cut meanwhile."""
-        network = self._host.network
-        path = network.path(self._host, self._peer)
+        network = self.host.network
+        path = network.path(self.host, self._peer)
         if path.cut_since is not None:
             if network.clock.seconds() - path.cut_since > USER_TIMEOUT:
                 for end in (self, self.other):
@@ -242,21 +242,21 @@ class End:
             network.clock.callLater(RETRANSMIT, self._arrive, segment)
             return
         if self.other.gone is None and not self.other.dead:
-            self.other._received.append(segment)
+            self.other.received.append(segment)
             self._peer.do(self.other.deliver)
 
     def deliver(self) -> None:
         """Hand what has come to the protocol."""
-        while self._received and self._reading and self.protocol is not None and self.gone is None:
-            segment = self._received.popleft()
+        while self.received and self._reading and self.protocol is not None and self.gone is None:
+            segment = self.received.popleft()
             if segment is None:
                 self._end(ConnectionDone())
                 return
-            self.other._travelling -= len(segment)
+            self.other.travelling -= len(segment)
             self.protocol.dataReceived(segment)
-            self.other._host.do(self.other._sent)
+            self.other.host.do(self.other.sent)
 
-    def _sent(self) -> None:
+    def sent(self) -> None:
         if self.gone is None:
             self._transmit()
         if self._producer is not None and not self._unsent:
@@ -284,7 +284,7 @@ class End:
 
     def resumeProducing(self) -> None:
         self._reading = True
-        self._host.callLater(0, self.deliver)
+        self.host.callLater(0, self.deliver)
 
     def stopProducing(self) -> None:
         self.loseConnection()
@@ -294,18 +294,18 @@ class End:
     def loseConnection(self) -> None:
         if self.gone is None and not self.disconnecting:
             self.disconnecting = True
-            self._host.callLater(0, self._transmit)
+            self.host.callLater(0, self._transmit)
 
     def abortConnection(self) -> None:
         if self.gone is None:
             self._end(ConnectionAborted())
-            network = self._host.network
-            network.clock.callLater(network.path(self._host, self._peer).delay, self.other.reset_by_peer)
+            network = self.host.network
+            network.clock.callLater(network.path(self.host, self._peer).delay, self.other.reset_by_peer)
 
     def reset_by_peer(self, error: Exception | None = None) -> None:
         """A reset arrives."""
         if self.gone is None and not self.dead:
-            self._host.do(lambda: self._end(error or ConnectionLost()))
+            self.host.do(lambda: self._end(error or ConnectionLost()))
 
     def _end(self, error: Exception) -> None:
         if self.gone is not None:
@@ -313,9 +313,9 @@ class End:
         self.gone = Failure(error)
         self.disconnected = True
         self.connected = False
-        self._host.ends.pop(self, None)
+        self.host.ends.pop(self, None)
         self._unsent.clear()
-        self._host.callLater(0, self._tell)
+        self.host.callLater(0, self._tell)
 
     def _tell(self) -> None:
         if self._told or self.protocol is None or self.gone is None:

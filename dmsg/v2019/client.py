@@ -119,12 +119,12 @@ class Client(DelegatedClient):
         self.streams = Streams(
             reactor,
             key,
-            self._factories.get,
+            self.factories.get,
             self._turn.add_stream,
             encryption=self.encryption,
             resume_timeout=resume_timeout,
             receipts=receipts,
-            factories=self._factories.values,
+            factories=self.factories.values,
         )
         self.streams.reconnect = lambda stream: Deferred.fromCoroutine(self._reconnect(stream))
         self.streams.speaks_secure = lambda remote: Deferred.fromCoroutine(self._speaks_secure(remote))

@@ -215,7 +215,7 @@ class ClientSession:
         before = end.transport
         streams.suspend(stream, CloseReason.MOVED)
         if before is not None:
-            before.user_session._close_moved(before)
+            before.user_session.close_moved(before)
         end.generation += 1
         window = end.offer_window()
         proposal = Proposal(streams.key, peer.public_key, Hello(0, window, resume=end.position()))
@@ -500,7 +500,7 @@ class ClientSession:
         before = end.transport
         streams.suspend(stream, CloseReason.MOVED)
         if before is not None:
-            before.user_session._close_moved(before)
+            before.user_session.close_moved(before)
         end.generation = hello.resume.generation
         try:
             tokens, unsent = end.resume(hello.resume)
@@ -515,13 +515,13 @@ class ClientSession:
         # last: who is told may do anything, also end the stream
         stream.acknowledged_all(tokens)
 
-    def _close_moved(self, transport: ClientTransport) -> None:
+    def close_moved(self, transport: ClientTransport) -> None:
         """What a stream leaves behind."""
         self._unconfirmed.pop(transport)
         self._core.close(transport, CloseReason.MOVED)
         self._flush()
 
-    def _close_ended(self, transport: ClientTransport, reason: int) -> None:
+    def close_ended(self, transport: ClientTransport, reason: int) -> None:
         """A stream has ended whose transport was not closed yet."""
         self._unconfirmed.pop(transport)
         self._core.close(transport, reason)

@@ -258,7 +258,7 @@ class Streams:
             searching.cancel()
         if end.transport is not None:
             # one that would have carried it on
-            end.transport.user_session._close_ended(end.transport, reason)
+            end.transport.user_session.close_ended(end.transport, reason)
         end.release()
 
     def lost(self, stream: StreamTransport, reason: int, *, final: bool) -> None:

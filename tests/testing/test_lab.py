@@ -75,7 +75,7 @@ class NetworkTests(SynchronousTestCase):
         there.transport.pauseProducing()  # type: ignore[union-attr]
         here.transport.write(bytes(3 * BUFFER))  # type: ignore[union-attr]
         self.network.run(1)
-        self.assertLessEqual(sum(len(one or b"") for one in there.transport._received), BUFFER)  # type: ignore[union-attr]
+        self.assertLessEqual(sum(len(one or b"") for one in there.transport.received), BUFFER)  # type: ignore[union-attr]
         there.transport.resumeProducing()  # type: ignore[union-attr]
         self.network.run(1)
         self.assertEqual(len(there.data), 3 * BUFFER)

@@ -166,7 +166,7 @@ class ClientRuleTests(SynchronousTestCase):
 
     def test_acks_fire_what_they_name(self) -> None:
         client, transport = self._open()
-        transport._next_sequence = 0xFFFE
+        transport.next_sequence = 0xFFFE
         recorded = [frame for _, frames in self._frames("write_waits_for_ack", "A->S")[1:] for frame in frames]
         for letter in "abc":
             client.core.send(transport, letter.encode(), letter)

@@ -38,7 +38,7 @@ class Session:
         self.ended: list[Any] = []
         self.given_up: list[Any] = []
 
-    def _close_ended(self, transport: Any, reason: int) -> None:
+    def close_ended(self, transport: Any, reason: int) -> None:
         self.ended.append(reason)
 
     def give_up(self, stream: Any, reason: int) -> None:

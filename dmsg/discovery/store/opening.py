@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from random import Random
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
@@ -20,18 +21,21 @@ STORE_LIMIT = 4096 * 1024 * 1024
 """Bytes of entries that a file or Redis has, by default; in memory it is :func:`dmsg.base.memory.default_limit`."""
 
 
-async def open_store(description: str, reactor: IReactorTime, limit: float = math.inf) -> Any:
+async def open_store(
+    description: str, reactor: IReactorTime, limit: float = math.inf, random: Random | None = None
+) -> Any:
     """A store from what ``--store`` says.
 
     :param description: ``memory:``, ``sqlite:PATH`` or
         ``redis://HOST[:PORT][/DATABASE]``; the password of Redis is taken from
         the environment, ``DMSG_REDIS_PASSWORD``.
     :param limit: bytes that are kept, in all.
+    :param random: chooses which servers a store in memory names.
     :raises StoreError: unknown, cannot be opened, or Redis does not answer.
     """
     kind, colon, rest = description.partition(":")
     if kind == "memory" and colon and not rest:
-        return MemoryStore(limit=limit)
+        return MemoryStore(random, limit)
     if kind == "sqlite" and rest:
         return SQLiteStore(rest, limit)
     if kind == "redis":

@@ -26,10 +26,10 @@ _ZEROS = bytes(32)
 class _Direction:
     """:ivar count: messages so far."""
 
-    __slots__ = ("_aead", "_rekey", "count")
+    __slots__ = ("_rekey", "aead", "count")
 
     def __init__(self, key: bytes, rekey: bool) -> None:
-        self._aead = ChaCha20Poly1305(key)
+        self.aead = ChaCha20Poly1305(key)
         self._rekey = rekey
         self.count = 0
 
@@ -38,7 +38,7 @@ class _Direction:
         count = self.count
         self.count = count + 1
         if self._rekey and not self.count % REKEY_INTERVAL:
-            self._aead = ChaCha20Poly1305(self._aead.encrypt(_REKEY_NONCE, _ZEROS, None)[:32])
+            self.aead = ChaCha20Poly1305(self.aead.encrypt(_REKEY_NONCE, _ZEROS, None)[:32])
         return _nonce.pack(count)
 
 
@@ -54,7 +54,7 @@ class ChannelCiphers:
     def seal(self, data: bytes | memoryview) -> bytes:
         """The ciphertext of the next message, 16 bytes longer."""
         nonce = self._send.next_nonce()
-        return self._send._aead.encrypt(nonce, data, None)
+        return self._send.aead.encrypt(nonce, data, None)
 
     def open(self, data: bytes | memoryview) -> bytes:
         """The plaintext of the next message.
@@ -63,6 +63,6 @@ class ChannelCiphers:
         """
         nonce = self._receive.next_nonce()
         try:
-            return self._receive._aead.decrypt(nonce, data, None)
+            return self._receive.aead.decrypt(nonce, data, None)
         except InvalidTag:
             raise HandshakeError("message is not authentic") from None

@@ -83,8 +83,7 @@ class LinkClientEndpoint:
         dialling.addErrback(lambda failure: failure.trap(CancelledError) and None)
         dialling.cancel()
         for link in links:
-            link._failed = None
-            link._abort()
+            link.abandon()
 
 
 class _LinkFactory(Factory):

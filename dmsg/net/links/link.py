@@ -491,6 +491,11 @@ class Link(TwistedProtocol):
         self.ended_for = self.ended_for or reason
         self._abort()
 
+    def abandon(self) -> None:
+        """End it at once; nobody is told of it."""
+        self._failed = None
+        self._abort()
+
     def _abort(self) -> None:
         self._closing = True
         self._cancel_timer()

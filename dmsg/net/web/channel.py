@@ -83,7 +83,7 @@ class BoundedChannel(HTTPChannel):
     def allHeadersReceived(self) -> None:
         decoder: Any = self._transferDecoder
         if hasattr(decoder, "_maxTrailerHeadersSize"):
-            decoder._maxTrailerHeadersSize = MAX_TRAILERS
+            decoder._maxTrailerHeadersSize = MAX_TRAILERS  # noqa: SLF001  # Twisted has no setting for it
         super().allHeadersReceived()  # type: ignore[no-untyped-call]
 
     def setLineMode(self, extra: bytes = b"") -> None:
@@ -175,7 +175,7 @@ class PlainRequest(Request):
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         if path.count(b"&") + path.count(b";") >= MAX_PARAMETERS:
-            self.channel._respondToBadRequestAndDisconnect()
+            self.channel._respondToBadRequestAndDisconnect()  # noqa: SLF001  # as Twisted's own requests do
             return
         super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
 

@@ -85,7 +85,7 @@ def make_pool(reactor: Any, *, persistent: bool = True, most: int = 2) -> HTTPCo
     """Connections whose answers have a limited head.  :param most: to one host that are kept."""
     pool = _Pool(reactor, persistent)  # type: ignore[no-untyped-call]
     pool.maxPersistentPerHost = most
-    pool._factory = BoundedFactory
+    pool._factory = BoundedFactory  # noqa: SLF001  # Twisted has no other place for it
     return pool
 
 

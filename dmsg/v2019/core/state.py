@@ -74,7 +74,6 @@ class ClientTransport:
     """
 
     __slots__ = (
-        "_next_sequence",
         "ack_due",
         "delivered",
         "held_acks",
@@ -85,6 +84,7 @@ class ClientTransport:
         "in_flight_bytes",
         "initiator",
         "is_secure",
+        "next_sequence",
         "offer",
         "payload",
         "proposal",
@@ -110,7 +110,7 @@ class ClientTransport:
         self.held_acks: list[int] = []
         self.in_flight: dict[int, tuple[int, Any]] = {}
         self.in_flight_bytes = 0
-        self._next_sequence = sequence
+        self.next_sequence = sequence
         self.is_secure = False
         self.secure: SecureEnd | None = None
         self.proposal: Proposal | None = None

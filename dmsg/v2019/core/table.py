@@ -229,8 +229,8 @@ class ClientConnection:
             payload = transport.secure.seal_data(data, token)
             self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
             return
-        sequence = transport._next_sequence
-        transport._next_sequence = (sequence + 1) & 0xFFFF
+        sequence = transport.next_sequence
+        transport.next_sequence = (sequence + 1) & 0xFFFF
         transport.in_flight[sequence] = (size, token)
         transport.in_flight_bytes += size
         outgoing = self._outgoing
