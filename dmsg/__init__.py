@@ -23,11 +23,14 @@ __all__, __getattr__ = public(
             "LocalProtocolError PingUnavailable RemoteProtocolError SendBufferFull SignatureError "
             "TransportClosed TransportRefused"
         ),
-        "dmsg.net.streams.stream": "DmsgAddress StreamLost StreamTimeout StreamTransport",
+        "dmsg.net.streams.address": "DmsgAddress StreamLost StreamTimeout",
+        "dmsg.net.streams.stream": "StreamTransport",
         "dmsg.net.streams.endpoints": "DmsgClientEndpoint DmsgServerEndpoint",
         "dmsg.clients.names": "Names UnknownName",
-        "dmsg.discovery.entry": "ClientMeta Entry Form ServerMeta",
-        "dmsg.discovery.lookup": "Lookup Lookups",
+        "dmsg.discovery.entry": "ClientMeta Entry ServerMeta",
+        "dmsg.discovery.gojson": "Form",
+        "dmsg.discovery.lookup": "Lookup",
+        "dmsg.discovery.lookups": "Lookups",
         "dmsg.discovery.service": "Discovery",
         "dmsg.servers.admission": "Admission Hook KeyList ListError read_keys",
         "dmsg.base.memory": "Memory",
@@ -42,8 +45,10 @@ if TYPE_CHECKING:
     from dmsg.clients.names import Names as Names, UnknownName as UnknownName
     from dmsg.collector.sender import SpoolSender as SpoolSender
     from dmsg.collector.service import Collector as Collector
-    from dmsg.discovery.entry import ClientMeta as ClientMeta, Entry as Entry, Form as Form, ServerMeta as ServerMeta
-    from dmsg.discovery.lookup import Lookup as Lookup, Lookups as Lookups
+    from dmsg.discovery.entry import ClientMeta as ClientMeta, Entry as Entry, ServerMeta as ServerMeta
+    from dmsg.discovery.gojson import Form as Form
+    from dmsg.discovery.lookup import Lookup as Lookup
+    from dmsg.discovery.lookups import Lookups as Lookups
     from dmsg.discovery.service import Discovery as Discovery
     from dmsg.errors import (
         CloseReason as CloseReason,
@@ -74,16 +79,16 @@ if TYPE_CHECKING:
         read_key_file as read_key_file,
         write_key_file as write_key_file,
     )
+    from dmsg.net.streams.address import (
+        DmsgAddress as DmsgAddress,
+        StreamLost as StreamLost,
+        StreamTimeout as StreamTimeout,
+    )
     from dmsg.net.streams.endpoints import (
         DmsgClientEndpoint as DmsgClientEndpoint,
         DmsgServerEndpoint as DmsgServerEndpoint,
     )
-    from dmsg.net.streams.stream import (
-        DmsgAddress as DmsgAddress,
-        StreamLost as StreamLost,
-        StreamTimeout as StreamTimeout,
-        StreamTransport as StreamTransport,
-    )
+    from dmsg.net.streams.stream import StreamTransport as StreamTransport
     from dmsg.servers.admission import (
         Admission as Admission,
         Hook as Hook,

@@ -62,7 +62,7 @@ MOVED = {
     "net.site": "net.web.site",
     "net.socks": "apps.socks",
     "net.strangers": "net.links.strangers",
-    "net.stream": "net.streams.stream",
+    "net.stream": "net.streams.stream net.streams.address net.streams.carrier",
     "net.unanswered": "net.web.unanswered",
     "pending": "net.pending",
     "printable": "base.printable",

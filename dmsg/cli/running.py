@@ -32,7 +32,7 @@ from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 from dmsg.v2019.streams import RESUME_TIMEOUT
 from dmsg.v2019.strings import parse_port

@@ -20,10 +20,12 @@ from dmsg.clients.lifecycle import LifecycleCore, make_lifecycle
 from dmsg.clients.publish import EntryPublisher
 from dmsg.clients.servers import ServerSet
 from dmsg.discovery.entry import Entry, features as entry_features
-from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.discovery.lookup import Lookup
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.streams.stream import DmsgAddress, StreamTransport
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn import TurnFlush
 
 MAX_WARNINGS = 64

@@ -16,7 +16,7 @@ from dmsg.base.buckets import RateLimit
 from dmsg.base.tables import remember
 from dmsg.errors import CloseReason, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 
 OF_ONE_RATE, OF_ONE_BURST = 200.0, 2000.0
 """Handshakes a second of one initiator, and at once: all streams of a lost server come again together."""

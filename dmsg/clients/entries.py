@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dmsg.discovery.entry import Entry
-from dmsg.discovery.lookup import Lookups
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import ConnectFailed, DiscoveryError, EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from dmsg.discovery.contest import CONTESTED_TIME, Contest
 from dmsg.discovery.entry import REFRESH, ClientMeta, Entry, with_feature
-from dmsg.discovery.lookup import Lookups
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.again import Again

@@ -18,7 +18,7 @@ from twisted.logger import Logger
 
 from dmsg.clients.dial import ServerLink, Session, SessionOpener
 from dmsg.discovery.entry import Entry
-from dmsg.discovery.lookup import Lookups
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.again import Again

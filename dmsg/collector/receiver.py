@@ -19,7 +19,7 @@ from dmsg.base.seldom import Seldom
 from dmsg.collector.store import Full, Store, Unfit
 from dmsg.collector.wire import LINE_LIMIT, Answer, Kind, Offer, WireError, parse_offer
 from dmsg.keys import PubKey
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.threads import in_thread
 
 QUIET_LIMIT = 60.0

@@ -27,13 +27,13 @@ from twisted.python.failure import Failure
 
 from dmsg.base.seldom import Seldom
 from dmsg.collector.wire import FILE_LIMIT, LINE_LIMIT, Answer, Kind, Offer, WireError, is_spool_name, parse_answer
-from dmsg.discovery.lookup import Lookups
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import ConnectFailed, DmsgError
 from dmsg.keylock import KeyInUse, KeyLock, hold
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.again import Again
 from dmsg.net.retry import retry_delay
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.threads import in_thread
 from dmsg.telemetry.schema import SEGMENT_SUFFIX
 from dmsg.telemetry.service import Sent

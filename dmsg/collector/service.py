@@ -18,7 +18,7 @@ from twisted.logger import Logger
 from dmsg.collector.receiver import ReceivingFactory
 from dmsg.collector.store import LIMIT, RESERVE, Store
 from dmsg.collector.wire import PORT
-from dmsg.discovery.lookup import Lookups
+from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.again import Again
 from dmsg.net.threads import in_thread

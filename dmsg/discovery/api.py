@@ -27,21 +27,18 @@ from werkzeug.exceptions import HTTPException
 from dmsg.base.buckets import RateLimit
 from dmsg.discovery.entry import (
     MAX_ENTRY_SIZE,
-    NULL_KEY,
     REFRESH,
     REFRESHING,
     Entry,
-    EntryDecodeError,
     EntryInvalid,
     EntrySignatureError,
-    Form,
-    decode_deletion,
     decode_verified,
     features,
-    is_key_text,
 )
+from dmsg.discovery.gojson import NULL_KEY, EntryDecodeError, Form, is_key_text
 from dmsg.discovery.quota import ServerQuota
 from dmsg.discovery.ranking import RankingFile
+from dmsg.discovery.rules import decode_deletion
 from dmsg.discovery.store import KINDS, Terms
 from dmsg.discovery.telemetry import DiscoveryTelemetry
 from dmsg.errors import EntryNotFound, KeyFormatError

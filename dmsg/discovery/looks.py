@@ -26,7 +26,8 @@ from twisted.python.failure import Failure
 
 from dmsg.base.tables import remember
 from dmsg.discovery import proof
-from dmsg.discovery.entry import Entry, Form, decode
+from dmsg.discovery.entry import Entry, decode
+from dmsg.discovery.gojson import Form
 from dmsg.discovery.manners import Allowance, Hosts, Names, Postponed
 from dmsg.discovery.proof import OPENINGS, Opening, Openings, openings_of
 from dmsg.discovery.store.base import NEVER, Due

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dmsg.discovery.entry import Deletion, Entry
+from dmsg.discovery.entry import Entry
+from dmsg.discovery.rules import Deletion
 from dmsg.telemetry.service import Telemetry
 
 

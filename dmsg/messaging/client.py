@@ -13,14 +13,14 @@ from twisted.internet.protocol import Factory, Protocol
 from dmsg.clients.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
 from dmsg.clients.doorman import Doorman
 from dmsg.discovery.entry import Entry, features
-from dmsg.discovery.lookup import Lookups
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.dial import SessionEndpoint
 from dmsg.messaging.session import Acks, ClientSession
 from dmsg.moved import forwarded
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 
 ACKS: dict[str, Acks] = {"auto": None, "yes": True, "no": False}
 """How options name what a client assumes of programs that it does not know."""
@@ -37,7 +37,7 @@ class Client(DelegatedClient):
 
     :param key: the secret key; its public key is the client's address.  Not one that a dmsg
         client uses: an entry in discovery is of one or the other.
-    :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.Lookups`.
+    :param discovery: URLs, or a :class:`~dmsg.discovery.lookups.Lookups`.
     :param profile: of its servers, and of whom it talks to.
     :param acks: with ``skywire``: whether programs that others have written acknowledge what they get inside channels,
         as Go did until 2019-04-15, and this one with them.  None: the first word of a remote says it, and what is to

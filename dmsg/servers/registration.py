@@ -15,7 +15,8 @@ from twisted.python.failure import Failure
 
 from dmsg.discovery.contest import CONTESTED_TIME, Contest
 from dmsg.discovery.entry import Entry, ServerMeta, features
-from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.discovery.lookup import Lookup
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.retry import retry_delay

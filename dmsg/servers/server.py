@@ -17,7 +17,7 @@ from twisted.python.failure import Failure
 
 from dmsg.base.buckets import RateLimit
 from dmsg.base.memory import Memory
-from dmsg.discovery.lookup import Lookups
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.addresses import parse_address

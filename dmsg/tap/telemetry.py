@@ -12,7 +12,7 @@ from dmsg.collector.sender import KEY_FILE, SpoolSender
 from dmsg.collector.wire import PORT
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey, load_or_create_key
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.tap.options import number
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
 

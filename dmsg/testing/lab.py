@@ -27,7 +27,8 @@ from twisted.web.client import Agent
 from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer
 from zope.interface import implementer
 
-from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.discovery.lookup import Lookup
+from dmsg.discovery.lookups import Lookups
 from dmsg.discovery.service import Discovery
 from dmsg.keys import SecKey
 from dmsg.messaging.openings import OPENINGS

@@ -19,7 +19,7 @@ from dmsg.base.memory import CLIENTS, Memory
 from dmsg.base.tables import remember
 from dmsg.clients.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
 from dmsg.discovery.entry import Entry
-from dmsg.discovery.lookup import Lookups
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import (
     CloseReason,
     ConnectFailed,
@@ -31,7 +31,8 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.pace import Pace
-from dmsg.net.streams.stream import UNREAD, DmsgAddress, StreamTransport
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.stream import UNREAD, StreamTransport
 from dmsg.v2019.core.agreement import FEATURE, PING_FEATURE
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.dial import SessionEndpoint
@@ -69,7 +70,7 @@ class Client(DelegatedClient):
     :meth:`when_online`, then :meth:`connect` to public keys or :meth:`listen`.
 
     :param key: the secret key; its public key is the client's address.
-    :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.Lookups`.
+    :param discovery: URLs, or a :class:`~dmsg.discovery.lookups.Lookups`.
     :param min_servers: stay connected to so many, when there are so many.
     :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.v2019.streams.Encryption`.
     :param resume_timeout: seconds that a stream waits for another way to the

@@ -9,7 +9,8 @@ from twisted.logger import Logger
 
 from dmsg.base.memory import Holding, Memory
 from dmsg.net.looks import Looks
-from dmsg.net.streams.stream import DmsgAddress, StreamTransport
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.stream import StreamTransport
 from dmsg.v2019.core.secure import INITIAL_WINDOW
 
 LOOK_INTERVAL = 1.0

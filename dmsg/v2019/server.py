@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import with_feature
-from dmsg.discovery.lookup import Lookups
+from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.link import Link
 from dmsg.net.links.noise import NoiseLink

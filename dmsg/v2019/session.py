@@ -34,7 +34,8 @@ from dmsg.net.isolate import dispatched, isolated
 from dmsg.net.links.link import Link
 from dmsg.net.pending import Pending
 from dmsg.net.share import FRAMES
-from dmsg.net.streams.stream import DmsgAddress, StreamTransport
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn import TurnFlush
 from dmsg.v2019.core.agreement import TOKEN_SIZE, Hello, Proposal
 from dmsg.v2019.core.events import (

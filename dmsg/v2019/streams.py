@@ -26,7 +26,8 @@ from dmsg.base.tables import uncount
 from dmsg.clients.doorman import Doorman
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.streams.stream import DmsgAddress, StreamTransport
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.stream import StreamTransport
 from dmsg.v2019.core.agreement import Resume
 from dmsg.v2019.core.kept import KeptReceipts
 from dmsg.v2019.core.secure import BUDGET, Budget, SecureEnd

@@ -17,7 +17,7 @@ from dmsg.collector.sender import QUIET_LIMIT as SENDER_QUIET_LIMIT, SendError, 
 from dmsg.collector.store import Full, Store
 from dmsg.collector.wire import LINE_LIMIT, Answer, Kind
 from dmsg.keys import SecKey
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from tests.collector.support import kept_files, offer_of, packed, spool_name
 
 ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))

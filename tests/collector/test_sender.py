@@ -16,7 +16,7 @@ from dmsg.collector.wire import Answer, Kind, Offer
 from dmsg.errors import ConnectFailed
 from dmsg.keylock import hold
 from dmsg.keys import SecKey
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from tests.collector.support import packed, spool_name
 
 COLLECTOR = DmsgAddress(SecKey.from_seed(b"collector").public, 900)

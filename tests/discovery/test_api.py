@@ -29,8 +29,10 @@ from dmsg.discovery.api import (
     DiscoveryAPI,
     make_site,
 )
-from dmsg.discovery.entry import MAX_DELEGATED, ClientMeta, Deletion, Entry, ServerMeta
-from dmsg.discovery.lookup import GRACE, HUNG_FOR, Lookup, Lookups
+from dmsg.discovery.entry import MAX_DELEGATED, ClientMeta, Entry, ServerMeta
+from dmsg.discovery.lookup import Lookup
+from dmsg.discovery.lookups import GRACE, HUNG_FOR, Lookups
+from dmsg.discovery.rules import Deletion
 from dmsg.discovery.store import MemoryStore, Terms
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey

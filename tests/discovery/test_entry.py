@@ -8,22 +8,16 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.discovery.entry import (
     VERSION,
     ClientMeta,
-    Deletion,
     Entry,
-    EntryDecodeError,
     EntryInvalid,
     EntrySignatureError,
-    Form,
-    Head,
     ServerMeta,
-    check_deletion,
-    check_iteration,
     decode,
-    decode_deletion,
     decode_verified,
-    time_order,
     with_feature,
 )
+from dmsg.discovery.gojson import EntryDecodeError, Form
+from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, decode_deletion, time_order
 from dmsg.errors import EntryError
 from dmsg.keys import SecKey
 from tests.support import vectors

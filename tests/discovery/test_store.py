@@ -12,7 +12,8 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
-from dmsg.discovery.entry import ClientMeta, Deletion, Entry, EntryInvalid, ServerMeta, time_order
+from dmsg.discovery.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
+from dmsg.discovery.rules import Deletion, time_order
 from dmsg.discovery.store import (
     OVERHEAD,
     ROOM_AT_ONCE,

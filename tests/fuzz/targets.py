@@ -13,7 +13,9 @@ from typing import Any
 
 from dmsg.apps.socks import SocksError, SocksRequest
 from dmsg.base.printable import printable
-from dmsg.discovery.entry import Form, decode, decode_deletion, verified
+from dmsg.discovery.entry import decode, verified
+from dmsg.discovery.gojson import Form
+from dmsg.discovery.rules import decode_deletion
 from dmsg.errors import DmsgError, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.messaging.core.events import Requested as ChannelRequested

@@ -13,7 +13,7 @@ from dmsg.messaging.core.agreement import Offer
 from dmsg.messaging.core.table import MAX_PINGS
 from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
 from dmsg.messaging.session import CLOSE_TIMEOUT, ClientSession
-from dmsg.net.streams.stream import StreamLost
+from dmsg.net.streams.address import StreamLost
 from tests.messaging.support import KEYS, Network, RawClient, vectors
 from tests.support import Accepting, Recorder
 

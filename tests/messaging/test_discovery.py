@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from dmsg.discovery.entry import ClientMeta, Entry, Form, ServerMeta, decode_verified, features, with_feature
+from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta, decode_verified, features, with_feature
+from dmsg.discovery.gojson import Form
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.wire import Profile
 from tests.discovery.test_api import APICase

@@ -15,7 +15,8 @@ from dmsg.messaging.core.acks import ACK_INTERVAL, MAX_DUE, AckLayer, looks_ackn
 from dmsg.messaging.core.relay import Relay
 from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
 from dmsg.messaging.session import ClientSession
-from dmsg.net.streams.stream import LINGER, StreamLost
+from dmsg.net.streams.address import StreamLost
+from dmsg.net.streams.stream import LINGER
 from tests.messaging.stock import StockChannel, StockClient
 from tests.messaging.support import KEYS, Network, vectors
 from tests.messaging.test_relay import RelayCase

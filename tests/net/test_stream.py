@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClosed
 from dmsg.keys import SecKey
 from dmsg.net.streams import stream as stream_module
+from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.net.streams.stream import (
     JOIN_SIZE,
     LARGEST_PIECE,
@@ -22,9 +23,6 @@ from dmsg.net.streams.stream import (
     UNREAD,
     UNREAD_PIECE,
     UNREAD_PIECES,
-    DmsgAddress,
-    StreamLost,
-    StreamTimeout,
     StreamTransport,
 )
 from tests.support import Producer, Recorder

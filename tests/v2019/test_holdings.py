@@ -17,7 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from dmsg.apps.joint import Half, JointFactory
 from dmsg.base.memory import OLD, Memory
 from dmsg.errors import CloseReason
-from dmsg.net.streams.stream import LARGEST_PIECE, UNREAD, StreamLost
+from dmsg.net.streams.address import StreamLost
+from dmsg.net.streams.stream import LARGEST_PIECE, UNREAD
 from dmsg.v2019 import streams as streams_module
 from dmsg.v2019.core.secure import INITIAL_WINDOW
 from dmsg.v2019.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings

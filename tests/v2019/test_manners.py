@@ -11,7 +11,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from dmsg.errors import CloseReason, TransportClosed
-from dmsg.net.streams.stream import StreamLost
+from dmsg.net.streams.address import StreamLost
 from dmsg.net.turn import TurnFlush
 from tests.support import KEYS, Accepting, Recorder
 from tests.v2019.test_streams import ResumeCase

@@ -24,7 +24,8 @@ from dmsg.keys import SecKey
 from dmsg.net.links import noise as noise_module
 from dmsg.net.links.acceptor import MAX_TOLD
 from dmsg.net.links.noise import NoiseLink
-from dmsg.net.streams.stream import SEND_HIGH_WATER, DmsgAddress, StreamLost, StreamTimeout
+from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
+from dmsg.net.streams.stream import SEND_HIGH_WATER
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.link import LinkHandshake
 from dmsg.v2019.core.policing import Limits

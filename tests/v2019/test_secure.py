@@ -21,7 +21,7 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.streams.stream import DmsgAddress, StreamLost, StreamTimeout
+from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.v2019.core.agreement import HELLO_SIZE, OPTION_OPEN, OPTION_RESUME, Hello, Offer, Proposal, Resume
 from dmsg.v2019.core.secure import (
     ACK_HASH_SIZE,

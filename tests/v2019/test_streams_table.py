@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DmsgError, TransportRefused
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019 import streams as streams_module
 from dmsg.v2019.core.agreement import Resume
 from dmsg.v2019.core.secure import BUDGET, Budget

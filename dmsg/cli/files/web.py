@@ -42,8 +42,8 @@ from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.endpoints import DmsgClientEndpoint
-from dmsg.net.streams.stream import DmsgAddress
 from dmsg.net.web.channel import BoundedSite
 from dmsg.net.web.fetch import make_pool
 from dmsg.net.web.site import bounded

@@ -13,7 +13,8 @@ from dmsg.cli.options import group
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.running import PUBLIC_KEY, discovery_option, run
 from dmsg.cli.screen import screen
-from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.discovery.lookup import Lookup
+from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, read_key_file
 
 

@@ -11,7 +11,8 @@ from dmsg.cli.options import group
 from dmsg.cli.output import tell
 from dmsg.cli.running import discovery_option, run
 from dmsg.discovery.entry import ClientMeta, Entry, Successor
-from dmsg.discovery.lookup import Lookup, Lookups
+from dmsg.discovery.lookup import Lookup
+from dmsg.discovery.lookups import Lookups
 from dmsg.errors import KeyFileError
 from dmsg.keys import SecKey, read_key_file, write_key_file
 

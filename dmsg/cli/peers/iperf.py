@@ -32,7 +32,7 @@ from dmsg.cli.running import (
 from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
 PORT = 5201

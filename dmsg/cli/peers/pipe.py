@@ -20,7 +20,7 @@ from dmsg.cli.running import ANY_PORT, ClientSettings, Seconds, client_options, 
 from dmsg.clients.client import DelegatedClient
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
 if TYPE_CHECKING:

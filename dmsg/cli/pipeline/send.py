@@ -14,7 +14,7 @@ from dmsg.cli.running import AddressType, discovery_option, run, split_urls
 from dmsg.collector.sender import SpoolSender
 from dmsg.collector.wire import PORT
 from dmsg.errors import DmsgError
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.telemetry.spool import recover
 
 

@@ -24,7 +24,7 @@ from dmsg.cli.running import (
     with_client,
 )
 from dmsg.keys import PubKey
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
 allow_option = click.option(

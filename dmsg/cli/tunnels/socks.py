@@ -19,7 +19,7 @@ from dmsg.cli.running import ClientSettings, client_options, run, serve_until_in
 from dmsg.cli.tunnels.forward import warn
 from dmsg.clients.names import Names, UnknownName
 from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
-from dmsg.net.streams.stream import DmsgAddress
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
 SUFFIX = ".dmsg"

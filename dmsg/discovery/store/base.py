@@ -10,7 +10,8 @@ from attrs import frozen
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
-from dmsg.discovery.entry import Deletion, Entry
+from dmsg.discovery.entry import Entry
+from dmsg.discovery.rules import Deletion
 from dmsg.errors import DmsgError
 
 NEVER = 1e18

@@ -12,7 +12,8 @@ from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
 from dmsg.base.ranked import Ranked
-from dmsg.discovery.entry import Deletion, Entry, EntryInvalid, Head, check_deletion, check_iteration, time_order
+from dmsg.discovery.entry import Entry, EntryInvalid
+from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
     NEVER,
     OVERHEAD,

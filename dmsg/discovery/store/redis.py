@@ -14,14 +14,13 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
-from dmsg.discovery.entry import (
+from dmsg.discovery.entry import Entry, EntryInvalid
+from dmsg.discovery.rules import (
     WRONG_DELETE_SEQUENCE,
     WRONG_FIRST_SEQUENCE,
     WRONG_SEQUENCE,
     WRONG_TIME,
     Deletion,
-    Entry,
-    EntryInvalid,
     next_sequence,
     time_order,
 )

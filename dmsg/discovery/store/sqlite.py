@@ -11,19 +11,9 @@ from contextlib import contextmanager
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from dmsg.discovery.entry import (
-    REFRESHING,
-    Deletion,
-    Entry,
-    EntryInvalid,
-    Form,
-    Head,
-    check_deletion,
-    check_iteration,
-    decode,
-    features,
-    time_order,
-)
+from dmsg.discovery.entry import REFRESHING, Entry, EntryInvalid, decode, features
+from dmsg.discovery.gojson import Form
+from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
     KINDS,
     MIGRATED_TTL,

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
-from attrs import frozen
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
+from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.interfaces import (
     IAddress,
     IConsumer,
@@ -30,8 +29,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClosed, close_reason_text
+from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClosed
 from dmsg.keys import PubKey
+from dmsg.net.streams.address import StreamLost, StreamTimeout
+from dmsg.net.streams.carrier import StreamCarrier
 
 SEND_HIGH_WATER = 128 * 1024
 """Unsent bytes from which a producer is paused."""
@@ -51,73 +52,6 @@ LINGER = 10.0
 """Seconds without an ACK after which a stream that is being closed waits no longer."""
 
 _log = Logger()
-
-
-@implementer(IAddress)
-@frozen
-class DmsgAddress:
-    """The address of a client: its public key, and the port that somebody listens on.
-
-    Port 0 is the one of transports that name none: those of 2019.
-    """
-
-    public_key: PubKey
-    port: int = 0
-
-    def __str__(self) -> str:
-        return f"dmsg:{self.public_key}:{self.port}" if self.port else f"dmsg:{self.public_key}"
-
-
-class StreamLost(ConnectionLost):
-    """The stream was closed for a reason other than that it was done.
-
-    :ivar close_reason: the byte of the CLOSE frame, see
-        :class:`~dmsg.errors.CloseReason`.
-    """
-
-    def __init__(self, close_reason: int) -> None:
-        super().__init__(close_reason_text(close_reason))
-        self.close_reason = close_reason
-
-    def __str__(self) -> str:
-        # Twisted's own would speak of "a non-clean fashion" before it
-        return close_reason_text(self.close_reason)
-
-
-class StreamTimeout(StreamLost, DmsgTimeout):
-    """A deadline passed: :meth:`StreamTransport.setDeadline` and the like."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(CloseReason.TIMEOUT)
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-
-class StreamCarrier(Protocol):
-    """What a stream needs from the connection that it lies in."""
-
-    def stream_may_send(self, stream: StreamTransport) -> bool:
-        """Another frame may be sent now."""
-
-    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
-        """Send one frame of at most ``stream.max_frame`` bytes; :meth:`StreamTransport.acknowledged` follows."""
-
-    def stream_flush(self) -> None:
-        """Let what was sent go."""
-
-    def stream_in_flight(self, stream: StreamTransport) -> int:
-        """Frames that are not acknowledged."""
-
-    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
-        """The application has read ``size`` bytes."""
-
-    def stream_close(self, stream: StreamTransport, reason: int) -> None:
-        """Tell the remote that the stream is over."""
-
-    def stream_schedule(self, stream: StreamTransport) -> None:
-        """Call ``stream.flush()`` at the end of the reactor turn."""
 
 
 UNREAD: WeakSet[StreamTransport] = WeakSet()
