@@ -476,6 +476,10 @@ class ClientSession:
         self._core.send(stream.token, data)
         stream.acknowledged(token)
 
+    def stream_confirms(self, stream: StreamTransport) -> bool:
+        assert isinstance(stream, ChannelStream)
+        return stream.acks is not None
+
     def stream_flush(self) -> None:
         self._flush()
 

@@ -664,6 +664,9 @@ class ClientSession:
     def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
         self._core.send(stream.token, data, token)
 
+    def stream_confirms(self, stream: StreamTransport) -> bool:
+        return True
+
     def stream_flush(self) -> None:
         self._flush()
 

@@ -137,6 +137,9 @@ class _Nowhere:
     def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
         raise AssertionError("not reached")  # pragma: no cover
 
+    def stream_confirms(self, stream: StreamTransport) -> bool:
+        return True
+
     def stream_flush(self) -> None:
         pass
 

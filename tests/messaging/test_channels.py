@@ -98,6 +98,17 @@ class ChannelCase(SynchronousTestCase):
 class C_ManagementTests(ChannelCase):
     """Channel management."""
 
+    def test_send_says_nothing_of_the_remote(self) -> None:
+        """Nothing is acknowledged: it fires when the link has it, and ``confirms`` says so."""
+        mine, theirs = self.pair()
+        self.assertFalse(mine.transport.confirms)
+        sending = mine.transport.send(b"word")
+        mine.transport.flush()
+        self.successResultOf(sending)
+        self.assertEqual(theirs.data, b"")
+        self.network.settle()
+        self.assertEqual(theirs.data, b"word")
+
     def test_C1_the_same_id_on_two_links(self) -> None:
         second = Network(self.profile)
         other = second.client(A, Accepting())

@@ -186,6 +186,7 @@ class DialTests(SynchronousTestCase):
     def test_many_at_a_time(self) -> None:
         """Each of its writers has a word under way: all of them are acknowledged."""
         network, mine, stock = self.reach("2019-03-13")
+        self.assertTrue(mine.transport.confirms)
         (channel,) = stock.accepted
         for number in range(40):
             channel.write(b"%d," % number)

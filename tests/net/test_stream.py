@@ -422,7 +422,7 @@ class SendingTests(StreamCase):
         self.assertEqual(self.carrier.data, written)
         for sending in sends:
             self.successResultOf(sending)
-        self.assertEqual((self.stream._tickets, self.stream._offset), (set(), 0))
+        self.assertEqual((self.stream._tickets, self.stream._offset), ({}, 0))
 
 
 class EndTests(StreamCase):
@@ -520,6 +520,13 @@ class EndTests(StreamCase):
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
         other.turn()
         self.assertEqual(other.closed, [CloseReason.UNSPECIFIED])
+
+    def test_sends_fail_in_the_order_of_their_making(self) -> None:
+        failed: list[int] = []
+        for number in range(50):
+            self.stream.send(b"x").addErrback(lambda _, number=number: failed.append(number))
+        self.stream.carrier_closed(CloseReason.SHUTTING_DOWN)
+        self.assertEqual(failed, list(range(50)))
 
     def test_what_was_in_flight_when_the_other_end_closed(self) -> None:
         self.carrier.window = 1

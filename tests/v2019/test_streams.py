@@ -94,6 +94,7 @@ class ResumeTests(ResumeCase):
         self.cut("B")
         sending = one.transport.send(b"x" * 300_000)
         late = one.transport.send(b"y", timeout=2)
+        self.assertTrue(one.transport.confirms and two.transport.confirms)
         self.network.settle()
         self.assertNoResult(sending)
         self.network.clock.advance(2)

@@ -17,6 +17,9 @@ class StreamCarrier(Protocol):
     def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
         """Send one frame of at most ``stream.max_frame`` bytes; :meth:`StreamTransport.acknowledged` follows."""
 
+    def stream_confirms(self, stream: StreamTransport) -> bool:
+        """Whether a frame counts as acknowledged when the remote has it; else when the link has it."""
+
     def stream_flush(self) -> None:
         """Let what was sent go."""
 

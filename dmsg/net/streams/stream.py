@@ -104,7 +104,7 @@ class StreamTransport:
         self._queue: deque[tuple[bytes | memoryview, _Ticket | None]] = deque()
         self._offset = 0
         self._queued = 0
-        self._tickets: set[_Ticket] = set()
+        self._tickets: dict[_Ticket, None] = {}  # in order: they fail in the order in which they were made
         self._scheduled = False
         self._linger: IDelayedCall | None = None
         self._producer: IPushProducer | IPullProducer | None = None
@@ -163,7 +163,7 @@ class StreamTransport:
             if token is not None:
                 token.frames -= 1
                 if not token.frames:
-                    self._tickets.discard(token)
+                    self._tickets.pop(token, None)
                     token.fire(None)
         probed, self._probing = self._probing, False
         if self._idle is not None and not probed and count:
@@ -240,8 +240,18 @@ class StreamTransport:
         """Send all of ``iovec`` in order."""
         self.write(b"".join(iovec))
 
+    @property
+    def confirms(self) -> bool:
+        """Whether :meth:`send` waits for the remote.
+
+        It does where the protocol acknowledges what arrives: over dmsg, and in the Messaging System with programs
+        of March and April 2019.  Elsewhere its Deferred fires when the data is with the connection to the server, and
+        says nothing of the remote.
+        """
+        return self._carrier.stream_confirms(self)
+
     def send(self, data: bytes, timeout: float | None = None) -> Deferred[None]:
-        """Send ``data`` in order; fires when the remote has acknowledged all of it.
+        """Send ``data`` in order; fires when the remote has acknowledged all of it, if :attr:`confirms`.
 
         At most 65508 bytes travel as one frame, of which the remote sees
         nothing: this is a stream.  Nothing at all travels too: an empty frame
@@ -259,7 +269,7 @@ class StreamTransport:
             return fail(SendBufferFull(f"more than {SEND_LIMIT} bytes wait to be sent"))
         deferred: Deferred[None] = Deferred()
         ticket = _Ticket(deferred)
-        self._tickets.add(ticket)
+        self._tickets[ticket] = None
         self._enqueue(data, ticket)
         if timeout is not None:
             deferred.addTimeout(timeout, self._reactor, _timed_out)
@@ -490,7 +500,7 @@ class StreamTransport:
         self._deadlines.clear()
         self._queue.clear()
         self._queued = self._offset = 0
-        tickets, self._tickets = self._tickets, set()
+        tickets, self._tickets = self._tickets, {}
         producer, self._producer = self._producer, None
         if producer is self:
             self._paused = False  # it waited for itself: nobody else would go on
