@@ -627,12 +627,12 @@ class ClientSession:
     def _on_closed(self, event: Closed) -> None:
         transport = event.transport
         if not event.refused:
-            self._transport_lost(transport, event.end, event.reason, final=event.authentic or not event.by_remote)
+            self._transport_lost(transport, event.end, event.reason, final=event.final)
             return
         if self._unconfirmed.pop(transport) is not None and event.end is not None:
             event.end.detach()
         error = TransportRefused(event.reason)
-        error.final = event.authentic or (not event.by_remote and event.reason == CloseReason.HASH_MISMATCH)
+        error.final = event.final
         self._opening.fail(transport, Failure(error))
 
     def _transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:

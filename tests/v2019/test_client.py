@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -14,6 +14,7 @@ from dmsg.v2019.core.agreement import Hello, Proposal
 from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
+    By,
     Closed,
     Confirmed,
     DataReceived,
@@ -62,6 +63,28 @@ def feed(core: ClientConnection, *frames: Frame) -> list[Event]:
 def sent(core: ClientConnection) -> list[Frame]:
     """What it wants to send."""
     return FrameBuffer().feed(core.data_to_send())
+
+
+class ClosedTests(SynchronousTestCase):
+    """Whether another transport may be looked for."""
+
+    def test_whose_word_is_final(self) -> None:
+        final = {
+            (by, refused, reason): Closed(cast(Any, None), reason, refused, by).final
+            for by in By
+            for refused in (False, True)
+            for reason in (CloseReason.UNSPECIFIED, CloseReason.HASH_MISMATCH)
+        }
+        self.assertEqual(
+            {key for key, value in final.items() if not value},
+            {
+                (By.ANYBODY, False, CloseReason.UNSPECIFIED),
+                (By.ANYBODY, False, CloseReason.HASH_MISMATCH),
+                (By.ANYBODY, True, CloseReason.UNSPECIFIED),
+                (By.ANYBODY, True, CloseReason.HASH_MISMATCH),
+                (By.HERE, True, CloseReason.UNSPECIFIED),
+            },
+        )
 
 
 class ClientCase(SynchronousTestCase):
@@ -225,7 +248,7 @@ class ReceiveTests(ClientCase):
             events = self._fwd(sequence & 0xFFFF, 60_000)
             sequence += 1
             self.assertLess(sequence * 60_000, 2 * RECEIVE_LIMIT)
-        self.assertEqual(events[-1], Closed(self.transport, CloseReason.BUFFER_FULL, refused=False, by_remote=False))
+        self.assertEqual(events[-1], Closed(self.transport, CloseReason.BUFFER_FULL, refused=False, by=By.HERE))
         self.assertEqual(sent(self.core)[-1], Frame(CLOSE, 1, bytes([CloseReason.BUFFER_FULL])))
 
     def test_tiny_frames_count_for_more_than_their_bytes(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
+from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.v2019.core.agreement import Hello
 from dmsg.v2019.core.secure import SecureEnd
@@ -70,22 +72,41 @@ class AcknowledgedAll:
     tokens: list[Any]
 
 
+class By(Enum):
+    """Whose word it is that a transport is over."""
+
+    REMOTE = auto()
+    """The remote's client: the word is authentic."""
+    ANYBODY = auto()
+    """A CLOSE frame that a server may have made, or the remote, and nobody can tell."""
+    HERE = auto()
+    """This end, for something that the other did."""
+
+
 @dataclass(slots=True)
 class Closed:
     """``transport`` is over.
 
     :ivar refused: it never was open.
-    :ivar by_remote: a CLOSE frame said so.
-    :ivar authentic: the remote's client made that frame; False when a server may have.
     :ivar end: what it carried, when it was secure.
     """
 
     transport: ClientTransport
     reason: int
     refused: bool
-    by_remote: bool
-    authentic: bool = False
+    by: By
     end: SecureEnd | None = None
+
+    @property
+    def final(self) -> bool:
+        """Another transport would end in the same way: no other one is to be looked for.
+
+        Of what was open, only a word that a server may have made leaves hope; of what
+        was refused, everything does but the remote's own word and another history of the stream.
+        """
+        if self.by is By.HERE and self.refused:
+            return self.reason == CloseReason.HASH_MISMATCH
+        return self.by is not By.ANYBODY
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
     AcknowledgedAll,
+    By,
     Closed,
     Confirmed,
     DataReceived,
@@ -404,7 +405,7 @@ class ClientConnection:
             self._move(transport, Input.RECV_CLOSE)
             self._remove(transport, was_open=not refused)
             reason = close_reason(payload) if said is None else said
-            events.append(Closed(transport, reason, refused, by_remote=True, authentic=said is not None, end=end))
+            events.append(Closed(transport, reason, refused, By.ANYBODY if said is None else By.REMOTE, end))
         elif transport.state is State.REQUESTED:
             if frame_type == ACCEPT and transport.proposal is not None:
                 self._on_secure_accept(transport, payload, events)
@@ -431,7 +432,7 @@ class ClientConnection:
             result, hello = proposal.accepted(payload)
             if hello.ended is not None:
                 self.close(transport)
-                events.append(Closed(transport, hello.ended, refused=True, by_remote=True, authentic=True, end=end))
+                events.append(Closed(transport, hello.ended, refused=True, by=By.REMOTE, end=end))
                 return
             if end is None:
                 token = hello.token if hello.token == proposal.hello.token else None
@@ -524,7 +525,7 @@ class ClientConnection:
     def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
         refused = transport.state is not State.OPEN
         self.close(transport, reason)
-        events.append(Closed(transport, reason, refused, by_remote=False, end=transport.secure))
+        events.append(Closed(transport, reason, refused, By.HERE, transport.secure))
 
     # --- the table ---
 
