@@ -68,14 +68,14 @@ async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any)
     from twisted.internet.endpoints import TCP4ClientEndpoint
 
     from dmsg.keys import PubKey, SecKey
-    from dmsg.net.links.noise import NoiseClientEndpoint
+    from dmsg.net.links.records import RecordClientEndpoint
     from dmsg.v2019.session import ClientSession
     from dmsg.v2019.streams import Streams
 
     key = SecKey.generate()
     streams = Streams(reactor, key, lambda port: factory, turn.add_stream) if where["secure"] else None
     endpoint = TCP4ClientEndpoint(reactor, where["host"], where["port"])
-    noise = NoiseClientEndpoint(reactor, endpoint, turn, key, PubKey.from_hex(where["server"]))
+    noise = RecordClientEndpoint(reactor, endpoint, turn, key, PubKey.from_hex(where["server"]))
     session = await noise.connect(
         lambda remote: ClientSession(reactor, turn, key.public, remote, accept=lambda: factory, streams=streams)
     )

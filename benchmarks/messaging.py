@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.client import cpu_seconds
 from benchmarks.machine import Entity, aead, away, key_agreement, splice, tcp_echo
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
     CHANNEL_OPENED,
@@ -54,7 +54,7 @@ class Connection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._frames = FrameBuffer(PROFILE)
         self._ready: list[Frame] = []
-        self._handshake = LinkHandshake(self.key, server, profile=PROFILE)
+        self._handshake = JSONHandshake(self.key, server, profile=PROFILE)
         self.socket.sendall(self._handshake.data_to_send())
 
     def go_on(self) -> bool:

@@ -13,8 +13,8 @@ import struct
 import time
 
 from dmsg.keys import PubKey, SecKey
-from dmsg.noise.link import LinkHandshake
-from dmsg.noise.records import MAX_PLAINTEXT, OVERHEAD
+from dmsg.noise.records import MAX_PLAINTEXT, OVERHEAD, RecordOpener, RecordSealer
+from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, OK, REQUEST, Frame, FrameBuffer, encode_frame, encode_fwd_header
 
 TIMEOUT = 30.0
@@ -29,7 +29,7 @@ class Connection:
         self.key = SecKey.generate()
         self.socket = socket.create_connection(address, TIMEOUT, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = LinkHandshake(self.key, server)
+        handshake = XKHandshake(self.key, server)
         self.socket.sendall(handshake.data_to_send())
         while handshake.remote is None:
             data = self.socket.recv(4096)
@@ -37,9 +37,8 @@ class Connection:
                 raise ConnectionError("server ended the handshake")
             handshake.receive_data(data)
             self.socket.sendall(handshake.data_to_send())
-        assert handshake.sealer is not None and handshake.opener is not None
-        self.sealer = handshake.sealer
-        self.opener = handshake.opener
+        assert handshake.keys is not None
+        self.sealer, self.opener = RecordSealer(handshake.keys[0]), RecordOpener(handshake.keys[1])
         self._frames = FrameBuffer()
         self._scratch = bytearray(RECEIVE_SIZE + 2 * 65540)
         self._ready: list[Frame] = []

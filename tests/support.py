@@ -13,9 +13,10 @@ from twisted.internet.task import Clock
 from twisted.test import iosim
 
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.links.noise import NoiseLink
+from dmsg.net.links.records import RecordLink
 from dmsg.net.turn import TurnFlush
-from dmsg.noise.records import RecordOpener
+from dmsg.noise.records import RecordOpener, RecordSealer
+from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.protocol import ServerFactory
 from dmsg.v2019.session import ClientSession
 
@@ -164,7 +165,7 @@ class MemoryNetwork(JoinedNetwork):
             sessions.append(session)
             return session
 
-        link = NoiseLink(self.clock, turn, key, make, remote=SERVER_KEY.public)
+        link = RecordLink(self.clock, turn, XKHandshake(key, SERVER_KEY.public), make)
         self.join(link)
         self.settle()
         (session,) = sessions
@@ -173,14 +174,20 @@ class MemoryNetwork(JoinedNetwork):
         return session
 
 
+def ciphers(handshake: XKHandshake) -> tuple[RecordSealer, RecordOpener]:
+    """Of one end, when its handshake is done."""
+    assert handshake.keys is not None
+    return RecordSealer(handshake.keys[0]), RecordOpener(handshake.keys[1])
+
+
 class RawClient(Protocol):
     """A client of plain bytes on a real or simulated connection, after the handshake."""
 
     def __init__(self, key: SecKey, server: PubKey, ephemeral: SecKey | None = None) -> None:
-        from dmsg.noise.link import LinkHandshake
+
         from dmsg.v2019.core.wire import FrameBuffer
 
-        self._handshake = LinkHandshake(key, server, ephemeral=ephemeral)
+        self._handshake = XKHandshake(key, server, ephemeral=ephemeral)
         self._buffer = FrameBuffer()
         self.opener: RecordOpener | None = None
         self.key = key
@@ -198,7 +205,7 @@ class RawClient(Protocol):
             self.transport.write(self._handshake.data_to_send())
             if self._handshake.remote is None:
                 return
-            self.opener, self.sealer = self._handshake.opener, self._handshake.sealer
+            self.sealer, self.opener = ciphers(self._handshake)
             data = self._handshake.trailing_data()
         assert self.opener is not None
         scratch = bytearray(len(data) + 70_000)

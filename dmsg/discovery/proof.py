@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from dmsg.discovery.entry import Entry, features
 from dmsg.errors import HandshakeError
 from dmsg.keys import PubKey, SecKey
-from dmsg.noise.link import LinkHandshake
+from dmsg.noise.xk import XKHandshake
 
 CONNECT_TIMEOUT = 3.0
 """Seconds for a connection."""
@@ -43,7 +43,7 @@ RELAY = "relay1"
 
 
 def _xk(remote: PubKey) -> Opening:
-    return LinkHandshake(SecKey.generate(), remote)
+    return XKHandshake(SecKey.generate(), remote)
 
 
 OPENINGS: Openings = {RELAY: _xk}

@@ -11,7 +11,7 @@ from twisted.python.failure import Failure
 
 from dmsg.clients.doorman import Doorman
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
 from dmsg.messaging.session import Acks, ClientSession
@@ -69,7 +69,7 @@ class SessionEndpoint:
             return PlainLink(
                 self._reactor,
                 self._turn,
-                LinkHandshake(self._key, self._server, profile=self._profile),
+                JSONHandshake(self._key, self._server, profile=self._profile),
                 make_user,
                 failed=failed,
                 timeout=self._timeout,

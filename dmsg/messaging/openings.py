@@ -7,12 +7,12 @@ from functools import partial
 from dmsg.discovery import proof
 from dmsg.discovery.proof import Opening, Openings
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile
 
 
 def _signed(remote: PubKey, profile: Profile) -> Opening:
-    return LinkHandshake(SecKey.generate(), remote, profile=profile)
+    return JSONHandshake(SecKey.generate(), remote, profile=profile)
 
 
 OPENINGS: Openings = {

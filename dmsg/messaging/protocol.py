@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.congestion import HOLD
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.peers import RelayPeer, descending
 from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.relay import Relay
@@ -47,7 +47,7 @@ class ServerFactory(ServingFactory):
         admission: Admission | None = None,
         max_handshakes: int = MAX_HANDSHAKES,
         handshake_timeout: float = HANDSHAKE_TIMEOUT,
-        handshake: Callable[[], LinkHandshake] | None = None,
+        handshake: Callable[[], JSONHandshake] | None = None,
         choose: Callable[[RelayPeer], int | None] = descending,
         two_ids: bool | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class ServerFactory(ServingFactory):
         self.profile = profile
         self.relay_seconds = relay_seconds("dmsg_messaging_server")
         self._turn = TurnFlush(reactor, self.relay_seconds.observe)
-        self._handshake = handshake or (lambda: LinkHandshake(key, profile=profile))
+        self._handshake = handshake or (lambda: JSONHandshake(key, profile=profile))
         self._handshake_timeout = handshake_timeout
 
     def _make_link(self) -> Link:

@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from dmsg.discovery.entry import with_feature
 from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
@@ -81,7 +81,7 @@ class Server(RelayServer):
         )
 
     def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
-        handshake = LinkHandshake(self._key, self._key.public, profile=self.factory.profile)
+        handshake = JSONHandshake(self._key, self._key.public, profile=self.factory.profile)
         return PlainLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, failed=failed)
 
     async def _leave(self) -> None:

@@ -1,7 +1,7 @@
 """A Noise handshake: messages in, messages out, at the end two keys.
 
 The only module that uses ``noiseprotocol``.  No length prefixes here (see
-:mod:`dmsg.noise.link`) and no records (see :mod:`dmsg.noise.records`): the
+:mod:`dmsg.noise.xk`) and no records (see :mod:`dmsg.noise.records`): the
 library's own transport ciphers are not used, only their keys.
 
 The 2019 reference gives the *writer of the last message* the keys the other

@@ -11,7 +11,7 @@ from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.connect import tcp_endpoint
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT
-from dmsg.net.links.noise import NoiseClientEndpoint
+from dmsg.net.links.records import RecordClientEndpoint
 from dmsg.net.turn import TurnFlush
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.streams import Streams
@@ -60,7 +60,7 @@ class SessionEndpoint:
 
     async def _open(self) -> ClientSession:
         started = self._reactor.seconds()
-        noise = NoiseClientEndpoint(
+        noise = RecordClientEndpoint(
             self._reactor, self._endpoint, self._turn, self._key, self._server, timeout=self._timeout
         )
         session: ClientSession = await noise.connect(

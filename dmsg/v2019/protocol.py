@@ -23,8 +23,9 @@ from dmsg.errors import (
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.acceptor import MAX_HANDSHAKES
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT, Link
-from dmsg.net.links.noise import NoiseLink
+from dmsg.net.links.records import RecordLink
 from dmsg.net.turn import TurnFlush
+from dmsg.noise.xk import XKHandshake
 from dmsg.servers.admission import Admission
 from dmsg.servers.server import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds
@@ -170,15 +171,14 @@ class ServerFactory(ServingFactory):
         }
 
     def _make_link(self) -> Link:
-        return NoiseLink(
+        return RecordLink(
             self._reactor,
             self._turn,
-            self._key,
+            XKHandshake(self._key, ephemeral=self._ephemeral()),
             self._make_session,
             failed=self._handshake_failed,
             timeout=self._handshake_timeout,
             tuned=self.tuned,
-            ephemeral=self._ephemeral(),
         )
 
     def _make_session(self, remote: PubKey) -> ServerSession:

@@ -14,8 +14,9 @@ from dmsg.discovery.entry import with_feature
 from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.link import Link
-from dmsg.net.links.noise import NoiseLink
+from dmsg.net.links.records import RecordLink
 from dmsg.net.turn import TurnFlush
+from dmsg.noise.xk import XKHandshake
 from dmsg.servers.admission import Admission
 from dmsg.servers.server import DRAIN_LOOK, DRAIN_TIMEOUT, RelayServer
 from dmsg.telemetry.service import Sent, Telemetry, TelemetrySettings
@@ -87,9 +88,8 @@ class Server(RelayServer):
         super().startService()
 
     def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
-        return NoiseLink(
-            self._reactor, TurnFlush(self._reactor), self._key, make_user, remote=self._key.public, failed=failed
-        )
+        handshake = XKHandshake(self._key, self._key.public)
+        return RecordLink(self._reactor, TurnFlush(self._reactor), handshake, make_user, failed=failed)
 
     async def _closed(self) -> None:
         if self.telemetry is not None:

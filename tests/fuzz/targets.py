@@ -19,7 +19,7 @@ from dmsg.discovery.rules import decode_deletion
 from dmsg.errors import DmsgError, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.messaging.core.events import Requested as ChannelRequested
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.relay import Relay as MessagingRelay
 from dmsg.messaging.core.table import ClientConnection as MessagingClient
 from dmsg.messaging.core.wire import Profile
@@ -143,7 +143,7 @@ def messaging_client(data: bytes) -> None:
 def link_handshake(data: bytes) -> None:
     """Both sides of the older system's four frames."""
     for remote in (None, PUBLIC[1]):
-        handshake = LinkHandshake(KEYS[0], remote, nonce=bytes(16))
+        handshake = JSONHandshake(KEYS[0], remote, nonce=bytes(16))
         for _, piece in pieces(data):
             with suppress(DmsgError):
                 handshake.receive_data(piece)

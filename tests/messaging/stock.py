@@ -13,7 +13,7 @@ from typing import Any
 from dmsg.errors import HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.agreement import Offer, Proposal
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.secure import ChannelCiphers
 from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
 from tests.messaging.support import RawClient
@@ -117,7 +117,7 @@ class StockClient(RawClient):
         got: Callable[[StockChannel, bytes], None] = lambda channel, data: None,
     ) -> None:
         super().__init__(key, Profile.SKYWIRE)
-        self.handshake = LinkHandshake(key, server, profile=Profile.SKYWIRE)
+        self.handshake = JSONHandshake(key, server, profile=Profile.SKYWIRE)
         self.later = later
         self.two_ids = two_ids
         self.acks = acks

@@ -12,7 +12,7 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
 
 from dmsg.keys import PubKey, SecKey, Signature
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.session import ClientSession
@@ -93,7 +93,7 @@ class Network(JoinedNetwork):
             sessions.append(session)
             return sessions[0]
 
-        handshake = LinkHandshake(key, KEYS["S"].public, profile=self.profile)
+        handshake = JSONHandshake(key, KEYS["S"].public, profile=self.profile)
         link = PlainLink(self.clock, turn, handshake, make)
         link.server_side = self.join(link)  # type: ignore[attr-defined]
         self.settle()
@@ -125,7 +125,7 @@ class RawClient(Recorder):
         from dmsg.messaging.core.wire import FrameBuffer
 
         super().__init__()
-        self.handshake = LinkHandshake(key, KEYS["S"].public, profile=profile)
+        self.handshake = JSONHandshake(key, KEYS["S"].public, profile=profile)
         self.profile = profile
         self.up = False
         self._buffer = FrameBuffer(profile)

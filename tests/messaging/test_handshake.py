@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey, Signature
-from dmsg.messaging.core.handshake import MAX_FRAME, LinkHandshake
+from dmsg.messaging.core.handshake import MAX_FRAME, JSONHandshake
 from dmsg.messaging.core.wire import CLOSE_CHANNEL, Profile, encode_frame
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT, ServerFactory
 from tests.messaging.support import KEYS, Network, sign_with, vectors
@@ -22,9 +22,9 @@ NONCE = bytes.fromhex("853ea8454d11bd3b59cb31f8572a3779")
 ZEROS = "00" * 65
 
 
-def pair(profile: Profile = Profile.SEED) -> tuple[LinkHandshake, LinkHandshake]:
+def pair(profile: Profile = Profile.SEED) -> tuple[JSONHandshake, JSONHandshake]:
     """Both sides of a handshake."""
-    return LinkHandshake(A, S.public, profile=profile), LinkHandshake(S, profile=profile)
+    return JSONHandshake(A, S.public, profile=profile), JSONHandshake(S, profile=profile)
 
 
 def frames_of(profile: Profile = Profile.SEED) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def encode(frame: dict[str, Any]) -> bytes:
 class L_HandshakeTests(SynchronousTestCase):
     """The sans-IO core."""
 
-    def refuses(self, side: LinkHandshake, data: bytes, word: str = "") -> None:
+    def refuses(self, side: JSONHandshake, data: bytes, word: str = "") -> None:
         """:meth:`receive_data` fails, and the other side is told nothing."""
         side.data_to_send()
         error = self.assertRaises(HandshakeError, side.receive_data, data)
@@ -74,14 +74,14 @@ class L_HandshakeTests(SynchronousTestCase):
     def test_L2_four_frames_as_recorded(self) -> None:
         recorded = vectors("link_handshake")
         k1, k2 = (int(recorded["ecdsa_k"][name], 16) for name in ("sig1", "sig2"))
-        initiator = LinkHandshake(
+        initiator = JSONHandshake(
             A,
             S.public,
             profile=Profile.SKYWIRE,
             nonce=bytes.fromhex(recorded["nonce"]),
             sign=lambda payload: sign_with(A, k2, payload),
         )
-        responder = LinkHandshake(S, profile=Profile.SKYWIRE, sign=lambda payload: sign_with(S, k1, payload))
+        responder = JSONHandshake(S, profile=Profile.SKYWIRE, sign=lambda payload: sign_with(S, k1, payload))
         for frame, (side, other) in zip(
             recorded["frames"], ((initiator, responder), (responder, initiator)) * 2, strict=True
         ):
@@ -99,11 +99,11 @@ class L_HandshakeTests(SynchronousTestCase):
 
     def test_L3_absent_or_zero_signatures(self) -> None:
         for changes in ({}, {"sig1": ZEROS}, {"sig1": ZEROS, "sig2": ZEROS}, {"sig1": None, "accepted": False}):
-            responder = LinkHandshake(S)
+            responder = JSONHandshake(S)
             responder.receive_data(encode(self.first(**changes)))
             self.assertIn("sig1", json.loads(responder.data_to_send()))
         for one, two in ((Profile.SEED, Profile.SKYWIRE), (Profile.SKYWIRE, Profile.SEED)):
-            initiator, responder = LinkHandshake(A, S.public, profile=one), LinkHandshake(S, profile=two)
+            initiator, responder = JSONHandshake(A, S.public, profile=one), JSONHandshake(S, profile=two)
             for side, other in ((initiator, responder), (responder, initiator)) * 2:
                 other.receive_data(side.data_to_send())
             self.assertEqual((initiator.remote, responder.remote), (S.public, A.public))
@@ -127,7 +127,7 @@ class L_HandshakeTests(SynchronousTestCase):
         initiator.verify(preimage + sig1, sig2)
 
     def test_L5_drops_a_wrong_responder_key(self) -> None:
-        self.refuses(LinkHandshake(S), encode(self.first(responder=X.public.hex())), "another key")
+        self.refuses(JSONHandshake(S), encode(self.first(responder=X.public.hex())), "another key")
 
     def test_L6_initiator_drops_a_bad_sig1(self) -> None:
         first, second, *_ = frames_of()
@@ -143,7 +143,7 @@ class L_HandshakeTests(SynchronousTestCase):
             {"sig2": second["sig1"]},
             {"accepted": True},
         ):
-            initiator = LinkHandshake(A, S.public, nonce=bytes.fromhex(first["nonce"]))
+            initiator = JSONHandshake(A, S.public, nonce=bytes.fromhex(first["nonce"]))
             self.refuses(initiator, encode({**second, **changes}))
 
     def test_L6_initiator_drops_what_is_not_accepted(self) -> None:
@@ -180,7 +180,7 @@ class L_HandshakeTests(SynchronousTestCase):
             {"initiator": X.public.hex()},
             {"accepted": True},
         ):
-            responder = LinkHandshake(S, sign=lambda payload: Signature.from_hex(third["sig1"]))
+            responder = JSONHandshake(S, sign=lambda payload: Signature.from_hex(third["sig1"]))
             responder.receive_data(encode(json.loads(json.dumps(self.first(nonce=third["nonce"])))))
             self.refuses(responder, encode({**third, **changes}))
 
@@ -216,16 +216,16 @@ class L_HandshakeTests(SynchronousTestCase):
             encode(self.first(sig2=ZEROS[:-2])),
             encode(self.first(accepted=True)),
         ):
-            self.refuses(LinkHandshake(S), data)
+            self.refuses(JSONHandshake(S), data)
 
     def test_L10_a_frame_has_a_limit(self) -> None:
         blanks = b" " * (MAX_FRAME + 1)
-        self.refuses(LinkHandshake(S), blanks, "longer")
-        self.refuses(LinkHandshake(S), b'{"version":"' + blanks, "longer")
+        self.refuses(JSONHandshake(S), blanks, "longer")
+        self.refuses(JSONHandshake(S), b'{"version":"' + blanks, "longer")
         long_one = self.first(extra="x" * MAX_FRAME)
-        self.refuses(LinkHandshake(S), encode(long_one), "longer")
+        self.refuses(JSONHandshake(S), encode(long_one), "longer")
         # members that nobody asked for, within the limit, are passed over
-        LinkHandshake(S).receive_data(encode(self.first(extra={"a": [1, {"b": "}]"}]})))
+        JSONHandshake(S).receive_data(encode(self.first(extra={"a": [1, {"b": "}]"}]})))
 
     def test_L11_what_follows_the_json_is_kept(self) -> None:
         initiator, responder = pair()
@@ -234,7 +234,7 @@ class L_HandshakeTests(SynchronousTestCase):
         third = initiator.data_to_send()
         self.assertEqual(third[-1:], b"\n")
         for cut in (third + b"rest", third[:-1] + b"rest"):
-            again = LinkHandshake(S, sign=lambda payload: Signature.from_hex(json.loads(third)["sig1"]))
+            again = JSONHandshake(S, sign=lambda payload: Signature.from_hex(json.loads(third)["sig1"]))
             again.receive_data(encode(self.first(nonce=json.loads(third)["nonce"])))
             again.receive_data(cut)
             self.assertEqual(again.trailing_data().removeprefix(again.optional), b"rest")
@@ -254,7 +254,7 @@ class L_HandshakeTests(SynchronousTestCase):
         order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
         high = sig2[:32] + (order - int.from_bytes(sig2[32:64], "big")).to_bytes(32, "big") + bytes((sig2[64] ^ 1,))
         for bad in (high.hex(), (sig2[:64] + b"\4").hex(), (sig2[:64] + b"\x1b").hex(), ZEROS, recorded["high_s"]):
-            other = LinkHandshake(S, sign=lambda payload: Signature.from_hex(third["sig1"]))
+            other = JSONHandshake(S, sign=lambda payload: Signature.from_hex(third["sig1"]))
             other.receive_data(encode(self.first(nonce=third["nonce"])))
             self.refuses(other, encode({**third, "sig2": bad}))
 
@@ -297,7 +297,7 @@ class RecordedTests(SynchronousTestCase):
 
     def responder(self, case: dict[str, Any], sent: list[str]) -> bool:
         """Whether this side, as responder, has a link in the end."""
-        side = LinkHandshake(S, sign=lambda payload: self.recorded(case, "sig1", S, payload))
+        side = JSONHandshake(S, sign=lambda payload: self.recorded(case, "sig1", S, payload))
         try:
             for data in sent:
                 side.receive_data(data.encode("latin1"))
@@ -307,7 +307,7 @@ class RecordedTests(SynchronousTestCase):
 
     def initiator(self, case: dict[str, Any], sent: list[str]) -> bool:
         first = json.loads(case["sent_by_go"][0])
-        side = LinkHandshake(
+        side = JSONHandshake(
             A,
             S.public,
             profile=Profile.SKYWIRE,
@@ -354,7 +354,7 @@ class L_LinkTests(SynchronousTestCase):
     def test_L9_three_seconds_for_all_of_it(self) -> None:
         clock = Clock()
         factory = ServerFactory(clock, S)
-        initiator = LinkHandshake(A, S.public)
+        initiator = JSONHandshake(A, S.public)
         link, transport = self.connect(factory)
         clock.advance(HANDSHAKE_TIMEOUT - 0.5)
         link.dataReceived(initiator.data_to_send())
@@ -371,7 +371,7 @@ class L_LinkTests(SynchronousTestCase):
             stray = encode_frame(profile, CLOSE_CHANNEL, b"\x2a")
             for pieces in ((b"\n" + stray,), (stray,), (b"\n", stray)):
                 factory = ServerFactory(Clock(), S, profile)
-                initiator = LinkHandshake(A, S.public, profile=profile)
+                initiator = JSONHandshake(A, S.public, profile=profile)
                 link, transport = self.connect(factory)
                 link.dataReceived(initiator.data_to_send())
                 initiator.receive_data(transport.value())
@@ -391,7 +391,7 @@ class L_LinkTests(SynchronousTestCase):
         factory = ServerFactory(Clock(), S)
         answer: Deferred[bool] = Deferred()
         self.patch(factory.admission, "check", lambda key: answer)
-        initiator = LinkHandshake(A, S.public)
+        initiator = JSONHandshake(A, S.public)
         link, transport = self.connect(factory)
         link.dataReceived(initiator.data_to_send())
         initiator.receive_data(transport.value())

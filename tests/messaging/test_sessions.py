@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.agreement import Offer, Proposal
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.session import ClientSession
@@ -109,9 +109,9 @@ class ServerReplayTests(SynchronousTestCase):
         ids = iter([e["channel_id"] for e in session.events if (e["kind"], e["dir"]) == ("OpenChannel", DOWN)])
         links = iter("AB")
 
-        def handshake() -> LinkHandshake:
+        def handshake() -> JSONHandshake:
             sig1 = session.handshake(next(links), DOWN, 0)["sig1"]
-            return LinkHandshake(S, profile=Profile.SKYWIRE, sign=session.random.signer(S, sig1))
+            return JSONHandshake(S, profile=Profile.SKYWIRE, sign=session.random.signer(S, sig1))
 
         factory = ServerFactory(clock, S, Profile.SKYWIRE, handshake=handshake, choose=lambda peer: next(ids))
         ends: dict[str, tuple[Any, StringTransport]] = {}
@@ -151,7 +151,7 @@ class ClientReplayTests(SynchronousTestCase):
         words = session.plaintexts()[who]
         events = [event for event in session.events if event["link"] == who]
         first = session.handshake(who, UP, 0)
-        handshake = LinkHandshake(
+        handshake = JSONHandshake(
             key,
             S.public,
             profile=Profile.SKYWIRE,

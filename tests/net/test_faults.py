@@ -21,9 +21,9 @@ from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import SecKey
 from dmsg.net import socketopts
-from dmsg.net.links.noise import NoiseClientEndpoint
+from dmsg.net.links.records import RecordClientEndpoint
 from dmsg.net.turn import TurnFlush
-from dmsg.noise.link import LinkHandshake
+from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core import relay as relay_module
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, REQUEST, Frame
@@ -135,7 +135,7 @@ class StrangerTests(FaultCase):
                 for _ in range(300)
             ]
         )
-        first = LinkHandshake(SecKey.generate(), server._key.public).data_to_send()
+        first = XKHandshake(SecKey.generate(), server._key.public).data_to_send()
         for number, raw in enumerate(raws):
             raw.transport.write(first[: number % 51])
         await self.until(lambda: server.factory.handshakes == 300)
@@ -491,7 +491,7 @@ class CrowdTests(FaultCase):
 
         async def session(number: int) -> ClientSession:
             key = keys[number]
-            noise = NoiseClientEndpoint(reactor, endpoint, turn, key, server._key.public, timeout=60)  # type: ignore[arg-type]
+            noise = RecordClientEndpoint(reactor, endpoint, turn, key, server._key.public, timeout=60)  # type: ignore[arg-type]
             made: ClientSession = await noise.connect(
                 lambda remote: ClientSession(
                     reactor,

@@ -10,15 +10,77 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, c
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
+from twisted.test import iosim
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from dmsg.messaging.core.handshake import LinkHandshake
+from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.net.links.link import CLOSE_LIMIT, CLOSE_TIMEOUT
 from dmsg.net.links.plain import PlainLink
+from dmsg.net.links.records import RecordLink
 from dmsg.net.socketopts import forget_unsent, held, queued, shed
 from dmsg.net.turn import TurnFlush
+from dmsg.noise.records import OVERHEAD
+from dmsg.noise.xk import XKHandshake
 from tests.messaging.support import KEYS
 from tests.support import asynchronous
+
+
+class Frames:
+    """What lies above a link of frames of five bytes."""
+
+    def __init__(self) -> None:
+        self.link: Any = None
+        self.frames: list[bytes] = []
+
+    def link_up(self, link: Any) -> None:
+        self.link = link
+
+    def frames_received(self, buffer: bytearray, end: int) -> int:
+        whole = end - end % 5
+        self.frames += [bytes(buffer[at : at + 5]) for at in range(0, whole, 5)]
+        return whole
+
+    def link_congested(self) -> None:
+        """Never here."""
+
+    def link_relieved(self) -> None:
+        """Never here."""
+
+    def link_lost(self, reason: Any) -> None:
+        self.link = None
+
+
+class ChoiceTests(SynchronousTestCase):
+    """The handshake and the kind of frames are two choices."""
+
+    def exchange(self, make: Any) -> bytes:
+        """Frames both ways over two links; what was on the wire after the handshake."""
+        clock = Clock()
+        ends = [Frames(), Frames()]
+        turn = TurnFlush(clock)
+        client = make(clock, turn, XKHandshake(KEYS["A"], KEYS["S"].public), lambda remote: ends[0])
+        server = make(clock, turn, XKHandshake(KEYS["S"]), lambda remote: ends[1])
+        pump = iosim.connect(server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False)
+        pump.flush()
+        self.assertEqual((server.remote, client.remote), (KEYS["A"].public, KEYS["S"].public))
+        seen = []
+        write = client.transport.write
+        self.patch(client.transport, "write", lambda data: seen.append(bytes(data)) or write(data))
+        for _ in range(3):
+            ends[0].link.send(b"there")
+            ends[1].link.send(b"back.")
+        clock.advance(0)
+        pump.flush()
+        self.assertEqual(([end.frames for end in ends]), [[b"back."] * 3, [b"there"] * 3])
+        return b"".join(seen)
+
+    def test_noise_before_plain_frames(self) -> None:
+        self.assertEqual(self.exchange(PlainLink), b"there" * 3)
+
+    def test_noise_before_records(self) -> None:
+        wire = self.exchange(RecordLink)
+        self.assertNotIn(b"there", wire)
+        self.assertEqual(len(wire), 15 + 2 + OVERHEAD)
 
 
 class ClosingTests(SynchronousTestCase):
@@ -26,7 +88,7 @@ class ClosingTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.link = PlainLink(self.clock, TurnFlush(self.clock), LinkHandshake(KEYS["S"]), lambda remote: None)  # type: ignore[arg-type,return-value]
+        self.link = PlainLink(self.clock, TurnFlush(self.clock), JSONHandshake(KEYS["S"]), lambda remote: None)  # type: ignore[arg-type,return-value]
         self.transport: Any = StringTransport()
         self.transport.aborted = False
         self.transport.abortConnection = self.abort

@@ -193,10 +193,10 @@ class NetworkTests(MessagingCase):
         self.assertIn('dmsg_messaging_server_drops_total{reason="not_admitted"} 1.0', text)
 
     async def raw(self, server: Any, key: SecKey | None = None) -> RawClient:
-        from dmsg.messaging.core.handshake import LinkHandshake
+        from dmsg.messaging.core.handshake import JSONHandshake
 
         client = RawClient(key or SecKey.generate(), Profile.SEED)
-        client.handshake = LinkHandshake(client.key, server._key.public)
+        client.handshake = JSONHandshake(client.key, server._key.public)
         port = server.ports[0].getHost().port
         await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port), client)
         self.addCleanup(lambda: client.transport.abortConnection())  # type: ignore[union-attr]

@@ -16,7 +16,7 @@ from twisted.web.server import Site
 from dmsg.cli.demos.processes import start_twistd
 from dmsg.errors import DmsgTimeout
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.links.noise import NoiseClientEndpoint
+from dmsg.net.links.records import RecordClientEndpoint
 from dmsg.net.turn import TurnFlush
 from dmsg.tap import messaging as messaging_tap, server as server_tap
 from dmsg.v2019.client import Client
@@ -144,7 +144,7 @@ class OperateTests(EntityCase):
     async def dial(self, child: Any) -> Any:
         """Connect as a client does that has its entry from before."""
         found = await child.line(r"server (\w{66}) listens on .*port=(\d+)")
-        endpoint = NoiseClientEndpoint(
+        endpoint = RecordClientEndpoint(
             reactor,
             TCP4ClientEndpoint(reactor, "127.0.0.1", int(found[2])),
             turn := TurnFlush(reactor),  # type: ignore[arg-type]

@@ -8,9 +8,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DropReason, HandshakeError, LocalProtocolError
 from dmsg.keys import SecKey, sha256
 from dmsg.noise.handshake import Handshake, Pattern
-from dmsg.noise.link import LinkHandshake
 from dmsg.noise.records import RecordOpener, RecordSealer
-from tests.support import SERVER_KEY, vectors
+from dmsg.noise.xk import XKHandshake
+from tests.support import SERVER_KEY, ciphers, vectors
 
 CLIENT_KEY = SecKey.from_seed(b"client-a")
 
@@ -139,8 +139,8 @@ class LinkTests(SynchronousTestCase):
 
     @given(st.lists(st.integers(1, 80), max_size=30))
     def test_any_chunking(self, sizes: list[int]) -> None:
-        client = LinkHandshake(CLIENT_KEY, SERVER_KEY.public)
-        server = LinkHandshake(SERVER_KEY)
+        client = XKHandshake(CLIENT_KEY, SERVER_KEY.public)
+        server = XKHandshake(SERVER_KEY)
         sides = [(client, server), (server, client)]
         for turn in range(3):
             writer, reader = sides[turn % 2]
@@ -151,13 +151,12 @@ class LinkTests(SynchronousTestCase):
             reader.receive_data(data)
         self.assertEqual(server.remote, CLIENT_KEY.public)
         self.assertEqual(client.remote, SERVER_KEY.public)
-        assert client.sealer is not None and server.opener is not None
         buffer = bytearray(70_000)
-        end = server.opener.open_into(bytes(client.sealer.seal(b"hello")), buffer, 0)
+        end = ciphers(server)[1].open_into(bytes(ciphers(client)[0].seal(b"hello")), buffer, 0)
         self.assertEqual(bytes(buffer[:end]), b"hello")
 
     def test_bytes_after_the_last_message_are_kept(self) -> None:
-        client, server = LinkHandshake(CLIENT_KEY, SERVER_KEY.public), LinkHandshake(SERVER_KEY)
+        client, server = XKHandshake(CLIENT_KEY, SERVER_KEY.public), XKHandshake(SERVER_KEY)
         server.receive_data(client.data_to_send())
         client.receive_data(server.data_to_send())
         server.receive_data(client.data_to_send() + b"more")
@@ -165,7 +164,7 @@ class LinkTests(SynchronousTestCase):
 
     @given(st.binary(max_size=200))
     def test_random_bytes_are_a_named_error(self, data: bytes) -> None:
-        server = LinkHandshake(SERVER_KEY)
+        server = XKHandshake(SERVER_KEY)
         try:
             server.receive_data(data)
         except HandshakeError:
@@ -174,7 +173,7 @@ class LinkTests(SynchronousTestCase):
 
     @given(st.integers(0, 2), st.integers(0, 70), st.integers(1, 255))
     def test_mutated_messages_never_succeed(self, which: int, where: int, change: int) -> None:
-        client, server = LinkHandshake(CLIENT_KEY, SERVER_KEY.public), LinkHandshake(SERVER_KEY)
+        client, server = XKHandshake(CLIENT_KEY, SERVER_KEY.public), XKHandshake(SERVER_KEY)
         try:
             for turn in range(3):
                 writer, reader = (client, server) if turn % 2 == 0 else (server, client)
@@ -189,8 +188,8 @@ class LinkTests(SynchronousTestCase):
             self.assertIsNone(server.remote)
 
     def test_the_wrong_server_key(self) -> None:
-        client = LinkHandshake(CLIENT_KEY, CLIENT_KEY.public)
-        self.assertRaises(HandshakeError, LinkHandshake(SERVER_KEY).receive_data, client.data_to_send())
+        client = XKHandshake(CLIENT_KEY, CLIENT_KEY.public)
+        self.assertRaises(HandshakeError, XKHandshake(SERVER_KEY).receive_data, client.data_to_send())
 
     def test_misuse_is_a_local_error(self) -> None:
         self.assertRaises(LocalProtocolError, Handshake, Pattern.XK, CLIENT_KEY, initiator=True)

@@ -21,13 +21,13 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import SecKey
-from dmsg.net.links import noise as noise_module
+from dmsg.net.links import records as records_module
 from dmsg.net.links.acceptor import MAX_TOLD
-from dmsg.net.links.noise import NoiseLink
+from dmsg.net.links.records import RecordLink
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.net.streams.stream import SEND_HIGH_WATER
 from dmsg.net.turn import TurnFlush
-from dmsg.noise.link import LinkHandshake
+from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import WINDOW_BYTES
 from dmsg.v2019.protocol import ServerFactory
@@ -442,7 +442,7 @@ class HandshakeTests(SynchronousTestCase):
             link = factory.buildProtocol(IPv4Address("TCP", host, 1000 + number))
             link.makeConnection(StringTransport())
             links.append(link)
-        spoken = LinkHandshake(KEYS["A"], SERVER_KEY.public)
+        spoken = XKHandshake(KEYS["A"], SERVER_KEY.public)
         links[1].dataReceived(spoken.data_to_send())
         self.assertTrue(links[1].spoken)
         for number in range(3):
@@ -455,7 +455,7 @@ class HandshakeTests(SynchronousTestCase):
         factory = self.network.factory
         slow = factory.buildProtocol(IPv4Address("TCP", "198.51.100.7", 1))
         slow.makeConnection(StringTransport())
-        slow.dataReceived(LinkHandshake(KEYS["A"], SERVER_KEY.public).data_to_send())
+        slow.dataReceived(XKHandshake(KEYS["A"], SERVER_KEY.public).data_to_send())
         silent = []
         for number in range(30):
             link = factory.buildProtocol(IPv4Address("TCP", f"203.0.113.{number}", 1))
@@ -503,7 +503,7 @@ class HandshakeTests(SynchronousTestCase):
         opening = a.open(KEYS["B"].public, Accepting())
         self.network.settle()
         one = self.successResultOf(opening)
-        a.link._sealer.sequence = 2**32 - noise_module.NONCE_RESERVE  # type: ignore[attr-defined]
+        a.link._sealer.sequence = 2**32 - records_module.NONCE_RESERVE  # type: ignore[attr-defined]
         one.transport.write(b"last words")
         self.network.settle()
         self.assertEqual(accepting.built[0].data, b"last words")
@@ -513,12 +513,11 @@ class HandshakeTests(SynchronousTestCase):
         """The reference's client waits for ever."""
         clock = Clock()
         turn = TurnFlush(clock)
-        link = NoiseLink(
+        link = RecordLink(
             clock,
             turn,
-            KEYS["A"],
+            XKHandshake(KEYS["A"], SERVER_KEY.public),
             lambda remote: ClientSession(clock, turn, KEYS["A"].public, remote),
-            remote=SERVER_KEY.public,
         )
         transport = StringTransport()
         link.makeConnection(transport)

@@ -8,6 +8,7 @@ and in ``docs/protocol/betterments``.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from twisted.internet.testing import StringTransport
@@ -15,9 +16,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason as R
 from dmsg.keys import SecKey
-from dmsg.noise.link import LinkHandshake
+from dmsg.noise.records import RecordOpener, RecordSealer
+from dmsg.noise.xk import XKHandshake
 from dmsg.v2019.core.wire import CLOSE, FWD, REQUEST, Frame, FrameBuffer
-from tests.support import KEYS, SERVER_KEY, Draws, MemoryNetwork, vectors
+from tests.support import KEYS, SERVER_KEY, Draws, MemoryNetwork, ciphers, vectors
 
 
 class _Abortable(StringTransport):
@@ -42,7 +44,7 @@ class _Peer:
 
     def __init__(self, recorded: dict[str, Any], link: Any) -> None:
         self.key = KEYS[recorded["client"]]
-        self.handshake = LinkHandshake(
+        self.handshake = XKHandshake(
             self.key, SERVER_KEY.public, ephemeral=SecKey.from_hex(recorded["client_ephemeral_sk"])
         )
         self.handshake.data_to_send()
@@ -56,6 +58,11 @@ class _Peer:
         self.exact = True
         """So far each record was the recorded one."""
 
+    @cached_property
+    def ciphers(self) -> tuple[RecordSealer, RecordOpener]:
+        """Of its end, once the handshake is done."""
+        return ciphers(self.handshake)
+
     def packet(self) -> bytes | None:
         """The next packet of the server."""
         self.output += self.transport.value()
@@ -68,14 +75,12 @@ class _Peer:
 
     def opened(self, packet: bytes) -> list[Frame]:
         """The frames that a packet completes."""
-        assert self.handshake.opener is not None
         buffer = bytearray(200_000)
-        return self.frames.feed(bytes(buffer[: self.handshake.opener.open_into(packet, buffer, 0)]))
+        return self.frames.feed(bytes(buffer[: self.ciphers[1].open_into(packet, buffer, 0)]))
 
     def send(self, frame: Frame) -> None:
         """A frame that was not recorded."""
-        assert self.handshake.sealer is not None
-        self.link.dataReceived(bytes(self.handshake.sealer.seal(frame.encode())))
+        self.link.dataReceived(bytes(self.ciphers[0].seal(frame.encode())))
 
 
 def _pattern(head: bytes, size: int) -> bytes:
@@ -139,7 +144,7 @@ class Replay:
             self.test.assertEqual(peer.backlog, [], name)
 
     def _feed(self, peer: _Peer, event: dict[str, Any]) -> None:
-        sealer = peer.handshake.sealer
+        sealer = None if peer.handshake.keys is None else peer.ciphers[0]
         if "packet" in event:
             packet = bytes.fromhex(event["packet"])
         else:
@@ -285,8 +290,7 @@ class ServerRuleTests(SynchronousTestCase):
 
     @staticmethod
     def _send_damaged(sender: _Peer) -> None:
-        assert sender.handshake.sealer is not None
-        record = bytearray(sender.handshake.sealer.seal(Frame(FWD, 0x10, b"\0\1x").encode()))
+        record = bytearray(sender.ciphers[0].seal(Frame(FWD, 0x10, b"\0\1x").encode()))
         record[-1] ^= 1
         sender.link.dataReceived(bytes(record))
 

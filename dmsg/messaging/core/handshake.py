@@ -110,7 +110,7 @@ class _Scanner:
         return value
 
 
-class LinkHandshake:
+class JSONHandshake:
     """One side of one handshake, over bytes.
 
     :param remote: the responder's key; given means that this side is the initiator.

@@ -2,7 +2,7 @@
 
 What lies above is told when the link is up, and is never built for a
 connection whose handshake fails.  Frames that are sent in one reactor turn
-leave together (:class:`~dmsg.net.turn.TurnFlush`).  :class:`~dmsg.net.links.noise.NoiseLink` and
+leave together (:class:`~dmsg.net.turn.TurnFlush`).  :class:`~dmsg.net.links.records.RecordLink` and
 :class:`~dmsg.net.links.plain.PlainLink` say how bytes become frames and frames bytes.
 """
 
@@ -48,6 +48,9 @@ _log = Logger()
 
 class LinkHandshake(Protocol):
     """A handshake over a byte stream; after an error it is damaged.
+
+    Which frames follow is not its matter: any handshake may stand before any kind of
+    link that finds in it what it needs.
 
     :ivar remote: the peer's key, once the handshake is done.
     """

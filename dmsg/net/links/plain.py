@@ -12,12 +12,15 @@ _scratch: list[bytearray] = []
 
 
 class PlainLink(Link):
-    """A handshake, then frames; the handshake's ``optional`` bytes may follow it and are skipped."""
+    """A handshake of any kind, then frames.
+
+    A handshake may have ``optional`` bytes, which may follow it and are skipped.
+    """
 
     _optional = b""
 
     def _begin(self, handshake: Any) -> None:
-        self._optional = handshake.optional
+        self._optional = getattr(handshake, "optional", b"")
 
     def _receive(self, data: bytes) -> None:
         if self._optional:

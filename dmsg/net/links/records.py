@@ -1,12 +1,9 @@
-"""Noise as a transport wrapper, like TLS: handshake, then records both ways.
-
-Frames that are sent in one reactor turn leave in one record.
-"""
+"""A link whose frames are in sealed records; those that are sent in one reactor turn leave in one record."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
@@ -14,10 +11,10 @@ from twisted.python.failure import Failure
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.connect import LinkClientEndpoint
-from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, READ_SIZE, Link, LinkUser
+from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, READ_SIZE, Link, LinkHandshake, LinkUser
 from dmsg.net.turn import TurnFlush
-from dmsg.noise.link import LinkHandshake
 from dmsg.noise.records import MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
+from dmsg.noise.xk import XKHandshake
 
 SCRATCH_SIZE = MAX_TAIL + READ_SIZE + MAX_RECORD
 NONCE_RESERVE = 1 << 16
@@ -26,36 +23,39 @@ NONCE_RESERVE = 1 << 16
 _scratch: list[bytearray] = []
 
 
-class NoiseLink(Link):
-    """One encrypted connection.
+class KeyedHandshake(LinkHandshake, Protocol):
+    """A handshake at whose end there are keys.
 
-    :param key: this side's secret key.
-    :param make_user: see :class:`~dmsg.net.links.link.Link`, as for all others.
-    :param remote: the server's key; given means this side is the client.
+    :ivar keys: to send and to receive with.
     """
+
+    keys: tuple[bytes, bytes] | None
+
+
+class RecordLink(Link):
+    """One encrypted connection: the records of 2019 behind a handshake that has keys."""
 
     def __init__(
         self,
         reactor: IReactorTime,
         turn: TurnFlush,
-        key: SecKey,
+        handshake: KeyedHandshake,
         make_user: Callable[[PubKey], LinkUser],
         *,
-        remote: PubKey | None = None,
         failed: Callable[[Any, Failure], None] | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
         tuned: bool = False,
-        ephemeral: SecKey | None = None,
     ) -> None:
-        handshake = LinkHandshake(key, remote, ephemeral=ephemeral)
         super().__init__(reactor, turn, handshake, make_user, failed=failed, timeout=timeout, tuned=tuned)
         self._sealer: RecordSealer | None = None
         self._opener: RecordOpener | None = None
         self._records: list[bytes | bytearray] = []
         self._records_size = 0
 
-    def _begin(self, handshake: LinkHandshake) -> None:
-        self._sealer, self._opener = handshake.sealer, handshake.opener
+    def _begin(self, handshake: KeyedHandshake) -> None:
+        assert handshake.keys is not None
+        send, receive = handshake.keys
+        self._sealer, self._opener = RecordSealer(send), RecordOpener(receive)
 
     # --- records in ---
 
@@ -135,8 +135,8 @@ class NoiseLink(Link):
             self.close(DropReason.NONCES_USED_UP)
 
 
-class NoiseClientEndpoint(LinkClientEndpoint):
-    """Connects through another endpoint to a server whose key is known."""
+class RecordClientEndpoint(LinkClientEndpoint):
+    """Connects through another endpoint to a server whose key is known: Noise XK, then records."""
 
     def __init__(
         self,
@@ -149,9 +149,8 @@ class NoiseClientEndpoint(LinkClientEndpoint):
         timeout: float = HANDSHAKE_TIMEOUT,
         ephemeral: SecKey | None = None,
     ) -> None:
-        def make_link(make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> NoiseLink:
-            return NoiseLink(
-                reactor, turn, key, make_user, remote=remote, failed=failed, timeout=timeout, ephemeral=ephemeral
-            )
+        def make_link(make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> RecordLink:
+            handshake = XKHandshake(key, remote, ephemeral=ephemeral)
+            return RecordLink(reactor, turn, handshake, make_user, failed=failed, timeout=timeout)
 
         super().__init__(reactor, endpoint, make_link)

@@ -1,4 +1,4 @@
-"""The handshake of a connection: bytes of TCP in and out, at the end two record ciphers.
+"""The handshake of a connection: bytes of TCP in and out, at the end two keys.
 
 Noise XK (the client is the initiator and knows the server's key); each
 handshake message has a 2-byte big-endian length in front: 51, 51 and 67 bytes
@@ -15,21 +15,22 @@ from dmsg.base.buffers import PrefixedBuffer
 from dmsg.errors import HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.noise.handshake import Handshake, Pattern
-from dmsg.noise.records import RecordOpener, RecordSealer
 
 MAX_LINK_MESSAGE = 1024
 """Bytes; the messages have 49 or 65, a payload would make them longer."""
 
 
-class LinkHandshake:
+class XKHandshake:
     """One side of the XK handshake over a byte stream.
 
     Feed it, send :meth:`data_to_send`, and stop when :attr:`remote` is set:
-    then :attr:`sealer` and :attr:`opener` take over, and :meth:`trailing_data`
-    holds what the peer already sent after its last message.
+    then :attr:`keys` are there, for whatever frames the connection has, and
+    :meth:`trailing_data` holds what the peer already sent after its last message.
+
+    :ivar keys: 32 bytes each, to send and to receive with; None before the end.
     """
 
-    __slots__ = ("_buffer", "_handshake", "_make", "_outgoing", "opener", "remote", "sealer")
+    __slots__ = ("_buffer", "_handshake", "_make", "_outgoing", "keys", "remote")
 
     def __init__(self, local: SecKey, remote: PubKey | None = None, *, ephemeral: SecKey | None = None) -> None:
         """:param remote: the server's key; given means this side is the initiator."""
@@ -42,8 +43,7 @@ class LinkHandshake:
         self._buffer = PrefixedBuffer(MAX_LINK_MESSAGE)
         self._outgoing = b""
         self.remote: PubKey | None = None
-        self.sealer: RecordSealer | None = None
-        self.opener: RecordOpener | None = None
+        self.keys: tuple[bytes, bytes] | None = None
         if remote is not None:
             self._write(self._begin())
 
@@ -73,7 +73,7 @@ class LinkHandshake:
         return data
 
     def trailing_data(self) -> bytes:
-        """Bytes of the stream after the handshake, to be opened as records."""
+        """Bytes of the stream after the handshake."""
         return self._buffer.rest()
 
     def _begin(self) -> Handshake:
@@ -91,8 +91,7 @@ class LinkHandshake:
     def _finish(self, handshake: Handshake) -> None:
         result = handshake.result
         assert result is not None
-        # the library's objects weigh 3 KiB: a connection keeps the two ciphers only
+        # the library's objects weigh 3 KiB: a connection keeps the two keys only
         self._handshake = None
-        self.sealer = RecordSealer(result.send_key)
-        self.opener = RecordOpener(result.receive_key)
+        self.keys = (result.send_key, result.receive_key)
         self.remote = result.remote
