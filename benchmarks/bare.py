@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.machine import away, cores
 
@@ -27,12 +28,14 @@ def serve() -> None:
     class Bare(protocol.Protocol):
         def dataReceived(self, data: bytes) -> None:
             key.verify_key.verify(message, signature)
-            self.transport.setTcpNoDelay(True)
-            self.transport.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
+            transport: Any = self.transport
+            transport.setTcpNoDelay(True)
+            transport.write(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
 
     factory = protocol.Factory.forProtocol(Bare)
     factory.noisy = False
-    port = reactor.listenTCP(0, factory, interface="127.0.0.1")
+    listen: Any = reactor.listenTCP
+    port = listen(0, factory, interface="127.0.0.1")
     print(port.getHost().port, flush=True)
     reactor.run()
 

@@ -115,12 +115,12 @@ async def _send(reactor: Any, where: dict[str, Any]) -> None:
     from dmsg.net.turn import TurnFlush
 
     class Echo(Protocol):
+        answered: Any = None
+
         def dataReceived(self, data: bytes) -> None:
             answered, self.answered = self.answered, None
             if answered is not None:
                 answered.callback(None)
-
-        answered: Any = None
 
     turn = TurnFlush(reactor)
     protocols: list[Any] = []

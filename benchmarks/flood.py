@@ -47,8 +47,8 @@ def flood_rows() -> list[dict[str, Any]]:
                 flooder.terminate()
                 flooder.wait()
             else:
-                alone = alone or {"p50_ms": row["p50_ms"], "p99_ms": row["p99_ms"]}
-            row["p99_of_unloaded"] = row["p99_ms"] / alone["p99_ms"]
+                alone = alone or {name: float(row[name]) for name in ("p50_ms", "p99_ms")}
+            row["p99_of_unloaded"] = float(row["p99_ms"]) / alone["p99_ms"]
             rows.append(row)
     return rows
 

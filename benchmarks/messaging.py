@@ -359,7 +359,7 @@ async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any)
     key = SecKey.generate()
     address = f"{where['host']}:{where['port']}"
     server = PubKey.from_hex(where["server"])
-    endpoint = SessionEndpoint(reactor, turn, key, server, address, PROFILE, lambda: factory)
+    endpoint = SessionEndpoint(reactor, turn, key, server, address, PROFILE, lambda: factory, acks=False, two_ids=False)
     return key, await endpoint.open()
 
 
@@ -485,7 +485,7 @@ class _Push:
             transport.write(END)
             self.done.callback(None)
         else:
-            reactor.callLater(0, self._go)  # type: ignore[attr-defined]
+            reactor.callLater(0, self._go)
 
     def pauseProducing(self) -> None:
         self._paused = True

@@ -68,7 +68,7 @@ class _Soak:
                 await self._start(name)
             for _ in range(CLIENTS):
                 client = Client(self._reactor, SecKey.generate(), [f"http://{self._ports['discovery']}"])
-                client.listen(Factory.forProtocol(lambda: Receiver(self._received)))  # type: ignore[arg-type]
+                client.listen(Factory.forProtocol(lambda: Receiver(self._received)))
                 client.startService()
                 self._clients.append(client)
             for client in self._clients:

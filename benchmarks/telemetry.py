@@ -40,7 +40,8 @@ def _openings(address: tuple[str, int], server: Any, key: Any, count: int = 1500
 
 def _row(what: str, cost: Callable[[Any, Any, Any], float], plain: Any, writing: Any) -> dict[str, Any]:
     """The least of many rounds is what the code costs; what is above it is what else the machine did."""
-    without, with_it = [], []
+    without: list[float] = []
+    with_it: list[float] = []
     for number in range(ROUNDS):
         turn = [(plain, without), (writing, with_it)]
         for server, costs in turn if number % 2 else reversed(turn):

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import random
 import socket
+from typing import Any
+
+
+def port_of(listening: Any) -> int:
+    """Of what listens over TCP."""
+    port: int = listening.getHost().port
+    return port
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
@@ -24,6 +24,8 @@ VECTORS = Path(__file__).parent / "vectors"
 
 SERVER_KEY = SecKey.from_seed(b"server-0")
 KEYS = {"A": SecKey.from_seed(b"client-a"), "B": SecKey.from_seed(b"client-b"), "C": SecKey.from_seed(b"client-c")}
+
+T = TypeVar("T")
 
 
 def vectors(name: str) -> dict[str, Any]:
@@ -102,6 +104,12 @@ class TurnClock(Clock):
                 call.func(*call.args, **call.kw)
 
 
+def some(value: T | None) -> T:
+    """What is there only while something runs, and is there now."""
+    assert value is not None
+    return value
+
+
 class Accepting(Factory):
     """Keeps the protocols that it built."""
 
@@ -112,7 +120,8 @@ class Accepting(Factory):
         self.built: list[Any] = []
 
     def buildProtocol(self, addr: Any) -> Any:
-        built = self.protocol()
+        made: Any = self.protocol
+        built = made()
         self.built.append(built)
         return built
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given, strategies as st
 from twisted.internet.error import ConnectionDone
@@ -147,7 +147,7 @@ class CoreTests(SynchronousTestCase):
             buffer = bytearray(tail + piece)
             taken, events = two.receive_frames(buffer, len(buffer))
             tail = bytes(buffer[taken:])
-            got += b"".join(event.data for event in events)
+            got += b"".join(cast(Any, event).data for event in events)
         self.assertEqual(got, b"".join(plain))
         self.assertIsNotNone(two.broken)
 
@@ -223,7 +223,7 @@ class SessionTests(SecureCase):
         """The answer to what B asks; its other streams are suspended, and hear of it in the end."""
         theirs = [self.open()[1] for _ in range(5)]
         self.listeners[9] = Accepting()
-        self.streams["A"].factory = lambda port: self.listeners[9]  # type: ignore[method-assign,assignment]
+        self.streams["A"].factory = lambda port: self.listeners[9]
         self.poison(DRAIN)
         opening = self.b.open(KEYS["A"].public, Accepting(), port=9, secure=True)
         self.network.settle()

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -221,7 +221,9 @@ class EntryTests(SignedCase):
         one = Deletion(self.STATIC, 3, 1000)
         others = (replace(one, static=KEYS[1].public.hex()), replace(one, sequence=4), replace(one, timestamp=1001))
         bare = Entry("0.0.1", 3, 1000, self.STATIC, ClientMeta(()))
-        self.all_differ((str(number), each.signing_json()) for number, each in enumerate((one, *others, bare)))
+        self.all_differ(
+            (str(number), cast(Any, each).signing_json()) for number, each in enumerate((one, *others, bare))
+        )
         self.assertEqual(
             one.signing_json(),
             f'{{"act":"delete","static":"{self.STATIC}","sequence":3,"timestamp":1000}}'.encode(),
@@ -287,7 +289,7 @@ class BusTests(SignedCase):
         """And every letter of its text."""
         alice = Identity("//Alice", "ed25519")
         made = [
-            token.make(alice, Session(twin, sid), now, ttl, unique=False, asks=asks)
+            token.make(alice, Session(twin, sid), now, ttl, unique=False, asks=bool(asks))
             for twin, sid, now, ttl, asks in itertools.product((1, 2), (None, "", "s"), (100, 101), (60, 61), (0, 1))
         ]
         self.all_differ((text, text.rpartition(".")[0].encode()) for text in made)

@@ -45,14 +45,13 @@ class _Process(Entity):
             [sys.executable, "-c", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
             preexec_fn=begin_child,
         )
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if match := re.search(pattern, line):
+            if match := re.search(pattern, line.decode()):
                 return match
         raise RuntimeError("it ended")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,7 @@ class RealTests(TestCase):
         await child.line("registered in discovery").addTimeout(SOON, reactor)
         return child, self.key_of(name)
 
-    async def until(self, condition: Callable[[], Any], what: str) -> None:
+    async def until(self, condition: Any, what: str) -> None:
         for _ in range(int(SOON / 0.05)):
             if condition():
                 return
@@ -111,7 +110,7 @@ class RealTests(TestCase):
             slow, taken = await self.send(a, b, WHOLE)
             await taken.begun.addTimeout(SOON, reactor)
             over = slow.transport.server
-            links = [session._link.transport for session in b._set.sessions() if session.server == over]
+            links = [session._link.transport for session in b.sessions() if session.server == over]
             for link in links:
                 link.pauseProducing()
             await deferLater(reactor, 3.0)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -45,7 +45,7 @@ class RowsTests(SynchronousTestCase):
         return attention(empty | quiet | tables, now=now)
 
     def only(self, **tables: list[dict[str, Any]]) -> Finding:
-        found = self.found(**tables)
+        found = self.found(**cast(Any, tables))
         self.assertEqual(len(found), 1, found)
         return found[0]
 

@@ -108,8 +108,8 @@ class RunTests(LakeCase):
             named = {file.path for one in lake.runs.states() for file in table.files(one.versions[f"{layer}/{name}"])}
             there = {str(path.relative_to(table.uri)) for path in Path(table.uri).rglob("*.parquet")}
             self.assertEqual(there, named)
-        names = [row["file"] for row in self.table("files", "silver")]
-        self.assertEqual(len(names), len(set(names)))
+        listed = [row["file"] for row in self.table("files", "silver")]
+        self.assertEqual(len(listed), len(set(listed)))
         # three small files of a kind and day were made one of, and nothing was lost
         lines = lake.table("", "bronze").files()
         self.assertTrue([file for file in lines if not file.path.startswith("run=")])
@@ -157,7 +157,7 @@ class RunTests(LakeCase):
             self.spool / "lo ng%20[1]" / "events-y.jsonl.gz", odd.rows[:1], garbage=[b'{"x":"%s"}' % (b"y" * MAX_LINE)]
         )
         outcome = self.run_jobs()
-        problems = {}
+        problems: dict[str, list[Any]] = {}
         for row in self.pipeline().lake.quarantine().collect():
             problems.setdefault(row.problem, []).append(row.line)
         counts = {problem: len(lines) for problem, lines in problems.items()}

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -167,7 +169,7 @@ class RunsTests(SynchronousTestCase):
         assert table is not None
         for said, text in (('{"format": 3}', "another version"), ("[]", "what is no run"), ("{", "what is no run")):
             row = self.runs._look()[1][-1]
-            self.runs.write(self.runs._open(), [runs.replace(row, phase=DONE, said=said)])
+            self.runs.write(cast(Any, self.runs._open()), [replace(row, phase=DONE, said=said)])
             self.assertRaisesRegex(LakeError, text, self.runs.state)
 
 

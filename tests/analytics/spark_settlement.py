@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dmsg.analytics.gold import settlement
+from dmsg.analytics.schemas import LIES
 from dmsg.v2019.core import secure
 from tests.analytics.spark_oracle import compare
 from tests.analytics.support import DAY, NOW, Boot, LakeCase, key, write_file
@@ -28,7 +29,7 @@ class Words(LakeCase):
         ba: tuple[int, int | None, int | None] = (0, 0, 0),
         *,
         dropped: int = 0,
-        by: str = "src",
+        by: str | None = "src",
         reason: str = "unspecified",
         lie: float = 1.0,
         src: str = "a",
@@ -158,7 +159,7 @@ class CutTests(Words):
         day = self.verdicts()
         self.assertEqual(
             [day[server]["verdict"] for server, _, _ in claims],
-            [settlement.LIES, settlement.UNCERTAIN, settlement.UNCERTAIN, "agrees"],
+            [LIES, settlement.UNCERTAIN, settlement.UNCERTAIN, "agrees"],
         )
 
     def test_two_that_lie_together_accuse_nobody(self) -> None:

@@ -55,9 +55,9 @@ class PlantedCase(LakeCase):
         wanted = {(one["kind"], one["about"]) for one in truth if date.fromisoformat(one["day"]) >= since}
         accused = {(kind_of(one), one.about) for one in shown if one.urgency is not Urgency.NOTE}
         self.assertEqual(accused, wanted)
-        self.tables(truth, last)
+        self.what_tables_say(truth, last)
 
-    def tables(self, truth: list[dict[str, str]], last: date) -> None:
+    def what_tables_say(self, truth: list[dict[str, str]], last: date) -> None:
         """What the tables say of all days."""
         uptime = self.table("uptime_day")
         crashes = {(row["server"], str(row["dt"])) for row in uptime if row["crashes"]}

@@ -27,7 +27,7 @@ class JavaTests(SynchronousTestCase):
 
     def test_spark(self) -> None:
         """Without pyspark or Java there is nothing to test."""
-        raise SkipTest(missing())
+        raise SkipTest(missing() or "")
 
 
 def missing() -> str | None:

@@ -50,7 +50,7 @@ class CommandCase(EntityCase):
         command = Command()
         argv = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", *arguments]
         env = {**os.environ, "COLUMNS": "200", **environment}
-        run: Any = reactor.spawnProcess  # type: ignore[attr-defined]
+        run: Any = reactor.spawnProcess
         descriptors = {0: "w", 1: stdout, 2: "r"}
         process = run(command, sys.executable, argv, env=env, path=str(self.directory), childFDs=descriptors)
 
@@ -137,7 +137,7 @@ class NetworkCommandTests(CommandCase):
 
     async def said(self, command: Command, pattern: str) -> re.Match[str]:
         """Wait for a line."""
-        return await self.until(lambda: re.search(pattern, (command.out + command.err).decode()))  # type: ignore[no-any-return]
+        return await self.until(lambda: re.search(pattern, (command.out + command.err).decode()))
 
     @asynchronous
     async def test_send_and_receive(self) -> None:

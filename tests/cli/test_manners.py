@@ -226,7 +226,7 @@ class WaitingTests(ToolCase):
         self.environment = {"DMSG_DISCOVERY": "http://127.0.0.1:1"}
         for delay in (0.15, 0.3, 0.5, 0.8):
             command = self.start("ping", SecKey.generate().public.hex(), **self.environment)
-            reactor.callLater(delay, command.transport.signalProcess, "INT")  # type: ignore[attr-defined,union-attr]
+            reactor.callLater(delay, command.transport.signalProcess, "INT")  # type: ignore[union-attr]
             await command.ended
             self.assertNotIn(b"Aborted", command.err)
             self.assertNotIn(b"cli/running", command.err)

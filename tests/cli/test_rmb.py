@@ -13,6 +13,7 @@ from dmsg.cli.bus.twin import twin
 from dmsg.rmb.registry.service import RegistryService
 from dmsg.rmb.relay.server import RelaySettings, RmbRelay
 from tests.cli.test_commands import CommandCase
+from tests.ports import port_of
 from tests.support import asynchronous
 
 
@@ -87,13 +88,13 @@ class CallTests(CommandCase):
         registry = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", rate=0)
         registry.startService()
         self.addCleanup(registry.stopService)
-        url = f"http://127.0.0.1:{(await registry.ready)[0].getHost().port}"
+        url = f"http://127.0.0.1:{port_of((await registry.ready)[0])}"
         relay = RmbRelay(
             reactor, RelaySettings(["tcp:0:interface=127.0.0.1"], url, frozenset({"http://pending"}), token_reuse=True)
         )
         relay.startService()
         self.addCleanup(relay.stopService)
-        port = (await relay.ready)[0].getHost().port
+        port = port_of((await relay.ready)[0])
         domains = frozenset({f"http://127.0.0.1:{port}"})
         relay.switch.relay.domains = relay.switch.federation._domains = domains  # type: ignore[union-attr]
         return {"RMB_REGISTRY": url, "RMB_RELAY": f"ws://127.0.0.1:{port}"}

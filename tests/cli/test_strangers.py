@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class PrintableTests(SynchronousTestCase):
 
     def test_what_a_command_says(self) -> None:
         out = io.StringIO()
-        self.patch(output.sys, "stdout", out)
+        self.patch(sys, "stdout", out)
         output.say(EVIL)
         self.assertNotIn("\x1b", out.getvalue())
         self.assertNotIn("\u202e", out.getvalue())

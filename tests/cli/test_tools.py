@@ -10,7 +10,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import skipUnless
 
 from twisted.internet import reactor, threads
@@ -76,7 +76,7 @@ class ToolCase(CommandCase):
                 self.fail(f"it ended: {text}")
             return re.search(pattern, text)
 
-        return await self.until(look)  # type: ignore[no-any-return]
+        return await self.until(look)
 
     async def shouting(self) -> int:
         """The port of a TCP server."""
@@ -213,8 +213,8 @@ class PipeTests(ToolCase):
         if os.geteuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)  # where it gives up its rights
         daemon = Command()
-        process = reactor.spawnProcess(  # type: ignore[attr-defined]
-            daemon, SSHD, [SSHD, "-D", "-e", "-f", str(here / "sshd_config")], env=os.environ
+        process = reactor.spawnProcess(
+            daemon, str(SSHD), [str(SSHD), "-D", "-e", "-f", str(here / "sshd_config")], env=os.environ
         )
         self.addCleanup(lambda: process.signalProcess("KILL") or daemon.ended.addBoth(lambda _: None))
         await self.said(daemon, "Server listening")
@@ -352,7 +352,9 @@ class CopyTests(ToolCase):
                 "--create",
                 directory=str(self.directory),
             )
-            self.addCleanup(lambda child=child: child.status is None and (child.signal("KILL"), child.ended)[1])
+            self.addCleanup(
+                cast(Any, lambda child=child: child.status is None and (child.signal("KILL"), child.ended)[1])
+            )
             key = (await child.line(r"server ([0-9a-f]{66}) listens"))[1].decode()
             await child.line("registered in discovery")
             children[key] = child

@@ -125,7 +125,7 @@ class SenderTests(SynchronousTestCase):
 
     def test_a_collector_that_is_not_there_or_has_no_room(self) -> None:
         self.add(1), self.add(2)
-        self.reached = lambda: fail(ConnectFailed("nobody", [(COLLECTOR.public_key, "refused")]))
+        self.reached = lambda: fail(ConnectFailed("nobody", ((COLLECTOR.public_key.hex(), "refused"),)))
         self.round()
         self.assertIn(f"is {self.sender.key.public} on its list?", self.warned[0])
         for _ in range(100):

@@ -7,7 +7,7 @@ import json
 import math
 import sqlite3
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from treq.testing import StubTreq
 from twisted.internet.defer import Deferred, fail, succeed
@@ -56,12 +56,12 @@ class APICase(SynchronousTestCase):
         self.store: Any = MemoryStore()
         self.now = 0.0
         self.metrics = Metrics()
-        self.api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics)  # type: ignore[arg-type]
+        self.api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics)
         self.http = StubTreq(self.api.resource())
 
     def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         response = self.successResultOf(
-            self.http.request(method, f"http://discovery{path}", data=body, allow_redirects=False)
+            cast(Any, self.http).request(method, f"http://discovery{path}", data=body, allow_redirects=False)
         )
         return response.code, self.successResultOf(response.content())
 
@@ -244,7 +244,7 @@ class SeedPathTests(APICase):
             ("10.0.0.1", "10.0.0.1", math.inf),
             ("127.0.0.1", "127.0.0.1", math.inf),
         ):
-            self.api.client_of = lambda request, poster=poster: poster
+            self.api.client_of = cast(Any, lambda request, poster=poster: poster)
             key = SecKey.from_seed(poster.encode())
             terms = self.posted("/discovery/entries", Entry("0.0.1", 0, 1, key.public.hex(), ClientMeta(())).sign(key))
             self.assertEqual((terms.place, terms.most, terms.checked), (place, most, True))
@@ -252,7 +252,7 @@ class SeedPathTests(APICase):
     def test_servers_are_looked_at_before_they_are_listed(self) -> None:
         told: list[None] = []
         api = DiscoveryAPI(
-            self.clock,  # type: ignore[arg-type]
+            self.clock,
             self.store,
             lambda: self.now,
             self.metrics,
@@ -269,7 +269,7 @@ class SeedPathTests(APICase):
         self.assertEqual(self.request("GET", "/discovery/available_servers")[0], 200)
 
     def test_servers_that_are_never_taken_off_the_list(self) -> None:
-        api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics, server_ttl=0.0)  # type: ignore[arg-type]
+        api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics, server_ttl=0.0)
         self.http = StubTreq(api.resource())
         self.request("POST", "/messaging-discovery/entry/", self.old_server_entry(b"old").to_json())
         self.request("POST", "/discovery/entries", self.server_entry(b"new", version="0.0.1+relay1").to_json())
@@ -285,7 +285,7 @@ class SeedPathTests(APICase):
         self.assertEqual((status, body), (200, b"[" + entry.to_json() + b"]"))
 
     def test_bad_input_is_4xx_and_stores_nothing(self) -> None:
-        observer = EventLoggingObserver.createWithCleanup(self, globalLogPublisher)
+        observer = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
         for body in MALFORMED:
             self.assertEqual(self.message("POST", "/discovery/entries", body)[0], 400, body[:60])
             self.assertEqual(self.message("DELETE", f"/discovery/entries/{KEY.public}", body)[0], 400, body[:60])
@@ -331,7 +331,7 @@ class GateTests(APICase):
         channel.makeConnection(transport)
         channel.dataReceived(data)
         answer: bytes = transport.value()
-        channel.connectionLost(None)  # type: ignore[arg-type]
+        channel.connectionLost(None)
         return answer
 
     def test_ten_megabytes(self) -> None:
@@ -523,7 +523,7 @@ class LookupTests(APICase):
     def test_an_update_that_loses_a_race_is_tried_again(self) -> None:
         """Another writer of the same key came between GET and POST."""
         self.successResultOf(self.lookup.update(KEY, self.with_client))
-        raced = []
+        raced: list[Any] = []
 
         def make(blank: Entry) -> Entry:
             if not raced:
@@ -559,7 +559,7 @@ class LookupTests(APICase):
     def test_errors_name_what_is_wrong(self) -> None:
         forged = self.client_entry().to_json()
         error = self.failureResultOf(self.lookup.post(Entry("0.0.1", 5, 1, KEY.public.hex(), ClientMeta(())).sign(KEY)))
-        self.assertEqual(error.value.status, 422)  # type: ignore[union-attr]
+        self.assertEqual(error.value.status, 422)
         self.assertIn("non-zero sequence", str(error.value))
         self.assertTrue(forged)
 
@@ -609,9 +609,9 @@ class LookupTests(APICase):
         first = self.server_entry(b"s")
         second = replace(first, sequence=1, timestamp=2).sign(SecKey.from_seed(b"s"))
         several = Lookups([Says(self.clock, first), Says(self.clock, second), hanging])
-        asking = several.available_servers()
+        listing = several.available_servers()
         self.clock.advance(GRACE)
-        self.assertEqual(self.successResultOf(asking), [second])
+        self.assertEqual(self.successResultOf(listing), [second])
 
     def test_a_change_is_not_held_up(self) -> None:
         """One discovery takes it and never answers: it is told the next change too, and the others do not wait."""

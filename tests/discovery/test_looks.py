@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet import reactor
 from twisted.internet.address import IPv4Address
@@ -361,7 +361,7 @@ class NamesTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock: Any = Clock()
         self.asked: list[tuple[Any, str]] = []
-        self.clock.nameResolver = self
+        cast(Any, self.clock).nameResolver = self
         self.names = Names(self.clock)
 
     def resolveHostName(self, receiver: Any, host: str) -> None:
@@ -449,7 +449,7 @@ class ProofTests(TestCase):
                 self.transport.write(b"HTTP/1.1 200 OK\r\n\r\n" * 100)
 
         for kind in (Chatty, Protocol):
-            port: Any = reactor.listenTCP(0, Factory.forProtocol(kind), interface="127.0.0.1")  # type: ignore[attr-defined]
+            port: Any = reactor.listenTCP(0, cast(Any, Factory.forProtocol(kind)), interface="127.0.0.1")
             self.addCleanup(port.stopListening)
             address = port.getHost()
             opening = OPENINGS["relay1"](SecKey.from_seed(b"prover").public)
@@ -474,7 +474,7 @@ class ProofTests(TestCase):
             def connectionLost(self, reason: Any = None) -> None:
                 lost.callback(None)
 
-        port: Any = reactor.listenTCP(0, Factory.forProtocol(Server), interface="127.0.0.1")  # type: ignore[attr-defined]
+        port: Any = reactor.listenTCP(0, cast(Any, Factory.forProtocol(Server)), interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         await reach(reactor, "127.0.0.1", port.getHost().port, None)
         await lost

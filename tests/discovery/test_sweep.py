@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from twisted.internet.defer import fail
 from twisted.internet.task import Clock
 from twisted.internet.testing import EventLoggingObserver
@@ -55,7 +57,7 @@ class SweepTests(SynchronousTestCase):
         self.assertEqual(self.count(), 0)
 
     def test_who_posts_too_much_is_named_once_a_minute(self) -> None:
-        log = EventLoggingObserver.createWithCleanup(self, globalLogPublisher)
+        log = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
 
         def lines() -> int:
             return sum("entries of 1.2.3.4 are dropped" in (formatEvent(event) or "") for event in log)

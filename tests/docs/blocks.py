@@ -86,7 +86,8 @@ def read_page(path: Path) -> Page:
     fixtures: tuple[str, ...] = ()
     blocks: list[Block] = []
     needs: tuple[str, ...] = ()
-    language, start, lines = "", 0, []
+    language, start = "", 0
+    lines: list[str] = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if language:
             if line == "```":

@@ -7,6 +7,7 @@ import configparser
 import re
 import shlex
 import tomllib
+from typing import Any, cast
 
 import click
 from twisted.plugin import getPlugins
@@ -118,7 +119,7 @@ class BlockTests(SynchronousTestCase):
     def check_twistd(self, words: list[str], where: str) -> None:
         while words and words[0].startswith("-"):
             words = words[1:]
-        plugins = {plugin.tapname: plugin for plugin in getPlugins(_service_maker())}
+        plugins = {one.tapname: one for one in cast(Any, getPlugins)(_service_maker())}
         self.assertIn(words[0], plugins, where)
         options: usage.Options = plugins[words[0]].options()
         known = {"--" + name for name in (*options.longOpt,)}
@@ -213,4 +214,4 @@ class ReadingTests(SynchronousTestCase):
 def _service_maker() -> type:
     from twisted.application.service import IServiceMaker
 
-    return IServiceMaker  # type: ignore[return-value]
+    return IServiceMaker

@@ -88,7 +88,7 @@ def keep(name: str, work: Path) -> int:
     there = [path for folder in (CORPUS / name, work / name) for path in folder.iterdir()]
     contents = sorted({path.read_bytes() for path in there if path.stat().st_size <= KEPT_LENGTH}, key=len)
     reached: set[tuple[str, int, int]] = set()
-    kept = []
+    kept: list[Any] = []
     for data in contents:
         new = steps(name, data) - reached
         if new and len(kept) < KEPT:

@@ -83,7 +83,7 @@ class Network(JoinedNetwork):
         """The server's table."""
         return self.factory.relay
 
-    def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> ClientSession:
+    def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> Any:
         """A connected client."""
         turn = TurnFlush(self.clock)
         sessions: list[ClientSession] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.protocol import Protocol
@@ -485,7 +485,7 @@ class K_ClosingTests(ChannelCase):
             self.network.settle()
             self.successResultOf(opening)
             raw.send(CLOSE_CHANNEL, body[:1])
-            raw.transport.loseConnection()
+            cast(Any, raw.transport).loseConnection()
             self.network.settle()
             mine: Any = again.pop()
             self.assertIsInstance(mine, Recorder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -82,9 +84,9 @@ class F_FrameTests(SynchronousTestCase):
             stream = encode_frame(profile, SEND, b"\0\0\x03abc") + encode_frame(profile, SEND, b"\0\0\x10" + b"d" * 16)
             expected = [(SEND, b"\xff\0\x03abc"), (SEND, b"\xff\0\x10" + b"d" * 16)]
             for cut in range(len(stream) + 1):
-                a.transport.write(stream[:cut])
+                cast(Any, a.transport).write(stream[:cut])
                 network.settle()
-                a.transport.write(stream[cut:])
+                cast(Any, a.transport).write(stream[cut:])
                 network.settle()
                 self.assertEqual(b.take(), expected)
 
@@ -135,7 +137,7 @@ class F_FrameTests(SynchronousTestCase):
             frame = bytearray(b"".join(one.data_to_send()))
             self.assertEqual(len(frame), 3 + profile.max_body)
             taken, (received,) = two.receive_frames(frame, len(frame))
-            self.assertEqual((taken, received.data), (len(frame), bytes(limit)))
+            self.assertEqual((taken, cast(Any, received).data), (len(frame), bytes(limit)))
 
     def test_F4_what_is_no_frame(self) -> None:
         """Ignored and counted at both ends; a size that cannot be ends the link."""
@@ -162,7 +164,7 @@ class F_FrameTests(SynchronousTestCase):
         for header in (b"\0\0", b"\xff\xff", b"\xff\xef"):
             network = Network(Profile.SKYWIRE)
             a, b = network.raw(KEYS["A"]), network.client(KEYS["B"])
-            a.transport.write(header + b"\4")
+            cast(Any, a.transport).write(header + b"\4")
             b.link.server_side.send(header + b"\4")
             network.settle()
             self.assertIsNotNone(a.lost)

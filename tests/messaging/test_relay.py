@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -69,7 +69,7 @@ class FakePort:
     def take(self) -> list[tuple[int, bytes]]:
         frames = self._frames.feed(bytes(self.sent))
         self.sent.clear()
-        return [tuple(frame) for frame in frames]
+        return [(int(kind), bytes(body)) for kind, body in frames]
 
 
 class RelayCase(SynchronousTestCase):
@@ -636,11 +636,11 @@ class RandomTests(SynchronousTestCase):
                 raw = network.raw(KEYS["X"])
                 if random.random() < 0.5:
                     raw.send(OPEN_CHANNEL, b"\0" + KEYS["B"].public + random.randbytes(49))
-                raw.transport.write(random.randbytes(random.randrange(300)))
+                cast(Any, raw.transport).write(random.randbytes(random.randrange(300)))
                 network.settle()
                 other.link.server_side.send(encode_frame(profile, random.randrange(9), random.randbytes(60)))
                 network.settle()
-                raw.transport.abortConnection()
+                cast(Any, raw.transport).abortConnection()
                 network.settle()
                 if not link._gone:
                     link.connectionLost()

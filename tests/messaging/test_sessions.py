@@ -7,7 +7,7 @@ all randomness is the recorded one.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory
@@ -192,7 +192,9 @@ class ClientReplayTests(SynchronousTestCase):
             """The application does what the recording's did."""
             ends = [*opened, *accepted.built]
             if event["kind"] == "OpenChannel":
-                opening = sessions[0].open(PubKey(event["data"][4:37]), Factory.forProtocol(accepted.protocol))
+                opening = sessions[0].open(
+                    PubKey(event["data"][4:37]), Factory.forProtocol(cast(Any, accepted.protocol))
+                )
                 opening.addCallbacks(opened.append, lambda _: None)
             elif event["kind"] == "Send":
                 ends[0].transport.send(words.pop(0))

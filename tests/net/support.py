@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import reactor
@@ -27,7 +26,7 @@ HEALTH = {"status": "ok", "registered": True, "reachable": None, "shared_with": 
 class EntityCase(TestCase):
     """Starts entities and stops them in reverse."""
 
-    timeout = 120  # type: ignore[assignment]  # trial's own
+    timeout = 120  # trial's own
 
     async def start_discovery(self, *options: str) -> str:
         """Its URL."""
@@ -72,11 +71,11 @@ class EntityCase(TestCase):
         client.take()
         return client
 
-    async def until(self, condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    async def until(self, condition: Any, patience: float = PATIENCE) -> Any:
         """Wait for something to become true; looks again each time the reactor has turned."""
-        deadline = reactor.seconds() + patience  # type: ignore[attr-defined]
+        deadline = reactor.seconds() + patience
         while not (result := condition()):
-            if reactor.seconds() > deadline:  # type: ignore[attr-defined]
+            if reactor.seconds() > deadline:
                 self.fail(f"did not happen within {patience} s")
-            await deferLater(reactor, 0.005)  # type: ignore[arg-type]
+            await deferLater(reactor, 0.005)
         return result

@@ -139,9 +139,9 @@ class StrangerTests(FaultCase):
         for number, raw in enumerate(raws):
             raw.transport.write(first[: number % 51])
         await self.until(lambda: server.factory.handshakes == 300)
-        started = reactor.seconds()  # type: ignore[attr-defined]
+        started = reactor.seconds()
         await self.assert_serves(server)
-        self.assertLess(reactor.seconds() - started, 5.0)  # type: ignore[attr-defined]
+        self.assertLess(reactor.seconds() - started, 5.0)
         for raw in raws:
             raw.transport.abortConnection()
         await self.until(lambda: server.factory.handshakes == 0)
@@ -311,7 +311,7 @@ class ReceiverTests(FaultCase):
         server = await self.start_server()
         one, two = await self.raw_client(server), await self.raw_client(server)
         await self.open(one, two)
-        record = bytes(one.sealer.seal(Frame(FWD, 2, b"\0\1once").encode()))  # type: ignore[union-attr]
+        record = bytes(one.sealer.seal(Frame(FWD, 2, b"\0\1once").encode()))
         one.transport.write(record)  # type: ignore[union-attr]
         await self.until(lambda: two.frames)
         one.transport.write(record)  # type: ignore[union-attr]
@@ -400,7 +400,7 @@ class RandomTests(SynchronousTestCase):
                 elif state == 3:  # in a record
                     client.send(data)
                 else:  # a record that was changed
-                    record = bytearray(client.sealer.seal(data))  # type: ignore[union-attr]
+                    record = bytearray(client.sealer.seal(data))
                     record[where % len(record)] ^= 0x55
                     network.pumps[-1].clientIO.write(bytes(record))
         network.settle()
@@ -484,21 +484,21 @@ class CrowdTests(FaultCase):
         """Each has a transport to another; each message is acknowledged, and received once and in order."""
         server = await self.start_server()
         port = server.ports[0].getHost().port
-        turn = TurnFlush(reactor)  # type: ignore[arg-type]
+        turn = TurnFlush(reactor)
         endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port)
         keys = [SecKey.generate() for _ in range(self.CLIENTS)]
         accepting = [Accepting() for _ in keys]
 
         async def session(number: int) -> ClientSession:
             key = keys[number]
-            noise = RecordClientEndpoint(reactor, endpoint, turn, key, server._key.public, timeout=60)  # type: ignore[arg-type]
+            noise = RecordClientEndpoint(reactor, endpoint, turn, key, server._key.public, timeout=60)
             made: ClientSession = await noise.connect(
                 lambda remote: ClientSession(
                     reactor,
                     turn,
                     key.public,
                     remote,
-                    accept=lambda: accepting[number],  # type: ignore[arg-type]
+                    accept=lambda: accepting[number],
                 )
             )
             await made.established
@@ -553,10 +553,10 @@ class SignalTests(FaultCase):
         bob = await self.start_client(url, min_servers=1, resume_timeout=0)
         bob.listen(Accepting())
         protocol: Any = await alice.connect(bob.public_key, Accepting())
-        started = reactor.seconds()  # type: ignore[attr-defined]
+        started = reactor.seconds()
         child.signal("TERM")
         status = await child.ended
         self.assertEqual(status, TERMINATED)
-        self.assertLess(reactor.seconds() - started, 10)  # type: ignore[attr-defined]
+        self.assertLess(reactor.seconds() - started, 10)
         self.assertEqual(protocol.lost.value.close_reason, CloseReason.SHUTTING_DOWN)
         self.assertEqual(await alice._lookups.available_servers(), [])

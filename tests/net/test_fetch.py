@@ -55,7 +55,7 @@ class Hostile(Protocol):
             self.transport.write(self._again)
             self.said += len(self._again)
         if self.said < 500_000_000:
-            reactor.callLater(0, self._on)  # type: ignore[attr-defined]
+            reactor.callLater(0, self._on)
 
     def _on(self) -> None:
         if self.transport is not None and self.transport.connected and not self._paused:  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ class FetchTests(TestCase):
                 if one.transport is not None:
                     one.transport.abortConnection()  # type: ignore[attr-defined]
             await port.stopListening()
-            await deferLater(reactor, 0.01)  # type: ignore[arg-type]
+            await deferLater(reactor, 0.01)
 
         self.addCleanup(lambda: Deferred.fromCoroutine(stop()))
         return f"http://127.0.0.1:{port.getHost().port}"

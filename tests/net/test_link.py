@@ -89,9 +89,10 @@ class ClosingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.link = PlainLink(self.clock, TurnFlush(self.clock), JSONHandshake(KEYS["S"]), lambda remote: None)  # type: ignore[arg-type,return-value]
-        self.transport: Any = StringTransport()
-        self.transport.aborted = False
-        self.transport.abortConnection = self.abort
+        transport: Any = StringTransport()
+        transport.aborted = False
+        transport.abortConnection = self.abort
+        self.transport = transport
         self.link.makeConnection(self.transport)
         self.transport.registerProducer(self.link, True)
         self.waiting = 1_000_000
@@ -147,6 +148,7 @@ class HoldingTests(TestCase):
         while not queued(mine.transport) or queued(mine.transport) == size:
             await deferLater(reactor, 0.01)
         unsent = queued(mine.transport)
+        assert unsent is not None
         self.assertLess(unsent, held(mine.transport))
         self.assertEqual(held(mine.transport), size)
         if mine.transport.offset > size // 2:

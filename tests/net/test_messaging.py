@@ -316,9 +316,9 @@ class MessagingCommandTests(CommandCase, MessagingCase):
             connecting = self.start("messaging", "connect", key, *common)
             await self.until(lambda one=connecting: b"connected: " in one.err)
             assert connecting.transport is not None
-            connecting.transport.write(b"over a channel\n")  # type: ignore[attr-defined]
+            connecting.transport.write(b"over a channel\n")
             await self.until(lambda one=listening: one.out == b"over a channel\n")
-            connecting.transport.closeStdin()  # type: ignore[attr-defined]
+            connecting.transport.closeStdin()
             self.assertEqual(await connecting.ended, 0)
             self.assertEqual(await listening.ended, 0)
 
@@ -343,7 +343,7 @@ class OldClientTests(CommandCase, MessagingCase):
     async def stock(self, url: str, server: Any, era: str, **options: Any) -> StockClient:
         two_ids, acks = ERAS[era]
         key = SecKey.generate()
-        later = reactor.callLater  # type: ignore[attr-defined]
+        later = reactor.callLater
         client = StockClient(key, server._key.public, later, two_ids=two_ids, acks=acks, **options)
         port = server.ports[0].getHost().port
         await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port), client)
@@ -373,9 +373,9 @@ class OldClientTests(CommandCase, MessagingCase):
             common = ("--discovery", url, "--min-servers", "1", "--profile", "skywire", *options)
             connecting = self.start("messaging", "connect", str(stock.key.public), *common)
             assert connecting.transport is not None
-            connecting.transport.write(b"hell\n")  # type: ignore[attr-defined]
+            connecting.transport.write(b"hell\n")
             await self.until(lambda one=connecting: one.out == b"heard hell\n")
-            connecting.transport.closeStdin()  # type: ignore[attr-defined]
+            connecting.transport.closeStdin()
             self.assertEqual(await connecting.ended, 0, connecting.err)
             self.assertEqual((said, stock.panics), ([b"hell\n"], []), era)
 
@@ -388,7 +388,7 @@ class OldClientTests(CommandCase, MessagingCase):
         common = ("--discovery", url, "--min-servers", "1", "--profile", "skywire")
         connecting = self.start("messaging", "connect", str(stock.key.public), *common)
         assert connecting.transport is not None
-        connecting.transport.write(b"hell\n")  # type: ignore[attr-defined]
+        connecting.transport.write(b"hell\n")
         self.assertEqual(await connecting.ended, 1)
         self.assertIn(b"say --acks yes (until 2019-04-15) or no", connecting.err)
         self.assertEqual((stock.panics, [one.received for one in stock.accepted]), ([], [[]]))
@@ -411,7 +411,7 @@ class OldClientTests(CommandCase, MessagingCase):
             channel.write(b"hello")
             await self.until(lambda one=listening: one.out == b"hello")
             assert listening.transport is not None
-            listening.transport.write(b"and you")  # type: ignore[attr-defined]
+            listening.transport.write(b"and you")
             await self.until(lambda one=channel: one.data == b"and you")
             channel.close()
             self.assertEqual(await listening.ended, 0, listening.err)

@@ -147,11 +147,11 @@ class OperateTests(EntityCase):
         endpoint = RecordClientEndpoint(
             reactor,
             TCP4ClientEndpoint(reactor, "127.0.0.1", int(found[2])),
-            turn := TurnFlush(reactor),  # type: ignore[arg-type]
+            turn := TurnFlush(reactor),
             key := SecKey.generate(),
             PubKey.from_hex(found[1].decode()),
         )
-        session = await endpoint.connect(lambda remote: ClientSession(reactor, turn, key.public, remote))  # type: ignore[arg-type]
+        session = await endpoint.connect(lambda remote: ClientSession(reactor, turn, key.public, remote))
         return await session.established
 
     @asynchronous
@@ -251,7 +251,7 @@ class OperateTests(EntityCase):
                 return b""
 
         alice = SecKey.generate()
-        site = Site(Answers())  # type: ignore[no-untyped-call]
+        site = Site(Answers())
         site.noisy = False
         port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(site)
         self.addCleanup(lambda: port.stopListening())

@@ -72,12 +72,12 @@ class RedisCase(EntityCase):
 
     async def seconds_of(self, call: Any) -> tuple[float, Any]:
         """How long a Deferred takes, and what it fires with, an exception too."""
-        began = reactor.seconds()  # type: ignore[attr-defined]
+        began = reactor.seconds()
         try:
             result = await call
         except Exception as error:
             result = error
-        return reactor.seconds() - began, result  # type: ignore[attr-defined]
+        return reactor.seconds() - began, result
 
 
 class ConnectionTests(RedisCase):
@@ -89,7 +89,7 @@ class ConnectionTests(RedisCase):
         self.redis.kill()
         results = await gatherResults([self._tried(connection) for _ in range(1000)])
         self.assertEqual({False}, set(results))
-        await deferLater(reactor, GRACE)  # type: ignore[arg-type]
+        await deferLater(reactor, GRACE)
         seconds, result = await self.seconds_of(connection.get("key"))
         self.assertIsInstance(result, Exception)
         self.assertLess(seconds, 1.0)
@@ -107,7 +107,7 @@ class ConnectionTests(RedisCase):
         self.redis.signal(signal.SIGSTOP)
         for _ in range(3):
             self.assertFalse(await self._tried(connection))
-            await deferLater(reactor, 0.5)  # type: ignore[arg-type]
+            await deferLater(reactor, 0.5)
         self.redis.signal(signal.SIGCONT)
         await self.works(connection)
 
@@ -115,7 +115,7 @@ class ConnectionTests(RedisCase):
         for _ in range(100):
             if await self._tried(connection):
                 return
-            await deferLater(reactor, 0.1)  # type: ignore[arg-type]
+            await deferLater(reactor, 0.1)
         self.fail("it is not connected again")
 
     def _tried(self, connection: Any) -> Any:
@@ -142,7 +142,7 @@ class FirstTests(TestCase):
         for _ in range(100):
             if HangUp.met >= 2:
                 break
-            await deferLater(reactor, 0.1)  # type: ignore[arg-type]
+            await deferLater(reactor, 0.1)
         self.assertGreaterEqual(HangUp.met, 2)
         await connection.disconnect()
         del connection
@@ -182,6 +182,6 @@ class DiscoveryTests(RedisCase):
                 response = await treq.get(f"{url}/health", persistent=False)
                 if response.code == 200:
                     break
-                await deferLater(reactor, 0.05)  # type: ignore[arg-type]
+                await deferLater(reactor, 0.05)
             self.assertEqual("ok", json.loads(await response.content())["status"])
         self.assertEqual([], self.flushLoggedErrors())

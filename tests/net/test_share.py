@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given, strategies as st
 from twisted.internet.address import IPv4Address
@@ -146,7 +146,7 @@ class LinkTests(SynchronousTestCase):
             if piece:
                 one.send(piece)
         if not bad:
-            one.transport.loseConnection()
+            cast(Any, one.transport).loseConnection()
         self.network.settle()
         got = [frame for frame in two.take() if frame.type != CLOSE]
         self.assertEqual(got, expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given, strategies as st
 from twisted.internet.error import ConnectionAborted, ConnectionDone
@@ -14,6 +14,7 @@ from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClose
 from dmsg.keys import SecKey
 from dmsg.net.streams import stream as stream_module
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
+from dmsg.net.streams.carrier import StreamCarrier
 from dmsg.net.streams.stream import (
     JOIN_SIZE,
     LARGEST_PIECE,
@@ -31,7 +32,7 @@ ADDRESS = DmsgAddress(SecKey.from_seed(b"stream").public, 7)
 FRAME = 1000
 
 
-class Carrier:
+class Carrier(StreamCarrier):
     """Notes what it is asked for; flushes when told to."""
 
     def __init__(self, window: int = 10**9) -> None:
@@ -50,6 +51,9 @@ class Carrier:
         assert len(data) <= max(stream.max_frame, JOIN_SIZE)
         self.sent.append((bytes(data), token))
         self.in_flight.append(token)
+
+    def stream_confirms(self, stream: StreamTransport) -> bool:
+        return True
 
     def stream_flush(self) -> None:
         self.flushed += 1
@@ -524,7 +528,7 @@ class EndTests(StreamCase):
     def test_sends_fail_in_the_order_of_their_making(self) -> None:
         failed: list[int] = []
         for number in range(50):
-            self.stream.send(b"x").addErrback(lambda _, number=number: failed.append(number))
+            self.stream.send(b"x").addErrback(lambda _, of: failed.append(of), number)
         self.stream.carrier_closed(CloseReason.SHUTTING_DOWN)
         self.assertEqual(failed, list(range(50)))
 
@@ -605,7 +609,7 @@ class ProducerTests(StreamCase):
         """Paused above the mark, once; resumed below half of it."""
         producer = Producer()
         self.carrier.window = 0
-        self.stream.registerProducer(producer, True)
+        self.stream.registerProducer(cast(Any, producer), True)
         self.assertRaises(RuntimeError, self.stream.registerProducer, producer, True)
         self.stream.write(bytes(SEND_HIGH_WATER))
         self.assertEqual(producer.told, [])
@@ -627,7 +631,7 @@ class ProducerTests(StreamCase):
         """One that was paused when the connection was to be closed, as over TCP."""
         producer = Producer()
         self.carrier.window = 0
-        self.stream.registerProducer(producer, True)
+        self.stream.registerProducer(cast(Any, producer), True)
         self.stream.write(bytes(SEND_HIGH_WATER + 1))
         self.stream.loseConnection()
         self.carrier.window = 10**9
@@ -644,7 +648,7 @@ class ProducerTests(StreamCase):
     def test_a_pull_producer(self) -> None:
         """Asked whenever nothing waits."""
         producer = Producer()
-        self.stream.registerProducer(producer, False)
+        self.stream.registerProducer(cast(Any, producer), False)
         self.assertEqual(producer.told, ["resume"])
         self.carrier.window = 0
         self.stream.write(b"x")
@@ -667,10 +671,10 @@ class ProducerTests(StreamCase):
                 raise ValueError("bug")
 
         producer, late = Broken(), Producer()
-        self.stream.registerProducer(producer, True)
+        self.stream.registerProducer(cast(Any, producer), True)
         self.stream.abortConnection()
         self.assertEqual(producer.told, ["stop"])
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
         self.assertIsInstance(self.lost, ConnectionAborted)
-        self.stream.registerProducer(late, True)
+        self.stream.registerProducer(cast(Any, late), True)
         self.assertEqual(late.told, ["stop"])

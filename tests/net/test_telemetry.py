@@ -165,7 +165,9 @@ class RankingTests(EntityCase):
             await self.start_server(f"--discovery={url}", f"--key-file={path}")
         good, bad = (read_key_file(path).public.hex() for path in keys)
         now = int(time.time())
-        weights = [{"static": key, "weight": weight, "reasons": []} for key, weight in ((good, 1000), (bad, 0.001))]
+        weights: list[dict[str, Any]] = [
+            {"static": key, "weight": weight, "reasons": []} for key, weight in ((good, 1000), (bad, 0.001))
+        ]
         ranking.write_bytes(sign_ranking(weights, operator, now, now + 600))
         self.discovery._ranking.look()
         client = await self.start_client(url, min_servers=1)

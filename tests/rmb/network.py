@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, DeferredQueue
@@ -23,6 +23,7 @@ from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
+from tests.support import some
 
 SECRETS = {name: "0x" + (bytes([number]) * 32).hex() for number, name in enumerate(("A", "B", "C", "D"), 1)}
 
@@ -130,7 +131,7 @@ class RmbCase(TestCase):
         self.clients: list[Any] = []
         self.offset = 0.0
 
-    def tearDown(self) -> Deferred[None]:
+    def tearDown(self) -> Deferred[None]:  # type: ignore[override]  # trial waits for it
         return Deferred.fromCoroutine(self._tear_down())
 
     async def _tear_down(self) -> None:
@@ -180,7 +181,7 @@ class RmbCase(TestCase):
     async def named_relay(self, **options: Any) -> Any:
         """One that knows its own name, which is its address."""
         relay = await self.relay(domains=frozenset({"http://pending"}), **options)
-        relay.switch.relay.domains = relay.switch.federation._domains = frozenset({relay.domain})
+        some(relay.switch).relay.domains = some(relay.switch).federation._domains = frozenset({cast(Any, relay).domain})
         return relay
 
     async def raw(self, name: str, relay: Any, sid: str | None = None, **options: Any) -> RawTwin:
@@ -204,8 +205,8 @@ class RmbCase(TestCase):
 
     async def until(self, condition: Any, seconds: float = 30.0) -> None:
         """Wait for something to become true.  The time is for a machine that has other things to do."""
-        deadline = reactor.seconds() + seconds  # type: ignore[attr-defined]
+        deadline = reactor.seconds() + seconds
         while not condition():
-            if reactor.seconds() > deadline:  # type: ignore[attr-defined]
+            if reactor.seconds() > deadline:
                 self.fail(f"that did not come about within {seconds:g} s")
             await pause(0.01)

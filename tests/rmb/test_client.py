@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 
@@ -14,7 +14,7 @@ from dmsg.rmb.session.seal import Seen
 from dmsg.rmb.session.uplink import MessageTooLarge
 from dmsg.rmb.twins.address import Session
 from tests.rmb.network import RmbCase, pause
-from tests.support import asynchronous
+from tests.support import asynchronous, some
 
 
 class CallTests(RmbCase):
@@ -81,7 +81,7 @@ class CallTests(RmbCase):
             ("failing", 255, "'k'"),
             ("x", 255, "function not found: x"),
         ):
-            error = await self.assertFailure(Deferred.fromCoroutine(self.a.call(self.to, command)), RemoteError)
+            error: Any = await self.assertFailure(Deferred.fromCoroutine(self.a.call(self.to, command)), RemoteError)
             self.assertEqual((code, text, False), (error.code, str(error), error.by_relay))
         self.assertEqual(1, len(self.flushLoggedErrors(KeyError)))
         await self.assertFailure(Deferred.fromCoroutine(self.a.call(999, "x")), TwinNotFound)
@@ -91,7 +91,7 @@ class CallTests(RmbCase):
         """grid3#453: no waiting for a sleeping twin; unless the relay is to keep the request."""
         await self.two()
         asleep = self.twin("C", self.one.domain)
-        error = await self.assertFailure(Deferred.fromCoroutine(self.a.call(asleep, "x", timeout=30)), TwinOffline)
+        error: Any = await self.assertFailure(Deferred.fromCoroutine(self.a.call(asleep, "x", timeout=30)), TwinOffline)
         self.assertTrue(error.by_relay)
         waiting = Deferred.fromCoroutine(self.a.call(asleep, "x", b"kept", timeout=30, keep=True))
         await self.until(lambda: len(self.one.switch.queue) == 1)
@@ -115,7 +115,7 @@ class CallTests(RmbCase):
         asleep = self.twin("C", self.one.domain)
         answers = await self.a.call_all([self.to, asleep, 999, self.to], "x")
         self.assertEqual({self.to, asleep, 999}, set(answers))
-        self.assertEqual(b"b", answers[self.to].payload)
+        self.assertEqual(b"b", cast(Any, answers[self.to]).payload)
         self.assertIsInstance(answers[asleep], TwinOffline)
         self.assertIsInstance(answers[999], TwinNotFound)
 
@@ -157,7 +157,7 @@ class CallTests(RmbCase):
         self.b.serve("x", lambda request: b"x")
         calling = Deferred.fromCoroutine(self.a.call(self.to, "x", bytes(17 * 1024 * 1024)))
         await self.assertFailure(calling, MessageTooLarge)
-        error = await self.assertFailure(Deferred.fromCoroutine(self.a.call(self.to, "large")), RemoteError)
+        error: Any = await self.assertFailure(Deferred.fromCoroutine(self.a.call(self.to, "large")), RemoteError)
         self.assertIn("16777216 are allowed", str(error))
         self.assertEqual(b"x", (await self.a.call(self.to, "x")).payload)
 
@@ -183,7 +183,7 @@ class CallTests(RmbCase):
         slow = Deferred.fromCoroutine(self.a.call(self.ids["B"], "slow"))
         await pause(0.1)
         await self.one.stopService()
-        await self.until(lambda: not self.a.uplink.connected and not self.b.uplink.connected)
+        await self.until(lambda: not some(self.a.uplink).connected and not some(self.b.uplink).connected)
         held.callback(b"slow")
         meanwhile = Deferred.fromCoroutine(self.a.call(self.ids["B"], "x", keep=True))
         again = await self.relay(
@@ -192,8 +192,8 @@ class CallTests(RmbCase):
             listen=[f"tcp:{self.one.port}:interface=127.0.0.1"],
         )
         self.assertEqual([b"slow", b"x"], [(await slow).payload, (await meanwhile).payload])
-        await self.until(lambda: not len(self.a.uplink) and not len(self.b.uplink))
-        self.assertEqual(2, len(again.switch.sessions))
+        await self.until(lambda: not len(some(self.a.uplink)) and not len(some(self.b.uplink)))
+        self.assertEqual(2, len(some(again.switch).sessions))
 
     @asynchronous
     async def test_two_relays(self) -> None:
@@ -205,11 +205,11 @@ class CallTests(RmbCase):
         self.b.serve("x", lambda request: b"x")
         await self.a.when_online()
         await self.until(lambda: self.b.uplink is not None and all(link.connected for link in self.b.uplink.links))
-        self.assertEqual({self.one.domain, other.domain}, set(self.b.twin.relays))
+        self.assertEqual({self.one.domain, other.domain}, set(some(self.b.twin).relays))
         await self.a.call(self.ids["B"], "x")
         await other.stopService()
         await self.relay(listen=[f"tcp:{other.port}:interface=127.0.0.1"], domains=other.switch.relay.domains)
-        self.assertTrue(self.b.uplink.connected)
+        self.assertTrue(some(self.b.uplink).connected)
         reply = await self.a.call(self.ids["B"], "x", timeout=20)
         self.assertEqual(b"x", reply.payload)
 
@@ -217,7 +217,7 @@ class CallTests(RmbCase):
     async def test_starting(self) -> None:
         """A twin that is none; no relay; a registry that does not take the update."""
         client = self.client("D", _Nowhere)
-        error = await self.assertFailure(Deferred.fromCoroutine(client.when_online(5)), TwinNotFound)
+        error: Any = await self.assertFailure(Deferred.fromCoroutine(client.when_online(5)), TwinNotFound)
         self.assertEqual("no twin found on this network with given key", str(error))
         self.twin("A", None)
         client = self.client("A", _Nowhere)
@@ -235,10 +235,10 @@ class CallTests(RmbCase):
         self.twin("A", f"{self.one.domain}_{other.domain}")
         client = self.client("A", self.one, session="s")
         await client.when_online()
-        self.assertEqual({self.one.domain, other.domain}, set(client.twin.relays))
+        self.assertEqual({self.one.domain, other.domain}, set(some(client.twin).relays))
         client = self.client("A", self.one)
         await client.when_online()
-        self.assertEqual({self.one.domain}, set(client.twin.relays))
+        self.assertEqual({self.one.domain}, set(some(client.twin).relays))
 
 
 class _Nowhere:

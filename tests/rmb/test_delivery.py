@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from hypothesis import given, strategies as st
@@ -810,11 +810,11 @@ class LinkTests(SynchronousTestCase):
         (link,) = uplink.links
         link._stopped = False
         first, second = FakeSocket(), FakeSocket()
-        link.opened(first)
+        link.opened(cast(Any, first))
         link.received(b"x")
         link.ping_received(b"before..")
         link.lost("cut")
-        link.opened(second)
+        link.opened(cast(Any, second))
         link.received(b"y")
         link.ping_received(b"now.....")
         done[0](True)
@@ -828,7 +828,7 @@ class UplinkTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.uplink = Uplink(self.clock, [], lambda: "", lambda data, done: done(), self.clock.seconds)
+        self.uplink = Uplink(self.clock, [], lambda: "", lambda data, done: done(True), self.clock.seconds)
 
     def test_expires(self) -> None:
         """A message whose life is over before a relay is there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
@@ -22,7 +22,7 @@ from dmsg.rmb.relay.server import open_queue
 from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
-from dmsg.rmb.twins.twin import parse_account
+from dmsg.rmb.twins.identity import parse_account
 from tests.rmb.network import RawTwin, pause
 from tests.rmb.test_registry import A, statement
 from tests.rmb.test_relay import PairCase, _deferred, status_of
@@ -48,7 +48,7 @@ class SessionTests(PairCase):
         head = urlsafe_b64encode(b'{"alg":"\\ud800"}').rstrip(b"=").decode()
         url = f"http://127.0.0.1:{self.one.port}/?{head}.e30.e30"
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13"}
-        status, text = await status_of(url, Sec_WebSocket_Key="AQIDBAUGBwgJCgsMDQ4PEA==", **upgrade)
+        status, text = await status_of(url, Sec_WebSocket_Key="AQIDBAUGBwgJCgsMDQ4PEA==", **cast(Any, upgrade))
         self.assertEqual(status, 401, text)
         self.assertEqual(self.flushLoggedErrors(), [])
 
@@ -108,7 +108,7 @@ class SessionTests(PairCase):
 
             def wait(self, socket: Any) -> None:
                 self.tired = False
-                reactor.callLater(0, socket.go_on)  # type: ignore[attr-defined]
+                reactor.callLater(0, socket.go_on)
 
             def now(self) -> float:
                 return 0.0
@@ -197,7 +197,7 @@ class HostileRegistry(Resource):
     isLeaf = True
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.asked = 0
         self.answers: list[bytes] = []
 

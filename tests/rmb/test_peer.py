@@ -6,7 +6,7 @@ import json
 import time
 from base64 import b64decode, b64encode
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import redis
@@ -29,7 +29,7 @@ from dmsg.rmb.twins.identity import Identity, verify
 from tests.redis import redis_server, shared_redis
 from tests.rmb.network import SECRETS, RawTwin, RmbCase
 from tests.rmb.support import vectors
-from tests.support import asynchronous
+from tests.support import asynchronous, some
 
 
 class LocalSide:
@@ -119,7 +119,7 @@ class PeerCase(RmbCase):
         self.clients.append(peer)
         peer.startService()
         await peer.ready
-        await peer.uplink.when_online(10)
+        await some(peer.uplink).when_online(10)
         return peer, side
 
     def setUp(self) -> None:
@@ -160,7 +160,8 @@ class ExchangeTests(PeerCase):
                 break
             got.append(answer)
         where = [
-            (one.switch.relay.drops, one.switch.federation.error, len(one.switch.federation)) for one in self.relays
+            (some(one.switch).relay.drops, some(one.switch).federation.error, len(some(one.switch).federation))
+            for one in self.relays
         ]
         self.assertEqual(
             sorted((str(one), str(twin)) for one in range(number) for twin in receivers),
@@ -363,7 +364,7 @@ class DistrustTests(PeerCase):
         self.assertEqual(wire.challenge(honest), wire.challenge(forged))
         await self.inject(self.gateway, forged.SerializeToString())
         for fields in ({"expiration": 3601}, {"timestamp": now + 400}, {"timestamp": now - 100}):
-            await self.inject(self.gateway, self.signed(self.a, self.a.envelope(self.to, **fields)))
+            await self.inject(self.gateway, self.signed(self.a, self.a.envelope(self.to, **cast(Any, fields))))
         self.assertEqual(4, self.count(Drop.BAD_TIMES))
         texts = [(await self.a.messages.get()).error.message for _ in range(4)]
         self.assertEqual(
@@ -395,7 +396,7 @@ class DistrustTests(PeerCase):
         await self.pair()
         get = self.registry.get
         self.patch(self.registry, "get", lambda number: fail(RegistryUnavailable("away")))
-        self.gateway._registry.flush()
+        some(self.gateway._registry).flush()
         self.a.send(self.a.envelope(self.to), self.now())
         await self.until(lambda: self.gateway._running)
         self.assertFalse(self.b.redis.exists("msgbus.cmd"))
@@ -408,7 +409,7 @@ class DistrustTests(PeerCase):
         await self.pair()
         # only a database of its own may be full
         calls: list[str] = []
-        run = self.gateway._store._redis.eval
+        run = some(self.gateway._store)._redis.eval
 
         def full(script: str, *arguments: Any) -> Any:
             calls.append(script)
@@ -416,7 +417,7 @@ class DistrustTests(PeerCase):
                 return fail(ResponseError("ERR Error running script: OOM command not allowed"))
             return run(script, *arguments)
 
-        self.gateway._store._redis = _Instead(self.gateway._store._redis, full)
+        some(self.gateway._store)._redis = _Instead(some(self.gateway._store)._redis, full)
         self.a.send(self.a.envelope(self.to), self.now())
         self.assertIsNotNone(await deferToThread(self.b.pop, "msgbus.cmd"))
 
@@ -440,8 +441,8 @@ class DistrustTests(PeerCase):
         client = self.client("C", self.one)
         await client.when_online()
         caught: list[bytes] = []
-        send = client.uplink.send
-        client.uplink.send = lambda data, until: caught.append(data) or send(data, until)
+        send = some(client.uplink).send
+        cast(Any, client.uplink).send = lambda data, until: caught.append(data) or send(data, until)
         calling = Deferred.fromCoroutine(client.call(self.ids["B"], "abc", b"x", timeout=5))
         await self.until(lambda: self.b.redis.exists("msgbus.abc"))
         calling.addErrback(lambda _: None)
@@ -572,18 +573,18 @@ class ListTests(PeerCase):
         peer, _ = await self.peer("A", one)
         store = peer._store
         for number in range(9):
-            await store.hand_over("msgbus.x", b"%d" % number + bytes(999))
-        redis = store._redis
-        self.assertEqual((await redis.llen("msgbus.x"), store.dropped), (9, 0))
+            await some(store).hand_over("msgbus.x", b"%d" % number + bytes(999))
+        redis = some(store)._redis
+        self.assertEqual((await redis.llen("msgbus.x"), some(store).dropped), (9, 0))
         for _ in range(5):
             await redis.rpop("msgbus.x")
         for number in range(9, 15):
-            await store.hand_over("msgbus.x", b"%d" % (number % 10) + bytes(999))
-        self.assertEqual((await redis.llen("msgbus.x"), store.dropped), (10, 0))
-        await store.hand_over("msgbus.x", bytes(1000))
-        self.assertEqual((await redis.llen("msgbus.x"), store.dropped), (7, 4))
+            await some(store).hand_over("msgbus.x", b"%d" % (number % 10) + bytes(999))
+        self.assertEqual((await redis.llen("msgbus.x"), some(store).dropped), (10, 0))
+        await some(store).hand_over("msgbus.x", bytes(1000))
+        self.assertEqual((await redis.llen("msgbus.x"), some(store).dropped), (7, 4))
         self.assertEqual((await redis.rpop("msgbus.x"))[:1], b"9")
-        await store.hand_over("msgbus.x", bytes(50_000))
+        await some(store).hand_over("msgbus.x", bytes(50_000))
         self.assertEqual(await redis.llen("msgbus.x"), 1)
 
 
@@ -650,7 +651,7 @@ class LocalSideTests(PeerCase):
         a = await self.raw("A", relay)
         for number in range(8):
             a.send(a.envelope(Session(self.ids["B"]), uid=str(number)), self.now())
-        await self.until(lambda: peer._store.dropped == 3)
+        await self.until(lambda: some(peer._store).dropped == 3)
         self.assertEqual(list("34567"), [b.pop("msgbus.cmd")["ref"] for _ in range(5)])
         ret = b.push(dst=[999])
         await self.until(lambda: b.redis.llen(ret) == 1)
@@ -709,12 +710,12 @@ class LocalSideTests(PeerCase):
 
         def handle() -> None:
             for _ in range(50):
-                request = json.loads(b.redis.blpop("msgbus.testme", 20)[1])
+                request = json.loads(some(b.redis.blpop("msgbus.testme", 20))[1])
                 request["now"], request["dst"] = int(time.time()), request.pop("src")
                 b.redis.lpush(request["ret"], json.dumps(request))
 
         serving = deferToThread(handle)
-        got = [json.loads((await deferToThread(a.redis.blpop, ret, 20))[1]) for _ in range(50)]
+        got = [json.loads(some(await deferToThread(a.redis.blpop, ret, 20))[1]) for _ in range(50)]
         await serving
         self.assertEqual(
             {("", str(self.ids["B"]), "WA==", None)}, {(one["ref"], one["src"], one["dat"], one["err"]) for one in got}
@@ -728,4 +729,4 @@ def _opened(case: PeerCase, envelope: Envelope) -> bytes:
     encryption = encryption_of(SECRETS["B"])
     assert encryption is not None
     sender = case.successResultOf(case.registry.get(wire.source_of(envelope).twin))
-    return encryption.decrypt(envelope.cipher, sender.pk)
+    return encryption.decrypt(envelope.cipher, some(sender.pk))

@@ -139,7 +139,7 @@ class RedisFloodTests(RedisCase, FloodTests):
 
     def setUp(self) -> None:
         super().setUp()
-        self.queue = self.url  # type: ignore[assignment,method-assign]
+        self.queue = self.url
 
 
 class ExpiryTests(RedisCase, PairCase):

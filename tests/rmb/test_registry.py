@@ -23,8 +23,9 @@ from dmsg.rmb.registry.service import RegistryService, open_registry
 from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin, check_relay, relay_of_websocket, relay_url
+from tests.ports import port_of
 from tests.rmb.network import pause
-from tests.support import asynchronous
+from tests.support import asynchronous, some
 
 A, B = Identity("//Alice"), Identity("//Bob", "ed25519")
 
@@ -169,7 +170,7 @@ class HTTPTests(Behaviour, TestCase):
     async def make(self) -> None:
         self.service = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", rate=0)
         self.service.startService()
-        self.url = f"http://127.0.0.1:{(await self.service.ready)[0].getHost().port}"
+        self.url = f"http://127.0.0.1:{port_of((await self.service.ready)[0])}"
         self.registry = HTTPRegistry(reactor, self.url)
         self.addCleanup(self.stop)
 
@@ -183,7 +184,7 @@ class HTTPTests(Behaviour, TestCase):
 
     async def settle(self) -> None:
         for _ in range(500):
-            if self.service._api._waiting:
+            if some(self.service._api)._waiting:
                 return
             await pause(0.01)
 
@@ -225,7 +226,7 @@ class HTTPTests(Behaviour, TestCase):
         await self.make()
         await self.registry.put(statement())
         table = self.service._table
-        table._db.execute("UPDATE twins SET relay = 'evil'")
+        some(table)._db.execute("UPDATE twins SET relay = 'evil'")
         error = await self.assertFailure(self.registry.get(1), RegistryUnavailable)
         self.assertIn("does not verify", str(error))
         self.patch(table, "get", lambda number: succeed(replace(statement(), id=7)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64encode
-from typing import Any
+from typing import Any, cast
 
 import treq
 from autobahn.twisted.websocket import WebSocketServerProtocol
@@ -27,7 +27,7 @@ from tests.support import asynchronous
 async def status_of(url: str, method: str = "GET", data: bytes | None = None, **headers: str) -> tuple[int, str]:
     """What a plain HTTP request is answered."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    response = await treq.request(method, url, data=data, headers=names, persistent=False)
+    response = await treq.request(method, url, data=data, headers=cast(Any, names), persistent=False)
     return response.code, await response.text()
 
 
@@ -251,13 +251,13 @@ class DurableTests(PairCase):
         self.one = await self.named_relay()
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         b, a = await self.other("B", asks=False), await self.raw("A", self.one)
-        began = reactor.seconds()  # type: ignore[attr-defined]
+        began = reactor.seconds()
         for count in range(3000):
             a.send(a.envelope(b.session, uid=str(count)), self.now())
         await self.until(lambda: len(b.raw) == 3000)
         a.socket.ping(b"settled?")
         await a.pongs.get()
-        passed = reactor.seconds() - began  # type: ignore[attr-defined]
+        passed = reactor.seconds() - began
         self.assertLessEqual(len(b.pings), passed / switch.PING_BEHIND + 2)
         before = len(b.pings)
         await pause(0.3)
@@ -669,10 +669,14 @@ class HTTPTests(PairCase):
             ),
         ]
         for query, status, text in cases:
-            self.assertEqual((status, text), await status_of(f"{url}/any/path{query}", **upgrade), query[:20])
+            self.assertEqual(
+                (status, text), await status_of(f"{url}/any/path{query}", **cast(Any, upgrade)), query[:20]
+            )
         self.patch(self.registry, "get", lambda number: _fail(RegistryUnavailable("it is away")))
         self.one.switch.registry.flush()
-        self.assertEqual((500, "failed to get twin: it is away"), await status_of(f"{url}/?{good}", **upgrade))
+        self.assertEqual(
+            (500, "failed to get twin: it is away"), await status_of(f"{url}/?{good}", **cast(Any, upgrade))
+        )
 
     @asynchronous
     async def test_a_token_is_taken_once(self) -> None:
@@ -806,12 +810,12 @@ class HTTPTests(PairCase):
 
         lines: list[str] = []
         observer = lambda event: lines.append(repr(event))
-        globalLogPublisher.addObserver(observer)
+        globalLogPublisher.addObserver(cast(Any, observer))
         try:
             a, _ = await self.pair()
             await a.close()
         finally:
-            globalLogPublisher.removeObserver(observer)
+            globalLogPublisher.removeObserver(cast(Any, observer))
         self.assertFalse([line for line in lines if "eyJ" in line])
 
     @asynchronous

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given, strategies as st
 from twisted.internet import reactor
@@ -16,6 +16,7 @@ from dmsg.rmb.registry.service import open_registry
 from dmsg.rmb.registry.tfchain import ScaleError, decode_twin, storage_key, twox128
 from dmsg.rmb.twins.identity import Identity, parse_account
 from dmsg.rmb.twins.twin import Twin
+from tests.ports import port_of
 from tests.support import asynchronous
 
 ALICE = Identity("//Alice").account
@@ -107,9 +108,9 @@ class NodeTests(TestCase):
                 storage_key("TfgridModule", "TwinIdByAccountID", ALICE): (2).to_bytes(4, "little"),
             }
         )
-        port = reactor.listenTCP(0, Site(self.node), interface="127.0.0.1")
+        port = reactor.listenTCP(0, cast(Any, Site(self.node)), interface="127.0.0.1")
         self.addCleanup(port.stopListening)
-        self.registry = open_registry(f"tfchain:ws://127.0.0.1:{port.getHost().port}", reactor)
+        self.registry = open_registry(f"tfchain:ws://127.0.0.1:{port_of(port)}", reactor)
         self.addCleanup(self.registry.close)
 
     @asynchronous

@@ -19,8 +19,9 @@ from dmsg.rmb.envelope.cipher import Encryption
 from dmsg.rmb.registry.service import RegistryService
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
+from tests.ports import port_of
 from tests.rmb.test_peer import PeerCase
-from tests.support import asynchronous
+from tests.support import asynchronous, some
 
 PACKAGE = "@threefold/rmb_direct_client@2.9.2"
 WORDS = "winner giant reward damage expose pulse recipe manual brand volcano dry avoid"
@@ -56,9 +57,9 @@ class TypeScriptTests(PeerCase):
         service = RegistryService(reactor, ["tcp:0:interface=127.0.0.1"], ":memory:", rate=0)
         service.startService()
         self.addCleanup(service.stopService)
-        url = f"http://127.0.0.1:{(await service.ready)[0].getHost().port}"
+        url = f"http://127.0.0.1:{port_of((await service.ready)[0])}"
         await self.registry.close()
-        self.registry = service._table
+        self.registry = some(service._table)
         self.patch(service, "_table", None)  # it is closed with this case's registry
         relay = await self.named_relay()
         identity = Identity(WORDS, "sr25519")

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from hypothesis import given, strategies as st
@@ -26,6 +26,7 @@ from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENT, RECEIPTS_PREFIX, columns, markdown
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
 from dmsg.telemetry.spool import compress, recover
+from tests.support import some
 
 SECRET = bytes(32)
 
@@ -125,10 +126,10 @@ class RecorderTests(SpoolCase):
         assert real is not None
 
         class Full:
-            name = real.name
+            name = some(real).name
 
             def write(self, data: bytes) -> int:
-                real.write(data[:7])  # as a disk does that has little left
+                some(real).write(data[:7])  # as a disk does that has little left
                 return 7
 
             def __getattr__(self, name: str) -> Any:
@@ -446,7 +447,7 @@ class TelemetryTests(SpoolCase):
             ({"secret": secret}, {"secret": secret}, {}, {"secret": secret, "clear": True})
         ):
             directory = self.directory / str(number)
-            telemetry = Telemetry(Clock(), TelemetrySettings(directory, **options), "discovery")
+            telemetry = Telemetry(Clock(), TelemetrySettings(directory, **cast(Any, options)), "discovery")
             telemetry.start()
             telemetry.record("entry", {"subject": b"\2" * 33})
             self.successResultOf(telemetry.stop())

@@ -32,7 +32,7 @@ while True:
 class NamespaceCase(SynchronousTestCase):
     """Discovery and relays, alice and bob, each a namespace."""
 
-    hosts = ("hub", "relay1", "relay2", "alice", "bob")
+    hosts: tuple[str, ...] = ("hub", "relay1", "relay2", "alice", "bob")
 
     def setUp(self) -> None:
         if problem := available():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory
@@ -51,8 +51,8 @@ class SecureCase(SynchronousTestCase):
         return Streams(
             self.network.clock,
             key,
-            listeners.get,  # type: ignore[arg-type]
-            lambda stream: self.network.clock.callLater(0, stream.flush) and None,
+            listeners.get,
+            lambda stream: cast(None, self.network.clock.callLater(0, stream.flush)),
             encryption=self.encryption,
             resume_timeout=self.resume_timeout,
         )

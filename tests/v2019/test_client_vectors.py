@@ -171,11 +171,12 @@ class ClientRuleTests(SynchronousTestCase):
         for letter in "abc":
             client.core.send(transport, letter.encode(), letter)
         self.assertEqual(client.sent(), recorded[:3])
-        for sequence, letter in ((0, "c"), (0xFFFE, "a"), (0xFFFE, None)):
+        cases: tuple[tuple[int, str | None], ...] = ((0, "c"), (0xFFFE, "a"), (0xFFFE, None))
+        for sequence, said in cases:
             before = len(client.events)
             client.feed(Frame(ACK, 0x2001, sequence.to_bytes(2, "big")))
             acknowledged = client.events[before:]
-            expected = [] if letter is None else [Acknowledged(transport, letter)]
+            expected = [] if said is None else [Acknowledged(transport, said)]
             self.assertEqual(acknowledged, expected)
         client.core.send(transport, b"d", "d")
         self.assertEqual(client.sent(), recorded[3:])

@@ -288,7 +288,7 @@ class EndOfJointTests(TestCase):
                     return
                 super().write(data)
                 if self.producer is not None and len(self.value()) > 100_000:
-                    self.producer.pauseProducing()  # type: ignore[attr-defined]
+                    self.producer.pauseProducing()
 
         service = TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port)
         half = JointFactory(service.connect).buildProtocol(None)
@@ -305,7 +305,7 @@ class EndOfJointTests(TestCase):
             if stream.producerState == "producing":
                 half.dataReceived(bytes(65536))
                 sent += 65536
-            waits = stream.producerState == "paused" and echoes[0].transport not in reactor.getReaders()  # type: ignore[attr-defined]
+            waits = stream.producerState == "paused" and echoes[0].transport not in reactor.getReaders()
             stuck = stuck + 1 if waits else 0
             await deferLater(reactor, 0)
         self.assertGreater(sent, 100_000)

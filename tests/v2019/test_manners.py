@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone
@@ -95,9 +95,9 @@ class CallbackTests(StepCase):
         for _ in range(3):
             self.network.settle()
             for stream in [one.transport] if self.streams["A"].suspended else []:
-                self.a.reopen(stream).addErrback(
-                    lambda failure, stream=stream: self.streams["A"]._give_up(stream, failure.value.reason)
-                )
+                give_up: Any = self.streams["A"]._give_up
+                reopening: Any = self.a.reopen(stream)
+                reopening.addErrback(lambda failure: give_up(one.transport, failure.value.reason))
         self.assertIsNotNone(one.lost and two.lost)
         self.assertEqual((self.a.transports, self.b.transports), (1, 1))
 
@@ -117,7 +117,7 @@ class CallbackTests(StepCase):
         self.listeners[8], self.listeners[9] = Refuses(), Accepting(Talks)
         one = self.a.open(B, Accepting(Talks), port=8, secure=True)
         self.network.settle()
-        self.assertEqual(self.successResultOf(one).lost.value.close_reason, CloseReason.REFUSED)
+        self.assertEqual(cast(Any, self.successResultOf(one)).lost.value.close_reason, CloseReason.REFUSED)
         for factory, kind in ((Raises(), ValueError), (Refuses(), TransportClosed)):
             opening = self.a.open(B, factory, port=9, secure=True)
             self.network.settle()

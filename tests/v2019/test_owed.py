@@ -26,7 +26,7 @@ class OwedTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.owed = Owed(key(SERVER), -OWED_FOR)
 
-    def takes(self, payload: bytes, by: bytes, now: float = 0.0) -> bool:
+    def takes(self, payload: bytes, by: bytes, now: float = 0.0) -> Due:
         """As it says."""
         return self.owed.takes(payload, by, now)
 

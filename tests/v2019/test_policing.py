@@ -250,14 +250,14 @@ class AdmissionTests(ServerCase):
 
     def test_who_is_asked_about_waits(self) -> None:
         answer: Deferred[bool] = Deferred()
-        self.admission.hook = _Slow(answer)  # type: ignore[assignment]
+        self.admission.hook = _Slow(answer)
         a = self.client("A")
         self.assertEqual((a.take(), a.closed), ([], False))
         answer.callback(True)
         self.network.settle()
         self.assertEqual(len(a.take()), 1)
         refused: Deferred[bool] = Deferred()
-        self.admission.hook = _Slow(refused)  # type: ignore[assignment]
+        self.admission.hook = _Slow(refused)
         b = self.client("B")
         refused.errback(RuntimeError("bug in a hook"))
         self.network.settle()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionAborted, ConnectionDone
@@ -148,10 +148,10 @@ class TransportTests(NetworkCase):
         opening = both.open(KEYS["C"].public, Accepting())
         self.network.settle()
         one, two = self.successResultOf(opening), mine.built[0]
-        one.transport.write(b"self")
+        cast(Any, one).transport.write(b"self")
         self.network.settle()
         self.assertEqual(two.data, b"self")
-        one.transport.loseConnection()
+        cast(Any, one).transport.loseConnection()
         self.network.settle()
         self.assertEqual(both.transports, 0)
 
@@ -466,7 +466,7 @@ class HandshakeTests(SynchronousTestCase):
 
     def test_connections_are_bounded(self) -> None:
         self.network.factory.limits = Limits(max_connections=1)
-        observer = EventLoggingObserver.createWithCleanup(self, globalLogPublisher)
+        observer = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
         first = self.network.client(KEYS["A"])
         told = min(MAX_TOLD, self.network.factory._max_handshakes)
         for number in range(told):
@@ -492,7 +492,7 @@ class HandshakeTests(SynchronousTestCase):
         self.assertNoResult(drained)
         self.network.settle()
         self.successResultOf(drained)
-        self.assertEqual(one.lost.value.close_reason, CloseReason.SHUTTING_DOWN)
+        self.assertEqual(cast(Any, one).lost.value.close_reason, CloseReason.SHUTTING_DOWN)
         self.assertIsNone(self.network.factory.buildProtocol(None))
         self.assertEqual(self.drops[DropReason.DRAINING], 1)
 
@@ -504,7 +504,7 @@ class HandshakeTests(SynchronousTestCase):
         self.network.settle()
         one = self.successResultOf(opening)
         a.link._sealer.sequence = 2**32 - records_module.NONCE_RESERVE  # type: ignore[attr-defined]
-        one.transport.write(b"last words")
+        cast(Any, one).transport.write(b"last words")
         self.network.settle()
         self.assertEqual(accepting.built[0].data, b"last words")
         self.assertFalse(a.connected)
@@ -539,8 +539,8 @@ class KeyTests(SynchronousTestCase):
         on_new = a.open(KEYS["B"].public, Accepting())
         network.settle()
         self.assertEqual((len(first.built), len(second.built)), (1, 1))
-        self.successResultOf(on_old).transport.write(b"old")
-        self.successResultOf(on_new).transport.write(b"new")
+        cast(Any, self.successResultOf(on_old)).transport.write(b"old")
+        cast(Any, self.successResultOf(on_new)).transport.write(b"new")
         network.settle()
         self.assertEqual((first.built[0].data, second.built[0].data), (b"old", b"new"))
         old.close()

@@ -147,9 +147,9 @@ class SameKeyTests(RelayCase):
         self.now = 0.0
         self.relay._now = lambda: self.now
         self.port = FakePort()
-        self.port.address = "192.0.2.7"  # type: ignore[attr-defined]
+        self.port.address = "192.0.2.7"
         for port in self.ports:
-            port.address = "192.0.2.1"  # type: ignore[attr-defined]
+            port.address = "192.0.2.1"
 
     def ping(self, peer: Any, port: FakePort, instance: bytes = b"") -> list[Frame]:
         """What it is told beside the PONG."""
@@ -172,7 +172,7 @@ class SameKeyTests(RelayCase):
         told = [Frame(NOTICE, 0, bytes((SAME_KEY,)) + b"192.0.2.1")]
         self.assertEqual(self.ping(other, self.port, b"2" * INSTANCE_SIZE), told)
         self.assertEqual(self.ping(other, self.port, b"2" * INSTANCE_SIZE), [])
-        self.port.address = "a" * 70  # type: ignore[attr-defined]
+        self.port.address = "a" * 70
         told = [Frame(NOTICE, 0, bytes((SAME_KEY,)) + b"a" * 64)]
         self.assertEqual(self.ping(self.peers[0], self.ports[0], b"1" * INSTANCE_SIZE), told)
 

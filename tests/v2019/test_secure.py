@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from hypothesis import given, strategies as st
 from twisted.internet.error import ConnectionDone
@@ -415,7 +415,7 @@ class StreamTests(SecureCase):
             events.append(formatEvent(event) + repr(event) + str(event.get("log_failure", "")))
 
         globalLogPublisher.addObserver(note)  # type: ignore[arg-type]
-        self.addCleanup(globalLogPublisher.removeObserver, note)
+        self.addCleanup(globalLogPublisher.removeObserver, cast(Any, note))
         one, two = self.open()
         one.transport.write(marker)
         self.network.settle()
@@ -656,7 +656,7 @@ class PlainTests(SecureCase):
         self.listeners[0] = Accepting()
         waiting: Deferred[bool] = Deferred()
         for answer, taken in ((succeed(True), False), (succeed(False), True), (waiting, True)):
-            self.streams["B"].speaks_secure = lambda remote, answer=answer: answer  # type: ignore[misc]
+            self.streams["B"].speaks_secure = lambda remote, answer=answer: answer
             opening = self.a.open(B.public, Accepting())
             self.network.settle()
             if answer is waiting:
@@ -780,12 +780,12 @@ def make_vectors() -> dict[str, Any]:
     _, unsent = one.resume(hello_2.resume)
     one.attach(Carrier(), here_2, hello_2, resume_a.window)
     two.attach(Carrier(), there_2, offer_2.hello, resume_b.window)
-    resumed = []
+    resumed: list[Any] = []
     frames, before = resumed, frames
     note("initiator", "ACK", confirm := one.seal_ack(), meaning="confirms")
     two.open_ack(confirm)
-    for data, _ in unsent:
-        note("initiator", "FWD", sealed := one.seal_data(data, None), data=bytes(data).hex())
+    for again, _ in unsent:
+        note("initiator", "FWD", sealed := one.seal_data(again, None), data=bytes(again).hex())
         two.open_data(sealed)
     note("initiator", "CLOSE", sealed := one.seal_close(0), reason=0)
     assert two.open_close(sealed) == 0

@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import CloseReason, DmsgTimeout, TransportClosed, TransportRefused
 from dmsg.net.streams import stream as stream_module
+from dmsg.net.streams.address import StreamLost
 from dmsg.v2019.core.agreement import Hello, Proposal
 from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.wire import FWD, Frame
@@ -159,7 +160,7 @@ class ResumeTests(ResumeCase):
 
     def test_the_other_end_was_closed_meanwhile(self) -> None:
         """It remembers, and says so to the end that asks."""
-        for abort, kind in ((False, ConnectionDone), (True, stream_module.StreamLost)):
+        for abort, kind in ((False, ConnectionDone), (True, StreamLost)):
             one, two = self.open()
             self.cut("A")
             two.transport.abortConnection() if abort else two.transport.loseConnection()
@@ -232,7 +233,12 @@ class ResumeTests(ResumeCase):
         """The generation has to grow."""
         one, two = self.open()
         requests: list[bytes] = []
-        self.tamper(lambda frames: [requests.append(f.payload) if f.type == 1 else None for f in frames] and frames)
+
+        def look(frames: list[Frame]) -> list[Frame]:
+            requests.extend(frame.payload for frame in frames if frame.type == 1)
+            return frames
+
+        self.tamper(look)
         self.streams["A"].migrate(one.transport)
         self.find()
         (request,) = requests
@@ -339,7 +345,7 @@ class ResumeTests(ResumeCase):
                 self.transport.loseConnection()
                 self.transport.abortConnection()  # type: ignore[attr-defined]
 
-        self.listeners[7].protocol = Rude  # type: ignore[attr-defined]
+        self.listeners[7].protocol = Rude
         one, two = self.open()
         one.transport.write(b"x")
         self.cut("A")

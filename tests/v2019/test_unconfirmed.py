@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -90,7 +90,7 @@ class TableTests(SynchronousTestCase):
 class RoomTests(SecureCase):
     """At a whole client, with a stranger who asks and never confirms."""
 
-    def ask(self, raw: RawClient, key: SecKey, numbers: range) -> None:
+    def ask_raw(self, raw: RawClient, key: SecKey, numbers: range) -> None:
         for number in numbers:
             payload = Proposal(key, B, Hello(7)).payload
             raw.send(Frame(REQUEST, 2 * number, payload).encode())
@@ -102,7 +102,7 @@ class RoomTests(SecureCase):
         self.network.join(raw)
         self.network.settle()
         raw.take()
-        self.ask(raw, KEYS["C"], range(3))
+        self.ask_raw(raw, KEYS["C"], range(3))
         self.assertEqual([frame.type for frame in raw.take()], [ACCEPT] * 3)
         opening = self.a.open(B, Accepting(), port=7, secure=True)
         self.network.settle()
@@ -111,8 +111,8 @@ class RoomTests(SecureCase):
         self.assertEqual([(frame.type, frame.id, frame.payload) for frame in raw.take()], [(CLOSE, 0, full)])
         # what is confirmed stays, whoever comes
         for number in range(3, 6):
-            self.ask(raw, KEYS["C"], range(number, number + 1))
-        self.assertFalse(protocol.transport.over)
+            self.ask_raw(raw, KEYS["C"], range(number, number + 1))
+        self.assertFalse(cast(Any, protocol).transport.over)
         self.assertEqual([frame.type for frame in raw.take()].count(ACCEPT), 3)
         self.assertEqual((self.b._core.incoming, len(self.b._unconfirmed)), (3, 2))
         self.network.clock.advance(CONFIRM_TIMEOUT)
@@ -134,10 +134,10 @@ class RoomTests(SecureCase):
             self.network.settle()
             self.assertNotIn(ACCEPT, [frame.type for frame in raw.take()])
             self.assertEqual(self.streams["B"].suspended, 0)
-        self.ask(raw, KEYS["C"], range(1, 2))
+        self.ask_raw(raw, KEYS["C"], range(1, 2))
         self.assertEqual([frame.type for frame in raw.take()], [ACCEPT])
         # a second one takes the place of the first, which was not confirmed
-        self.ask(raw, KEYS["C"], range(2, 3))
+        self.ask_raw(raw, KEYS["C"], range(2, 3))
         self.assertEqual([(frame.type, frame.id) for frame in raw.take()], [(CLOSE, 2), (ACCEPT, 4)])
         self.assertEqual(self.streams["B"].suspended, 1)
 
@@ -148,7 +148,7 @@ class RoomTests(SecureCase):
         second = self.a.open(B, Accepting(), port=7, secure=True)
         self.network.settle()
         self.assertEqual(self.failureResultOf(second).value.reason, CloseReason.TOO_MANY_TRANSPORTS)
-        self.assertFalse(self.successResultOf(first).transport.over)
+        self.assertFalse(cast(Any, self.successResultOf(first)).transport.over)
 
 
 class OneReadTests(SecureCase):
@@ -194,7 +194,7 @@ class OneReadTests(SecureCase):
                 self.held.clear()
                 self.assertFalse(self.one.transport.over)
                 self.assertEqual((self.b._core.incoming, len(self.b._unconfirmed)), (2, 0))
-        self.assertEqual(self.listeners[7].built[-1].data, b"hello")
+        self.assertEqual(cast(Any, self.listeners[7]).built[-1].data, b"hello")
 
     def test_the_table_does_not_grow_by_those_that_are_closed(self) -> None:
         live: list[int] = []
