@@ -16,7 +16,7 @@ from twisted.web.server import Site
 from dmsg.net.share import STEPS
 from dmsg.rmb.errors import Drop, IdentityError, RegistryUnavailable
 from dmsg.rmb.registry.client import HTTPRegistry
-from dmsg.rmb.relay import site, switch
+from dmsg.rmb.relay import sessions, site, switch
 from dmsg.rmb.relay.queue.interface import BATCH_BYTES, QueueLimits
 from dmsg.rmb.relay.server import open_queue
 from dmsg.rmb.socket import frames
@@ -120,7 +120,7 @@ class SessionTests(PairCase):
         envelope.timestamp = int(self.now())
         frame = frames.encode(frames.BINARY, envelope.SerializeToString(), b"mask")
         a.socket.transport.write(frame[:-100])
-        await self.until(lambda: session.unfinished > switch.SMALL)
+        await self.until(lambda: session.unfinished > sessions.SMALL)
         session.socket.share = Tired()
         a.socket.transport.write(frame[-100:])
         self.assertEqual(len((await b.messages.get()).plain), 300_000)

@@ -13,7 +13,7 @@ from twisted.web.server import NOT_DONE_YET, Site
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
-from dmsg.rmb.relay import switch
+from dmsg.rmb.relay import limited, switch
 from dmsg.rmb.relay.federation import forward as federation, post as poster
 from dmsg.rmb.relay.federation.forward import Federation, Outcome
 from dmsg.rmb.relay.federation.post import Poster
@@ -449,16 +449,16 @@ class LimitTests(FederationCase):
     @asynchronous
     async def test_who_was_limited_is_said_once_and_counted(self) -> None:
         """A line with the twins, summed up, and a metric with a bound."""
-        self.patch(switch, "LIMITED_EVERY", 0.0)
+        self.patch(limited, "LIMITED_EVERY", 0.0)
         self.one = await self.named_relay(limit=(3, 10**6))
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         a, b = await self.raw("A", self.one), await self.raw("B", self.one)
         said: list[str] = []
-        self.patch(switch, "_log", _Lines(said))
+        self.patch(limited, "_log", _Lines(said))
         for _ in range(10):
             a.send(a.envelope(b.session), self.now())
         await self.until(lambda: said)
-        number = self.one.switch.limited[self.ids["A"]]
+        number = self.one.switch.limited.of_twin[self.ids["A"]]
         self.assertEqual(7, number)
         self.assertRegex(
             said[0], rf"^rate limit: \d+ messages of 1 twins refused in \d+ s \(twin {self.ids['A']}: \d+\)$"
@@ -466,8 +466,8 @@ class LimitTests(FederationCase):
         text = RelayMetrics(self.one.switch, self.one.memory).render().decode()
         self.assertIn(f'rmb_limited_total{{twin="{self.ids["A"]}"}} 7.0', text)
         for twin in range(10_000, 10_500):
-            self.one.switch.count_limited(twin)
-        self.assertLessEqual(len(self.one.switch.limited), switch.MAX_LIMITED + 1)
+            self.one.switch.limited.count(twin)
+        self.assertLessEqual(len(self.one.switch.limited.of_twin), limited.MAX_LIMITED + 1)
 
 
 class _Lines:

@@ -110,7 +110,7 @@ class OtherHoldingsTests(PairCase):
         await a.closed
         self.assertEqual(self.drops(Drop.MEMORY), 1)
         await self.until(lambda: self.one.memory.total == 0)
-        self.assertEqual((self.one.switch._looking_size, self.one.switch.looking), (0, {}))
+        self.assertEqual((self.one.switch.lookups.size, self.one.switch.lookups.looking), (0, {}))
         silent.errback(TwinNotFound("there is none"))
         self.assertTrue(b.socket.sendable)
 

@@ -15,7 +15,7 @@ from twisted.internet.protocol import Factory, Protocol
 from dmsg.net.socketopts import held, queued
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
-from dmsg.rmb.relay import delivery, site, switch
+from dmsg.rmb.relay import delivery, lookups, site, switch
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
@@ -502,8 +502,8 @@ class HostileTests(PairCase):
         """To a twin that nobody knows yet: not lost without a word; its sender connects and sends again."""
         a, _ = await self.pair()
         c = self.twin("C", self.one.domain)
-        self.patch(switch, "LOOKUP_PATIENCE", 0.3)
-        self.patch(switch, "LOOKUP_RETRY", 0.1)
+        self.patch(lookups, "LOOKUP_PATIENCE", 0.3)
+        self.patch(lookups, "LOOKUP_RETRY", 0.1)
         self.patch(self.registry, "get", lambda number: _fail(RegistryUnavailable("it is away")))
         self.one.switch.registry.flush()
         await self.refused(

@@ -10,7 +10,8 @@ from twisted.internet.interfaces import IReactorTime
 from dmsg.base.memory import Holding, Memory
 from dmsg.net.looks import Looks
 from dmsg.rmb.errors import Drop
-from dmsg.rmb.relay.switch import RelaySession, Switch
+from dmsg.rmb.relay.sessions import RelaySession
+from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.websocket import TRY_LATER
 
 SMALL = 16 * 1024
@@ -56,14 +57,14 @@ class SessionHoldings(Looks[RelaySession]):
             age = 0.0 if session.unfinished_since is None else self.now - session.unfinished_since
             end = self._end_of(session, Drop.UNFINISHED)
             yield Holding((f"twin {session.owner}",), "unfinished", session.unfinished, age, end)
-        for session, size in switch.looking.items():
+        for session, size in switch.lookups.looking.items():
             yield Holding((f"twin {session.owner}",), "registry", size, 0.0, partial(self._forget_lookups, session))
         for twin, size in switch.federation.sizes().items():
             yield Holding((f"twin {twin}",), "federation", size, 0.0, partial(switch.federation.give_up, twin))
 
     def _forget_lookups(self, session: RelaySession) -> None:
         self._end_of(session)()
-        self._switch.forget_lookups(session)
+        self._switch.lookups.forget(session)
 
     @staticmethod
     def _end_of(session: RelaySession, why: Drop = Drop.MEMORY) -> Callable[[], None]:

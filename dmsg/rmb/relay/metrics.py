@@ -71,7 +71,7 @@ class RelayMetrics:
         limited = CounterMetricFamily(
             "rmb_limited", "Messages refused because their twin sends too much; 0: other twins", labels=["twin"]
         )
-        for twin, number in switch.limited.items():
+        for twin, number in switch.limited.of_twin.items():
             limited.add_metric([str(twin)], number)
         yield limited
         drops = CounterMetricFamily("rmb_drops", "What was refused, dropped or ended, by reason", labels=["reason"])

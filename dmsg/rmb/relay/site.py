@@ -27,7 +27,8 @@ from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TokenError, T
 from dmsg.rmb.relay.federation.post import ONLY_CONNECTED
 from dmsg.rmb.relay.limiter import FixedWindow
 from dmsg.rmb.relay.rules import Refused
-from dmsg.rmb.relay.switch import RelaySession, Switch
+from dmsg.rmb.relay.sessions import RelaySession
+from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.door import DoorFactory, Upgrade
 from dmsg.rmb.socket.websocket import UpgradeResource
 from dmsg.rmb.twins import token
@@ -323,7 +324,7 @@ class RelaySite(Resource):
             return b""
         # only what is signed counts, so that nobody can use up what another may send
         if not self._of_twins.measure(envelope.source.twin, len(data), switch.now()):
-            switch.count_limited(envelope.source.twin)
+            switch.limited.count(envelope.source.twin)
             return self._later(request, Drop.INTAKE_RATE, "too many messages of this twin", 10)
         try:
             receiver = await self._again_if_elsewhere(envelope.destination.twin, receiver)

@@ -7,9 +7,9 @@ message and its confirmation in :mod:`dmsg.rmb.relay.delivery`.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -31,21 +31,21 @@ from dmsg.rmb.envelope.wire import (
     to_pong,
     wants_answer,
 )
-from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import rules
 from dmsg.rmb.relay.delivery import LINE_MESSAGES, SPILL_AFTER, Delivery
 from dmsg.rmb.relay.federation.forward import FULL, Federation, Outcome
+from dmsg.rmb.relay.limited import Limited
+from dmsg.rmb.relay.lookups import LookupLines, Waiting
 from dmsg.rmb.relay.queue.interface import FEDERATION, Queued
 from dmsg.rmb.relay.rules import Action, Refused, Relay
+from dmsg.rmb.relay.sessions import SMALL, RelaySession
 from dmsg.rmb.socket.confirm import Ledger, Message
-from dmsg.rmb.socket.parking import Parking
-from dmsg.rmb.socket.websocket import BAD_DATA, FAILED, GOING_AWAY, TRY_LATER, Socket
+from dmsg.rmb.socket.websocket import BAD_DATA, FAILED, GOING_AWAY, TRY_LATER
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
-ASKING_PING = 8
-"""Bytes of the pings by which clients of this package ask whether all before was taken."""
 PING_BEHIND = 0.05
 """Seconds between pings behind messages, to sessions that log each."""
 PING_BEHIND_FEW = 1.0
@@ -54,12 +54,6 @@ START_GRACE = 10.0
 """Seconds after the start in which a session that is not there is given time to come back."""
 COME_BACK = 2.0
 """Seconds of that."""
-MAX_LIMITED = 100
-"""Twins that metrics name for having sent too much; others are counted together, as twin 0."""
-LIMITED_EVERY = 60.0
-"""Seconds between lines about twins that send too much."""
-LIMITED_NAMED = 10
-"""Twins named in one line."""
 ROUND = 1.0
 """Seconds between looks at what waits."""
 IDLE_PING = 30.0
@@ -74,178 +68,12 @@ POLLED = 1000
 """Sessions whose queues are looked at in one round."""
 MAX_COMING_BACK = 10_000
 """Sessions that are waited for after a start."""
-MAX_LOOKUPS = 200
-"""Questions to the registry that a session has begun; then it is not read from."""
-MAX_LOOKING_SIZE = 64 * 1024 * 1024
-"""Bytes of messages that wait for the registry, of all sessions; then who sends more is not read from."""
-LOOKUP_PATIENCE, LOOKUP_RETRY = 5.0, 0.5
-"""Seconds for which a registry that is away is asked again about a receiver, and between."""
-MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
-"""Messages of a session that are not settled, and their bytes; then it is not read from."""
-
-SMALL = 64 * 1024
-"""Bytes of a message that is not whole, below which nobody minds."""
 UNFINISHED_FOR = 60.0
 """Seconds for a whole message, however large."""
 MAX_UNFINISHED = 256 * 1024 * 1024
 """Bytes of all messages that are not whole; beyond, the sessions with most are ended."""
 
 _log = Logger()
-
-
-class RelaySession:
-    """A connected session: what comes from its socket, what goes to it.
-
-    Provides :class:`~dmsg.rmb.socket.websocket.Receiver` and :class:`~dmsg.rmb.relay.delivery.Carrier`.
-    """
-
-    __slots__ = (
-        "delivery",
-        "gone",
-        "heard_at",
-        "ledger",
-        "lookups",
-        "parking",
-        "session",
-        "socket",
-        "switch",
-        "unfinished",
-        "unfinished_since",
-    )
-
-    def __init__(self, switch: Switch, session: Session, *, asks: bool = True) -> None:
-        """:param asks: it pings behind its messages, and sends again what is not confirmed."""
-        self.switch = switch
-        self.session = session
-        self.socket: Socket | None = None
-        self.ledger = Ledger(self._answer_ping, self._broken)
-        self.delivery = Delivery(session, self, switch, switch.line_messages)
-        self.parking = Parking(
-            self._receive,
-            self.ledger.ping,
-            switch.later,
-            lambda: self._hold("parked"),
-            lambda: self._release("parked"),
-            lambda: len(self.delivery) > 0,
-        )
-        self.ledger.holder = self.parking
-        self._asks(asks)
-        self.heard_at = 0.0
-        self.unfinished = 0
-        """Bytes of a message that is not whole."""
-        self.unfinished_since: float | None = None
-        """When it began to send the message that is not whole."""
-        self.lookups = 0
-        self.gone = False
-
-    @property
-    def owner(self) -> int:
-        """Whose it is: the twin's."""
-        return self.session.twin
-
-    # --- the socket ---
-
-    def opened(self, socket: Socket) -> None:
-        self.socket = socket
-        socket.grew = self._unfinished
-        self.switch.connected(self)
-
-    def _unfinished(self, size: int) -> None:
-        if size != self.unfinished and not self.gone:
-            self.switch.unfinished += size - self.unfinished
-            self.unfinished = size
-            if size > SMALL:
-                self.switch.growing[self] = None
-            else:
-                self.switch.growing.pop(self, None)
-            self.switch.look_at_unfinished()
-
-    def _asks(self, asks: bool) -> None:
-        self.ledger.durable = self.switch.durable and not asks
-        self.delivery.lazy = not asks
-
-    def _hold(self, why: str) -> None:
-        if self.socket is not None:
-            self.socket.hold(why)
-
-    def _release(self, why: str) -> None:
-        if self.socket is not None:
-            self.socket.release(why)
-
-    def received(self, data: bytes) -> None:
-        if self.parking.closed:
-            self.switch.parked[self] = None
-            self.parking.put(data, is_message=True)
-        else:
-            self._receive(data)
-
-    def _receive(self, data: bytes) -> None:
-        if not self.gone:
-            self.switch.received(self, data)
-            ledger = self.ledger
-            if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):
-                ledger.relaxed = self._resume
-                self.socket.hold("unsettled")  # type: ignore[union-attr]
-
-    def ping_received(self, payload: bytes) -> None:
-        if self.delivery.lazy and len(payload) == ASKING_PING:
-            self._asks(True)
-        if self.parking.closed:
-            self.parking.put(payload, is_message=False)
-        else:
-            self.ledger.ping(payload)
-
-    def pong_received(self, payload: bytes) -> None:
-        if len(payload) != 8 or self.gone:
-            return
-        try:
-            self.delivery.confirmed(int.from_bytes(payload, "big"))
-        except ValueError:
-            self.end(Drop.BAD_FRAME, BAD_DATA, "confirms what was not sent")
-
-    def lost(self, why: str) -> None:
-        self.switch.lost(self)
-
-    def _resume(self) -> None:
-        if self.socket is not None:
-            self.socket.release("unsettled")
-
-    def _broken(self) -> None:
-        """Something that it sent was lost here: it shall connect again, and send it again."""
-        if not self.gone:
-            self.end(Drop.QUEUE_FAILED, TRY_LATER, "the queue of this relay does not take messages now")
-
-    def _answer_ping(self, payload: bytes) -> None:
-        if self.socket is not None:
-            self.socket.pong(payload)
-
-    def end(self, drop: Drop, code: int, why: str) -> None:
-        """End the session, for a reason that is counted."""
-        self.switch.relay.drops[drop] += 1
-        self.switch.lost(self)
-        if self.socket is not None:
-            self.socket.close(code, why)
-            if drop is Drop.UNFINISHED:
-                self.socket.forget()
-
-    # --- the delivery ---
-
-    def send(self, data: bytes) -> None:
-        self.switch.counters["message_tx"] += 1
-        self.switch.counters["message_tx_bytes"] += len(data)
-        self.socket.send(data)  # type: ignore[union-attr]
-
-    def barrier(self, number: int) -> None:
-        self.socket.ping(number.to_bytes(8, "big"))  # type: ignore[union-attr]
-
-
-class _Waits(NamedTuple):
-    """A message that waits for the registry."""
-
-    session: RelaySession
-    envelope: Envelope
-    message: Message
-    destination: Session
 
 
 class Switch:
@@ -277,10 +105,7 @@ class Switch:
         self._started = clock.seconds()
         self._coming_back: dict[Session, list[Deferred[bool]]] = {}
         self._to_ping: dict[Delivery, float] = {}
-        self.limited: Counter[int] = Counter()
-        """Messages that were refused because their twin sent too much, by twin."""
-        self._limited_now: Counter[int] = Counter()
-        self._limited_since = clock.seconds()
+        self.limited = Limited(clock)
         self._clock = clock
         self.relay = relay
         self.registry = registry
@@ -300,14 +125,9 @@ class Switch:
         looks."""
         self.growing: dict[RelaySession, None] = {}
         """Those with a message that is not whole."""
-        self._lookups: dict[int, deque[_Waits]] = {}
+        self.lookups = LookupLines(clock, registry, self._looked_up)
         self.unfinished = 0
         """Bytes of all messages that are not whole."""
-        self._looking_size = 0
-        self.looking: Counter[RelaySession] = Counter()
-        """Bytes of messages that wait for the registry, by who sent them."""
-        self._looking_for: dict[RelaySession, None] = {}
-        """Sessions that are not read because of what waits for the registry."""
         self._present_at = 0.0
         self._to_poll: list[Session] = []
         # what goes from a line into the queue must not make that drop its oldest
@@ -352,7 +172,7 @@ class Switch:
             uncount(self.sessions_of, session.owner)
             self.queue.absent(str(session.session))
         self.waiting.pop(session.delivery, None)
-        self._looking_for.pop(session, None)
+        self.lookups.lost(session)
         self.unfinished -= session.unfinished
         session.unfinished = 0
         self.growing.pop(session, None)
@@ -426,7 +246,7 @@ class Switch:
             self._poll,
             self._answer_all_expired,
             self._tell_who_is_here,
-            self._tell_of_limited,
+            self.limited.tell,
             self.federation.round,
         ):
             try:
@@ -499,26 +319,6 @@ class Switch:
             self._present_at = now
             self.queue.present([str(session) for session in self.sessions])
 
-    def count_limited(self, twin: int) -> None:
-        """A message of ``twin`` was refused because it sends too much."""
-        self.limited[twin if twin in self.limited or len(self.limited) < MAX_LIMITED else 0] += 1
-        self._limited_now[twin if twin in self._limited_now or len(self._limited_now) < MAX_LIMITED else 0] += 1
-
-    def _tell_of_limited(self) -> None:
-        now = self._clock.seconds()
-        if not self._limited_now or now - self._limited_since < LIMITED_EVERY:
-            return
-        counted, self._limited_now = self._limited_now, Counter()
-        seconds, self._limited_since = now - self._limited_since, now
-        most = ", ".join(f"twin {twin or 'others'}: {number}" for twin, number in counted.most_common(LIMITED_NAMED))
-        _log.warn(
-            "rate limit: {number} messages of {twins} twins refused in {seconds:.0f} s ({most})",
-            number=counted.total(),
-            twins=len(counted),
-            seconds=min(seconds, LIMITED_EVERY * 2),
-            most=most,
-        )
-
     def _poll(self) -> None:
         """Relays that share the queue and are not of this package tell nobody what they append."""
         if not self._to_poll:
@@ -552,7 +352,7 @@ class Switch:
                 data = envelope.SerializeToString()
         except Refused as refused:
             if refused.drop is Drop.RATE_LIMITED:
-                self.count_limited(session.session.twin)
+                self.limited.count(session.session.twin)
             self._refuse(envelope, refused.drop, session)
             return
         destination = destination_of(envelope)
@@ -565,82 +365,22 @@ class Switch:
                 self._enqueue(destination, message, envelope)
             return
         twin = self.registry.fresh(destination.twin)
-        if twin is not None and destination.twin not in self._lookups:
+        if twin is not None and destination.twin not in self.lookups:
             self._route(session, envelope, message, destination, twin)
             return
-        self._look_up(session, envelope, message, destination)
+        self.lookups.add(Waiting(session, envelope, message, destination))
 
     def _count_in(self, size: int) -> None:
         self.counters["message_rx"] += 1
         self.counters["message_rx_bytes"] += size
 
-    def _look_up(self, session: RelaySession, envelope: Envelope, message: Message, destination: Session) -> None:
-        """Messages to one twin wait in line, so that they keep their order."""
-        waits = _Waits(session, envelope, message, destination)
-        self._looking(session, len(message.data))
-        line = self._lookups.get(destination.twin)
-        if line is not None:
-            line.append(waits)
-            return
-        self._lookups[destination.twin] = deque([waits])
-        # no word is said for it, which would be for ever: who asks for many twins at once is read more slowly
-        session.lookups += 1
-        if session.lookups >= MAX_LOOKUPS and session.socket is not None:
-            session.socket.hold("lookups")
-
-        began = self._clock.seconds()
-
-        def ask() -> None:
-            self.registry.get(destination.twin).addBoth(answered)
-
-        def answered(result: Any) -> None:
-            away = isinstance(result, Failure) and result.check(RegistryUnavailable)
-            if away and self._clock.seconds() - began < LOOKUP_PATIENCE:
-                # a word to the sender is for ever, and the registry may be back in a moment
-                self._clock.callLater(LOOKUP_RETRY, ask)
-                return
-            said = None if isinstance(result, Failure) and result.check(TwinNotFound) else result
-            session.lookups -= 1
-            if session.lookups <= MAX_LOOKUPS // 2 and session.socket is not None:
-                session.socket.release("lookups")
-            waiting = self._lookups.pop(destination.twin)
-            for one in waiting:
-                isolated(self._looked_up, one, said)
-
-        ask()
-
-    def _looked_up(self, waits: _Waits, result: Twin | Failure | None) -> None:
-        session, envelope, message, destination = waits
-        self._looking(session, -len(message.data))
+    def _looked_up(self, waiting: Waiting, result: Twin | Failure | None) -> None:
+        session, envelope, message, destination = waiting
         if isinstance(result, Failure):
             self.relay.drops[Drop.REGISTRY_DOWN] += 1
             self._not_routed(envelope, message, session, f"failed to get twin: {result.value}")
             return
         self._route(session, envelope, message, destination, result)
-
-    def forget_lookups(self, session: RelaySession) -> None:
-        """What a session that has ended sent and the registry has to say something about: it sends it again."""
-        for line in self._lookups.values():
-            for waits in [one for one in line if one.session is session]:
-                line.remove(waits)
-                self._looking(session, -len(waits.message.data))
-                waits.message.lose()
-
-    def _looking(self, session: RelaySession, size: int) -> None:
-        """So much more, or less, waits for the registry; where it is too much, who sends more is not read."""
-        self._looking_size += size
-        if size > 0:
-            self.looking[session] += size
-        else:
-            uncount(self.looking, session, -size)
-        if size > 0 and self._looking_size > MAX_LOOKING_SIZE and session.socket is not None:
-            self._looking_for[session] = None
-            session.socket.hold("registry")
-        elif self._looking_size <= MAX_LOOKING_SIZE // 2 and self._looking_for:
-            held, self._looking_for = self._looking_for, {}
-            for one in held:
-                if one.socket is not None:
-                    one.socket.release("registry")
 
     def _not_routed(self, envelope: Envelope, message: Message, session: RelaySession, why: str) -> None:
         """A request is answered; of anything else nobody would know, so it has to be sent again."""
