@@ -1,6 +1,6 @@
 """A Noise handshake: messages in, messages out, at the end two keys.
 
-The only module that uses ``noiseprotocol``.  No length prefixes here (see
+Beside ``suite`` the only module that uses ``noiseprotocol``.  No length prefixes here (see
 :mod:`dmsg.noise.xk`) and no records (see :mod:`dmsg.noise.records`): the
 library's own transport ciphers are not used, only their keys.
 
