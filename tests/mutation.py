@@ -40,7 +40,7 @@ TESTS = {
     "dmsg/rmb/envelope/wire.py": "tests.rmb.test_wire tests.test_signed",
     "dmsg/telemetry/spool.py": "tests.telemetry.test_spool",
     "dmsg/v2019/core/agreement.py": "tests.v2019.test_secure",
-    "dmsg/v2019/core/table.py": "tests.v2019.test_client tests.v2019.test_client_vectors "
+    "dmsg/v2019/core/table.py": "tests.v2019.test_table tests.v2019.test_table_vectors "
     "tests.v2019.test_secure tests.v2019.test_protocol tests.v2019.test_streams "
     "tests.telemetry.test_receipts tests.v2019.test_telemetry",
     "dmsg/v2019/core/owed.py": "tests.v2019.test_owed",
