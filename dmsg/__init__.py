@@ -28,10 +28,11 @@ __all__, __getattr__ = public(
         "dmsg.net.streams.endpoints": "DmsgClientEndpoint DmsgServerEndpoint",
         "dmsg.clients.names": "Names UnknownName",
         "dmsg.discovery.entry": "ClientMeta Entry ServerMeta",
-        "dmsg.discovery.gojson": "Form",
+        "dmsg.discovery.dialects": "Dialect",
         "dmsg.discovery.lookup": "Lookup",
         "dmsg.discovery.lookups": "Lookups",
         "dmsg.discovery.service": "Discovery",
+        "dmsg.discovery.settings": "DiscoverySettings",
         "dmsg.servers.admission": "Admission Hook KeyList ListError read_keys",
         "dmsg.base.memory": "Memory",
         "dmsg.telemetry.service": "TelemetrySettings",
@@ -45,11 +46,12 @@ if TYPE_CHECKING:
     from dmsg.clients.names import Names as Names, UnknownName as UnknownName
     from dmsg.collector.sender import SpoolSender as SpoolSender
     from dmsg.collector.service import Collector as Collector
+    from dmsg.discovery.dialects import Dialect as Dialect
     from dmsg.discovery.entry import ClientMeta as ClientMeta, Entry as Entry, ServerMeta as ServerMeta
-    from dmsg.discovery.gojson import Form as Form
     from dmsg.discovery.lookup import Lookup as Lookup
     from dmsg.discovery.lookups import Lookups as Lookups
     from dmsg.discovery.service import Discovery as Discovery
+    from dmsg.discovery.settings import DiscoverySettings as DiscoverySettings
     from dmsg.errors import (
         CloseReason as CloseReason,
         ConnectFailed as ConnectFailed,

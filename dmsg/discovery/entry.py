@@ -1,11 +1,8 @@
-"""Entries of discovery: their form and signature.  No I/O.
+"""Entries of discovery: what they say, and who signed it.  No I/O.
 
-An entry is signed over its JSON without the signature, exactly as Go's
-``encoding/json`` writes it: no white space, fixed key order, Go's escapes.
-Two forms exist for servers: the 2019 service always writes a ``port`` field
-(``""`` by default) between address and available_connections, the seed
-documents have none.  :class:`Form` says which are accepted; an entry is kept
-and served in the form that it was signed in.
+An entry is signed over its JSON without the signature, byte for byte.  How
+that JSON is written says :mod:`dmsg.discovery.spelling`; what is taken from
+whom, :mod:`dmsg.discovery.dialects`.
 """
 
 from __future__ import annotations
@@ -13,20 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dmsg.discovery.gojson import (
-    INT64,
-    NULL_KEY,
-    UINT64,
-    EntryDecodeError,
-    Form,
-    Members,
-    go_string,
-    integer_of,
-    key_of,
-    members_of,
-    parse,
-    string_of,
-)
+from dmsg.discovery.gojson import NULL_KEY
+from dmsg.discovery.spelling import SPELLING, Spelling
 from dmsg.errors import EntryError, KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.moved import forwarded
@@ -35,7 +20,7 @@ VERSION = "0.0.1"
 MAX_ENTRY_SIZE = 64 * 1024
 """Bytes of a posted entry; a few hundred are usual."""
 MAX_VERSION = 256
-"""Characters of a version in which features are looked for."""
+"""Characters of a version; features are looked for in no more of it."""
 SUCCEED_ACT = "succeed"
 
 
@@ -137,6 +122,7 @@ class Entry:
     :ivar sequence: uint64.  :ivar timestamp: int64, nanoseconds since 1970.
     :ivar static: 66 hexadecimal characters, lower case.
     :ivar signature: 130 hexadecimal characters, or empty.
+    :ivar spelling: how it was written when it was signed; it is kept and served like that.
     """
 
     version: str
@@ -147,6 +133,7 @@ class Entry:
     server: ServerMeta | None = None
     signature: str = ""
     successor: Successor | None = None
+    spelling: Spelling = SPELLING
 
     @property
     def key(self) -> PubKey:
@@ -159,11 +146,11 @@ class Entry:
 
     def signing_json(self) -> bytes:
         """What is signed."""
-        return _encode(self, with_signature=False).encode()
+        return self.spelling.write(self, signed=False)
 
     def to_json(self) -> bytes:
         """The entry on the wire."""
-        return _encode(self, with_signature=True).encode()
+        return self.spelling.write(self, signed=True)
 
     def sign(self, key: SecKey) -> Entry:
         """This entry with the signature of ``key``, which must be its own."""
@@ -193,120 +180,6 @@ class Entry:
             self.successor.verify(self.static)
 
 
-def verified(entry: Entry, form: Form, *, port_given: bool) -> Entry:
-    """The entry in the form that its signature covers.
-
-    :param port_given: the posted JSON had the field.
-    :raises EntrySignatureError: it covers none of the accepted forms.
-    """
-    try:
-        entry.verify()
-    except EntrySignatureError:
-        if form is Form.GO2019 or entry.server is None or port_given:
-            raise
-        entry = replace(entry, server=replace(entry.server, port=None))
-        entry.verify()
-    return entry
-
-
-# --- JSON as Go writes it ---------------------------------------------------
-
-
-def _encode(entry: Entry, *, with_signature: bool) -> str:
-    parts = [
-        f'{{"version":{go_string(entry.version)},"sequence":{entry.sequence}'
-        f',"timestamp":{entry.timestamp},"static":"{entry.static}"'
-    ]
-    if entry.client is not None:
-        servers = entry.client.delegated_servers
-        listed = "null" if servers is None else "[" + ",".join(f'"{key}"' for key in servers) + "]"
-        parts.append(f',"client":{{"delegated_servers":{listed}}}')
-    if (server := entry.server) is not None:
-        port = "" if server.port is None else f'"port":{go_string(server.port)},'
-        parts.append(
-            f',"server":{{"address":{go_string(server.address)},{port}'
-            f'"available_connections":{server.available_connections}}}'
-        )
-    if (successor := entry.successor) is not None:
-        parts.append(f',"successor":{{"static":"{successor.static}","signature":"{successor.signature}"}}')
-    if with_signature and entry.signature:
-        parts.append(f',"signature":"{entry.signature}"')
-    parts.append("}")
-    return "".join(parts)
-
-
-_ENTRY = frozenset({"version", "sequence", "timestamp", "static", "client", "server", "successor", "signature"})
-_SUCCESSOR = frozenset({"static", "signature"})
-_CLIENT = frozenset({"delegated_servers"})
-_SERVER = frozenset({"address", "port", "available_connections"})
-
-
-def decode(body: bytes, form: Form = Form.SEED) -> tuple[Entry, bool]:
-    """An entry from posted JSON, not yet validated.
-
-    :returns: the entry, and whether the server's ``port`` was given.
-    :raises EntryDecodeError: malformed.
-    """
-    value = parse(body, form)
-    members = {} if value is None and form is Form.GO2019 else members_of(value, form, _ENTRY, "entry")
-    client = server = successor = None
-    port_given = False
-    if members.get("client") is not None:
-        fields = members_of(members["client"], form, _CLIENT, "client")
-        listed = fields.get("delegated_servers")
-        if listed is not None and (not isinstance(listed, list) or isinstance(listed, Members)):
-            raise EntryDecodeError("delegated_servers is not a list")
-        if listed is not None and len(listed) > MAX_DELEGATED:
-            # each is a key that would be looked at before the signature
-            raise EntryInvalid(f"entry has more than {MAX_DELEGATED} delegated servers")
-        client = ClientMeta(None if listed is None else tuple(key_of(one, "delegated server", form) for one in listed))
-    if members.get("server") is not None:
-        fields = members_of(members["server"], form, _SERVER, "server")
-        port_given = "port" in fields
-        server = ServerMeta(
-            address=string_of(fields.get("address"), "address"),
-            port=string_of(fields.get("port"), "port"),
-            available_connections=integer_of(
-                fields.get("available_connections"), -INT64, INT64, "available_connections", form
-            ),
-        )
-    # the form of 2019 has no such member, and decodes none
-    if form is Form.SEED and members.get("successor") is not None:
-        fields = members_of(members["successor"], form, _SUCCESSOR, "successor")
-        successor = Successor(
-            key_of(fields.get("static"), "successor", form), string_of(fields.get("signature"), "signature").lower()
-        )
-    entry = Entry(
-        version=string_of(members.get("version"), "version"),
-        sequence=integer_of(members.get("sequence"), 0, UINT64, "sequence", form),
-        timestamp=integer_of(members.get("timestamp"), -INT64, INT64, "timestamp", form),
-        static=key_of(members.get("static"), "static", form),
-        client=client,
-        server=server,
-        signature=string_of(members.get("signature"), "signature").lower(),
-        successor=successor,
-    )
-    return entry, port_given
-
-
-def decode_verified(body: bytes, form: Form = Form.SEED) -> Entry:
-    """An entry from JSON whose rules and signature hold.
-
-    :raises EntryDecodeError, EntryInvalid, EntrySignatureError: in the
-        reference's order of checks.
-    """
-    entry, port_given = decode(body, form)
-    entry.validate()
-    entry = verified(entry, form, port_given=port_given)
-    for server in (entry.client.delegated_servers if entry.client is not None else None) or ():
-        try:
-            if server != NULL_KEY:
-                PubKey.from_hex(server)
-        except KeyFormatError:
-            raise EntryInvalid("delegated server is not a public key") from None
-    return entry
-
-
 if not TYPE_CHECKING:
     # until 0.1 these were one module
-    __getattr__ = forwarded(__name__, ["dmsg.discovery.rules", "dmsg.discovery.gojson"])
+    __getattr__ = forwarded(__name__, ["dmsg.discovery.dialects", "dmsg.discovery.rules", "dmsg.discovery.gojson"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
-from enum import Enum
 from typing import Any
 
 from dmsg.errors import EntryError, KeyFormatError
@@ -20,13 +19,6 @@ UINT64 = 2**64
 INT64 = 2**63
 _DIGITS = 20
 """Of the largest number here."""
-
-
-class Form(Enum):
-    """Who speaks: what is tolerated in the posted JSON, and where ``port`` is signed."""
-
-    SEED = "seed"  # strict JSON; signed with or without port
-    GO2019 = "go2019"  # as Go decodes it; port is always in the signed JSON
 
 
 class EntryDecodeError(EntryError):
@@ -53,56 +45,6 @@ def _refuse_constant(name: str) -> Any:
 _decoder = json.JSONDecoder(object_pairs_hook=Members, parse_constant=_refuse_constant, parse_float=Decimal)
 
 
-def parse(body: bytes, form: Form) -> Any:
-    try:
-        text = body.decode("utf-8", "replace" if form is Form.GO2019 else "strict")
-        text = text.lstrip(" \t\r\n")
-        value, end = _decoder.raw_decode(text)
-        if form is Form.SEED and text[end:].strip(" \t\r\n"):
-            raise ValueError("there is something after the JSON value")
-    except RecursionError:
-        raise EntryDecodeError("JSON is nested too deeply") from None
-    except (ValueError, ArithmeticError) as error:
-        raise EntryDecodeError(f"not JSON: {error}") from None
-    return value
-
-
-def members_of(value: Any, form: Form, known: frozenset[str], what: str) -> dict[str, Any]:
-    """The known members of an object; Go folds the case of names and lets the last win."""
-    if not isinstance(value, Members):
-        raise EntryDecodeError(f"{what} is not an object")
-    members: dict[str, Any] = {}
-    for given, member in value:
-        name = given.casefold() if form is Form.GO2019 and given not in known else given
-        if form is Form.SEED and name in members:
-            raise EntryDecodeError(f"{what} has {name[:40]!r} twice")
-        if name in known or form is Form.SEED:
-            members[name] = member
-    return members
-
-
-def string_of(value: Any, what: str) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise EntryDecodeError(f"{what} is not a string")
-    # a lone surrogate, written as \ud800, is U+FFFD to Go
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def integer_of(value: Any, low: int, high: int, what: str, form: Form) -> int:
-    """A whole number within bounds; Go takes no ``1.0``, JSON Schema calls it an integer."""
-    if value is None:
-        return 0
-    if isinstance(value, Decimal) and form is Form.SEED and value.adjusted() < _DIGITS and value == int(value):
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise EntryDecodeError(f"{what} is not an integer")
-    if not low <= value < high:
-        raise EntryDecodeError(f"{what} is out of range")
-    return value
-
-
 _KEY = re.compile("0[23][0-9a-fA-F]{64}")
 
 
@@ -111,20 +53,128 @@ def is_key_text(text: str) -> bool:
     return _KEY.fullmatch(text) is not None
 
 
-def key_of(value: Any, what: str, form: Form) -> str:
-    """Hexadecimal of a public key; zeros of any length are the null key, as in the reference.
+def string_of(value: Any, what: str) -> str:
+    """A string, ``""`` where there is none.
 
-    Whether it is a point of the curve is asked at once in the form of 2019,
-    and else together with the signature.
+    :raises EntryDecodeError: it is something else.
     """
-    text = string_of(value, what)
-    if not text.strip("0"):
-        return NULL_KEY
-    if form is Form.SEED:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise EntryDecodeError(f"{what} is not a string")
+    # a lone surrogate, written as \ud800, is U+FFFD to Go
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+class Reader:
+    """How posted JSON is taken: :data:`STRICT` or :data:`AS_GO`.
+
+    What both do is here.  All methods raise :class:`EntryDecodeError`, with
+    ``what`` in its text, for what they do not take.
+    """
+
+    encoding_errors = "strict"
+    """What becomes of bytes that are no UTF-8, as :meth:`bytes.decode` calls it."""
+
+    def parse(self, body: bytes) -> Any:
+        """The JSON value; objects are :class:`Members`, numbers with a fraction or exponent are decimals."""
+        try:
+            text = body.decode("utf-8", self.encoding_errors).lstrip(" \t\r\n")
+            value, end = _decoder.raw_decode(text)
+            self.check_rest(text[end:])
+        except RecursionError:
+            raise EntryDecodeError("JSON is nested too deeply") from None
+        except (ValueError, ArithmeticError) as error:
+            raise EntryDecodeError(f"not JSON: {error}") from None
+        return value
+
+    def check_rest(self, rest: str) -> None:
+        """:raises ValueError: this must not stand behind the value."""
+        raise NotImplementedError
+
+    def members(self, value: Any, known: frozenset[str], what: str) -> dict[str, Any]:
+        """The members of an object by their names."""
+        raise NotImplementedError
+
+    def integer(self, value: Any, low: int, high: int, what: str) -> int:
+        """A whole number, ``low <= number < high``; 0 where there is none."""
+        if value is None:
+            return 0
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise EntryDecodeError(f"{what} is not an integer")
+        if not low <= value < high:
+            raise EntryDecodeError(f"{what} is out of range")
+        return value
+
+    def key(self, value: Any, what: str) -> str:
+        """66 hexadecimal characters of a public key; zeros of any length are the null key, as in the reference."""
+        text = string_of(value, what)
+        return self.key_of_text(text, what) if text.strip("0") else NULL_KEY
+
+    def key_of_text(self, text: str, what: str) -> str:
+        """A key that is not null, in lower case."""
+        raise NotImplementedError
+
+
+class _Strict(Reader):
+    """RFC 8259 without what it leaves open: UTF-8, each member once, nothing behind the value."""
+
+    def check_rest(self, rest: str) -> None:
+        if rest.strip(" \t\r\n"):
+            raise ValueError("there is something after the JSON value")
+
+    def members(self, value: Any, known: frozenset[str], what: str) -> dict[str, Any]:
+        """All of them, known or not."""
+        members: dict[str, Any] = {}
+        for name, member in _object(value, what):
+            if name in members:
+                raise EntryDecodeError(f"{what} has {name[:40]!r} twice")
+            members[name] = member
+        return members
+
+    def integer(self, value: Any, low: int, high: int, what: str) -> int:
+        """``1.0`` is one: JSON Schema calls it an integer."""
+        if isinstance(value, Decimal) and value.adjusted() < _DIGITS and value == int(value):
+            value = int(value)
+        return super().integer(value, low, high, what)
+
+    def key_of_text(self, text: str, what: str) -> str:
+        """Whether it is a point of the curve is asked together with the signature."""
         if not is_key_text(text):
             raise EntryDecodeError(f"{what} is not 66 hexadecimal characters of a public key")
         return text.lower()
-    try:
-        return PubKey.from_hex(text).hex()
-    except KeyFormatError as error:
-        raise EntryDecodeError(f"{what}: {error}") from None
+
+
+class _AsGo(Reader):
+    """As Go's decoder: bytes that are no UTF-8 become U+FFFD, and what stands behind the value is not looked at."""
+
+    encoding_errors = "replace"
+
+    def check_rest(self, rest: str) -> None:
+        pass
+
+    def members(self, value: Any, known: frozenset[str], what: str) -> dict[str, Any]:
+        """The known ones: Go folds the case of names, and lets the last of a name win."""
+        members: dict[str, Any] = {}
+        for given, member in _object(value, what):
+            name = given if given in known else given.casefold()
+            if name in known:
+                members[name] = member
+        return members
+
+    def key_of_text(self, text: str, what: str) -> str:
+        """The reference's type is a point of the curve, so it is asked at once."""
+        try:
+            return PubKey.from_hex(text).hex()
+        except KeyFormatError as error:
+            raise EntryDecodeError(f"{what}: {error}") from None
+
+
+def _object(value: Any, what: str) -> Members:
+    if not isinstance(value, Members):
+        raise EntryDecodeError(f"{what} is not an object")
+    return value
+
+
+STRICT = _Strict()
+AS_GO = _AsGo()

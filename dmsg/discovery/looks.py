@@ -26,8 +26,8 @@ from twisted.python.failure import Failure
 
 from dmsg.base.tables import remember
 from dmsg.discovery import proof
-from dmsg.discovery.entry import Entry, decode
-from dmsg.discovery.gojson import Form
+from dmsg.discovery.dialects import decode
+from dmsg.discovery.entry import Entry
 from dmsg.discovery.manners import Allowance, Hosts, Names, Postponed
 from dmsg.discovery.proof import OPENINGS, Opening, Openings, openings_of
 from dmsg.discovery.store.base import NEVER, Due
@@ -205,7 +205,7 @@ class Looks:
 
     async def _look_at(self, due: Due) -> None:
         try:
-            entry, _ = decode(due.json, Form.SEED)
+            entry = decode(due.json)
         except EntryError:
             return
         if entry.server is None:

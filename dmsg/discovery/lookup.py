@@ -25,8 +25,8 @@ from twisted.internet.error import (
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, decode, verified, with_feature
-from dmsg.discovery.gojson import Form
+from dmsg.discovery.dialects import Dialect, signed_one
+from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
 from dmsg.discovery.rules import Deletion, next_sequence
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
 from dmsg.keys import PubKey, SecKey
@@ -67,9 +67,9 @@ def check_url(url: str) -> str:
 
 def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
     """An entry from discovery, verified in whichever form it was signed."""
-    entry, port_given = decode(body, Form.SEED)
-    entry.validate()
-    entry = verified(entry, Form.SEED, port_given=port_given)
+    ways = Dialect.SEED.decode(body)
+    ways[0].validate()
+    entry = signed_one(ways)
     if key is not None and entry.static != key.hex():
         raise EntryError("entry is of another key")
     return entry

@@ -8,18 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dmsg.discovery.entry import Entry, EntryInvalid, EntrySignatureError
-from dmsg.discovery.gojson import (
-    INT64,
-    NULL_KEY,
-    UINT64,
-    EntryDecodeError,
-    Form,
-    integer_of,
-    key_of,
-    members_of,
-    parse,
-    string_of,
-)
+from dmsg.discovery.gojson import INT64, NULL_KEY, STRICT, UINT64, EntryDecodeError, string_of
 from dmsg.errors import KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 
@@ -114,16 +103,16 @@ def decode_deletion(body: bytes) -> Deletion:
     :raises EntryDecodeError, EntryInvalid, EntrySignatureError: it does not.
     """
     known = frozenset({"act", "static", "sequence", "timestamp", "signature"})
-    members = members_of(parse(body, Form.SEED), Form.SEED, known, "deletion")
+    members = STRICT.members(STRICT.parse(body), known, "deletion")
     for name in ("act", "static", "sequence", "timestamp", "signature"):
         if members.get(name) is None:
             raise EntryDecodeError(f"deletion has no {name}")
     if members["act"] != DELETE_ACT:
         raise EntryDecodeError(f'act is not "{DELETE_ACT}"')
     deletion = Deletion(
-        static=key_of(members["static"], "static", Form.SEED),
-        sequence=integer_of(members["sequence"], 0, UINT64, "sequence", Form.SEED),
-        timestamp=integer_of(members["timestamp"], -INT64, INT64, "timestamp", Form.SEED),
+        static=STRICT.key(members["static"], "static"),
+        sequence=STRICT.integer(members["sequence"], 0, UINT64, "sequence"),
+        timestamp=STRICT.integer(members["timestamp"], -INT64, INT64, "timestamp"),
         signature=string_of(members["signature"], "signature").lower(),
     )
     if deletion.static == NULL_KEY:

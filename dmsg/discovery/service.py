@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Unpack
 
 from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
@@ -14,28 +15,17 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
-from dmsg.base.memory import default_limit
-from dmsg.discovery.api import (
-    BURST,
-    ENTRY_TTL,
-    MAX_SERVERS,
-    POST_BURST,
-    POST_RATE,
-    RATE,
-    SERVER_TTL,
-    DiscoveryAPI,
-    make_site,
-)
+from dmsg.discovery.api import DiscoveryAPI
 from dmsg.discovery.looks import Looks
-from dmsg.discovery.proof import OPENINGS, Openings
-from dmsg.discovery.ranking import RankingFile
-from dmsg.discovery.store import STORE_LIMIT, open_store
+from dmsg.discovery.settings import DEFAULTS, DiscoveryOptions, DiscoverySettings
+from dmsg.discovery.site import make_site
+from dmsg.discovery.store import open_store
 from dmsg.discovery.sweep import Sweep
 from dmsg.errors import DiscoveryError
 from dmsg.net.socketopts import tune_listening
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.telemetry.metrics import Metrics
-from dmsg.telemetry.service import Telemetry, TelemetrySettings
+from dmsg.telemetry.service import Telemetry
 
 _log = Logger()
 
@@ -45,16 +35,7 @@ class Discovery(Service):
 
     :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
     :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.open_store`.
-    :param server_ttl: seconds after which a server that does not refresh its entry is not listed; 0: never.
-    :param looks: servers are looked at before they are listed; those of 2019, which do not refresh their entry, are
-        listed as long as they are there.
-    :param private_servers: servers in private networks are looked at, too, whoever posts their entries.
-    :param openings: how servers are asked to prove their keys.
-    :param store_limit: bytes of entries that are kept; None: in memory :func:`~dmsg.base.memory.default_limit`, else
-        :data:`~dmsg.discovery.store.STORE_LIMIT`.
-    :param entry_ttl: seconds after which entries of programs are dropped that do not post them again.
-    :param ranking: by which servers are preferred.
-    :param telemetry: where to write events for the pipeline.
+    :param settings: what an operator chooses; single ones may be given as keywords.
     :ivar ready: fires with the listening ports; fails with StoreError or
         what listening raises.
     """
@@ -66,22 +47,10 @@ class Discovery(Service):
         reactor: Any,
         listen: Sequence[str],
         store: str,
+        settings: DiscoverySettings = DEFAULTS,
         *,
-        rate: float = RATE,
-        burst: float = BURST,
-        post_rate: float = POST_RATE,
-        post_burst: float = POST_BURST,
-        looks: bool = True,
-        private_servers: bool = False,
-        openings: Openings = OPENINGS,
-        store_limit: float | None = None,
-        entry_ttl: float = ENTRY_TTL,
-        proxied: bool = False,
-        max_servers: int = MAX_SERVERS,
-        server_ttl: float = SERVER_TTL,
-        ranking: RankingFile | None = None,
-        telemetry: TelemetrySettings | None = None,
         random: Random | None = None,
+        **options: Unpack[DiscoveryOptions],
     ) -> None:
         """:param random: chooses which servers a store in memory names.
 
@@ -91,23 +60,15 @@ class Discovery(Service):
         self._random = random
         self._listen = tuple(listen)
         self._store_description = store
-        self._limits = {"rate": rate, "burst": burst, "post_rate": post_rate, "post_burst": post_burst}
-        self._proxied = proxied
-        self._wants_looks = looks and server_ttl > 0
+        self._settings = settings = replace(settings, **options)
         self._looks: Looks | None = None
-        self._private_servers, self._openings = private_servers, openings
-        if store_limit is None:
-            store_limit = default_limit() if store == "memory:" else STORE_LIMIT
-        self._store_limit, self._entry_ttl = store_limit, entry_ttl
         self._sweep: Sweep | None = None
         self._gate: Any = None
-        self._max_servers, self._server_ttl = max_servers, server_ttl
         self._store: Any = None
         self._api: DiscoveryAPI | None = None
         self.ports: list[IListeningPort] = []
-        self._ranking = ranking
         self.metrics = Metrics()
-        self.telemetry = Telemetry(reactor, telemetry, "discovery") if telemetry is not None else None
+        self.telemetry = None if settings.telemetry is None else Telemetry(reactor, settings.telemetry, "discovery")
         self._requests = self._entries = 0
         self.ready: Deferred[list[IListeningPort]] = Deferred()
 
@@ -116,16 +77,17 @@ class Discovery(Service):
         self.ready = Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> list[IListeningPort]:
-        self._store = await open_store(self._store_description, self._reactor, self._store_limit, self._random)
-        if self._wants_looks:
+        settings, store = self._settings, self._store_description
+        self._store = await open_store(store, self._reactor, settings.limit_of(store), self._random)
+        if settings.looks and settings.server_ttl > 0:
             self._looks = Looks(
                 self._reactor,
                 self._store,
                 time.time,
-                self._server_ttl,
-                lasts=self._entry_ttl,
-                openings=self._openings,
-                anywhere=self._private_servers,
+                settings.server_ttl,
+                lasts=settings.entry_ttl,
+                openings=settings.openings,
+                anywhere=settings.private_servers,
             )
             self._looks.start()
         self._sweep = Sweep(self._reactor, self._store, time.time, self.metrics)
@@ -135,24 +97,24 @@ class Discovery(Service):
             self._store,
             time.time,
             self.metrics,
-            max_servers=self._max_servers,
-            server_ttl=self._server_ttl,
-            ranking=self._ranking,
+            settings,
             telemetry=self.telemetry,
             looks=None if self._looks is None else self._looks.soon,
-            entry_ttl=self._entry_ttl,
         )
-        if self._ranking is not None:
-            self._ranking.watch(self._reactor)
+        if self._settings.ranking is not None:
+            self._settings.ranking.watch(self._reactor)
         if self.telemetry is not None:
             self.telemetry.load = self._load
             self.telemetry.beats.append(self._count_entries)
             self._count_entries()
             self.telemetry.start()
-        site = make_site(api, self._reactor, self.metrics, proxied=self._proxied, **self._limits)
+        site = make_site(api, self._reactor, self.metrics, settings)
         self._gate = site.resource
         guarded = GuardedFactory(
-            site, self._reactor, by_place=not self._proxied, refused=lambda why: self.metrics.refused.labels(why).inc()
+            site,
+            self._reactor,
+            by_place=not settings.proxied,
+            refused=lambda why: self.metrics.refused.labels(why).inc(),
         )
         for description in self._listen:
             port = await serverFromString(self._reactor, description).listen(guarded)
@@ -206,8 +168,8 @@ class Discovery(Service):
             await self._looks.stop()
         if self._sweep is not None:
             self._sweep.stop()
-        if self._ranking is not None:
-            self._ranking.stop()
+        if self._settings.ranking is not None:
+            self._settings.ranking.stop()
         if self.telemetry is not None:
             await self.telemetry.stop()
         if self._store is not None:

@@ -8,9 +8,19 @@ from typing import Any
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.discovery.api import BURST, ENTRY_TTL, MAX_SERVERS, POST_BURST, POST_RATE, RATE, SERVER_TTL
 from dmsg.discovery.ranking import RankingFile
 from dmsg.discovery.service import Discovery
+from dmsg.discovery.settings import (
+    BURST,
+    ENTRY_TTL,
+    MAX_SERVERS,
+    POST_BURST,
+    POST_RATE,
+    RATE,
+    SERVER_TTL,
+    DiscoverySettings,
+)
+from dmsg.discovery.store import StoreError, parse_store
 from dmsg.errors import KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.messaging.openings import OPENINGS
@@ -121,9 +131,10 @@ class Options(EntityOptions):
                 self["ranking-key"] = PubKey.from_hex(self["ranking-key"])
             except KeyFormatError as error:
                 raise UsageError(f"ranking-key: {error}") from None
-        kind, colon, rest = self["store"].partition(":")
-        if not colon or kind not in ("memory", "sqlite", "redis") or (kind != "memory" and not rest):
-            raise UsageError("store is memory:, sqlite:PATH or redis://HOST:PORT/DB")
+        try:
+            parse_store(self["store"])
+        except StoreError as error:
+            raise UsageError(f"store: {error}") from None
 
 
 def makeService(options: Options, reactor: Any = None) -> IService:
@@ -131,10 +142,7 @@ def makeService(options: Options, reactor: Any = None) -> IService:
     if reactor is None:
         from twisted.internet import reactor
     set_log_format(options["log-format"])
-    discovery = Discovery(
-        reactor,
-        options["listen"],
-        options["store"],
+    settings = DiscoverySettings(
         rate=options["rate-limit"],
         burst=options["burst"],
         post_rate=options["post-rate"],
@@ -150,6 +158,7 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         ranking=None if options["ranking"] is None else RankingFile(Path(options["ranking"]), options["ranking-key"]),
         telemetry=options["telemetry-settings"],
     )
+    discovery = Discovery(reactor, options["listen"], options["store"], settings)
 
     def where() -> list[str]:
         return [options["telemetry-discovery"] or discovery.own_url()]

@@ -20,20 +20,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.base.buckets import MAX_ADDRESSES, RateLimit
-from dmsg.discovery.api import (
-    CLIENT_TTL,
-    ENTRY_TTL,
-    MAX_VERSION,
-    OF_PLACE,
-    REFRESHING_TTL,
-    DiscoveryAPI,
-    make_site,
-)
-from dmsg.discovery.entry import MAX_DELEGATED, ClientMeta, Entry, ServerMeta
+from dmsg.discovery.api import DiscoveryAPI
+from dmsg.discovery.entry import MAX_DELEGATED, MAX_VERSION, ClientMeta, Entry, ServerMeta
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import GRACE, HUNG_FOR, Lookups
 from dmsg.discovery.rules import Deletion
-from dmsg.discovery.store import MemoryStore, Terms
+from dmsg.discovery.settings import CLIENT_TTL, ENTRY_TTL, OF_PLACE, REFRESHING_TTL, DiscoverySettings
+from dmsg.discovery.site import make_site
+from dmsg.discovery.store import MemoryStore, SQLiteStore, Terms
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.addresses import block_of
@@ -122,6 +116,9 @@ class SeedPathTests(APICase):
     def test_health_says_whether_entries_are_taken(self) -> None:
         """A read that failed once is over when the next one succeeds; a full disk only when an entry is taken again."""
         body = self.client_entry().to_json()
+        self.store = SQLiteStore(self.mktemp())
+        self.addCleanup(self.store.close)
+        self.http = StubTreq(DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics).resource())
 
         def fails(*_: object) -> Any:
             return fail(sqlite3.OperationalError("database or disk is full"))
@@ -269,7 +266,7 @@ class SeedPathTests(APICase):
         self.assertEqual(self.request("GET", "/discovery/available_servers")[0], 200)
 
     def test_servers_that_are_never_taken_off_the_list(self) -> None:
-        api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics, server_ttl=0.0)
+        api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics, DiscoverySettings(server_ttl=0.0))
         self.http = StubTreq(api.resource())
         self.request("POST", "/messaging-discovery/entry/", self.old_server_entry(b"old").to_json())
         self.request("POST", "/discovery/entries", self.server_entry(b"new", version="0.0.1+relay1").to_json())
@@ -323,7 +320,7 @@ class GateTests(APICase):
         """The answer to plain bytes."""
         from twisted.internet.testing import StringTransport
 
-        site = make_site(self.api, self.clock, self.metrics, **options)
+        site = make_site(self.api, self.clock, self.metrics, DiscoverySettings(**options))
         channel = site.buildProtocol(None)
         assert channel is not None
         transport = StringTransport()
@@ -354,7 +351,7 @@ class GateTests(APICase):
         """So many clients at one address, each with a request of its own."""
         from twisted.internet.testing import StringTransport
 
-        site = make_site(self.api, self.clock, self.metrics, **options)
+        site = make_site(self.api, self.clock, self.metrics, DiscoverySettings(**options))
         transports = []
         for _ in range(number):
             channel: Any = site.buildProtocol(None)
@@ -411,7 +408,7 @@ class GateTests(APICase):
 
     def test_behind_a_proxy_the_poster_is_who_it_names(self) -> None:
         """Else strangers could have this machine look at itself."""
-        site = make_site(self.api, self.clock, self.metrics, proxied=True)
+        site = make_site(self.api, self.clock, self.metrics, DiscoverySettings(proxied=True))
         gate: Any = site.resource
         for header, client in ((b"203.0.113.9, 198.51.100.7", "198.51.100.7"), (None, "")):
             request = DummyRequest([])

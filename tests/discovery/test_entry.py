@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.discovery.dialects import DIALECTS, Dialect, decode, decode_verified
 from dmsg.discovery.entry import (
     VERSION,
     ClientMeta,
@@ -12,11 +13,9 @@ from dmsg.discovery.entry import (
     EntryInvalid,
     EntrySignatureError,
     ServerMeta,
-    decode,
-    decode_verified,
     with_feature,
 )
-from dmsg.discovery.gojson import EntryDecodeError, Form
+from dmsg.discovery.gojson import EntryDecodeError
 from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, decode_deletion, time_order
 from dmsg.errors import EntryError
 from dmsg.keys import SecKey
@@ -34,7 +33,7 @@ class VectorTests(SynchronousTestCase):
     def test_signing_json(self) -> None:
         for case in self.vectors["entries"]:
             body = bytes.fromhex(case["entry_json_hex"])
-            entry, _ = decode(body, Form.GO2019)
+            entry = decode(body, Dialect.GO2019)
             if case["verify_after_roundtrip"] != "ok":
                 self.assertRaises(EntrySignatureError, entry.verify)
                 continue
@@ -45,7 +44,7 @@ class VectorTests(SynchronousTestCase):
 
     def test_invalid_entries(self) -> None:
         for case in self.vectors["invalid_entries"]:
-            entry, _ = decode(case["entry"].encode(), Form.GO2019)
+            entry = decode(case["entry"].encode(), Dialect.GO2019)
             result = "ok"
             try:
                 entry.validate()
@@ -85,10 +84,10 @@ class FormTests(SynchronousTestCase):
         entry = self._entry("")
         body = entry.to_json().replace(b'"port":"",', b"")
         self.assertEqual(decode_verified(body), entry)
-        self.assertEqual(decode_verified(body, Form.GO2019), entry)
+        self.assertEqual(decode_verified(body, Dialect.GO2019), entry)
 
     def test_the_2019_service_always_has_a_port(self) -> None:
-        self.assertRaises(EntrySignatureError, decode_verified, self._entry(None).to_json(), Form.GO2019)
+        self.assertRaises(EntrySignatureError, decode_verified, self._entry(None).to_json(), Dialect.GO2019)
 
     def test_a_port_that_was_not_signed(self) -> None:
         body = self._entry(None).to_json().replace(b'"address":"h:1"', b'"address":"h:1","port":""')
@@ -102,7 +101,7 @@ class FormTests(SynchronousTestCase):
         except UnicodeEncodeError:
             return  # a lone surrogate is no text
         self.assertEqual(decode_verified(entry.to_json()), entry)
-        self.assertEqual(decode_verified(entry.to_json(), Form.GO2019), entry)
+        self.assertEqual(decode_verified(entry.to_json(), Dialect.GO2019), entry)
 
 
 MALFORMED = (
@@ -155,13 +154,13 @@ class MalformedTests(SynchronousTestCase):
         for key in ("02" + "ff" * 32, "02" + "00" * 31 + "05"):
             entry = Entry("0.0.1", 0, 1, key, ClientMeta(()), signature=KEY.sign(b"").hex())
             self.assertRaises(EntrySignatureError, decode_verified, entry.to_json())
-            self.assertRaises(EntryDecodeError, decode_verified, entry.to_json(), Form.GO2019)
+            self.assertRaises(EntryDecodeError, decode_verified, entry.to_json(), Dialect.GO2019)
             entry = Entry("0.0.1", 0, 1, KEY.public.hex(), ClientMeta((key,))).sign(KEY)
             self.assertRaises(EntryInvalid, decode_verified, entry.to_json())
 
     @given(st.binary(max_size=200))
     def test_random_bytes(self, body: bytes) -> None:
-        for act in (decode_verified, decode_deletion, lambda body: decode_verified(body, Form.GO2019)):
+        for act in (decode_verified, decode_deletion, lambda body: decode_verified(body, Dialect.GO2019)):
             self.assertRaises(EntryError, act, body)
 
     @given(
@@ -196,7 +195,7 @@ class MalformedTests(SynchronousTestCase):
         import json
 
         body = json.dumps(value).encode()
-        for form in Form:
+        for form in DIALECTS:
             self.assertRaises(EntryError, decode_verified, body, form)
 
     def test_every_changed_field_breaks_the_signature(self) -> None:

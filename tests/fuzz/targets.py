@@ -13,8 +13,7 @@ from typing import Any
 
 from dmsg.apps.socks import SocksError, SocksRequest
 from dmsg.base.printable import printable
-from dmsg.discovery.entry import decode, verified
-from dmsg.discovery.gojson import Form
+from dmsg.discovery.dialects import DIALECTS, decode, signed_one
 from dmsg.discovery.rules import decode_deletion
 from dmsg.errors import DmsgError, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey, Signature
@@ -172,13 +171,13 @@ def hello(data: bytes) -> None:
 
 
 def entry(data: bytes) -> None:
-    """Entries and deletions, in both forms; one that can be read can be written and read again."""
-    for form in Form:
+    """Entries and deletions, in both dialects; one that can be read can be written and read again."""
+    for dialect in DIALECTS:
         with suppress(DmsgError):
-            read, port_given = decode(data, form)
-            read.validate()
-            decode(read.to_json(), Form.SEED)
-            verified(read, form, port_given=port_given)
+            ways = dialect.decode(data)
+            ways[0].validate()
+            decode(ways[0].to_json())
+            signed_one(ways)
     with suppress(DmsgError):
         decode_deletion(data)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta, decode_verified, features, with_feature
-from dmsg.discovery.gojson import Form
+from dmsg.discovery.dialects import Dialect, decode_verified
+from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta, features, with_feature
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.wire import Profile
 from tests.discovery.test_api import APICase
@@ -73,7 +73,7 @@ class D_DiscoveryTests(APICase):
             key = SecKey.from_hex(recorded[f"{kind}_entry_sec"])
             signed = recorded[f"{kind}_entry_signed"]
             text = signed if isinstance(signed, str) else json.dumps(signed)
-            entry = decode_verified(text.encode(), Form.GO2019)
+            entry = decode_verified(text.encode(), Dialect.GO2019)
             self.assertEqual(entry.signing_json().decode(), preimage)
             self.assertEqual(key.public, PubKey.from_hex(entry.static))
             self.assertEqual(json.loads(entry.sign(key).to_json()).keys(), json.loads(text).keys())

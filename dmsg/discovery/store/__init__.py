@@ -22,7 +22,7 @@ from dmsg.discovery.store.base import (
     Terms,
 )
 from dmsg.discovery.store.memory import MemoryStore
-from dmsg.discovery.store.opening import REDIS_PATIENCE, STORE_LIMIT, open_store
+from dmsg.discovery.store.opening import REDIS_PATIENCE, STORE_LIMIT, open_store, parse_store
 from dmsg.discovery.store.redis import RedisStore
 from dmsg.discovery.store.sqlite import SQLiteStore
 
@@ -42,4 +42,5 @@ __all__ = [
     "StoreError",
     "Terms",
     "open_store",
+    "parse_store",
 ]

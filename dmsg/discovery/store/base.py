@@ -76,6 +76,10 @@ class IEntryStore(Interface):
     """Entries by key."""
 
     dropped = Attribute("Dropped: told of entries that the store lets go of; may be set.")
+    failures = Attribute("A tuple of the exceptions by which it fails that are not a fault of this program.")
+
+    def is_full(error: BaseException) -> bool:
+        """Whether ``post`` fails with this because nothing can be written, though it can be read."""
 
     def post(entry: Entry, now: float, terms: Terms = ...) -> Deferred[bool]:
         """Store a verified entry in place of the key's present one.

@@ -63,6 +63,8 @@ class MemoryStore:
     :param limit: bytes that are kept, in all.
     """
 
+    failures: tuple[type[Exception], ...] = ()
+
     def __init__(self, random: Random | None = None, limit: float = math.inf) -> None:
         self._kept: dict[str, _Kept] = {}
         # what is listed, by when it was posted, or was seen last
@@ -186,6 +188,9 @@ class MemoryStore:
 
     def counts(self) -> Deferred[dict[str, int]]:
         return succeed(dict(self._counts))
+
+    def is_full(self, error: BaseException) -> bool:
+        return False
 
     def size(self) -> Deferred[int]:
         return succeed(self._size)

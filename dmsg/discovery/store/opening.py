@@ -21,6 +21,17 @@ STORE_LIMIT = 4096 * 1024 * 1024
 """Bytes of entries that a file or Redis has, by default; in memory it is :func:`dmsg.base.memory.default_limit`."""
 
 
+def parse_store(description: str) -> tuple[str, str]:
+    """``memory``, ``sqlite`` or ``redis``, and what follows the colon.
+
+    :raises StoreError: it is none of them.
+    """
+    kind, colon, rest = description.partition(":")
+    if not colon or kind not in ("memory", "sqlite", "redis") or bool(rest) == (kind == "memory"):
+        raise StoreError(f"{without_password(description)}: not memory:, sqlite:PATH or redis://HOST:PORT/DB")
+    return kind, rest
+
+
 async def open_store(
     description: str, reactor: IReactorTime, limit: float = math.inf, random: Random | None = None
 ) -> Any:
@@ -33,17 +44,15 @@ async def open_store(
     :param random: chooses which servers a store in memory names.
     :raises StoreError: unknown, cannot be opened, or Redis does not answer.
     """
-    kind, colon, rest = description.partition(":")
-    if kind == "memory" and colon and not rest:
+    kind, rest = parse_store(description)
+    if kind == "memory":
         return MemoryStore(random, limit)
-    if kind == "sqlite" and rest:
+    if kind == "sqlite":
         return SQLiteStore(rest, limit)
-    if kind == "redis":
-        try:
-            connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
-            store = RedisStore(connection, limit=limit)
-            await store.adopt(time.time())
-        except RedisUnavailable as error:
-            raise StoreError(str(error)) from None
-        return store
-    raise StoreError(f"{without_password(description)}: not memory:, sqlite:PATH or redis://HOST:PORT")
+    try:
+        connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
+        store = RedisStore(connection, limit=limit)
+        await store.adopt(time.time())
+    except RedisUnavailable as error:
+        raise StoreError(str(error)) from None
+    return store

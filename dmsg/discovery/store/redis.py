@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from txredisapi import RedisError
 from zope.interface import implementer
 
 from dmsg.discovery.entry import Entry, EntryInvalid
@@ -264,6 +265,8 @@ class RedisStore:
 
     prefix = "dmsg:"
 
+    failures: tuple[type[Exception], ...] = (RedisError,)
+
     def __init__(self, connection: Any, random: Random | None = None, limit: float = math.inf) -> None:
         """:param connection: of txredisapi, with ``charset=None``; see :func:`~dmsg.discovery.store.open_store`.
 
@@ -414,6 +417,9 @@ class RedisStore:
 
     def count(self) -> Deferred[int]:
         return self._number("entries")
+
+    def is_full(self, error: BaseException) -> bool:
+        return False
 
     def size(self) -> Deferred[int]:
         return self._number("size")

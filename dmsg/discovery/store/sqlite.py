@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from dmsg.discovery.entry import REFRESHING, Entry, EntryInvalid, decode, features
-from dmsg.discovery.gojson import Form
+from dmsg.discovery.dialects import Dialect, decode
+from dmsg.discovery.entry import REFRESHING, Entry, EntryInvalid, features
 from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
     KINDS,
@@ -122,6 +122,8 @@ class SQLiteStore:
 
     :param limit: bytes of entries that are kept, in all; the file is about twice as large.
     """
+
+    failures: tuple[type[Exception], ...] = (sqlite3.Error,)
 
     def __init__(self, path: str, limit: float = math.inf) -> None:
         """:raises StoreError: cannot be opened, or is not a database of ours."""
@@ -312,6 +314,9 @@ class SQLiteStore:
         rows = self._db.execute("SELECT kind, number FROM counts WHERE number").fetchall()
         return succeed({str(kind): int(number) for kind, number in rows})
 
+    def is_full(self, error: BaseException) -> bool:
+        return isinstance(error, sqlite3.Error)
+
     def size(self) -> Deferred[int]:
         return succeed(self._one("SELECT size FROM total"))
 
@@ -362,7 +367,7 @@ def _read_entries_again(db: sqlite3.Connection, *, all_of_them: bool) -> None:
         "SELECT static, json, posted FROM entries WHERE listable AND json IS NOT NULL"
     ).fetchall():
         try:
-            entry, _ = decode(bytes(body), Form.GO2019)
+            entry = decode(bytes(body), Dialect.GO2019)
         except EntryError:
             continue
         if not all_of_them:
