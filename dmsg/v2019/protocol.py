@@ -16,6 +16,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.buckets import Bucket
+from dmsg.base.policing import BURST_SECONDS
 from dmsg.errors import (
     CloseReason,
     DropReason,
@@ -30,8 +31,9 @@ from dmsg.servers.admission import Admission
 from dmsg.servers.server import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds
 from dmsg.telemetry.service import Telemetry
-from dmsg.v2019.core.policing import BURST_SECONDS, Limits
-from dmsg.v2019.core.relay import Relay, RelayPeer
+from dmsg.v2019.core.peers import RelayPeer
+from dmsg.v2019.core.policing import Limits
+from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import OK_FRAME, encode_close
 from dmsg.v2019.telemetry import RelayTelemetry
 

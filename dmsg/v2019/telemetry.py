@@ -10,7 +10,8 @@ from dmsg.net.links.link import Link
 from dmsg.telemetry.service import Telemetry
 from dmsg.v2019.core.observe import Carried
 from dmsg.v2019.core.owed import Due, Owed
-from dmsg.v2019.core.relay import Relay, RelayPeer, Route
+from dmsg.v2019.core.peers import RelayPeer, Route
+from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE
 
 PROGRESS_INTERVAL = 300.0

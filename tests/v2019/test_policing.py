@@ -13,10 +13,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import Bucket
+from dmsg.base.policing import BURST_SECONDS, FLOOD_FACTOR
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.net.links.acceptor import TOLD_PER_ADDRESS
 from dmsg.servers.admission import HOOK_CACHE_TIME, LOOK_INTERVAL, Admission, Hook, KeyList, ListError
-from dmsg.v2019.core.policing import BURST_SECONDS, FLOOD_FACTOR, Kind, Limits, Police
+from dmsg.v2019.core.policing import Kind, Limits, Police
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, DRAIN, FWD, PING, PONG, REQUEST, Frame, parse_drain
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient
 

@@ -11,15 +11,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.v2019.core import relay as relay_module
+from dmsg.v2019.core.congestion import ANSWERS_MAXIMUM, PEER_QUEUE_LIMIT, PEER_QUEUE_MAXIMUM, ROUTE_QUEUE_LIMIT
+from dmsg.v2019.core.peers import RelayPeer
 from dmsg.v2019.core.policing import Limits
-from dmsg.v2019.core.relay import (
-    ANSWERS_MAXIMUM,
-    PEER_QUEUE_LIMIT,
-    PEER_QUEUE_MAXIMUM,
-    ROUTE_QUEUE_LIMIT,
-    Relay,
-    RelayPeer,
-)
+from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer, encode_frame
 from tests.support import Draws, vectors
 

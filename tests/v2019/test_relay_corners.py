@@ -240,7 +240,7 @@ class ObserverTests(RelayCase):
         self.relay = Relay(random=Draws(0x1000), observer=self.watching)  # type: ignore[arg-type]
         self.ports = [FakePort() for _ in range(4)]
         self.peers = [self.relay.add(key, port) for key, port in zip(KEYS, self.ports, strict=False)]
-        self.assertEqual((self.relay.frames_gone, self.relay.bytes_gone), (0, 0))
+        self.assertEqual((self.relay.frames, self.relay.frame_bytes), (0, 0))
 
     def told(self) -> list[Any]:
         told, self.watching.told = self.watching.told, []

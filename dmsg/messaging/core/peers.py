@@ -5,32 +5,17 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from dmsg.errors import DropReason
+from dmsg.base.ports import Port
 from dmsg.keys import PubKey
 from dmsg.messaging.core.policing import Police
 from dmsg.messaging.core.wire import ID_COUNT
 
 
-class Port(Protocol):
+class LinkPort(Port, Protocol):
     """How bytes leave for a link."""
-
-    def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue whole frames; the data is copied or used before this returns."""
-
-    def queued(self) -> int:
-        """Bytes that wait to be sent."""
 
     def flush(self) -> None:
         """Hand what is queued to TCP."""
-
-    def pause_reading(self) -> None:
-        """Read no more from this link for now; may be repeated."""
-
-    def resume_reading(self) -> None:
-        """Read again."""
-
-    def close(self, reason: DropReason) -> None:
-        """End this link; :meth:`Relay.remove` follows, never before this returns."""
 
 
 class End:
@@ -96,7 +81,7 @@ class RelayPeer:
         "waiting",
     )
 
-    def __init__(self, key: PubKey, port: Port) -> None:
+    def __init__(self, key: PubKey, port: LinkPort) -> None:
         self.key = key
         self.port = port
         self.ends: dict[int, End] = {}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dmsg.base.buckets import Bucket
-from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.base.policing import ANSWER_FACTOR, FLOOD_FACTOR, Police as Counting
 from dmsg.messaging.core.wire import ID_COUNT
 
 MAX_CONNECTIONS = 10_000
@@ -17,11 +16,6 @@ MAX_PER_PAIR = ID_COUNT
 """Channels between one link and another, by default: the 256 that the seed document gives a link."""
 OPEN_RATE = 500.0
 """OpenChannels a second of one client, by default; those to one client, and strays, may be four times as many."""
-ANSWER_FACTOR = 4.0
-BURST_SECONDS = 2.0
-"""Seconds of its rate that a client may use at once."""
-FLOOD_FACTOR = 4.0
-"""What is refused has a bucket of its own, so many times as large: who empties it is disconnected."""
 
 
 class Kind(IntEnum):
@@ -52,14 +46,13 @@ class Limits:
             raise ValueError(f"max_per_pair is 1 to {ID_COUNT}")
 
 
-class Police:
+class Police(Counting):
     """The buckets of one client."""
 
-    __slots__ = ("_buckets", "_excess")
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._buckets: list[Bucket | None] = [None] * len(Kind)
-        self._excess: Bucket | None = None
+        super().__init__(len(Kind))
 
     def allows(self, kind: Kind, limits: Limits, now: float) -> bool:
         """Whether a frame of that kind is within its rate.
@@ -69,16 +62,4 @@ class Police:
         if not limits.open_rate:
             return True
         rate = limits.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)
-        bucket = self._buckets[kind]
-        if bucket is None:
-            bucket = self._buckets[kind] = Bucket(rate * BURST_SECONDS, now)
-        if bucket.take(1, rate, rate * BURST_SECONDS, now):
-            return True
-        if kind is Kind.OFFER:
-            return False
-        rate = limits.open_rate * FLOOD_FACTOR
-        if self._excess is None:
-            self._excess = Bucket(rate * BURST_SECONDS, now)
-        if not self._excess.take(1, rate, rate * BURST_SECONDS, now):
-            raise RemoteProtocolError(DropReason.FLOOD, f"flood of {kind.name} frames")
-        return False
+        return self.take(kind, rate, limits.open_rate * FLOOD_FACTOR, now, forgiven=kind is Kind.OFFER)

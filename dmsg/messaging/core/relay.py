@@ -18,10 +18,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from dmsg.base.buffers import count_equal
+from dmsg.base.connections import Connections
 from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import PubKey
 from dmsg.messaging.core.congestion import Congestion
-from dmsg.messaging.core.peers import End, Port, RelayPeer, descending
+from dmsg.messaging.core.peers import End, LinkPort, RelayPeer, descending
 from dmsg.messaging.core.policing import Kind, Limits
 from dmsg.messaging.core.wire import (
     CHANNEL_CLOSED,
@@ -94,14 +95,11 @@ class Relay:
         self._choose = choose
         self.congestion = Congestion(now, on_paused, self._give_up)
         self.limits = limits or Limits()
-        self.newest: dict[bytes, RelayPeer] = {}
-        self.peers: dict[RelayPeer, None] = {}
-        self._of_key: dict[bytes, list[RelayPeer]] = {}
+        self.connections: Connections[RelayPeer] = Connections(MAX_LINKS_PER_KEY)
+        self.newest, self.peers = self.connections.newest, self.connections.all
         self.drops: Counter[DropReason] = Counter()
         self.channels_opened = 0
         self.channel_count = 0
-        self.frames_gone = 0
-        self.bytes_gone = 0
         self.draining = False
         self.steps = 0
         """Frames that the last read had handled one by one; ``strays``: data of no channel among them."""
@@ -109,33 +107,20 @@ class Relay:
 
     # --- links ---
 
-    def add(self, key: PubKey, port: Port) -> RelayPeer:
+    def add(self, key: PubKey, port: LinkPort) -> RelayPeer:
         """A link of ``key`` is there; it is the newest of that key from now on."""
         peer = RelayPeer(key, port)
         peer.two_ids = self._known.get(key)
-        self.peers[peer] = None
-        self.newest[key] = peer
-        same = self._of_key.setdefault(key, [])
-        same.append(peer)
-        if len(same) > MAX_LINKS_PER_KEY:
-            oldest = next((one for one in same if not one.closing), None)
-            if oldest is not None:
-                self._end_peer(oldest, DropReason.REPLACED)
+        oldest = self.connections.add(peer)
+        if oldest is not None:
+            self._end_peer(oldest, DropReason.REPLACED)
         return peer
 
     def remove(self, peer: RelayPeer, most: int = ID_COUNT) -> bool:
         """The link ended: its channels, of which there are few, are closed at their other ends; True."""
         if peer not in self.peers:
             return True
-        del self.peers[peer]
-        same = self._of_key[peer.key]
-        same.remove(peer)
-        if not same:
-            del self._of_key[peer.key], self.newest[peer.key]
-        elif self.newest[peer.key] is peer:
-            self.newest[peer.key] = same[-1]
-        self.frames_gone += peer.frames_in
-        self.bytes_gone += peer.bytes_in
+        self.connections.remove(peer)
         for end in list(peer.ends.values()):
             self.drops[DropReason.PEER_DISCONNECTED] += 1
             self._close(end, tell=False)
@@ -159,12 +144,12 @@ class Relay:
     @property
     def frames(self) -> int:
         """Frames received since the start."""
-        return self.frames_gone + sum(peer.frames_in for peer in self.peers)
+        return self.connections.frames
 
     @property
     def frame_bytes(self) -> int:
         """Bytes of frames received since the start."""
-        return self.bytes_gone + sum(peer.bytes_in for peer in self.peers)
+        return self.connections.frame_bytes
 
     # --- frames ---
 
@@ -478,4 +463,4 @@ class Relay:
                 assert end.other.peer in self.peers and end.open == end.other.open
         assert ends == 2 * self.channel_count
         self.congestion.check(self.peers)
-        assert all(peer in self.peers for peer in self.newest.values())
+        self.connections.check()

@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dmsg.base.buckets import Bucket
-from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.base.policing import ANSWER_FACTOR, FLOOD_FACTOR, Police as Counting
 from dmsg.v2019.core.wire import IDS_PER_SIDE
 
 MAX_CONNECTIONS = 10_000
@@ -25,12 +24,6 @@ MAX_PER_ADDRESS = 1024
 """Connections from one address, by default."""
 REQUEST_RATE = 500.0
 """REQUESTs a second of one client, by default; ACCEPTs and CLOSEs may be four times as many."""
-ANSWER_FACTOR = 4.0
-"""ACCEPTs and CLOSEs answer what others ask for: they have this many times the rate."""
-BURST_SECONDS = 2.0
-"""Seconds of its rate that a client may use at once."""
-FLOOD_FACTOR = 4.0
-"""Refused frames have a bucket of their own, so many times as large: who empties it is disconnected."""
 PING_RATE = 20.0
 """PINGs a second of one client."""
 
@@ -76,14 +69,13 @@ class Limits:
         return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR
 
 
-class Police:
+class Police(Counting):
     """The buckets of one client."""
 
-    __slots__ = ("_buckets", "_excess")
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._buckets: list[Bucket | None] = [None] * len(Kind)
-        self._excess: Bucket | None = None
+        super().__init__(len(Kind))
 
     def allows(self, kind: Kind, limits: Limits, now: float) -> bool:
         """Whether a frame of that kind is within its rate.
@@ -92,19 +84,5 @@ class Police:
         """
         if not limits.request_rate:
             return True
-        rate = limits.rate(kind)
-        burst = rate * BURST_SECONDS
-        bucket = self._buckets[kind]
-        if bucket is None:
-            bucket = self._buckets[kind] = Bucket(burst, now)
-        if bucket.take(1, rate, burst, now):
-            return True
-        if kind in (Kind.STRAY, Kind.RECEIPT):
-            return False
-        rate = limits.request_rate * FLOOD_FACTOR
-        burst = rate * BURST_SECONDS
-        if self._excess is None:
-            self._excess = Bucket(burst, now)
-        if not self._excess.take(1, rate, burst, now):
-            raise RemoteProtocolError(DropReason.FLOOD, f"flood of {kind.name} frames")
-        return False
+        flood = limits.request_rate * FLOOD_FACTOR
+        return self.take(kind, limits.rate(kind), flood, now, forgiven=kind in (Kind.STRAY, Kind.RECEIPT))

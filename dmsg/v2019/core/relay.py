@@ -11,11 +11,7 @@ Invariants, checked by :meth:`Relay.check`:
   behind, its defect 5);
 * :attr:`Relay.newest` names only connections that are here (its defect 12).
 
-Fairness.  A peer whose port has more queued than it can send is *congested*.
-A source is paused for it only while all its routes lead there, so that no
-other pair waits, and for a bounded time; beyond that each route may queue
-``ROUTE_QUEUE_LIMIT`` and the peer ``PEER_QUEUE_LIMIT`` bytes, and past those
-the route is closed with a reason while the others go on.
+What a receiver does not take at once waits in :mod:`dmsg.v2019.core.congestion`.
 """
 
 from __future__ import annotations
@@ -25,14 +21,16 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Protocol
 
 from dmsg.base.buffers import count_equal
+from dmsg.base.connections import Connections
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE, PubKey
 from dmsg.telemetry.receipts import RECEIPT_SIZE
-from dmsg.v2019.core.observe import Carried, data_in, share_loss
-from dmsg.v2019.core.policing import Kind, Limits, Police
+from dmsg.v2019.core.congestion import Congestion
+from dmsg.v2019.core.observe import data_in, share_loss
+from dmsg.v2019.core.peers import ConnectionPort, Observer, RelayPeer, Route
+from dmsg.v2019.core.policing import Kind, Limits
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -53,8 +51,6 @@ from dmsg.v2019.core.wire import (
     RECEIPT,
     REQUEST,
     SAME_KEY,
-    SECURE_OVERHEAD,
-    SEQUENCE_SIZE,
     close_reason,
     encode_close,
     encode_drain,
@@ -67,173 +63,12 @@ STRANGER_AFTER = 5.0
 """Seconds after which a connection that names no instance counts as another program's."""
 MAX_CONNECTIONS_PER_KEY = 4
 """Older connections of a key keep their transports, but no more than these in all."""
-ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
-"""Bytes that one route may have in a congested peer's queue."""
-PEER_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Bytes in a peer's queue beyond which routes that use more than their share are closed."""
-ANSWERS_MAXIMUM = 4 * 1024 * 1024
-"""Bytes of control frames beyond that: others can fill the queue, only the peer itself provokes so many answers."""
-PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
-"""Bytes that a peer's queue never exceeds: beyond, the connection is ended."""
 
 
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 
 FIRST_BURST = 16
 """Frames with equal headers that are looked for at first; doubles while they are found."""
-
-
-class Port(Protocol):
-    """How bytes leave for a peer."""
-
-    address: str
-    """Where the peer is, or an empty string."""
-    left_behind: int
-    """When the connection is gone: bytes that were queued for the peer and never left."""
-
-    def send(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue whole frames; the data is copied or used before this returns."""
-
-    def queued(self) -> int:
-        """Bytes that wait to be sent."""
-
-    def pause_reading(self) -> None:
-        """Read no more from this peer for now; may be repeated."""
-
-    def resume_reading(self) -> None:
-        """Read again."""
-
-    def close(self, reason: DropReason) -> None:
-        """End this connection; :meth:`Relay.remove` follows, never before this returns."""
-
-
-class Route:
-    """One direction of one transport, kept at its source under the source's id."""
-
-    __slots__ = (
-        "accepted",
-        "ack_wire",
-        "acks",
-        "asked_at",
-        "back",
-        "carried",
-        "dropped",
-        "frames",
-        "mark",
-        "peer",
-        "queued",
-        "seen",
-        "tick",
-        "to_id",
-        "wire",
-    )
-
-    def __init__(self, peer: RelayPeer, to_id: int) -> None:
-        self.peer = peer
-        self.to_id = to_id
-        self.back: Route
-        self.accepted = False
-        """The responder has sent ACCEPT."""
-        self.carried: Carried | None = None
-        """What an observer keeps of the transport."""
-        self.frames = 0
-        """FWD and ACK frames that went this way; ``wire``: their bytes, headers and all."""
-        self.acks = 0
-        """ACKs among them; ``ack_wire``: the bytes of those."""
-        self.wire = 0
-        self.ack_wire = 0
-        self.dropped = 0
-        """Bytes of user data, of those that were counted, which did not leave; for the observer."""
-        self.tick = 0
-        """The observer is told of frames when this is not the relay's."""
-        self.seen = 0
-        """The tick in which frames went this way last, for the observer."""
-        self.asked_at: float | None = None
-        """When the FWD passed whose ACK the observer waits for."""
-        self.queued = 0
-        """Bytes queued over this route since ``mark``, which moves on when all that was queued before it has left:
-        what the route really has in the peer's queue is at most :data:`ROUTE_QUEUE_LIMIT` more than that."""
-        self.mark = 0
-
-    def user_data(self, secure: bool) -> int:
-        """Bytes of user data that went this way."""
-        frames = self.frames - self.acks
-        around = HEADER_SIZE + (SECURE_OVERHEAD if secure else SEQUENCE_SIZE)
-        return max(0, self.wire - self.ack_wire - frames * around)
-
-
-class RelayPeer:
-    """One connection, as the relay sees it."""
-
-    __slots__ = (
-        "bytes_in",
-        "closing",
-        "congested",
-        "destinations",
-        "frames_in",
-        "instance",
-        "key",
-        "next_id",
-        "paused_by",
-        "pausing",
-        "police",
-        "port",
-        "routes",
-        "sent",
-        "since",
-        "speaks_drain",
-        "stalled",
-        "told_of",
-    )
-
-    def __init__(self, key: PubKey, port: Port, first_id: int, since: float = 0.0) -> None:
-        self.key = key
-        self.port = port
-        self.routes: dict[int, Route] = {}
-        self.next_id = first_id
-        self.destinations: dict[RelayPeer, int] = {}
-        """How many routes lead to which peer."""
-        self.congested = False
-        self.stalled = False
-        """Congested for so long that sources are no longer paused for it."""
-        self.sent = 0
-        """Bytes queued for it since it became congested."""
-        self.paused_by: RelayPeer | None = None
-        self.pausing: set[RelayPeer] = set()
-        self.closing = False
-        self.frames_in = 0
-        self.bytes_in = 0
-        self.police = Police()
-        self.speaks_drain = False
-        """It has sent a PING, so it knows DRAIN."""
-        self.since = since
-        """When it connected."""
-        self.instance = b""
-        """Which program it is, if its PINGs say so."""
-        self.told_of = False
-        """It was told of another program with its key."""
-
-
-class Observer(Protocol):
-    """Who is told what a relay does."""
-
-    def requested(self, source: RelayPeer, there: Route, back: Route, payload: bytes) -> Carried:
-        """A REQUEST was passed on."""
-
-    def accepted(self, carried: Carried, payload: bytes) -> None:
-        """Its ACCEPT was."""
-
-    def refused(self, source: RelayPeer, payload: bytes, reason: str) -> None:
-        """A REQUEST was not passed on."""
-
-    def ended(self, carried: Carried, reason: int, by: str) -> None:
-        """A transport is over.  :param by: src, dst or server."""
-
-    def look(self, carried: Carried, route: Route, data: int, acks: int) -> None:
-        """Frames passed on a route whose gate was open: ``data`` FWD and ``acks`` ACK frames."""
-
-    def receipt(self, source: RelayPeer, payload: bytes) -> bool:
-        """A client hands in a receipt; False: none was due, or it is no good."""
 
 
 class Relay:
@@ -261,9 +96,8 @@ class Relay:
         self.observer = observer
         self.tick = 0
         """Counted up by the observer: each route's next frames are told to it."""
-        self.newest: dict[bytes, RelayPeer] = {}
-        self.peers: dict[RelayPeer, None] = {}
-        self._of_key: dict[bytes, list[RelayPeer]] = {}
+        self.connections: Connections[RelayPeer] = Connections(MAX_CONNECTIONS_PER_KEY)
+        self.newest, self.peers = self.connections.newest, self.connections.all
         self.limits = limits or Limits()
         self._now = now
         self.drops: Counter[DropReason] = Counter()
@@ -272,31 +106,24 @@ class Relay:
         """Ends of routes; twice the number of transports."""
         self.leaving: dict[RelayPeer, None] = {}
         """Connections that ended whose transports are not all closed yet."""
-        self.frames_gone = 0
-        self.bytes_gone = 0
         self.draining = False
         self.steps = 0
         """Frames that the last read had handled one by one."""
         self.strays = 0
         """Frames of no transport that it had beyond what one client may send."""
         self._random = random or Random()
-        self._on_congested = on_congested or (lambda peer: None)
+        self.congestion = Congestion(on_congested or (lambda peer: None))
 
     # --- connections ---
 
-    def add(self, key: PubKey, port: Port) -> RelayPeer:
+    def add(self, key: PubKey, port: ConnectionPort) -> RelayPeer:
         """A connection of ``key`` is there; it is the newest of that key from now on."""
         peer = RelayPeer(key, port, self._random.randrange(IDS_PER_SIDE) * 2 + 1, self._now())
-        self.peers[peer] = None
-        self.newest[key] = peer
-        same = self._of_key.setdefault(key, [])
-        same.append(peer)
-        if len(same) > MAX_CONNECTIONS_PER_KEY:
-            oldest = next((one for one in same if not one.closing), None)
-            if oldest is not None:
-                oldest.closing = True
-                self.drops[DropReason.REPLACED] += 1
-                oldest.port.close(DropReason.REPLACED)
+        oldest = self.connections.add(peer)
+        if oldest is not None:
+            oldest.closing = True
+            self.drops[DropReason.REPLACED] += 1
+            oldest.port.close(DropReason.REPLACED)
         return peer
 
     def remove(self, peer: RelayPeer, most: int = sys.maxsize) -> bool:
@@ -322,31 +149,19 @@ class Relay:
         """Nothing more is heard from it, and nothing can be sent to it."""
         if self.observer is not None and peer.port.left_behind:
             share_loss([route.back for route in peer.routes.values()], peer.port.left_behind, peer.congested)
-        del self.peers[peer]
+        self.connections.remove(peer)
         self.leaving[peer] = None
-        peer.congested = False
-        same = self._of_key[peer.key]
-        same.remove(peer)
-        if not same:
-            del self._of_key[peer.key], self.newest[peer.key]
-        elif self.newest[peer.key] is peer:
-            self.newest[peer.key] = same[-1]
-        self.frames_gone += peer.frames_in
-        self.bytes_gone += peer.bytes_in
-        self._release_sources(peer)
-        if peer.paused_by is not None:
-            peer.paused_by.pausing.discard(peer)
-            peer.paused_by = None
+        self.congestion.forget(peer)
 
     @property
     def frames(self) -> int:
         """Frames received since the start."""
-        return self.frames_gone + sum(peer.frames_in for peer in self.peers)
+        return self.connections.frames
 
     @property
     def frame_bytes(self) -> int:
         """Bytes of frames received since the start."""
-        return self.bytes_gone + sum(peer.bytes_in for peer in self.peers)
+        return self.connections.frame_bytes
 
     # --- frames ---
 
@@ -485,22 +300,11 @@ class Relay:
             # who is slow need not keep what nobody there has agreed to
             self._overflow(source, own_id, route, run)
             return
-        size = len(run)
-        queue = destination.port.queued()
-        if destination.sent - queue >= route.mark:  # all that was counted is sent
-            route.queued = 0
-            route.mark = destination.sent
-        route.queued += size
-        if (
-            route.queued > ROUTE_QUEUE_LIMIT
-            or queue > PEER_QUEUE_MAXIMUM
-            or (queue > PEER_QUEUE_LIMIT and route.queued > PEER_QUEUE_LIMIT // len(destination.routes))
-        ):
+        if not self.congestion.takes(route, len(run)):
             self._overflow(source, own_id, route, run)
             return
-        destination.sent += size
         destination.port.send(run)
-        self._pause_if_alone(source, destination)
+        self.congestion.pause_if_alone(source, destination)
 
     def _overflow(self, source: RelayPeer, own_id: int, route: Route, run: memoryview) -> None:
         """There is no room for these frames: their transport ends without them."""
@@ -559,7 +363,7 @@ class Relay:
 
         An older connection of the same program, which the network lost, has its instance.
         """
-        same = self._of_key[peer.key]
+        same = self.connections.of_key(peer.key)
         if len(same) == 1 or peer.told_of:
             return
         for other in same:
@@ -607,10 +411,8 @@ class Relay:
             responder.destinations[peer] = responder.destinations.get(peer, 0) + 1
             self.route_count += 2
             self.transports_opened += 1
-            if peer.paused_by not in (None, responder):
-                self._resume(peer)
-            if responder.paused_by not in (None, peer):
-                self._resume(responder)
+            self.congestion.routed(peer, responder)
+            self.congestion.routed(responder, peer)
             self._answer(responder, encode_frame(REQUEST, to_id, payload))
 
     def _refuse(self, peer: RelayPeer, own_id: int, payload: bytes, reason: DropReason, byte: CloseReason) -> None:
@@ -638,15 +440,12 @@ class Relay:
         """Send a control frame; a peer that provokes many and reads none is ended."""
         if peer not in self.peers:
             return
-        if peer.congested:
-            if peer.port.queued() > PEER_QUEUE_MAXIMUM + ANSWERS_MAXIMUM:
-                if not peer.closing:
-                    peer.closing = True
-                    self.drops[DropReason.SEND_BUFFER_FULL] += 1
-                    peer.port.close(DropReason.SEND_BUFFER_FULL)
-                return
-            peer.sent += len(frame)
-        peer.port.send(frame)
+        if not peer.congested or self.congestion.takes_answer(peer, len(frame)):
+            peer.port.send(frame)
+        elif not peer.closing:
+            peer.closing = True
+            self.drops[DropReason.SEND_BUFFER_FULL] += 1
+            peer.port.close(DropReason.SEND_BUFFER_FULL)
 
     # --- ends of transports ---
 
@@ -665,8 +464,7 @@ class Relay:
                 one.destinations[two] = count
             else:
                 del one.destinations[two]
-                if one.paused_by is two:
-                    self._resume(one)
+                self.congestion.unrouted(one, two)
 
     def _close_both(self, peer: RelayPeer, own_id: int, route: Route, reason: CloseReason) -> None:
         self._drop_route(peer, own_id, route, reason, by_server=True)
@@ -697,44 +495,16 @@ class Relay:
 
     def congest(self, peer: RelayPeer) -> None:
         """The peer's queue is longer than it should be."""
-        if not peer.congested and peer in self.peers:
-            peer.congested = True
-            peer.sent = peer.port.queued()
-            for route in peer.routes.values():
-                route.back.queued = route.back.mark = 0
+        if peer in self.peers:
+            self.congestion.begin(peer)
 
     def relieve(self, peer: RelayPeer) -> None:
         """The peer's queue is empty again."""
-        peer.congested = False
-        peer.stalled = False
-        self._release_sources(peer)
+        self.congestion.relieve(peer)
 
     def stall(self, peer: RelayPeer) -> None:
         """The peer stayed congested: its sources are read again, within the limits."""
-        if peer.congested:
-            peer.stalled = True
-            self._release_sources(peer)
-
-    def _pause_if_alone(self, source: RelayPeer, destination: RelayPeer) -> None:
-        if source.paused_by is None and not destination.stalled and len(source.destinations) == 1:
-            source.paused_by = destination
-            first = not destination.pausing
-            destination.pausing.add(source)
-            source.port.pause_reading()
-            if first:
-                self._on_congested(destination)
-
-    def _resume(self, source: RelayPeer) -> None:
-        assert source.paused_by is not None
-        source.paused_by.pausing.discard(source)
-        source.paused_by = None
-        source.port.resume_reading()
-
-    def _release_sources(self, peer: RelayPeer) -> None:
-        while peer.pausing:
-            source = peer.pausing.pop()
-            source.paused_by = None
-            source.port.resume_reading()
+        self.congestion.stall(peer)
 
     # --- self-check ---
 
@@ -755,9 +525,7 @@ class Relay:
                 assert route.peer.routes[route.to_id] is route.back
             assert counted == Counter(peer.destinations)
             assert (peer in self.peers) is not (peer in self.leaving)
-            assert peer in self.leaving or peer in self._of_key[peer.key]
+            assert peer in self.leaving or peer in self.connections.of_key(peer.key)
             assert peer.paused_by is None or peer in peer.paused_by.pausing
         assert ends == self.route_count
-        for key, newest in self.newest.items():
-            assert newest.key == key and newest in self.peers
-        assert len(self.newest) == len(self._of_key)
+        self.connections.check()
