@@ -29,7 +29,7 @@ MOVED = {
     "delegation.publish": "clients.publish discovery.contest",
     "delegation.registration": "servers.registration",
     "delegation.selflook": "servers.selflook",
-    "delegation.server": "servers.server",
+    "delegation.server": "servers.server servers.serving servers.settings",
     "delegation.servers": "clients.servers",
     "delegation.shared": "clients.shared",
     "delegation.status": "servers.status",

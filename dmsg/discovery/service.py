@@ -8,11 +8,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Unpack
 
-from twisted.application.service import Service
 from twisted.internet.address import IPv4Address, IPv6Address
-from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
-from twisted.internet.endpoints import serverFromString
-from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from dmsg.discovery.api import DiscoveryAPI
@@ -22,7 +18,7 @@ from dmsg.discovery.site import make_site
 from dmsg.discovery.store import open_store
 from dmsg.discovery.sweep import Sweep
 from dmsg.errors import DiscoveryError
-from dmsg.net.socketopts import tune_listening
+from dmsg.net.listening import ListeningService
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
@@ -30,7 +26,7 @@ from dmsg.telemetry.service import Telemetry
 _log = Logger()
 
 
-class Discovery(Service):
+class Discovery(ListeningService):
     """The discovery service.
 
     :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
@@ -41,6 +37,7 @@ class Discovery(Service):
     """
 
     name = "dmsg-discovery"
+    listens_as = "discovery"
 
     def __init__(
         self,
@@ -56,9 +53,8 @@ class Discovery(Service):
 
         :raises DmsgError: the directory of telemetry cannot be used.
         """
-        self._reactor = reactor
+        super().__init__(reactor, listen)
         self._random = random
-        self._listen = tuple(listen)
         self._store_description = store
         self._settings = settings = replace(settings, **options)
         self._looks: Looks | None = None
@@ -66,17 +62,11 @@ class Discovery(Service):
         self._gate: Any = None
         self._store: Any = None
         self._api: DiscoveryAPI | None = None
-        self.ports: list[IListeningPort] = []
         self.metrics = Metrics()
         self.telemetry = None if settings.telemetry is None else Telemetry(reactor, settings.telemetry, "discovery")
         self._requests = self._entries = 0
-        self.ready: Deferred[list[IListeningPort]] = Deferred()
 
-    def startService(self) -> None:
-        super().startService()  # type: ignore[no-untyped-call]
-        self.ready = Deferred.fromCoroutine(self._start())
-
-    async def _start(self) -> list[IListeningPort]:
+    async def _start(self) -> None:
         settings, store = self._settings, self._store_description
         self._store = await open_store(store, self._reactor, settings.limit_of(store), self._random)
         if settings.looks and settings.server_ttl > 0:
@@ -116,19 +106,14 @@ class Discovery(Service):
             by_place=not settings.proxied,
             refused=lambda why: self.metrics.refused.labels(why).inc(),
         )
-        for description in self._listen:
-            port = await serverFromString(self._reactor, description).listen(guarded)
-            tune_listening(port)
-            self.ports.append(port)
-            _log.info("discovery listens on {address}", address=str(port.getHost()))
-        return self.ports
+        await self._listen(guarded)
 
     def own_url(self) -> str:
         """Where this machine reaches it, without TLS.
 
         :raises DiscoveryError: it does not listen yet, or only with TLS.
         """
-        for description, port in zip(self._listen, self.ports, strict=False):
+        for description, port in zip(self._descriptions, self.ports, strict=False):
             if description.startswith("tcp:"):
                 host = port.getHost()
                 if isinstance(host, IPv4Address):
@@ -153,15 +138,8 @@ class Discovery(Service):
         requests, self._requests = self._api.requests - self._requests, self._api.requests
         return {"entries": self._entries, "requests": requests}
 
-    def stopService(self) -> Deferred[None]:
-        super().stopService()  # type: ignore[no-untyped-call]
-        return Deferred.fromCoroutine(self._stop())
-
     async def _stop(self) -> None:
-        self.ready.addErrback(lambda _: None)
-        self.ready.cancel()
-        await DeferredList([maybeDeferred(port.stopListening) for port in self.ports], consumeErrors=True)
-        self.ports.clear()
+        await self._stop_listening()
         if self._gate is not None:
             self._gate.stop()
         if self._looks is not None:

@@ -22,7 +22,7 @@ from dmsg.net.links.link import Link
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.turn import TurnFlush
 from dmsg.servers.admission import Admission
-from dmsg.servers.server import ServedSession, ServingFactory
+from dmsg.servers.serving import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds
 
 HANDSHAKE_TIMEOUT = 3.0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from random import Random
-from typing import Any
+from dataclasses import replace
+from typing import Any, Unpack
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import with_feature
-from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.policing import Limits
@@ -20,8 +19,8 @@ from dmsg.messaging.protocol import ServerFactory
 from dmsg.net.links.link import Link
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.turn import TurnFlush
-from dmsg.servers.admission import Admission
-from dmsg.servers.server import DRAIN_LOOK, DRAIN_TIMEOUT, RelayServer
+from dmsg.servers.server import DRAIN_LOOK, RelayServer
+from dmsg.servers.settings import DEFAULTS, ServerOptions, ServerSettings
 
 _log = Logger()
 
@@ -33,14 +32,8 @@ class Server(RelayServer):
     :param profile: of its clients.
     :param two_ids: with ``skywire``: whether a client that has answered no OpenChannel yet knows two ids (Go from
         2019-03-13 on); None: what who answers it does.
-    :param public_address: ``host:port`` at which clients reach it; None takes
-        the first listening port, which must then be on one interface.
-    :param discovery: URLs, or a Lookups; empty means it is not registered.
+    :param settings: what all servers have; single ones may be given as keywords.
     :param limits: what one client may have.
-    :param admission: whom it admits.
-    :param drain_timeout: seconds that stopping leaves to channels to end: the protocol knows no way to move them.
-    :param memory: bytes that are held for clients, in all; None: a quarter of what the machine has.
-    :param metrics: endpoint string for ``/metrics`` and ``/health``, or None.
     :ivar ready: fires with the listening ports.
     """
 
@@ -53,31 +46,18 @@ class Server(RelayServer):
         reactor: Any,
         key: SecKey,
         listen: Sequence[str],
+        settings: ServerSettings = DEFAULTS,
         *,
         profile: Profile = Profile.SEED,
         two_ids: bool | None = None,
-        public_address: str | None = None,
-        discovery: Sequence[str] | Lookups = (),
         limits: Limits | None = None,
-        admission: Admission | None = None,
-        drain_timeout: float = DRAIN_TIMEOUT,
-        metrics: str | None = None,
-        memory: int | None = None,
-        random: Random | None = None,
+        **options: Unpack[ServerOptions],
     ) -> None:
         """:raises DmsgError: the public address is malformed."""
+        settings = replace(settings, **options)
+        factory = ServerFactory(reactor, key, profile, limits=limits, admission=settings.admission, two_ids=two_ids)
         super().__init__(
-            reactor,
-            key,
-            listen,
-            ServerFactory(reactor, key, profile, limits=limits, admission=admission, two_ids=two_ids),
-            mark=lambda version: with_feature(version, profile.feature),
-            public_address=public_address,
-            discovery=discovery,
-            drain_timeout=drain_timeout,
-            metrics=metrics,
-            memory=memory,
-            random=random,
+            reactor, key, listen, factory, settings, mark=lambda version: with_feature(version, profile.feature)
         )
 
     def _make_visit(self, make_user: Callable[[PubKey], Any], failed: Callable[[Any, Failure], None]) -> Link:
@@ -89,7 +69,7 @@ class Server(RelayServer):
         await self.registration.withdraw()
         relay = self.factory.relay
         relay.draining = True
-        until = self._reactor.seconds() + self._drain_timeout
+        until = self._reactor.seconds() + self.settings.drain_timeout
         while relay.channel_count and self._reactor.seconds() < until:
             await deferLater(self._reactor, DRAIN_LOOK)
         if relay.channel_count:

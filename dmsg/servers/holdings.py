@@ -23,7 +23,7 @@ HANDSHAKE_SIZE = 8192
 class LinkHoldings(Looks[Link]):
     """What waits for the clients of one server, by address block and key.
 
-    :param factory: a :class:`~dmsg.servers.server.ServingFactory`.
+    :param factory: a :class:`~dmsg.servers.serving.ServingFactory`.
     """
 
     what = "clients"

@@ -3,251 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from random import Random, SystemRandom
+from random import SystemRandom
 from typing import Any
 
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred, DeferredList, TimeoutError, maybeDeferred
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.endpoints import serverFromString
-from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
+from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.base.buckets import RateLimit
 from dmsg.base.memory import Memory
-from dmsg.discovery.lookups import Lookups
-from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.addresses import parse_address
-from dmsg.net.isolate import isolated
-from dmsg.net.links.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.links.link import Link
-from dmsg.net.share import STEPS
-from dmsg.net.socketopts import tune_listening
+from dmsg.net.listening import ListeningService
 from dmsg.net.web.guard import GuardedFactory
-from dmsg.servers.admission import Admission
 from dmsg.servers.holdings import LinkHoldings
 from dmsg.servers.registration import Registration, address_of
 from dmsg.servers.selflook import look_at_self
+from dmsg.servers.settings import ServerSettings
 from dmsg.servers.status import StatusPages, status_site
 from dmsg.telemetry.metrics import ServerMetrics
 
-DRAIN_TIMEOUT = 8.0
-"""Seconds that stopping leaves to what clients have open, by default."""
 DRAIN_LOOK = 0.1
 """Seconds between looks whether all of it is gone."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that stopping waits for clients to take their last frames."""
-PENDING = 2
-"""Who pauses a link, besides the relay, which is 1."""
-TOO_FAST = 8
-"""Another one: its frames are more than may be handled one by one."""
-FRAME_RATE = 100_000.0
-"""Frames a second of one address that are handled one by one, by default: control frames, frames of no transport, and
-those that go elsewhere than the ones before them.  More is read later."""
-CLOSED_AT_ONCE = 512
-"""Transports of a connection that ended that are closed in one turn of the reactor."""
-STRAY_RATE = 2_000.0
-"""Frames of no transport a second of one address, beyond what each client may send, before its connection ends."""
-STRAY_BURST = 200_000.0
-"""And so many at once: what the windows of many transports hold when their other ends are lost."""
 
 _log = Logger()
 
 
-class ServedSession:
-    """One connected client of a server; it is served once it is admitted."""
-
-    __slots__ = ("_factory", "_peer", "link")
-
-    def __init__(self, factory: Any) -> None:
-        self._factory = factory
-        self._peer: Any = None
-        self.link: Link | None = None
-
-    @property
-    def backlog(self) -> int:
-        """Bytes that wait for it before they come to its link."""
-        return int(self._factory.backlog_of(self._peer)) if self._peer is not None else 0
-
-    # --- for a family ---
-
-    def _connected(self, link: Link) -> None:
-        """The handshake is done, nothing is decided yet."""
-
-    def _serve(self, link: Link) -> Any:
-        """It is admitted: what the relay calls it."""
-        return self._factory.relay.add(link.remote, link)
-
-    def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:
-        """There is no room, or this key is not, or no longer, admitted."""
-        assert self.link is not None
-        self.link.close(reason)
-
-    # --- the link's side ---
-
-    def link_up(self, link: Link) -> None:
-        self.link = link
-        assert link.remote is not None
-        self._connected(link)
-        self._factory.session_up(self)
-        if link.ended_for is not None:
-            return
-        admitted = self._factory.admission.check(link.remote)
-        if isinstance(admitted, bool):
-            self._decided(admitted)
-            return
-        link.pause_reading(PENDING)
-
-        def decided(result: Any) -> None:
-            if self.link is not None:
-                link.resume_reading(PENDING)
-                self._decided(result is True)
-                link.read_again()
-
-        admitted.addBoth(decided)
-
-    def _decided(self, admitted: bool) -> None:
-        link = self.link
-        assert link is not None
-        if not admitted:
-            self.refuse()
-        elif link.ended_for is None:
-            self._peer = self._serve(link)
-
-    def frames_received(self, buffer: bytearray, end: int) -> int:
-        if self._peer is None:
-            return 0 if self.link is not None and self.link.ended_for is None else end
-        relay, link = self._factory.relay, self.link
-        taken: int = relay.receive_frames(self._peer, buffer, end, STEPS)
-        if relay.steps and link is not None:
-            if relay.steps >= STEPS:
-                link.left()
-            self._factory.paid(link, relay.steps, relay.strays)
-        return taken
-
-    def link_congested(self) -> None:
-        if self._peer is not None:
-            self._factory.relay.congest(self._peer)
-
-    def link_relieved(self) -> None:
-        if self._peer is not None:
-            self._factory.relay.relieve(self._peer)
-
-    def link_lost(self, reason: Failure) -> None:
-        self._leave()
-        self._factory.session_down(self)
-        self.link = None
-
-    def _leave(self) -> None:
-        """A little at a time: others are not to wait until thousands of transports are closed."""
-
-        def close_some() -> None:
-            if not self._factory.relay.remove(self._peer, CLOSED_AT_ONCE):
-                self._factory.later(self._leave)
-
-        if self._peer is not None:
-            isolated(close_some)
-
-
-class ServingFactory(Acceptor):
-    """Accepts links, admits their keys, and gives them to one relay.
-
-    :ivar relay: of the family; it has ``peers``, ``drops``, ``limits`` and ``draining``.
-    """
-
-    relay: Any
-
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        drops: Counter[DropReason],
-        *,
-        admission: Admission | None = None,
-        max_handshakes: int = MAX_HANDSHAKES,
-    ) -> None:
-        super().__init__(reactor, drops, max_handshakes=max_handshakes, counted=_COUNTED_BY_RELAY)
-        self.admission = admission or Admission()
-        self._timers: dict[Any, IDelayedCall] = {}
-        self._frames = RateLimit(FRAME_RATE, FRAME_RATE)
-        self._strays = RateLimit(STRAY_RATE, STRAY_BURST)
-        self.slowed = 0
-        """How often a client was read later for its frames a second."""
-
-    @property
-    def limits(self) -> Any:
-        """What one client may have; may be set at any time."""
-        return self.relay.limits
-
-    @limits.setter
-    def limits(self, limits: Any) -> None:
-        self.relay.limits = limits
-
-    @property
-    def draining(self) -> bool:
-        """Nobody new is taken: the clients are told to leave, or all is closed."""
-        return bool(self.relay.draining)
-
-    def admission_changed(self) -> None:
-        """The lists are others now: end the connections of those who are no longer admitted."""
-        for session in list(self.sessions):
-            link = session.link
-            if link is not None and link.remote is not None and self.admission.listed(link.remote) is False:
-                session.refuse()
-
-    def later(self, call: Callable[[], None]) -> None:
-        """In the next turn of the reactor."""
-        self._reactor.callLater(0, call)
-
-    def _once_after(self, seconds: float, peer: Any, call: Callable[[Any], None]) -> None:
-        """Tell the relay something of ``peer`` in a while, unless that is due already."""
-        if peer in self._timers:
-            return
-
-        def due() -> None:
-            del self._timers[peer]
-            call(peer)
-
-        self._timers[peer] = self._reactor.callLater(seconds, due)
-
-    def paid(self, link: Link, steps: int, strays: int) -> None:
-        """Frames of a link were handled one by one.
-
-        :raises RemoteProtocolError: more of no transport than can be an accident.
-        """
-        now = self._reactor.seconds()
-        owner = str(link.owner)
-        wait = self._frames.charge(owner, steps, now)
-        if wait > 0.0 and not link.is_paused(TOO_FAST):
-            self.slowed += 1
-            link.pause_reading(TOO_FAST)
-            self._reactor.callLater(wait, link.resume_reading, TOO_FAST)
-        if strays and self._strays.charge(owner, strays, now) > 0.0:
-            raise RemoteProtocolError(DropReason.FLOOD, "flood of frames of no transport")
-
-    def backlog_of(self, peer: Any) -> int:
-        """Bytes that the relay itself keeps for a client."""
-        return 0
-
-    def _close_relay(self) -> None:
-        """Close what clients have open, and take nobody new."""
-        self.relay.close_all()
-
-    def drain(self) -> Deferred[None]:
-        """Close everything, take nobody new; fires when all are gone."""
-        self._close_relay()
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
-        return self.close_all()
-
-
-class RelayServer(Service):
-    """The entity around such a factory.
+class RelayServer(ListeningService):
+    """The entity around a :class:`~dmsg.servers.serving.ServingFactory`.
 
     :param factory: of the family.
+    :param settings: what its operator chooses.
     :param mark: the version of the entry, with what the server offers.
     :ivar ready: fires with the listening ports.
     """
@@ -260,47 +52,37 @@ class RelayServer(Service):
         key: SecKey,
         listen: Sequence[str],
         factory: Any,
+        settings: ServerSettings,
         *,
         mark: Callable[[str], str],
-        public_address: str | None,
-        discovery: Sequence[str] | Lookups,
-        drain_timeout: float,
-        metrics: str | None,
-        random: Random | None,
-        memory: int | None = None,
     ) -> None:
-        """:param memory: bytes that are held for clients, in all; None: see :func:`~dmsg.base.memory.default_limit`.
-
-        :raises DmsgError: the public address is malformed.
-        """
+        """:raises DmsgError: the public address is malformed."""
+        super().__init__(reactor, listen)
+        public_address = settings.public_address
         if public_address is not None:
             parse_address(public_address)
-        self._reactor = reactor
+        self.listens_as = f"server {key.public.hex()}"
         self._key = key
-        self._listen = tuple(listen)
-        self._metrics = metrics
-        self._drain_timeout = drain_timeout
+        self.settings = settings
         self._started = 0.0
         self.factory = factory
-        self.memory = Memory(memory)
+        self.memory = Memory(settings.memory)
         self._holdings = LinkHoldings(reactor, factory, self.memory)
         self.registration = Registration(
             reactor,
             key,
-            discovery,
-            random or SystemRandom(),
+            settings.discovery,
+            settings.random or SystemRandom(),
             mark=mark,
             available=lambda: self.factory.available_connections,
         )
-        self.registration.address = self._public_address = public_address
+        self.registration.address = public_address
         self._looking: Deferred[None] | None = None
         self.reachable: bool | None = None
         """Whether it reached itself at its public address; None: it has not looked."""
         self.factory.on_change = self.registration.changed
-        self.ports: list[IListeningPort] = []
         self.metrics_port: IListeningPort | None = None
         self._status_refused = 0
-        self.ready: Deferred[list[IListeningPort]] = Deferred()
 
     # --- for a family ---
 
@@ -323,11 +105,6 @@ class RelayServer(Service):
 
     # --- service ---
 
-    def startService(self) -> None:
-        super().startService()  # type: ignore[no-untyped-call]
-        self._started = time.time()
-        self.ready = Deferred.fromCoroutine(self._start())
-
     def reload(self, limits: Any = None) -> None:
         """Read the lists again; with other ``limits`` from now on."""
         if limits is not None:
@@ -337,23 +114,21 @@ class RelayServer(Service):
         self.registration.changed()
         _log.info("{what} were read again", what="lists" if limits is None else "settings and lists")
 
-    async def _start(self) -> list[IListeningPort]:
+    async def _start(self) -> None:
+        self._started = time.time()
         self.factory.admission.watch(self._reactor, self.factory.admission_changed)
         self._holdings.start()
-        for description in self._listen:
-            port = await serverFromString(self._reactor, description).listen(self.factory)
-            self.ports.append(port)
-            self.factory.tuned = tune_listening(port) and (self.factory.tuned or len(self.ports) == 1)
-            _log.info("server {key} listens on {address}", key=self._key.public.hex(), address=str(port.getHost()))
-        if self._metrics is not None:
-            self.metrics_port = await serverFromString(self._reactor, self._metrics).listen(self._status_pages())
+        self.factory.tuned = await self._listen(self.factory)
+        if self.settings.metrics is not None:
+            self.metrics_port = await serverFromString(self._reactor, self.settings.metrics).listen(
+                self._status_pages()
+            )
             _log.info("/metrics and /health are at {address}", address=str(self.metrics_port.getHost()))
         if self.registration.wanted:
             self.registration.address = self.registration.address or address_of(self.ports[0])
             self.registration.start()
-        if self._public_address is not None and self.registration.wanted:
-            self._looking = self._look(self._public_address)
-        return self.ports
+            if self.settings.public_address is not None:
+                self._looking = self._look(self.settings.public_address)
 
     def _status_pages(self) -> GuardedFactory:
         """What listens for who watches this server; others may find it, too."""
@@ -385,20 +160,11 @@ class RelayServer(Service):
         """A link of the family to this server itself."""
         raise NotImplementedError
 
-    def stopService(self) -> Deferred[None]:
-        super().stopService()  # type: ignore[no-untyped-call]
-        return Deferred.fromCoroutine(self._stop())
-
     async def _stop(self) -> None:
-        self.ready.addErrback(lambda _: None)
-        self.ready.cancel()
         if self._looking is not None:
             self._looking.cancel()
         self.registration.stop()
-        stopping = [maybeDeferred(port.stopListening) for port in self.ports]
-        if self.metrics_port is not None:
-            stopping.append(maybeDeferred(self.metrics_port.stopListening))
-        await DeferredList(stopping, consumeErrors=True)
+        await self._stop_listening(self.metrics_port)
         self.factory.admission.stop()
         await self._leave()
         try:
@@ -466,15 +232,3 @@ class RelayServer(Service):
         """How often each reason occurred."""
         drops: dict[DropReason, int] = self.factory.relay.drops
         return drops
-
-
-_COUNTED_BY_RELAY = frozenset(
-    {
-        DropReason.REPLACED,
-        DropReason.SEND_BUFFER_FULL,
-        DropReason.TOO_MANY_CONNECTIONS,
-        DropReason.TOO_MANY_FROM_ADDRESS,
-        DropReason.DRAINING,
-    }
-)
-"""Ends of links that are counted where they are decided."""

@@ -9,7 +9,7 @@ from twisted.application.service import IService
 from dmsg.messaging.core.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, OPEN_RATE, Limits
 from dmsg.messaging.core.wire import ID_COUNT, Profile
 from dmsg.messaging.server import Server
-from dmsg.servers.server import DRAIN_TIMEOUT
+from dmsg.servers.settings import DRAIN_TIMEOUT
 from dmsg.tap.options import descriptors, seconds, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure

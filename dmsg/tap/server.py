@@ -7,7 +7,7 @@ from typing import Any
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.servers.server import DRAIN_TIMEOUT
+from dmsg.servers.settings import DRAIN_TIMEOUT
 from dmsg.tap.options import descriptors, seconds, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure

@@ -28,7 +28,7 @@ from dmsg.net.links.records import RecordLink
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.admission import Admission
-from dmsg.servers.server import ServedSession, ServingFactory
+from dmsg.servers.serving import ServedSession, ServingFactory
 from dmsg.telemetry.metrics import relay_seconds
 from dmsg.telemetry.service import Telemetry
 from dmsg.v2019.core.peers import RelayPeer

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from random import Random
-from typing import Any
+from dataclasses import replace
+from typing import Any, Unpack
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import with_feature
-from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.link import Link
 from dmsg.net.links.records import RecordLink
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.xk import XKHandshake
-from dmsg.servers.admission import Admission
-from dmsg.servers.server import DRAIN_LOOK, DRAIN_TIMEOUT, RelayServer
+from dmsg.servers.server import DRAIN_LOOK, RelayServer
+from dmsg.servers.settings import DEFAULTS, ServerOptions, ServerSettings
 from dmsg.telemetry.service import Sent, Telemetry, TelemetrySettings
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
@@ -33,14 +32,8 @@ class Server(RelayServer):
     """A dmsg server.
 
     :param listen: Twisted endpoint strings.
-    :param public_address: ``host:port`` at which clients reach it; None takes
-        the first listening port, which must then be on one interface.
-    :param discovery: URLs, or a Lookups; empty means it is not registered.
+    :param settings: what all servers have; single ones may be given as keywords.
     :param limits: what one client may have; :attr:`ServerFactory.limits` changes it later.
-    :param admission: whom it admits.
-    :param drain_timeout: seconds that stopping leaves to clients to move their streams.
-    :param memory: bytes that are held for clients, in all; None: a quarter of what the machine has.
-    :param metrics: endpoint string for ``/metrics`` and ``/health``, or None.
     :param telemetry: where to write events for the pipeline, or None.
     :ivar ready: fires with the listening ports.
     """
@@ -53,31 +46,22 @@ class Server(RelayServer):
         reactor: Any,
         key: SecKey,
         listen: Sequence[str],
+        settings: ServerSettings = DEFAULTS,
         *,
-        public_address: str | None = None,
-        discovery: Sequence[str] | Lookups = (),
         limits: Limits | None = None,
-        admission: Admission | None = None,
-        drain_timeout: float = DRAIN_TIMEOUT,
-        metrics: str | None = None,
-        memory: int | None = None,
         telemetry: TelemetrySettings | None = None,
-        random: Random | None = None,
+        **options: Unpack[ServerOptions],
     ) -> None:
         """:raises DmsgError: the public address is malformed, or the directory of telemetry cannot be used."""
+        settings = replace(settings, **options)
         self.telemetry = Telemetry(reactor, telemetry, "server", key.public.hex()) if telemetry is not None else None
         super().__init__(
             reactor,
             key,
             listen,
-            ServerFactory(reactor, key, limits=limits, admission=admission, telemetry=self.telemetry),
+            ServerFactory(reactor, key, limits=limits, admission=settings.admission, telemetry=self.telemetry),
+            settings,
             mark=self._mark,
-            public_address=public_address,
-            discovery=discovery,
-            drain_timeout=drain_timeout,
-            metrics=metrics,
-            memory=memory,
-            random=random,
         )
         if self.registration.wanted:
             self.factory.registered = lambda: self.registration.current
@@ -98,7 +82,7 @@ class Server(RelayServer):
     # --- leaving ---
 
     async def _leave(self) -> None:
-        others = await self.registration.others() if self.factory.sessions and self._drain_timeout else []
+        others = await self.registration.others() if self.factory.sessions and self.settings.drain_timeout else []
         # first out of discovery, so that nobody new is sent here meanwhile
         await self.registration.withdraw()
         await self._hand_over(others)
@@ -106,13 +90,13 @@ class Server(RelayServer):
     async def _hand_over(self, others: list[PubKey]) -> None:
         """Tell the clients where else to go, and wait until their streams are there."""
         relay = self.factory.relay
-        if not others or not relay.announce_drain(round(self._drain_timeout), others):
+        if not others or not relay.announce_drain(round(self.settings.drain_timeout), others):
             return
         _log.info(
             "draining: {count} clients are told of {others} other servers", count=len(relay.peers), others=len(others)
         )
         started = self._reactor.seconds()
-        while (passed := self._reactor.seconds() - started) < self._drain_timeout:
+        while (passed := self._reactor.seconds() - started) < self.settings.drain_timeout:
             if not relay.peers or (not relay.route_count and passed >= DRAIN_GRACE):
                 break
             await deferLater(self._reactor, DRAIN_LOOK)

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DropReason
 from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE
 from dmsg.net.share import LEAST, MOST, STEPS, TURN, Share
-from dmsg.servers.server import STRAY_BURST, TOO_FAST
+from dmsg.servers.serving import STRAY_BURST, TOO_FAST
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, OK, REQUEST, Frame, encode_frame
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork, RawClient, TurnClock

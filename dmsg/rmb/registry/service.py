@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
-from twisted.internet.endpoints import serverFromString
-from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from dmsg.discovery.lookup import check_url
-from dmsg.net.socketopts import tune_listening
+from dmsg.net.listening import ListeningService
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.net.web.site import gated_site
 from dmsg.rmb.errors import RegistryUnavailable
@@ -66,7 +62,7 @@ def open_registry(description: str, reactor: Any) -> Any:
     return HTTPRegistry(reactor, description)
 
 
-class RegistryService(Service):
+class RegistryService(ListeningService):
     """A table of twins, the API over it, and ports that listen.
 
     :param listen: Twisted endpoint strings.
@@ -75,6 +71,7 @@ class RegistryService(Service):
     """
 
     name = "rmb-registry"
+    listens_as = "registry"
 
     def __init__(
         self,
@@ -86,20 +83,13 @@ class RegistryService(Service):
         burst: float = BURST,
         proxied: bool = False,
     ) -> None:
-        self._reactor = reactor
-        self._listen = tuple(listen)
+        super().__init__(reactor, listen)
         self._store = store
         self._rate, self._burst, self._proxied = rate, burst, proxied
         self._table: TableRegistry | None = None
         self._api: RegistryAPI | None = None
-        self.ports: list[IListeningPort] = []
-        self.ready: Deferred[list[IListeningPort]] = Deferred()
 
-    def startService(self) -> None:
-        super().startService()  # type: ignore[no-untyped-call]
-        self.ready = Deferred.fromCoroutine(self._start())
-
-    async def _start(self) -> list[IListeningPort]:
+    async def _start(self) -> None:
         self._table = TableRegistry(self._store)
         self._api = api = RegistryAPI(self._reactor, self._table)
         site = gated_site(
@@ -112,21 +102,10 @@ class RegistryService(Service):
             max_body=MAX_BODY,
         )
         guarded = GuardedFactory(site, self._reactor, by_place=not self._proxied, refused=api.count_refusal)
-        for description in self._listen:
-            port = await serverFromString(self._reactor, description).listen(guarded)
-            tune_listening(port)
-            self.ports.append(port)
-            _log.info("registry listens on {address}", address=str(port.getHost()))
-        return self.ports
-
-    def stopService(self) -> Deferred[None]:
-        super().stopService()  # type: ignore[no-untyped-call]
-        return Deferred.fromCoroutine(self._stop())
+        await self._listen(guarded)
 
     async def _stop(self) -> None:
-        self.ready.addErrback(lambda _: None)
-        await DeferredList([maybeDeferred(port.stopListening) for port in self.ports], consumeErrors=True)
-        self.ports.clear()
+        await self._stop_listening()
         if self._api is not None:
             self._api.close()
         if self._table is not None:

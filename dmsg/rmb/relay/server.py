@@ -8,16 +8,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from twisted.application.service import Service
-from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
-from twisted.internet.endpoints import serverFromString
-from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from dmsg.base.memory import Memory
 from dmsg.net.isolate import isolated
-from dmsg.net.socketopts import tune_listening
+from dmsg.net.listening import ListeningService
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, QueueUnavailable
@@ -87,7 +83,7 @@ async def open_queue(description: str, reactor: Any, limits: QueueLimits) -> Any
     raise QueueUnavailable(f"{description[:80]!r} is neither sqlite:PATH nor redis://HOST:PORT")
 
 
-class RmbRelay(Service):
+class RmbRelay(ListeningService):
     """A relay.
 
     :param registry: instead of the one that the settings name.
@@ -96,6 +92,7 @@ class RmbRelay(Service):
     """
 
     name = "rmb-relay"
+    listens_as = "relay"
 
     def __init__(
         self,
@@ -106,12 +103,11 @@ class RmbRelay(Service):
         wall_clock: Callable[[], float] = time.time,
         random: Random | None = None,
     ) -> None:
-        self._reactor = reactor
+        super().__init__(reactor, settings.listen)
         self.settings = settings
         self._given_registry = registry
         self._wall_clock = wall_clock
         self._random = random or Random()
-        self.ports: list[IListeningPort] = []
         self.switch: Switch | None = None
         self._queue: Any = None
         self._registry: CachedRegistry | None = None
@@ -120,14 +116,12 @@ class RmbRelay(Service):
         self.memory = Memory(settings.memory)
         self._holdings: SessionHoldings | None = None
         self._draining = False
-        self.ready: Deferred[list[IListeningPort]] = Deferred()
 
     def startService(self) -> None:
-        super().startService()  # type: ignore[no-untyped-call]
         self._draining = False
-        self.ready = Deferred.fromCoroutine(self._start())
+        super().startService()
 
-    async def _start(self) -> list[IListeningPort]:
+    async def _start(self) -> None:
         settings = self.settings
         relay = Relay(settings.domains, FixedWindow(*settings.limit) if settings.limit else None)
         self._queue = await open_queue(settings.queue, self._reactor, settings.queue_limits)
@@ -172,16 +166,10 @@ class RmbRelay(Service):
             connect_rate=settings.connect_rate,
             token_reuse=settings.token_reuse,
         )
-        site = page.make_site()
-        for description in settings.listen:
-            port = await serverFromString(self._reactor, description).listen(site)
-            tune_listening(port)
-            self.ports.append(port)
-            _log.info("relay listens on {address}", address=str(port.getHost()))
+        await self._listen(page.make_site())
         self._round = LoopingCall(switch.round)
         self._round.clock = self._reactor
         self._round.start(ROUND, now=True)
-        return self.ports
 
     def _admits(self) -> Drop | None:
         if self._draining:
@@ -197,17 +185,10 @@ class RmbRelay(Service):
             "domains": sorted(self.settings.domains),
         }
 
-    def stopService(self) -> Deferred[None]:
-        super().stopService()  # type: ignore[no-untyped-call]
-        return Deferred.fromCoroutine(self._stop())
-
     async def _stop(self) -> None:
         """Take nobody new, say good-bye, keep what was not confirmed."""
         self._draining = True
-        self.ready.addErrback(lambda _: None)
-        self.ready.cancel()
-        await DeferredList([maybeDeferred(port.stopListening) for port in self.ports], consumeErrors=True)
-        self.ports.clear()
+        await self._stop_listening()
         if self._holdings is not None:
             self._holdings.stop()
         if self._round is not None and self._round.running:

@@ -1,0 +1,79 @@
+"""An entity that listens: a service whose ports are there when ``ready`` fires, and gone when it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
+from twisted.internet.endpoints import serverFromString
+from twisted.internet.interfaces import IListeningPort, IProtocolFactory
+from twisted.logger import Logger
+
+from dmsg.net.socketopts import tune_listening
+
+_log = Logger()
+
+
+class ListeningService(Service):
+    """What starting, listening and stopping of all entities have in common.
+
+    A subclass has :meth:`_start`, which calls :meth:`_listen`, and
+    :meth:`_stop`, which calls :meth:`_stop_listening` first.
+
+    :param listen: Twisted endpoint strings.
+    :ivar ports: that listen now.
+    :ivar ready: fires with them; fails with what starting or listening raises.
+    """
+
+    listens_as = "entity"
+    """What log lines call it."""
+
+    def __init__(self, reactor: Any, listen: Sequence[str]) -> None:
+        self._reactor = reactor
+        self._descriptions = tuple(listen)
+        self.ports: list[IListeningPort] = []
+        self.ready: Deferred[list[IListeningPort]] = Deferred()
+
+    def startService(self) -> None:
+        super().startService()  # type: ignore[no-untyped-call]
+        self.ready = Deferred.fromCoroutine(self._begin())
+
+    async def _begin(self) -> list[IListeningPort]:
+        await self._start()
+        return self.ports
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _start(self) -> None:
+        """Make what is behind the ports, and listen."""
+        raise NotImplementedError
+
+    async def _stop(self) -> None:
+        """Take nobody new, and let go of everything."""
+        raise NotImplementedError
+
+    async def _listen(self, factory: IProtocolFactory) -> bool:
+        """Open the ports.
+
+        :returns: whether connections inherit their options from each port, see
+            :func:`~dmsg.net.socketopts.tune_listening`.
+        """
+        tuned = True
+        for description in self._descriptions:
+            port: IListeningPort = await serverFromString(self._reactor, description).listen(factory)
+            tuned = tune_listening(port) and tuned
+            self.ports.append(port)
+            _log.info("{who} listens on {address}", who=self.listens_as, address=str(port.getHost()))
+        return tuned
+
+    async def _stop_listening(self, *others: IListeningPort | None) -> None:
+        """Close the ports, also while they are being opened, and ``others`` beside them."""
+        self.ready.addErrback(lambda _: None)
+        self.ready.cancel()
+        ports = [port for port in (*self.ports, *others) if port is not None]
+        await DeferredList([maybeDeferred(port.stopListening) for port in ports], consumeErrors=True)
+        self.ports.clear()
