@@ -354,12 +354,13 @@ def _through_clients(address: tuple[str, int], key: PubKey, pairs: int) -> list[
 
 
 async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any) -> Any:
+    from dmsg.messaging.core.dialect import Dialect
     from dmsg.messaging.dial import SessionEndpoint
 
     key = SecKey.generate()
     address = f"{where['host']}:{where['port']}"
     server = PubKey.from_hex(where["server"])
-    endpoint = SessionEndpoint(reactor, turn, key, server, address, PROFILE, lambda: factory, acks=False, two_ids=False)
+    endpoint = SessionEndpoint(reactor, turn, key, server, address, Dialect(PROFILE), lambda: factory)
     return key, await endpoint.open()
 
 

@@ -27,6 +27,8 @@ __all__, __getattr__ = public(
         "dmsg.net.streams.stream": "StreamTransport",
         "dmsg.net.streams.endpoints": "DmsgClientEndpoint DmsgServerEndpoint",
         "dmsg.clients.names": "Names UnknownName",
+        "dmsg.clients.choice": "ServerChoice",
+        "dmsg.servers.settings": "ServerSettings",
         "dmsg.discovery.entry": "ClientMeta Entry ServerMeta",
         "dmsg.discovery.dialects": "Dialect",
         "dmsg.discovery.lookup": "Lookup",
@@ -43,6 +45,7 @@ __all__, __getattr__ = public(
 
 if TYPE_CHECKING:
     from dmsg.base.memory import Memory as Memory
+    from dmsg.clients.choice import ServerChoice as ServerChoice
     from dmsg.clients.names import Names as Names, UnknownName as UnknownName
     from dmsg.collector.sender import SpoolSender as SpoolSender
     from dmsg.collector.service import Collector as Collector
@@ -98,6 +101,7 @@ if TYPE_CHECKING:
         ListError as ListError,
         read_keys as read_keys,
     )
+    from dmsg.servers.settings import ServerSettings as ServerSettings
     from dmsg.telemetry.service import TelemetrySettings as TelemetrySettings
 
 install()

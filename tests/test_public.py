@@ -9,10 +9,14 @@ import warnings
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
+from typing import get_type_hints
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.clients.choice import ServerChoice, ServerChoiceOptions
+from dmsg.discovery.settings import DiscoveryOptions, DiscoverySettings
 from dmsg.moved import MOVED
+from dmsg.servers.settings import ServerOptions, ServerSettings
 
 PACKAGES = ("dmsg", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
 ROOT = Path(__file__).parents[1]
@@ -42,6 +46,15 @@ class PublicTests(SynchronousTestCase):
             self.assertEqual(set(module.__all__) & below, set(), "an import of the module would hide the name")
             for name in module.__all__:
                 self.assertTrue(inspect.getdoc(getattr(module, name)), f"{package}.{name} says nothing")
+
+    def test_keywords_are_those_of_the_settings(self) -> None:
+        """What a checker of types lets programs say is what there is."""
+        for settings, options in (
+            (DiscoverySettings, DiscoveryOptions),
+            (ServerSettings, ServerOptions),
+            (ServerChoice, ServerChoiceOptions),
+        ):
+            self.assertEqual(get_type_hints(settings), get_type_hints(options), settings)
 
     def test_a_name_that_is_not_there(self) -> None:
         with self.assertRaisesRegex(AttributeError, "module 'dmsg' has no attribute 'Transport'"):

@@ -26,7 +26,8 @@ from twisted.logger import (
 )
 
 from dmsg.cli import output
-from dmsg.clients.client import MIN_SERVERS, DelegatedClient
+from dmsg.clients.choice import MIN_SERVERS, ServerChoice
+from dmsg.clients.client import DelegatedClient
 from dmsg.clients.names import Names, UnknownName
 from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError, EntryNotFound
@@ -175,10 +176,8 @@ class ClientSettings:
 
     discovery: tuple[str, ...]
     key_file: str | None
-    min_servers: int
+    choice: ServerChoice
     encryption: str
-    prefer: tuple[PubKey, ...]
-    only: tuple[PubKey, ...]
     resume_timeout: float
     receipts: bool
     create: bool = False
@@ -190,10 +189,8 @@ class ClientSettings:
             reactor,
             client_key(self.key_file, create=self.create, share=self.share),
             self.discovery,
-            min_servers=self.min_servers,
+            self.choice,
             encryption=self.encryption,
-            prefer=self.prefer,
-            only=self.only,
             resume_timeout=self.resume_timeout,
             receipts=self.receipts,
         )
@@ -296,9 +293,8 @@ def _with_client_options(short_discovery: bool, command: Callable[..., Any]) -> 
         **others: Any,
     ) -> Any:
         urls = split_urls(discovery)
-        settings = ClientSettings(
-            urls, key_file, min_servers, encryption, prefer, only, resume_timeout, receipts, create, share
-        )
+        choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
+        settings = ClientSettings(urls, key_file, choice, encryption, resume_timeout, receipts, create, share)
         return command(settings=settings, **others)
 
     options = (

@@ -14,11 +14,12 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.clients.choice import ServerChoice
 from dmsg.clients.dial import Session, SessionOpener
 from dmsg.clients.entries import Entries, delegated_servers
 from dmsg.clients.lifecycle import LifecycleCore, make_lifecycle
 from dmsg.clients.publish import EntryPublisher
-from dmsg.clients.servers import ServerSet
+from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entry import Entry, features as entry_features
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
@@ -30,8 +31,6 @@ from dmsg.net.turn import TurnFlush
 
 MAX_WARNINGS = 64
 """Different texts that a client tells its person."""
-MIN_SERVERS = 2
-"""Servers that a client stays connected to, by default."""
 CONNECT_TIMEOUT = 10.0
 """Seconds for the whole of a connect, by default."""
 
@@ -44,8 +43,9 @@ Opening = Callable[[Any, float], Deferred[IProtocol]]
 class DelegatedClient(Service):
     """The part that knows of servers and discovery; a family says how it talks to them.
 
+    :param choice: which servers it takes.
     :param features: what the entry says that this client offers, or does not.
-    :param advertise_visits: see :class:`~dmsg.clients.servers.ServerSet`.
+    :param advertise_visits: see :class:`~dmsg.clients.servers.ServerUses`.
     :param server_feature: what entries of its servers offer; those that offer nothing may be of 2019.
     """
 
@@ -54,18 +54,13 @@ class DelegatedClient(Service):
         reactor: Any,
         key: SecKey,
         discovery: Sequence[str] | Lookups,
+        choice: ServerChoice,
         *,
         features: Mapping[str, bool],
         server_feature: str,
-        min_servers: int,
         advertise_visits: bool = False,
-        prefer: Sequence[PubKey] = (),
-        only: Sequence[PubKey] = (),
         random: Random | None = None,
     ) -> None:
-        """:raises ValueError: min_servers cannot be that."""
-        if min_servers < 1:
-            raise ValueError("min_servers must be at least 1")
         self._reactor = reactor
         self._key = key
         self._server_feature = server_feature
@@ -77,21 +72,16 @@ class DelegatedClient(Service):
         self.factories: dict[int, IProtocolFactory] = {}
         """Who takes streams, by port."""
         self._entries = Entries(reactor, self._lookups)
-        self._set = ServerSet(
-            reactor,
-            self._lookups,
-            self._session_opener,
-            self._random,
+        uses = ServerUses(
+            opener=self._session_opener,
             suits=self._suits,
             carries=self._carries,
             key_shared=self._key_shared,
             migrate=self._migrate,
             advertise_visits=advertise_visits,
-            min_servers=min_servers,
-            prefer=prefer,
-            only=only,
             changed=self._servers_changed,
         )
+        self._set = ServerSet(reactor, self._lookups, self._random, choice, uses)
         self._publisher = EntryPublisher(
             reactor,
             self._lookups,

@@ -9,13 +9,15 @@ leaves are replaced, and streams move over before they would notice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
 from twisted.logger import Logger
 
+from dmsg.clients.choice import ServerChoice
 from dmsg.clients.dial import ServerLink, Session, SessionOpener
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookups import Lookups
@@ -45,18 +47,31 @@ SLOW_SECONDS = 0.05
 _log = Logger()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerUses:
+    """What a client does with servers, and is told of them.
+
+    :ivar opener: how to connect to the server of an entry; raises DmsgError if it cannot be.
+    :ivar suits: whether a listed server speaks what this client speaks, as far as its entry says.
+    :ivar carries: whether it carries all that this client would open; others are taken when there is none.
+    :ivar key_shared: told the address of another program that is connected with this client's key.
+    :ivar migrate: told of streams that would better be elsewhere.
+    :ivar advertise_visits: others can reach this client by them too, as long as they last.
+    :ivar changed: told when the sessions that others can reach this client by changed.
+    """
+
+    opener: Callable[[Entry], SessionOpener]
+    suits: Callable[[Entry], bool] = lambda entry: True
+    carries: Callable[[Entry], bool] = lambda entry: True
+    key_shared: Callable[[str], None] = lambda address: None
+    migrate: Callable[[StreamTransport], None] = lambda stream: None
+    advertise_visits: bool = False
+    changed: Callable[[], None] = lambda: None
+
+
 class ServerSet:
     """The sessions of one client.
 
-    :param opener: how to connect to the server of an entry; raises DmsgError if it cannot be.
-    :param suits: whether a listed server speaks what this client speaks, as far as its entry says.
-    :param carries: whether it carries all that this client would open; others are taken when there is none.
-    :param key_shared: told the address of another program that is connected with this client's key.
-    :param migrate: told of streams that would better be elsewhere.
-    :param advertise_visits: others can reach this client by them too, as long as they last.
-    :param prefer: servers to take before others when they are there.
-    :param only: take no others; empty means any.
-    :param changed: told when the sessions that others can reach this client by changed.
     :ivar last_error: why there is no server, as far as known.
     """
 
@@ -64,32 +79,17 @@ class ServerSet:
         self,
         reactor: Any,
         lookups: Lookups,
-        opener: Callable[[Entry], SessionOpener],
         random: Random,
-        *,
-        suits: Callable[[Entry], bool] = lambda entry: True,
-        carries: Callable[[Entry], bool] = lambda entry: True,
-        key_shared: Callable[[str], None] = lambda address: None,
-        migrate: Callable[[StreamTransport], None] = lambda stream: None,
-        advertise_visits: bool = False,
-        min_servers: int,
-        prefer: Sequence[PubKey] = (),
-        only: Sequence[PubKey] = (),
-        changed: Callable[[], None],
+        choice: ServerChoice,
+        uses: ServerUses,
     ) -> None:
         self._reactor = reactor
         self._lookups = lookups
-        self._opener = opener
-        self._suits = suits
-        self._carries = carries
-        self._key_shared = key_shared
-        self._migrate = migrate
-        self._advertise_visits = advertise_visits
         self._random = random
-        self._only = tuple(dict.fromkeys(only))
-        self._prefer = tuple(dict.fromkeys(prefer))
-        self._min_servers = min(min_servers, len(self._only)) if self._only else min_servers
-        self._changed = changed
+        self._uses = uses
+        self._only = tuple(dict.fromkeys(choice.only))
+        self._prefer = tuple(dict.fromkeys(choice.prefer))
+        self._min_servers = min(choice.min_servers, len(self._only)) if self._only else choice.min_servers
         self.links: dict[PubKey, ServerLink] = {}
         self._visits: dict[PubKey, list[Deferred[Session]]] = {}
         self._visiting: dict[PubKey, Deferred[Session]] = {}
@@ -116,7 +116,7 @@ class ServerSet:
         here = [link for link in self.links.values() if link.session is not None]
         staying = [link for link in here if link.session is not None and not link.session.leaving]
         servers = {link.server for link in staying or here}
-        if self._advertise_visits:
+        if self._uses.advertise_visits:
             servers.update(self._visited)
         return tuple(sorted(server.hex() for server in servers))
 
@@ -197,7 +197,7 @@ class ServerSet:
             wanted = missing + (0 if self._only else RACE)
             added = 0
             if len(good) >= self._min_servers:
-                candidates = [entry for entry in candidates if self._carries(entry)]
+                candidates = [entry for entry in candidates if self._uses.carries(entry)]
             for entry in candidates:
                 self._drop_moved(entry)
                 if added < wanted and entry.key not in self.links and entry.key not in self._avoid:
@@ -209,7 +209,7 @@ class ServerSet:
                 self._failures = 0
         self._drop_surplus()
         self._close_idle_visits()
-        self._changed()
+        self._uses.changed()
         return delay
 
     def _drop_moved(self, entry: Entry) -> None:
@@ -250,7 +250,7 @@ class ServerSet:
         if not self._only:
             try:
                 listed = await self._lookups.available_servers()
-                entries = [entry for entry in listed if self._suits(entry)]
+                entries = [entry for entry in listed if self._uses.suits(entry)]
                 if not entries:
                     self.last_error = "discovery lists no server" + (" that speaks this protocol" if listed else "")
             except DiscoveryError as error:
@@ -266,7 +266,7 @@ class ServerSet:
                 entry for entry in entries if entry.key not in self._worked
             ]
             # full ones only when there are no others
-            entries.sort(key=lambda entry: (_is_full(entry), not self._carries(entry)))
+            entries.sort(key=lambda entry: (_is_full(entry), not self._uses.carries(entry)))
         for server in first:
             if server not in known:
                 try:
@@ -279,7 +279,7 @@ class ServerSet:
 
     def _add_link(self, entry: Entry) -> bool:
         try:
-            endpoint = self._opener(entry)
+            endpoint = self._uses.opener(entry)
         except DmsgError as error:
             self.last_error = f"server {entry.key.short}: {error}"
             self._avoid[entry.key] = self._reactor.seconds() + AVOID_FOR
@@ -287,7 +287,7 @@ class ServerSet:
         link = ServerLink(
             self._reactor, entry.key, endpoint, self._random, changed=self._link_changed, away=self._link_away
         )
-        link.carries = self._carries(entry)
+        link.carries = self._uses.carries(entry)
         link.entry = entry
         self.links[entry.key] = link
         link.start()
@@ -327,7 +327,7 @@ class ServerSet:
                     link.stop()
             elif link.leaving or link.slow:
                 for stream in link.session.streams:
-                    self._migrate(stream)
+                    self._uses.migrate(stream)
 
     def _link_changed(self, link: ServerLink) -> None:
         if self.links.get(link.server) is not link:
@@ -339,7 +339,7 @@ class ServerSet:
             self._drop_surplus()
         else:
             self.look_soon(0.1)
-        self._changed()
+        self._uses.changed()
 
     def _remember(self, link: ServerLink) -> None:
         if link.entry is not None:
@@ -356,7 +356,7 @@ class ServerSet:
     # --- a server that leaves ---
 
     def _welcome(self, session: Session) -> None:
-        session.key_shared = self._key_shared
+        session.key_shared = self._uses.key_shared
         session.draining = lambda seconds, servers: self._server_leaves(session, seconds, servers)
 
     def _server_leaves(self, session: Session, seconds: int, servers: list[PubKey]) -> None:
@@ -370,9 +370,9 @@ class ServerSet:
             self._hints = [server for server in servers if server != session.server][:MAX_HINTS]
             self._hints_until = now + HINTS_FOR
         self.look_soon(0)
-        self._changed()
+        self._uses.changed()
         for stream in session.streams:
-            self._migrate(stream)
+            self._uses.migrate(stream)
 
     # --- visits ---
 
@@ -381,7 +381,7 @@ class ServerSet:
         entry = await self._lookups.entry(server)
         if entry.server is None:
             raise DmsgError("entry is of a client instead of a server")
-        session: Session = await self._opener(entry).open()
+        session: Session = await self._uses.opener(entry).open()
         if not self._running:
             session.close()
             raise DmsgError("client is stopped")
@@ -390,11 +390,11 @@ class ServerSet:
 
         def lost(_: None) -> None:
             self._visited.pop(server, None)
-            self._changed()
+            self._uses.changed()
 
         session.lost.addCallback(lost)
-        if self._advertise_visits:
-            self._changed()
+        if self._uses.advertise_visits:
+            self._uses.changed()
         return session
 
     def _close_idle_visits(self) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 from twisted.internet.protocol import Factory, Protocol
 
-from dmsg.clients.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
+from dmsg.clients.choice import ANY, ServerChoice, ServerChoiceOptions
+from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening
 from dmsg.clients.doorman import Doorman
 from dmsg.discovery.entry import Entry, features
 from dmsg.discovery.lookups import Lookups
 from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.core.dialect import Acks, dialect_of
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.dial import SessionEndpoint
-from dmsg.messaging.session import Acks, ClientSession
+from dmsg.messaging.session import ClientSession
 from dmsg.moved import forwarded
 from dmsg.net.streams.address import DmsgAddress
 
@@ -44,9 +47,7 @@ class Client(DelegatedClient):
         be sent waits for that; where a remote waits for ours, the stream ends with ``ACKS_UNKNOWN``.  Clients of this
         package know each other: by their entries, and by an empty message at the start.
     :param two_ids: with ``skywire``: answer OpenChannel with two ids, as Go from 2019-03-13 on.
-    :param min_servers: stay connected to so many, when there are so many.
-    :param prefer: servers to take before others.
-    :param only: take no servers but these.
+    :param choice: which servers it takes; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
     """
 
     name = "dmsg-messaging-client"
@@ -56,34 +57,32 @@ class Client(DelegatedClient):
         reactor: Any,
         key: SecKey,
         discovery: Sequence[str] | Lookups,
+        choice: ServerChoice = ANY,
         *,
         profile: Profile = Profile.SEED,
         acks: Acks = None,
         two_ids: bool = False,
-        min_servers: int = MIN_SERVERS,
-        prefer: Sequence[PubKey] = (),
-        only: Sequence[PubKey] = (),
         random: Random | None = None,
+        **options: Unpack[ServerChoiceOptions],
     ) -> None:
         """:raises ValueError: min_servers cannot be that, or the profile knows neither acks nor two ids."""
-        if profile is Profile.SEED and (acks or two_ids):
-            raise ValueError("acknowledgements and two ids are of the skywire profile")
-        self.profile = profile
-        self._acks = acks if profile is Profile.SKYWIRE else False
-        self._two_ids = two_ids
+        self.dialect = dialect_of(profile, acks, two_ids)
         super().__init__(
             reactor,
             key,
             discovery,
+            replace(choice, **options),
             features={profile.feature: True},
             server_feature=profile.feature,
             advertise_visits=True,
-            min_servers=min_servers,
-            prefer=prefer,
-            only=only,
             random=random,
         )
         self._doorman = Doorman(reactor.seconds, self.factories.values)
+
+    @property
+    def profile(self) -> Profile:
+        """Of its servers, and of whom it talks to."""
+        return self.dialect.profile
 
     def connect(
         self,
@@ -127,7 +126,7 @@ class Client(DelegatedClient):
                 raise ConnectFailed(f"{remote.short} does not speak {self.profile.feature}, as its entry says")
 
             ours = self.profile.feature in offered
-            acks = False if ours and self._acks is None else self._acks
+            acks = False if ours and self.dialect.acks is None else self.dialect.acks
             greet = ours and acks is False and self.profile is Profile.SKYWIRE
 
             def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
@@ -158,10 +157,8 @@ class Client(DelegatedClient):
             self._key,
             entry.key,
             entry.server.address,
-            self.profile,
+            self.dialect,
             lambda: self.factories.get(0),
-            acks=self._acks,
-            two_ids=self._two_ids,
             doorman=self._doorman,
         )
 

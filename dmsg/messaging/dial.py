@@ -11,10 +11,10 @@ from twisted.python.failure import Failure
 
 from dmsg.clients.doorman import Doorman
 from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.core.dialect import Dialect
 from dmsg.messaging.core.handshake import JSONHandshake
-from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import HANDSHAKE_TIMEOUT
-from dmsg.messaging.session import Acks, ClientSession
+from dmsg.messaging.session import ClientSession
 from dmsg.net.links.connect import LinkClientEndpoint, tcp_endpoint
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.turn import TurnFlush
@@ -36,27 +36,23 @@ class SessionEndpoint:
         key: SecKey,
         server: PubKey,
         address: str,
-        profile: Profile,
+        dialect: Dialect,
         accept: Callable[[], IProtocolFactory | None],
         *,
-        acks: Acks,
-        two_ids: bool,
         doorman: Doorman | None = None,
         timeout: float = HANDSHAKE_TIMEOUT,
     ) -> None:
         """:param address: ``host:port``.
 
-        :param acks: ``two_ids`` and ``doorman``: see :class:`~dmsg.messaging.session.ClientSession`.
+        :param doorman: see :class:`~dmsg.messaging.session.ClientSession`.
         :raises DmsgError: the address is malformed.
         """
         self._reactor = reactor
         self._turn = turn
         self._key = key
         self._server = server
-        self._profile = profile
+        self._dialect = dialect
         self._accept = accept
-        self._acks = acks
-        self._two_ids = two_ids
         self._doorman = doorman
         self._timeout = timeout
         self._endpoint = tcp_endpoint(reactor, address, timeout)
@@ -69,7 +65,7 @@ class SessionEndpoint:
             return PlainLink(
                 self._reactor,
                 self._turn,
-                JSONHandshake(self._key, self._server, profile=self._profile),
+                JSONHandshake(self._key, self._server, profile=self._dialect.profile),
                 make_user,
                 failed=failed,
                 timeout=self._timeout,
@@ -81,10 +77,8 @@ class SessionEndpoint:
                 self._turn,
                 self._key,
                 remote,
-                self._profile,
+                self._dialect,
                 accept=self._accept,
-                acks=self._acks,
-                two_ids=self._two_ids,
                 doorman=self._doorman,
             )
             session.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS

@@ -30,10 +30,10 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.core.dialect import SEED, Acks, Dialect
 from dmsg.messaging.core.events import Closed, DataReceived, Event, Opened, Rejected, Requested
 from dmsg.messaging.core.state import ClientChannel, State
 from dmsg.messaging.core.table import ClientConnection
-from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.streams import ChannelStream
 from dmsg.net.isolate import dispatched, isolated
 from dmsg.net.links.link import Link
@@ -63,9 +63,6 @@ LEFT_LIMIT = 16 * 1024 * 1024
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes of answers that a client holds for a server that does not read."""
 
-Acks = bool | None
-"""Whether a remote acknowledges what it gets; None: its first word says."""
-
 _log = Logger()
 
 
@@ -73,8 +70,7 @@ class ClientSession:
     """A client's link to one server.
 
     :param accept: the factory for channels that others open, asked for each time; None refuses them.
-    :param acks: whether somebody who opens a channel acknowledges.
-    :param two_ids: answer OpenChannel with two ids.
+    :param dialect: its ``acks``: whether somebody who opens a channel acknowledges.
     :param doorman: says which OpenChannels are looked at.
     :ivar lost: fires with None when the link is gone.
     """
@@ -91,23 +87,20 @@ class ClientSession:
         turn: TurnFlush,
         key: SecKey,
         server: PubKey,
-        profile: Profile = Profile.SEED,
+        dialect: Dialect = SEED,
         *,
         accept: Callable[[], IProtocolFactory | None] = lambda: None,
-        acks: Acks = False,
-        two_ids: bool = False,
         doorman: Doorman | None = None,
         ephemeral: Callable[[], SecKey | None] = lambda: None,
     ) -> None:
         self._reactor = reactor
         self._turn = turn
         self._local = key.public
-        self._profile = profile
-        self._core = ClientConnection(key, profile, two_ids=two_ids, ephemeral=ephemeral)
+        self._dialect = dialect
+        self._core = ClientConnection(key, dialect.profile, two_ids=dialect.two_ids, ephemeral=ephemeral)
         if doorman is not None:
             self._core.refusal = doorman.at(server)
         self._doorman = doorman
-        self._acks = acks
         self._accept = accept
         self._link: Link | None = None
         self._opening: Pending[ClientChannel, ClientChannel] = Pending()
@@ -285,7 +278,7 @@ class ClientSession:
             return  # a ChannelClosed came with it
         factory = self._accept()
         protocol = None
-        stream = self._make_stream(channel, self._acks)
+        stream = self._make_stream(channel, self._dialect.acks)
         if factory is not None:
             try:
                 protocol = factory.buildProtocol(stream.getPeer())
@@ -438,7 +431,7 @@ class ClientSession:
             self,
             DmsgAddress(self._local),
             DmsgAddress(channel.remote),
-            self._profile.max_plaintext,
+            self._dialect.profile.max_plaintext,
         )
         stream.token = channel
         stream.server = self.server

@@ -10,24 +10,41 @@ from dmsg.clients.names import Names
 from dmsg.clients.shared import LazyClient, SharedClients
 from dmsg.keys import SecKey
 from dmsg.messaging.client import ACKS, IDS, Client
+from dmsg.messaging.core.dialect import Acks, Dialect, dialect_of
 from dmsg.messaging.core.wire import Profile
-from dmsg.messaging.session import Acks
 from dmsg.net.streams.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 
 
-def _make(reactor: Any, key: SecKey, urls: tuple[str, ...], profile: Profile, acks: Acks, two_ids: bool) -> Client:
-    return Client(reactor, key, urls, profile=profile, acks=acks, two_ids=two_ids)
+def _make(reactor: Any, key: SecKey, urls: tuple[str, ...], dialect: Dialect) -> Client:
+    return Client(reactor, key, urls, profile=dialect.profile, acks=dialect.acks, two_ids=dialect.two_ids)
 
 
-def _dialect(profile: str, acks: str, ids: str) -> tuple[Profile, Acks, bool]:
+def _dialect(profile: str, acks: str, ids: str) -> Dialect:
     """:raises ValueError: one of them cannot be."""
     if acks not in ACKS or ids not in IDS:
         raise ValueError(f"acks={acks} or ids={ids}: acks is auto, yes or no, ids is one or two")
-    return Profile(profile), ACKS[acks], IDS[ids]
+    return dialect_of(Profile(profile), ACKS[acks], IDS[ids])
 
 
 _clients = SharedClients("dmsg-messaging", _make)
-shared_client = _clients.get
+
+
+def shared_client(
+    reactor: Any,
+    discovery: str | None = None,
+    key: str | None = None,
+    profile: Profile = Profile.SEED,
+    acks: Acks = None,
+    two_ids: bool = False,
+) -> Client:
+    """The process's client for that discovery, key file and dialect, started.
+
+    :param discovery: URLs separated by blanks.
+    :param key: path of a key file, made if absent.
+    :raises ValueError: no discovery is named, or the profile knows neither acks nor two ids.
+    :raises KeyFileError: the key file cannot be used, or another program uses it.
+    """
+    return _clients.get(reactor, discovery, key, dialect_of(profile, acks, two_ids))
 
 
 def client_endpoint(
@@ -49,7 +66,7 @@ def client_endpoint(
     :raises UnknownName: not a public key, nor a name in the address book.
     :raises ValueError: not a profile, or not what ``acks`` or ``ids`` may be.
     """
-    lazy = LazyClient(partial(shared_client, reactor, discovery, key, *_dialect(profile, acks, ids)))
+    lazy = LazyClient(partial(_clients.get, reactor, discovery, key, _dialect(profile, acks, ids)))
     return DmsgClientEndpoint(lazy, Names().find(public_key), float(timeout))
 
 
@@ -65,6 +82,4 @@ def server_endpoint(
 
     :raises ValueError: as :func:`client_endpoint`.
     """
-    return DmsgServerEndpoint(
-        LazyClient(partial(shared_client, reactor, discovery, key, *_dialect(profile, acks, ids)))
-    )
+    return DmsgServerEndpoint(LazyClient(partial(_clients.get, reactor, discovery, key, _dialect(profile, acks, ids))))

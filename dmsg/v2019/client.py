@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, Unpack
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError
@@ -17,7 +18,8 @@ from twisted.python.failure import Failure
 
 from dmsg.base.memory import CLIENTS, Memory
 from dmsg.base.tables import remember
-from dmsg.clients.client import CONNECT_TIMEOUT, MIN_SERVERS, DelegatedClient, Opening
+from dmsg.clients.choice import ANY, ServerChoice, ServerChoiceOptions
+from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookups import Lookups
 from dmsg.errors import (
@@ -71,12 +73,10 @@ class Client(DelegatedClient):
 
     :param key: the secret key; its public key is the client's address.
     :param discovery: URLs, or a :class:`~dmsg.discovery.lookups.Lookups`.
-    :param min_servers: stay connected to so many, when there are so many.
+    :param choice: which servers it takes; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
     :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.v2019.streams.Encryption`.
     :param resume_timeout: seconds that a stream waits for another way to the
         remote when its server is lost; 0 lets it end with its server.
-    :param prefer: servers to take before others.
-    :param only: take no servers but these.
     :param receipts: sign for servers that ask for it how much they delivered (docs/pipeline/receipts.md).
     """
 
@@ -87,15 +87,14 @@ class Client(DelegatedClient):
         reactor: Any,
         key: SecKey,
         discovery: Sequence[str] | Lookups,
+        choice: ServerChoice = ANY,
         *,
-        min_servers: int = MIN_SERVERS,
         encryption: str | Encryption = Encryption.REQUIRE,
         resume_timeout: float = RESUME_TIMEOUT,
-        prefer: Sequence[PubKey] = (),
-        only: Sequence[PubKey] = (),
         receipts: bool = False,
         random: Random | None = None,
         memory: Memory | None = None,
+        **options: Unpack[ServerChoiceOptions],
     ) -> None:
         """:param memory: the account to which its streams are booked; None: the one of all clients of this process.
 
@@ -106,11 +105,9 @@ class Client(DelegatedClient):
             reactor,
             key,
             discovery,
+            replace(choice, **options),
             features=dict.fromkeys((FEATURE, PING_FEATURE), self.encryption is not Encryption.OFF),
             server_feature=RELAY_FEATURE,
-            min_servers=min_servers,
-            prefer=prefer,
-            only=only,
             random=random,
         )
         self._secure_seen: dict[PubKey, None] = {}

@@ -9,7 +9,8 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.clients.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet
+from dmsg.clients.choice import ServerChoice
+from dmsg.clients.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet, ServerUses
 from dmsg.discovery.entry import VERSION, Entry, ServerMeta
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.core.events import Draining
@@ -77,9 +78,8 @@ class HintTests(SynchronousTestCase):
             return Opening()
 
         lookups: Any = self.lookups
-        self.set = ServerSet(
-            self.clock, lookups, opener, Random(0), min_servers=1, only=only or [], changed=lambda: None
-        )
+        choice = ServerChoice(min_servers=1, only=only or [])
+        self.set = ServerSet(self.clock, lookups, Random(0), choice, ServerUses(opener=opener))
         self.set.start()
         self.clock.pump([0, 0.1, 0.1])
         self.addCleanup(self.set.stop)

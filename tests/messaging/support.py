@@ -12,6 +12,7 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
 
 from dmsg.keys import PubKey, SecKey, Signature
+from dmsg.messaging.core.dialect import Acks, Dialect
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
@@ -83,13 +84,16 @@ class Network(JoinedNetwork):
         """The server's table."""
         return self.factory.relay
 
-    def client(self, key: SecKey, accept: Factory | None = None, **options: Any) -> Any:
+    def client(
+        self, key: SecKey, accept: Factory | None = None, *, acks: Acks = False, two_ids: bool = False, **options: Any
+    ) -> Any:
         """A connected client."""
+        dialect = Dialect(self.profile, acks, two_ids)
         turn = TurnFlush(self.clock)
         sessions: list[ClientSession] = []
 
         def make(remote: PubKey) -> ClientSession:
-            session = ClientSession(self.clock, turn, key, remote, self.profile, accept=lambda: accept, **options)
+            session = ClientSession(self.clock, turn, key, remote, dialect, accept=lambda: accept, **options)
             sessions.append(session)
             return sessions[0]
 

@@ -18,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.agreement import Offer, Proposal
+from dmsg.messaging.core.dialect import Dialect
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
@@ -175,7 +176,7 @@ class ClientReplayTests(SynchronousTestCase):
                 turn,
                 key,
                 server,
-                Profile.SKYWIRE,
+                Dialect(Profile.SKYWIRE),
                 accept=lambda: None if rejects else accepted,
                 ephemeral=lambda: next(ephemerals),
             )

@@ -11,8 +11,9 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.clients.choice import ServerChoice
 from dmsg.clients.publish import EntryPublisher
-from dmsg.clients.servers import ServerSet
+from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
@@ -189,9 +190,8 @@ class LoopTests(SynchronousTestCase):
             return Refused()
 
         lookups: Any = Lookups()
-        servers = ServerSet(
-            clock, lookups, opener, Random(0), min_servers=1, prefer=[SERVER.public], changed=lambda: None
-        )
+        choice = ServerChoice(min_servers=1, prefer=[SERVER.public])
+        servers = ServerSet(clock, lookups, Random(0), choice, ServerUses(opener=opener))
         servers.start()
         clock.pump([0.1] * 100)
         moved, address = clock.seconds(), "127.0.0.1:10"
@@ -208,15 +208,8 @@ class LoopTests(SynchronousTestCase):
             for error in ERRORS:
                 clock = Clock()
                 questions: Any = Questions(bad, error)
-                servers = ServerSet(
-                    clock,
-                    questions,
-                    lambda entry: _Never(),
-                    Random(0),
-                    min_servers=1,
-                    prefer=[SERVER.public],
-                    changed=lambda: None,
-                )
+                choice = ServerChoice(min_servers=1, prefer=[SERVER.public])
+                servers = ServerSet(clock, questions, Random(0), choice, ServerUses(opener=lambda entry: _Never()))
                 servers.start()
                 for _ in range(300):
                     clock.advance(1)

@@ -30,6 +30,7 @@ from dmsg.cli.running import (
     timeout_option,
     with_client,
 )
+from dmsg.clients.choice import ServerChoice
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey
 from dmsg.messaging.client import ACKS, IDS, Client
@@ -42,10 +43,8 @@ class MessagingSettings:
 
     discovery: tuple[str, ...]
     key_file: str | None
-    min_servers: int
+    choice: ServerChoice
     profile: Profile
-    prefer: tuple[PubKey, ...]
-    only: tuple[PubKey, ...]
     create: bool = False
     share: bool = False
     acks: str = "auto"
@@ -57,12 +56,10 @@ class MessagingSettings:
             reactor,
             client_key(self.key_file, create=self.create, share=self.share),
             self.discovery,
+            self.choice,
             profile=self.profile,
             acks=ACKS[self.acks],
             two_ids=IDS[self.ids],
-            min_servers=self.min_servers,
-            prefer=self.prefer,
-            only=self.only,
         )
 
 
@@ -110,8 +107,9 @@ def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if profile == Profile.SEED.value and (ACKS[acks] or IDS[ids]):
             raise click.UsageError("--acks and --ids are of --profile skywire")
+        choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = MessagingSettings(
-            split_urls(discovery), key_file, min_servers, Profile(profile), prefer, only, create, share, acks, ids
+            split_urls(discovery), key_file, choice, Profile(profile), create, share, acks, ids
         )
         return command(settings=settings, **others)
 
