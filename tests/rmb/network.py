@@ -15,7 +15,7 @@ from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.cipher import Encryption
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.registry.table import TableRegistry
-from dmsg.rmb.relay import server, switch
+from dmsg.rmb.relay import presence, rounds, server
 from dmsg.rmb.relay.federation import forward as federation
 from dmsg.rmb.relay.server import RelaySettings, RmbRelay
 from dmsg.rmb.socket.websocket import connect
@@ -119,10 +119,10 @@ class RmbCase(TestCase):
     def setUp(self) -> None:
         # the same waits, of tenths of a second
         self.patch(server, "ROUND", 0.2)
-        for module in (switch, federation):
+        for module in (rounds, federation):
             self.patch(module, "SPILL_AFTER", 0.4)
         # every relay of a test has just been started
-        self.patch(switch, "START_GRACE", 0.0)
+        self.patch(presence, "START_GRACE", 0.0)
         self.registry = TableRegistry()
         self.identities = {name: Identity(secret, "ed25519") for name, secret in SECRETS.items()}
         self.ids: dict[str, int] = {}

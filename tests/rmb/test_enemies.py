@@ -16,7 +16,7 @@ from twisted.web.server import Site
 from dmsg.net.share import STEPS
 from dmsg.rmb.errors import Drop, IdentityError, RegistryUnavailable
 from dmsg.rmb.registry.client import HTTPRegistry
-from dmsg.rmb.relay import sessions, site, switch
+from dmsg.rmb.relay import rounds, sessions, site
 from dmsg.rmb.relay.queue.interface import BATCH_BYTES, QueueLimits
 from dmsg.rmb.relay.server import open_queue
 from dmsg.rmb.socket import frames
@@ -74,7 +74,7 @@ class SessionTests(PairCase):
         self.assertEqual(self.drops(Drop.TOO_MANY_SESSIONS), 1)
         await self.raw("A", self.one, "second")
         await self.raw("B", self.one, "second")
-        await self.until(lambda: dict(self.one.switch.sessions_of) == {a.session.twin: 2, b.session.twin: 2})
+        await self.until(lambda: dict(self.one.switch.presence.of_twin) == {a.session.twin: 2, b.session.twin: 2})
 
     @asynchronous
     async def test_tiny_frames_take_turns(self) -> None:
@@ -150,7 +150,7 @@ class SessionTests(PairCase):
         await a.closed
         self.assertEqual(self.drops(Drop.UNFINISHED), 1)
         self.assertIsNotNone(b.socket)
-        self.patch(switch, "UNFINISHED_FOR", 0.3)
+        self.patch(rounds, "UNFINISHED_FOR", 0.3)
         await b.closed
         self.assertEqual(self.drops(Drop.UNFINISHED), 2)
 

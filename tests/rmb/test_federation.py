@@ -13,15 +13,15 @@ from twisted.web.server import NOT_DONE_YET, Site
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
-from dmsg.rmb.relay import limited, switch
+from dmsg.rmb.relay import limited, presence
 from dmsg.rmb.relay.federation import forward as federation, post as poster
 from dmsg.rmb.relay.federation.forward import Federation, Outcome
 from dmsg.rmb.relay.federation.post import Poster
+from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.metrics import RelayMetrics
 from dmsg.rmb.relay.queue.interface import Queued
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
-from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin, check_relay
 from tests.ports import port_of
@@ -418,8 +418,8 @@ class StartTests(FederationCase):
 
     @asynchronous
     async def test_who_comes_back(self) -> None:
-        self.patch(switch, "START_GRACE", 30.0)
-        self.patch(switch, "COME_BACK", 15.0)
+        self.patch(presence, "START_GRACE", 30.0)
+        self.patch(presence, "COME_BACK", 15.0)
         await self.two()
         self.twin("A", self.first.domain)
         b = self.twin("B", self.second.domain)
@@ -435,8 +435,8 @@ class StartTests(FederationCase):
 
     @asynchronous
     async def test_who_does_not(self) -> None:
-        self.patch(switch, "START_GRACE", 30.0)
-        self.patch(switch, "COME_BACK", 0.2)
+        self.patch(presence, "START_GRACE", 30.0)
+        self.patch(presence, "COME_BACK", 0.2)
         await self.two()
         self.twin("A", self.first.domain)
         b = self.twin("B", self.second.domain)
@@ -511,8 +511,8 @@ class PassTests(SynchronousTestCase):
     def forward(self, federation: Federation, *relays: str) -> list[str | None]:
         envelope = Envelope(uid="u", timestamp=0, expiration=60)
         done: list[str | None] = []
-        message = Message(b"x", 60.0, None)
-        federation.forward(message, envelope, frozenset(relays), lambda _m, _e, error: done.append(error))
+        mail = Mail(b"x", 60.0, None, Header(envelope))
+        federation.forward(mail, frozenset(relays), lambda _, error: done.append(error))
         return done
 
     def test_three_passes(self) -> None:
@@ -564,13 +564,13 @@ class PassTests(SynchronousTestCase):
 
         one._registry = Registry()
         finished: list[str] = []
-        one.finished = lambda message, envelope, error: finished.append(envelope.uid)
+        one.finished = lambda mail, error: finished.append(some(mail.header).uid)
 
         def forward(uid: str, sender: int, relay: str) -> None:
             envelope = Envelope(uid=uid, timestamp=0, expiration=3000)
             envelope.source.twin, envelope.destination.twin = sender, 9
             data = envelope.SerializeToString()
-            one.forward(Message(data, 3000.0, None), envelope, frozenset({relay}), one.finished)
+            one.forward(Mail(data, 3000.0, None, Header(envelope)), frozenset({relay}), one.finished)
 
         for number in range(6):
             forward(f"greedy {number}", 1, "slow")

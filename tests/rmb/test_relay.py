@@ -15,7 +15,7 @@ from twisted.internet.protocol import Factory, Protocol
 from dmsg.net.socketopts import held, queued
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
-from dmsg.rmb.relay import delivery, lookups, site, switch
+from dmsg.rmb.relay import delivery, lookups, rounds, site, switch
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
@@ -479,7 +479,7 @@ class HostileTests(PairCase):
     @asynchronous
     async def test_confirming_nothing_new(self) -> None:
         """Does not count as reading: the queue takes over, and the session is ended."""
-        self.patch(switch, "STALLED_AFTER", 1.0)
+        self.patch(rounds, "STALLED_AFTER", 1.0)
         a, b = await self.pair()
         b.answers_pings = False
         a.send(a.envelope(b.session), self.now())
@@ -723,15 +723,15 @@ class HTTPTests(PairCase):
     @asynchronous
     async def test_the_relay_pings(self) -> None:
         """Weakness 13: a session that is silent is asked, and ended when it does not answer, or confirms nothing."""
-        self.patch(switch, "IDLE_PING", 0.3)
-        self.patch(switch, "SILENT_AFTER", 1.2)
+        self.patch(rounds, "IDLE_PING", 0.3)
+        self.patch(rounds, "SILENT_AFTER", 1.2)
         a, b = await self.pair()
         b.answers_pings = False
         self.assertIn("silent for too long", await b.closed)
         self.assertIn(b"", b.pings)
         self.assertIsNotNone(a.socket)
         self.assertEqual(1, self.drops(Drop.SILENT))
-        self.patch(switch, "STALLED_AFTER", 0.5)
+        self.patch(rounds, "STALLED_AFTER", 0.5)
         c = await self.raw("B", self.one, "c", answers_pings=False)
         a.send(a.envelope(c.session), self.now())
         while c.socket is not None:

@@ -9,6 +9,7 @@ peers of this package add a second signature over all of it, with its borders:
 from __future__ import annotations
 
 import hashlib
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -100,6 +101,16 @@ def wants_fail_fast(envelope: Envelope) -> bool:
 # --- times ---
 
 
+class Timed(Protocol):
+    """An envelope, or what was read of one.
+
+    :ivar timestamp: seconds since 1970.  :ivar expiration: seconds of life from then on.
+    """
+
+    timestamp: int
+    expiration: int
+
+
 def stamp(envelope: Envelope, now: int) -> None:
     """Set the timestamp to now and shorten the life by what has passed."""
     age = now - envelope.timestamp if envelope.timestamp and envelope.timestamp <= now else 0
@@ -113,7 +124,7 @@ def ttl(timestamp: int, expiration: int, now: int) -> int | None:
     return left if left > 0 else None
 
 
-def life(envelope: Envelope, now: int) -> int | None:
+def life(envelope: Timed, now: int) -> int | None:
     """Seconds that a relay keeps this message at most; None when it has expired.
 
     A sender's word is taken up to :data:`MAX_EXPIRATION`.
@@ -122,7 +133,7 @@ def life(envelope: Envelope, now: int) -> int | None:
     return None if left is None else min(left, MAX_EXPIRATION)
 
 
-def life_ends(envelope: Envelope, now: float) -> float:
+def life_ends(envelope: Timed, now: float) -> float:
     """When a relay forgets this message; a sender's word is taken as far as a receiver would."""
     return min(float(envelope.timestamp + min(envelope.expiration, MAX_EXPIRATION)), now + MAX_SKEW + MAX_EXPIRATION)
 
@@ -247,8 +258,3 @@ def error_envelope(uid: str, text: str, to: Session | None, now: int) -> Envelop
     if to is not None:
         set_address(answer.destination, to)
     return answer
-
-
-def wants_answer(envelope: Envelope) -> bool:
-    """Its sender is told of an error: only of requests."""
-    return bool(envelope.WhichOneof("message") == "request")

@@ -16,12 +16,10 @@ from twisted.python.failure import Failure
 
 from dmsg.base.tables import uncount
 from dmsg.net.isolate import isolated
-from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.cache import CachedRegistry
+from dmsg.rmb.relay.mail import Mail
 from dmsg.rmb.relay.sessions import RelaySession
-from dmsg.rmb.socket.confirm import Message
-from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
 MAX_LOOKUPS = 200
@@ -36,9 +34,7 @@ class Waiting(NamedTuple):
     """A message that waits for the registry."""
 
     session: RelaySession
-    envelope: Envelope
-    message: Message
-    destination: Session
+    mail: Mail
 
 
 class LookupLines:
@@ -71,8 +67,8 @@ class LookupLines:
 
     def add(self, waiting: Waiting) -> None:
         """A message waits; the registry is asked, unless it is already."""
-        session, twin = waiting.session, waiting.destination.twin
-        self._count(session, len(waiting.message.data))
+        session, twin = waiting.session, waiting.mail.destination.twin
+        self._count(session, len(waiting.mail.data))
         line = self._lines.get(twin)
         if line is not None:
             line.append(waiting)
@@ -102,7 +98,7 @@ class LookupLines:
         ask()
 
     def _over(self, waiting: Waiting, said: Twin | Failure | None) -> None:
-        self._count(waiting.session, -len(waiting.message.data))
+        self._count(waiting.session, -len(waiting.mail.data))
         self._answered(waiting, said)
 
     def lost(self, session: RelaySession) -> None:
@@ -114,8 +110,8 @@ class LookupLines:
         for line in self._lines.values():
             for waiting in [one for one in line if one.session is session]:
                 line.remove(waiting)
-                self._count(session, -len(waiting.message.data))
-                waiting.message.lose()
+                self._count(session, -len(waiting.mail.data))
+                waiting.mail.lose()
 
     def _count(self, session: RelaySession, size: int) -> None:
         """So much more, or less, waits; where it is too much, who sends more is not read."""

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import TEXTS
-from dmsg.rmb.envelope.wire import MAX_SKEW, life, source_of, wants_fail_fast
+from dmsg.rmb.envelope.wire import MAX_SKEW
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.limiter import FixedWindow
+from dmsg.rmb.relay.mail import Header
 from dmsg.rmb.twins.address import MAX_SID, Session
 from dmsg.rmb.twins.twin import Twin
 
@@ -68,36 +68,35 @@ class Relay:
         self.limiter = limiter
         self.drops: Counter[Drop] = Counter()
 
-    def admit(self, session: Session, envelope: Envelope, size: int, now: float) -> bool:
+    def admit(self, session: Session, header: Header, size: int, now: float) -> bool:
         """The rules that come before the destination; True for a ping.
 
         :raises Refused: it is not carried.
         """
         if self.limiter is not None and not self.limiter.measure(session.twin, size, now):
             raise Refused(Drop.RATE_LIMITED)
-        source = envelope.source
-        if source.twin != session.twin or source_of(envelope) != session:
+        if header.source != session:
             raise Refused(Drop.WRONG_SOURCE)
-        if envelope.WhichOneof("message") == "ping":
+        if header.kind == "ping":
             return True
-        if not envelope.destination.twin:
+        if not header.destination.twin:
             raise Refused(Drop.NO_DESTINATION)
-        self.check_message(envelope, now)
+        self.check_message(header, now)
         return False
 
-    def check_message(self, envelope: Envelope, now: float) -> None:
+    def check_message(self, header: Header, now: float) -> None:
         """What is asked of every message, whoever brings it.
 
         :raises Refused: its session is none that can be, its life is over, or begins too late.
         """
-        if len(envelope.destination.connection) > MAX_SID:
+        if len(header.destination.sid or "") > MAX_SID:
             raise Refused(Drop.BAD_REQUEST)
-        if life(envelope, int(now)) is None:
+        if header.is_over(now):
             raise Refused(Drop.EXPIRED)
-        if envelope.timestamp > now + MAX_SKEW:
+        if header.timestamp > now + MAX_SKEW:
             raise Refused(Drop.BAD_TIMES)
 
-    def route(self, envelope: Envelope, twin: Twin | None) -> Decision:
+    def route(self, header: Header, twin: Twin | None) -> Decision:
         """For a session that is not connected here.
 
         :param twin: of the destination; None when the registry has none.
@@ -110,12 +109,12 @@ class Relay:
         others = relays - self.domains
         if len(others) == len(relays):
             return Decision(Action.FORWARD, others)
-        if wants_fail_fast(envelope):
+        if header.fail_fast:
             # it may be connected to another of its relays
             return Decision(Action.PROBE, others) if others else Decision(Action.REFUSE, drop=Drop.OFFLINE)
         return Decision(Action.QUEUE, others)
 
-    def for_intake(self, envelope: Envelope, twin: Twin | None) -> Decision:
+    def for_intake(self, header: Header, twin: Twin | None) -> Decision:
         """For what another relay brings: nothing is forwarded a second time.
 
         ``others`` of a QUEUE may be offered it.
@@ -124,6 +123,6 @@ class Relay:
             return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)
         if self.domains and not twin.relays & self.domains:
             return Decision(Action.REFUSE, drop=Drop.NO_RELAY)
-        if wants_fail_fast(envelope):
+        if header.fail_fast:
             return Decision(Action.REFUSE, drop=Drop.OFFLINE)
         return Decision(Action.QUEUE, twin.relays - self.domains - {""} if self.domains else frozenset())

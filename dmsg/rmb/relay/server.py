@@ -28,9 +28,10 @@ from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.relay.queue.redis import RedisQueue
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import PERIOD, Ranker
+from dmsg.rmb.relay.rounds import ROUND, Rounds
 from dmsg.rmb.relay.rules import Relay
 from dmsg.rmb.relay.site import CONNECT_RATE, RelaySite
-from dmsg.rmb.relay.switch import MAX_UNFINISHED, ROUND, Switch
+from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
 from dmsg.rmb.socket.websocket import GOING_AWAY, UpgradeResource
 from dmsg.rmb.twins import token
 
@@ -167,7 +168,7 @@ class RmbRelay(ListeningService):
             token_reuse=settings.token_reuse,
         )
         await self._listen(page.make_site())
-        self._round = LoopingCall(switch.round)
+        self._round = LoopingCall(Rounds(self._reactor, switch).round)
         self._round.clock = self._reactor
         self._round.start(ROUND, now=True)
 
@@ -194,7 +195,7 @@ class RmbRelay(ListeningService):
         if self._round is not None and self._round.running:
             self._round.stop()
         if self.switch is not None:
-            self.switch.stop()
+            self.switch.presence.stop()
             for session in list(self.switch.sessions.values()):
                 isolated(session.end, Drop.DRAINING, GOING_AWAY, "the relay is shutting down")
             await deferLater(self._reactor, 0.05)

@@ -25,7 +25,9 @@ from dmsg.rmb.envelope.texts import OFFLINE
 from dmsg.rmb.envelope.wire import MAX_MESSAGE, challenge, decode
 from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TokenError, TwinNotFound
 from dmsg.rmb.relay.federation.post import ONLY_CONNECTED
+from dmsg.rmb.relay.intake import Intake
 from dmsg.rmb.relay.limiter import FixedWindow
+from dmsg.rmb.relay.mail import Header
 from dmsg.rmb.relay.rules import Refused
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.switch import Switch
@@ -89,6 +91,7 @@ class RelaySite(Resource):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._switch = switch
+        self._from_relays = Intake(switch)
         self._upgrade = upgrade
         self._reactor = reactor
         self._metrics = metrics
@@ -257,7 +260,7 @@ class RelaySite(Resource):
     def _may_have_more(self, session: Session) -> bool:
         """Whether it is in place of an older connection, or its twin has not too many already."""
         there = self._switch
-        return session in there.sessions or there.sessions_of[session.twin] < MAX_SESSIONS_OF_TWIN
+        return session in there.sessions or there.presence.of_twin[session.twin] < MAX_SESSIONS_OF_TWIN
 
     def _first_use(self, parsed: token.Token) -> bool:
         """A token is in a URL, and proxies write these down: it opens one connection, and no second one."""
@@ -298,18 +301,19 @@ class RelaySite(Resource):
         except EnvelopeError as error:
             self._charge(request)
             return self._refuse(request, Drop.BAD_INTAKE, 400, f"bad request: {error}")
-        if not (envelope.source.twin and envelope.destination.twin):
+        header = Header(envelope)
+        if not (header.source.twin and header.destination.twin):
             self._charge(request)
             return self._refuse(request, Drop.BAD_INTAKE, 400, "bad request: without source or destination")
         try:
-            switch.relay.check_message(envelope, switch.now())
+            switch.relay.check_message(header, switch.now())
         except Refused as refused:
             if refused.drop is Drop.BAD_TIMES:  # its time comes
                 return self._later(request, refused.drop, f"bad request: {refused}", 10)
             return self._refuse(request, refused.drop, 400, f"bad request: {refused}")
         try:
             await self._check_source(envelope)
-            receiver = await self._twin(envelope.destination.twin)
+            receiver = await self._twin(header.destination.twin)
         except TwinNotFound as error:  # perhaps its registry is ahead of ours
             return self._later(request, Drop.INTAKE_SIGNATURE, str(error), 5)
         except SignatureInvalid as error:
@@ -323,12 +327,12 @@ class RelaySite(Resource):
             request.setResponseCode(202)
             return b""
         # only what is signed counts, so that nobody can use up what another may send
-        if not self._of_twins.measure(envelope.source.twin, len(data), switch.now()):
-            switch.limited.count(envelope.source.twin)
+        if not self._of_twins.measure(header.source.twin, len(data), switch.now()):
+            switch.limited.count(header.source.twin)
             return self._later(request, Drop.INTAKE_RATE, "too many messages of this twin", 10)
         try:
-            receiver = await self._again_if_elsewhere(envelope.destination.twin, receiver)
-            await switch.take_in(envelope, data, receiver, only_connected=only_connected)
+            receiver = await self._again_if_elsewhere(header.destination.twin, receiver)
+            await self._from_relays.take(header, data, receiver, only_connected=only_connected)
         except Refused as refused:
             if refused.drop is Drop.OFFLINE:
                 return self._refuse(request, refused.drop, 404, OFFLINE)
@@ -336,7 +340,7 @@ class RelaySite(Resource):
             return self._later(request, refused.drop, str(refused), 5)
         except DmsgError as error:
             return self._later(request, Drop.QUEUE_FAILED, f"switch error: {error}")
-        self._taken[key] = envelope.timestamp + envelope.expiration
+        self._taken[key] = header.timestamp + header.expiration
         if len(self._taken) > MAX_TAKEN:
             self._taken.popitem(last=False)
         request.setResponseCode(202)

@@ -20,15 +20,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.tables import uncount
-from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import EXPIRED, NO_RELAY, OFFLINE, REMOTE
-from dmsg.rmb.envelope.wire import decode, life, life_ends
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
 from dmsg.rmb.relay.delivery import SPILL_AFTER
 from dmsg.rmb.relay.federation.slots import Slots
+from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.queue.interface import FEDERATION, Queued
 from dmsg.rmb.relay.ranker import Ranker
-from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.twins.address import Session
 
 PASSES = 3
@@ -74,13 +72,11 @@ class _Item:
     __slots__ = (
         "answered",
         "asked",
-        "data",
         "delay",
         "done",
-        "envelope",
         "keeping",
         "kept",
-        "message",
+        "mail",
         "next",
         "relays",
         "running",
@@ -89,17 +85,13 @@ class _Item:
 
     def __init__(
         self,
-        data: bytes,
-        envelope: Envelope,
+        mail: Mail,
         relays: frozenset[str],
-        message: Message | None,
-        done: Callable[[Message, Envelope, str | None], None],
+        done: Callable[[Mail, str | None], None],
         since: float,
     ) -> None:
-        self.data = data
-        self.envelope = envelope
+        self.mail = mail
         self.relays = relays
-        self.message = message
         self.done = done
         self.since = since
         self.kept: Any = None
@@ -175,7 +167,7 @@ class Federation:
         self._taking = False
         self._stopped = False
         self.is_connected: Callable[[str], bool] = lambda session: False
-        self.finished: Callable[[Message, Envelope, str | None], None] = lambda message, envelope, error: None
+        self.finished: Callable[[Mail, str | None], None] = lambda mail, error: None
         self.success: Counter[str] = Counter()
         self.error: Counter[str] = Counter()
 
@@ -257,40 +249,33 @@ class Federation:
 
     def forward(
         self,
-        message: Message,
-        envelope: Envelope,
+        mail: Mail,
         relays: frozenset[str],
-        done: Callable[[Message, Envelope, str | None], None],
+        done: Callable[[Mail, str | None], None],
     ) -> None:
         """Bring a message to one of ``relays``.
 
         :param done: called with an error's text, or None when it was taken.
         """
-        item = _Item(message.data, envelope, relays, message, done, self._reactor.seconds())
+        item = _Item(mail, relays, done, self._reactor.seconds())
         if not self._has_room(item):
             self._only_keep(item)
             return
         self._hold(item)
-        if message.owner is not None and message.owner.durable:
+        if mail.owner is not None and mail.owner.durable:
             self._keep(item)
         self._make_ready(item)
 
     def _only_keep(self, item: _Item) -> None:
         """There are too many under way: into the queue, and taken up from there when there are fewer."""
 
-        def kept(number: Any) -> None:
-            if item.message is not None:
-                item.message.settle()
-
-        def failed(failure: Failure) -> None:
-            item.done(item.message or Message(item.data, 0.0, None), item.envelope, FULL)
-
-        until = life_ends(item.envelope, self._now())
-        self._queue.append(FEDERATION, item.data, until, item.envelope.source.twin).addCallbacks(kept, failed)
+        mail = item.mail
+        keeping = self._queue.append(FEDERATION, mail.data, mail.until, mail.sender)
+        keeping.addCallbacks(lambda number: mail.settle(), lambda failure: item.done(mail, FULL))
 
     def _has_room(self, item: _Item) -> bool:
         """Also for its sender, of whom the ``PART``-th part of all may be under way."""
-        sender = item.envelope.source.twin
+        sender = item.mail.sender
         return (
             len(self._items) < MAX_ITEMS
             and self._size < self._max_size
@@ -300,12 +285,12 @@ class Federation:
 
     def _hold(self, item: _Item) -> None:
         self._items[item] = None
-        self._size += len(item.data)
-        self._items_of[item.envelope.source.twin] += 1
-        self._size_of[item.envelope.source.twin] += len(item.data)
+        self._size += len(item.mail.data)
+        self._items_of[item.mail.sender] += 1
+        self._size_of[item.mail.sender] += len(item.mail.data)
 
     def _make_ready(self, item: _Item) -> None:
-        self._slots.add(item, item.relays, item.envelope.source.twin)
+        self._slots.add(item, item.relays, item.mail.sender)
         self._next()
 
     def _next(self) -> None:
@@ -334,7 +319,7 @@ class Federation:
 
     def give_up(self, sender: int) -> None:
         """Messages of a twin that nobody is being asked about just now will not be taken: it is told so."""
-        for item in [one for one in self._items if not one.running and one.envelope.source.twin == sender]:
+        for item in [one for one in self._items if not one.running and one.mail.sender == sender]:
             self._finish(item, FULL)
 
     def _later(self, item: _Item) -> None:
@@ -349,11 +334,11 @@ class Federation:
                 return
             if number:
                 await deferLater(self._reactor, PASS_DELAY * number * (1 + self._random.random() / 2))
-            if life(item.envelope, int(self._now())) is None:
+            if item.mail.is_over(self._now()):
                 self._finish(item, EXPIRED)
                 return
             item.asked = True
-            outcome = await self._ask_all(item.data, item.relays, only_connected=False, item=item)
+            outcome = await self._ask_all(item.mail.data, item.relays, only_connected=False, item=item)
             if outcome is not Outcome.FAILED:
                 self._finish(item, None if outcome is Outcome.TAKEN else REMOTE + OFFLINE)
                 return
@@ -362,23 +347,23 @@ class Federation:
     def _finish(self, item: _Item, error: str | None) -> None:
         if self._items.pop(item, self) is self:
             return
-        self._size -= len(item.data)
-        sender = item.envelope.source.twin
+        self._size -= len(item.mail.data)
+        sender = item.mail.sender
         uncount(self._items_of, sender)
-        uncount(self._size_of, sender, len(item.data))
+        uncount(self._size_of, sender, len(item.mail.data))
         if item.kept is not None:
             self._kept.pop(item.kept, None)
             # an answer that has it as one to take up may be on its way
             self._finished_ids.append(item.kept)
             self._queue.remove(FEDERATION, [item.kept])
-        message = item.message or Message(item.data, 0.0, None)
-        item.done(message, item.envelope, error)
+        item.done(item.mail, error)
 
     def _keep(self, item: _Item) -> None:
         """Into the queue, where it survives the process."""
         if item.kept is not None or item.keeping:
             return
         item.keeping = True
+        mail = item.mail
 
         def kept(number: Any) -> None:
             item.kept = number
@@ -387,14 +372,12 @@ class Federation:
             else:
                 self._finished_ids.append(number)
                 self._queue.remove(FEDERATION, [number])
-            if item.message is not None:
-                item.message.settle()
+            mail.settle()
 
         def done(result: Any) -> None:
             item.keeping = False
 
-        until = life_ends(item.envelope, self._now())
-        keeping = self._queue.append(FEDERATION, item.data, until, item.envelope.source.twin)
+        keeping = self._queue.append(FEDERATION, mail.data, mail.until, mail.sender)
         keeping.addCallback(kept).addErrback(lambda _: None).addBoth(done)
 
     def round(self) -> None:
@@ -419,11 +402,11 @@ class Federation:
 
     async def _again(self, item: _Item) -> None:
         """The twin may have other relays by now."""
-        if life(item.envelope, int(self._now())) is None:
+        if item.mail.is_over(self._now()):
             self._finish(item, EXPIRED)
             return
         try:
-            twin = await self._registry.get(item.envelope.destination.twin)
+            twin = await self._registry.get(item.mail.destination.twin)
         except TwinNotFound:
             self._finish(item, f"{REMOTE}self twin not found!")
             return
@@ -441,11 +424,12 @@ class Federation:
             if queued.id in self._kept or queued.id in self._finished_ids:
                 continue
             try:
-                envelope = decode(queued.data)
+                header = Header.read(queued.data)
             except EnvelopeError:
                 self._queue.remove(FEDERATION, [queued.id])
                 continue
-            item = _Item(queued.data, envelope, frozenset(), None, self.finished, self._reactor.seconds())
+            mail = Mail(queued.data, header.until(self._now()), None, header)
+            item = _Item(mail, frozenset(), self.finished, self._reactor.seconds())
             item.kept = queued.id
             item.next = self._reactor.seconds()
             if self._has_room(item):

@@ -1,0 +1,95 @@
+"""What another relay brings: delivered, kept, or refused, and said to that relay once it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.relay.mail import Header, Mail
+from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.relay.rules import Action, Decision, Refused
+from dmsg.rmb.relay.switch import Switch
+from dmsg.rmb.socket.confirm import Ledger
+from dmsg.rmb.twins.twin import Twin
+
+
+class Intake:
+    """The other relays' way into a switch."""
+
+    def __init__(self, switch: Switch) -> None:
+        self._switch = switch
+
+    def take(self, header: Header, data: bytes, twin: Twin | None, *, only_connected: bool) -> Deferred[None]:
+        """A verified message that another relay brings; fires when it is confirmed or kept.
+
+        Fails with :class:`~dmsg.rmb.relay.rules.Refused`, or QueueUnavailable.
+
+        :param twin: of its destination; None when the registry has none.
+        :param only_connected: refuse it when the session is not connected.
+        """
+        switch = self._switch
+        taken: Deferred[None] = Deferred()
+        ledger = Ledger(lambda payload: taken.callback(None))
+        mail = Mail(data, header.until(switch.now()), ledger, header)
+        ledger.add(mail)
+        ledger.ping(b"")
+        receiver = switch.sessions.get(header.destination)
+        if receiver is not None and receiver.delivery.offer(mail):
+            switch.count_in(mail)
+            return taken
+        decision = switch.relay.for_intake(header, twin)
+        if receiver is None and only_connected and decision.action is Action.QUEUE:
+            decision = Decision(Action.REFUSE, drop=Drop.OFFLINE)
+        if receiver is not None or decision.drop is None:
+            self._keep(mail, decision.relays, taken)
+        elif decision.drop is Drop.OFFLINE:
+            self._find(mail, taken)
+        else:
+            taken.errback(Refused(decision.drop))
+        return taken
+
+    def _find(self, mail: Mail, taken: Deferred[None]) -> None:
+        """It is for who is connected: to another process on the same queue, or here in a moment."""
+        switch = self._switch
+
+        def known(elsewhere: bool) -> None:
+            if elsewhere:
+                self._keep(mail, frozenset(), taken)
+            else:
+                switch.presence.comes_back(mail.destination).addCallback(back)
+
+        def back(is_back: bool) -> None:
+            receiver = switch.sessions.get(mail.destination)
+            if not is_back or receiver is None:
+                taken.errback(Refused(Drop.OFFLINE))
+            elif receiver.delivery.offer(mail):
+                switch.count_in(mail)
+            else:
+                self._keep(mail, frozenset(), taken)
+
+        switch.queue.elsewhere(str(mail.destination)).addErrback(lambda _: False).addCallback(known)
+
+    def _keep(self, mail: Mail, others: frozenset[str], taken: Deferred[None]) -> None:
+        """Into the queue.
+
+        :param others: relays where its receiver may be connected.
+        """
+        switch, name = self._switch, str(mail.destination)
+
+        def kept(number: Any) -> None:
+            mail.settle()
+            receiver = switch.sessions.get(mail.destination)
+            if receiver is not None:
+                receiver.delivery.poke()
+            elif others:
+                switch.federation.hand_over(name, Queued(number, mail.data), others, mail.until)
+
+        def failed(failure: Failure) -> None:
+            switch.relay.drops[Drop.QUEUE_FAILED] += 1
+            taken.errback(failure)
+
+        switch.count_in(mail)
+        switch.queue.append(name, mail.data, mail.until, mail.sender).addCallbacks(kept, failed)
