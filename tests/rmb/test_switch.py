@@ -1,0 +1,378 @@
+"""A relay's switch, its rounds and its intake by plain calls and a clock: no sockets, nothing but memory."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.texts import TEXTS
+from dmsg.rmb.envelope.wire import decode
+from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TwinNotFound
+from dmsg.rmb.registry.cache import CachedRegistry
+from dmsg.rmb.relay import presence
+from dmsg.rmb.relay.federation.forward import Federation
+from dmsg.rmb.relay.intake import Intake
+from dmsg.rmb.relay.lookups import LOOKUP_PATIENCE, LOOKUP_RETRY
+from dmsg.rmb.relay.mail import Header
+from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
+from dmsg.rmb.relay.ranker import Ranker
+from dmsg.rmb.relay.rounds import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, Rounds
+from dmsg.rmb.relay.rules import Refused, Relay
+from dmsg.rmb.relay.sessions import SMALL, RelaySession
+from dmsg.rmb.relay.switch import PING_BEHIND, Switch
+from dmsg.rmb.twins.address import Session
+from dmsg.rmb.twins.twin import Twin
+
+A, B, C, NOBODY = 1, 2, 3, 9
+HERE, THERE = "here", "there"
+
+
+class Wire:
+    """In place of a websocket: what was sent, and how it ended."""
+
+    heard = held = False
+    unsent = 0
+
+    def __init__(self) -> None:
+        self.got: list[Envelope] = []
+        self.pings: list[bytes] = []
+        self.pongs: list[bytes] = []
+        self.ended: str | None = None
+        self.holds: set[str] = set()
+
+    def send(self, data: bytes) -> None:
+        self.got.append(decode(data))
+
+    def ping(self, payload: bytes) -> None:
+        self.pings.append(payload)
+
+    def pong(self, payload: bytes) -> None:
+        self.pongs.append(payload)
+
+    def hold(self, why: str) -> None:
+        self.holds.add(why)
+
+    def release(self, why: str) -> None:
+        self.holds.discard(why)
+
+    def close(self, code: int, why: str) -> None:
+        self.ended = why
+
+    def forget(self) -> None:
+        pass
+
+
+class Twins:
+    """A registry that a test can take away."""
+
+    def __init__(self) -> None:
+        self.relays = {A: HERE, B: HERE, C: THERE}
+        self.away = False
+        self.asked = 0
+
+    def get(self, twin: int) -> Deferred[Twin]:
+        self.asked += 1
+        if self.away:
+            return fail(RegistryUnavailable("no answer"))
+        if twin not in self.relays:
+            return fail(TwinNotFound("twin not found"))
+        return succeed(Twin(twin, bytes(32), self.relays[twin]))
+
+    def watch(self, changed: Any) -> None:
+        pass
+
+    def close(self) -> Deferred[None]:
+        return succeed(None)
+
+
+class Elsewhere:
+    """In place of HTTP to other relays."""
+
+    code = 202
+
+    def __init__(self) -> None:
+        self.posts: list[tuple[str, bool]] = []
+
+    async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:
+        self.posts.append((relay, only_connected))
+        return self.code
+
+    def close(self) -> Deferred[None]:
+        return succeed(None)
+
+
+class SwitchCase(SynchronousTestCase):
+    """A relay with the name HERE, long after its start."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.clock.advance(1_800_000_000)
+        self.twins, self.elsewhere = Twins(), Elsewhere()
+        self.queue = SQLiteQueue(":memory:", self.clock)
+        self.addCleanup(self.queue.close)
+        registry = CachedRegistry(cast(Any, self.twins), self.clock)
+        domains = frozenset({HERE})
+        now = self.clock.seconds
+        federation = Federation(self.clock, self.elsewhere, Ranker(), registry, self.queue, now, domains)
+        self.switch = Switch(self.clock, Relay(domains), registry, self.queue, federation, now)
+        self.rounds = Rounds(self.clock, self.switch)
+        self.intake = Intake(self.switch)
+        self.clock.advance(presence.START_GRACE)
+
+    def connect(self, twin: int, sid: str | None = None) -> tuple[RelaySession, Wire]:
+        session, wire = RelaySession(self.switch, Session(twin, sid)), Wire()
+        session.opened(cast(Any, wire))
+        return session, wire
+
+    def envelope(self, source: int, destination: int, uid: str = "u", **options: Any) -> Envelope:
+        envelope = Envelope(uid=uid, timestamp=int(self.clock.seconds()), expiration=60, **options)
+        envelope.source.twin, envelope.destination.twin = source, destination
+        envelope.request.command = "c"
+        return envelope
+
+    def send(self, session: RelaySession, destination: int, uid: str = "u", **options: Any) -> None:
+        session.received(self.envelope(session.owner, destination, uid, **options).SerializeToString())
+
+    def pass_time(self, seconds: float) -> None:
+        """With a round in each second."""
+        for _ in range(int(seconds)):
+            self.clock.advance(1.0)
+            self.rounds.round()
+
+    def drops(self) -> dict[Drop, int]:
+        return dict(self.switch.relay.drops)
+
+
+class WayTests(SwitchCase):
+    """From the session that sends a message to what becomes of it."""
+
+    def test_to_who_is_connected(self) -> None:
+        """The sender's ping is answered when the receiver has confirmed."""
+        a, wire_a = self.connect(A)
+        _, wire_b = self.connect(B)
+        self.send(a, B)
+        a.ping_received(b"question")
+        self.assertEqual(([one.uid for one in wire_b.got], wire_a.pongs), (["u"], []))
+        self.clock.advance(PING_BEHIND)
+        b = self.switch.sessions[Session(B)]
+        b.pong_received(wire_b.pings[-1])
+        self.assertEqual((wire_a.pongs, self.drops(), self.twins.asked), ([b"question"], {}, 0))
+
+    def test_to_who_is_away(self) -> None:
+        """It is kept, which settles it, and delivered to who connects then."""
+        a, wire_a = self.connect(A)
+        self.send(a, B)
+        a.ping_received(b"question")
+        self.assertEqual(wire_a.pongs, [])
+        self.clock.advance(0)  # the queue writes at the end of a turn
+        self.assertEqual((len(self.queue), wire_a.pongs), (1, [b"question"]))
+        _, wire_b = self.connect(B)
+        self.assertEqual([one.uid for one in wire_b.got], ["u"])
+
+    def test_to_oneself_by_a_ping(self) -> None:
+        a, wire = self.connect(A)
+        envelope = self.envelope(A, B)
+        envelope.ping.SetInParent()
+        a.received(envelope.SerializeToString())
+        self.assertEqual([one.WhichOneof("message") for one in wire.got], ["pong"])
+
+    def test_what_is_refused_is_said(self) -> None:
+        a, wire = self.connect(A)
+        for destination, options, drop in (
+            (NOBODY, {}, Drop.UNKNOWN_DESTINATION),
+            (B, {"tags": "fail-fast"}, Drop.OFFLINE),
+            (0, {}, Drop.NO_DESTINATION),
+        ):
+            self.send(a, destination, **options)
+            self.assertEqual((wire.got[-1].error.message, self.drops()[drop]), (TEXTS[drop], 1), drop)
+        envelope = self.envelope(B, A)
+        a.received(envelope.SerializeToString())
+        self.assertEqual(wire.got[-1].error.message, TEXTS[Drop.WRONG_SOURCE])
+        # an answer to what is no request would be one to an answer
+        response = self.envelope(A, NOBODY)
+        response.response.SetInParent()
+        a.received(response.SerializeToString())
+        self.assertEqual((len(wire.got), self.drops()[Drop.UNKNOWN_DESTINATION], len(a.ledger)), (4, 2, 0))
+
+    def test_what_is_no_envelope_ends_the_session(self) -> None:
+        a, wire = self.connect(A)
+        a.received(b"\xff")
+        self.assertEqual((wire.ended, self.switch.sessions), ("not an envelope", {}))
+
+    def test_to_another_relay(self) -> None:
+        a, wire = self.connect(A)
+        self.send(a, C)
+        self.assertEqual((self.elsewhere.posts, len(a.ledger)), ([(THERE, False)], 0))
+        self.elsewhere.code = 404
+        self.send(a, C)
+        self.assertEqual(wire.got[-1].error.message, "remote relay rejected permanently: destination offline")
+        self.assertFalse(wire.got[-1].HasField("destination"))
+
+    def test_fail_fast_asks_the_other_relays(self) -> None:
+        self.twins.relays[B] = f"{HERE}_{THERE}"
+        a, wire = self.connect(A)
+        self.send(a, B, tags="fail-fast")
+        self.assertEqual((self.elsewhere.posts, wire.got), ([(THERE, True)], []))
+        self.elsewhere.code = 404
+        self.send(a, B, tags="fail-fast")
+        self.assertEqual(wire.got[-1].error.message, TEXTS[Drop.OFFLINE])
+
+    def test_a_registry_that_is_away(self) -> None:
+        """It is asked again for a while; then a request is answered, and another message has to be sent again."""
+        a, wire = self.connect(A)
+        self.twins.away = True
+        self.send(a, B)
+        self.assertEqual((wire.got, len(self.switch.lookups.looking)), ([], 1))
+        for _ in range(int(LOOKUP_PATIENCE / LOOKUP_RETRY) + 1):
+            self.clock.advance(LOOKUP_RETRY)
+        self.assertIn("failed to get twin", wire.got[-1].error.message)
+        self.assertEqual((wire.ended, len(a.ledger), self.switch.lookups.size), (None, 0, 0))
+        response = self.envelope(A, B)
+        response.response.SetInParent()
+        a.received(response.SerializeToString())
+        for _ in range(int(LOOKUP_PATIENCE / LOOKUP_RETRY) + 1):
+            self.clock.advance(LOOKUP_RETRY)
+        self.assertIn("the queue of this relay does not take", str(wire.ended))
+
+    def test_a_queue_that_fails(self) -> None:
+        a, wire = self.connect(A)
+        self.patch(self.queue, "append", lambda *_: fail(QueueUnavailable("no room")))
+        self.send(a, B)
+        self.assertIn("no room", wire.got[-1].error.message)
+        self.assertEqual((wire.ended, len(a.ledger), self.drops()), (None, 0, {Drop.QUEUE_FAILED: 1}))
+
+    def test_the_newest_connection_of_a_session(self) -> None:
+        """What the older one has not confirmed is delivered to the newer one."""
+        a, _ = self.connect(A)
+        _, old = self.connect(B)
+        self.send(a, B)
+        _, new = self.connect(B)
+        self.assertEqual(
+            (str(old.ended), [one.uid for one in new.got]), ("another connection of this session took its place", ["u"])
+        )
+        self.assertEqual((self.switch.presence.of_twin, self.drops()), ({A: 1, B: 1}, {Drop.REPLACED: 1}))
+
+
+class RoundTests(SwitchCase):
+    """What is looked at every second."""
+
+    def test_a_session_that_confirms_nothing(self) -> None:
+        """First the queue keeps what it has not confirmed, then it is ended."""
+        a, wire_a = self.connect(A)
+        b, wire_b = self.connect(B)
+        self.send(a, B)
+        a.ping_received(b"question")
+        self.pass_time(3)
+        self.assertEqual((wire_a.pongs, len(self.queue), wire_b.ended), ([b"question"], 1, None))
+        b.heard_at = self.clock.seconds() + 1000  # it is not silent
+        self.pass_time(STALLED_AFTER)
+        self.assertEqual((wire_b.ended, len(self.queue)), ("nothing was confirmed for too long", 1))
+
+    def test_silence(self) -> None:
+        _, wire = self.connect(A)
+        self.pass_time(IDLE_PING - 1)
+        self.assertEqual(wire.pings, [])
+        self.pass_time(1)
+        self.assertEqual(wire.pings, [b""])
+        wire.heard = True
+        self.pass_time(SILENT_AFTER)
+        self.assertIsNone(wire.ended)
+        self.pass_time(1)
+        self.assertEqual((wire.ended, self.switch.evictions), ("silent for too long", {"closed": 1}))
+
+    def test_a_message_that_does_not_end(self) -> None:
+        session, wire = self.connect(A)
+        cast(Any, wire).grew(SMALL + 1)
+        self.assertEqual(self.switch.unfinished, SMALL + 1)
+        wire.heard = True
+        self.pass_time(UNFINISHED_FOR)
+        self.assertIsNone(wire.ended)
+        self.pass_time(1)
+        self.assertEqual((wire.ended, self.switch.unfinished, session.gone), ("a message that does not end", 0, True))
+
+    def test_a_life_that_is_over(self) -> None:
+        """Its sender is told."""
+        a, wire = self.connect(A)
+        self.send(a, B)
+        cast(Any, wire).heard = True
+        self.pass_time(61)
+        self.assertEqual((wire.got[-1].error.message, len(self.queue)), (TEXTS[Drop.EXPIRED], 0))
+
+    def test_a_step_that_fails(self) -> None:
+        self.patch(self.queue, "expired", lambda now: 1 / 0)
+        _, wire = self.connect(A)
+        self.pass_time(IDLE_PING)
+        self.assertEqual(wire.pings, [b""])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), int(IDLE_PING))
+
+
+class IntakeTests(SwitchCase):
+    """What another relay brings."""
+
+    def bring(self, destination: int, *, only_connected: bool = False, **options: Any) -> Deferred[None]:
+        envelope = self.envelope(C, destination, **options)
+        twin = Twin(destination, bytes(32), self.twins.relays.get(destination, ""))
+        known = twin if destination in self.twins.relays else None
+        return self.intake.take(Header(envelope), envelope.SerializeToString(), known, only_connected=only_connected)
+
+    def test_it_fires_when_the_receiver_has_confirmed(self) -> None:
+        b, wire = self.connect(B)
+        taken = self.bring(B)
+        self.assertNoResult(taken)
+        self.clock.advance(PING_BEHIND)
+        b.pong_received(wire.pings[-1])
+        self.successResultOf(taken)
+
+    def test_it_fires_when_it_is_kept(self) -> None:
+        taken = self.bring(B)
+        self.clock.advance(0)
+        self.successResultOf(taken)
+        self.assertEqual(len(self.queue), 1)
+
+    def test_what_is_refused(self) -> None:
+        for destination, options, drop in (
+            (NOBODY, {}, Drop.UNKNOWN_DESTINATION),
+            (C, {}, Drop.NO_RELAY),
+            (B, {"only_connected": True}, Drop.OFFLINE),
+            (B, {"tags": "fail-fast"}, Drop.OFFLINE),
+        ):
+            failure = self.failureResultOf(self.bring(destination, **cast(Any, options)), Refused)
+            self.assertIs(failure.value.drop, drop)
+        self.assertEqual(len(self.queue), 0)
+
+    def test_who_comes_back_after_a_start(self) -> None:
+        self.patch(presence, "START_GRACE", 60.0)
+        taken = self.bring(B, only_connected=True)
+        self.assertNoResult(taken)
+        b, wire = self.connect(B)
+        self.clock.advance(PING_BEHIND)
+        b.pong_received(wire.pings[-1])
+        self.successResultOf(taken)
+
+
+class TextTests(SynchronousTestCase):
+    """What senders are told."""
+
+    def test_whatever_is_refused_has_its_text(self) -> None:
+        """A drop without a text could not be raised."""
+        import ast
+        from pathlib import Path
+
+        import dmsg.rmb.relay
+
+        raised = set()
+        for path in Path(dmsg.rmb.relay.__path__[0]).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                named = isinstance(node, ast.Call) and ast.unparse(node.func) in ("Refused", "Decision")
+                for argument in [*node.args, *(one.value for one in node.keywords)] if named else ():  # type: ignore[attr-defined]
+                    text = ast.unparse(argument)
+                    if text.startswith("Drop."):
+                        raised.add(Drop[text.removeprefix("Drop.")])
+        self.assertGreater(len(raised), 6)
+        self.assertEqual(raised - set(TEXTS), set())
+        for drop in raised:
+            self.assertEqual(Refused(drop).drop, drop)
