@@ -9,7 +9,8 @@ from dmsg.lazily import public
 __all__, __getattr__ = public(
     __name__,
     {
-        "dmsg.rmb.client": "HandlerError Reply Request RmbClient",
+        "dmsg.rmb.client": "Reply RmbClient",
+        "dmsg.rmb.session.handlers": "HandlerError Request",
         "dmsg.rmb.relay.server": "RelaySettings RmbRelay",
         "dmsg.rmb.peer.service": "PeerSettings RmbPeer",
         "dmsg.rmb.registry.service": "RegistryService open_registry",
@@ -24,7 +25,7 @@ __all__, __getattr__ = public(
 )
 
 if TYPE_CHECKING:
-    from dmsg.rmb.client import HandlerError as HandlerError, Reply as Reply, Request as Request, RmbClient as RmbClient
+    from dmsg.rmb.client import Reply as Reply, RmbClient as RmbClient
     from dmsg.rmb.errors import (
         CallTimeout as CallTimeout,
         CipherError as CipherError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from dmsg.rmb.peer.service import PeerSettings as PeerSettings, RmbPeer as RmbPeer
     from dmsg.rmb.registry.service import RegistryService as RegistryService, open_registry as open_registry
     from dmsg.rmb.relay.server import RelaySettings as RelaySettings, RmbRelay as RmbRelay
+    from dmsg.rmb.session.handlers import HandlerError as HandlerError, Request as Request
     from dmsg.rmb.twins.secrets import (
         TwinSecret as TwinSecret,
         read_secret as read_secret,

@@ -7,9 +7,10 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred
 
 from dmsg.errors import DmsgTimeout
-from dmsg.rmb.client import HandlerError, Reply
+from dmsg.rmb.client import Reply
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import CallTimeout, Drop, RegistryRefused, RemoteError, TwinNotFound, TwinOffline
+from dmsg.rmb.session.handlers import HandlerError
 from dmsg.rmb.session.seal import Seen
 from dmsg.rmb.session.uplink import MessageTooLarge
 from dmsg.rmb.twins.address import Session
@@ -144,9 +145,9 @@ class CallTests(RmbCase):
         receive = self.one.switch.received
         self.one.switch.received = lambda session, data: seen.append(data) or receive(session, data)
         await self.a.call(self.to, "x", b"1")
-        await self.b._take(seen[0])
+        await self.b._bus.take(seen[0])
         self.assertEqual(([b"1"], 1), (handled, self.b.drops[Drop.REPLAYED]))
-        await self.a._take(seen[1])
+        await self.a._bus.take(seen[1])
         self.assertEqual(1, self.a.drops[Drop.UNKNOWN_REPLY])
 
     @asynchronous

@@ -15,7 +15,6 @@ from twisted.internet.defer import Deferred, fail
 from twisted.internet.threads import deferToThread
 from txredisapi import ResponseError
 
-from dmsg.rmb.client import encryption_of
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, RegistryUnavailable
@@ -24,6 +23,7 @@ from dmsg.rmb.peer.local import LocalError, incoming_request, incoming_response,
 from dmsg.rmb.peer.service import PeerSettings, RmbPeer
 from dmsg.rmb.peer.store import LOCAL, REPLY, REQUESTS, RESPONSES
 from dmsg.rmb.relay.federation import forward as federation
+from dmsg.rmb.session.participant import encryption_of
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity, verify
 from tests.redis import redis_server, shared_redis
@@ -140,7 +140,7 @@ class PeerCase(RmbCase):
     async def inject(self, peer: RmbPeer, data: bytes) -> None:
         """As if a relay had sent it."""
         done: Deferred[None] = Deferred()
-        peer._received(data, lambda taken: done.callback(None))
+        peer.bus.received(data, lambda taken: done.callback(None))
         await done
 
 
@@ -398,7 +398,7 @@ class DistrustTests(PeerCase):
         self.patch(self.registry, "get", lambda number: fail(RegistryUnavailable("away")))
         some(self.gateway._registry).flush()
         self.a.send(self.a.envelope(self.to), self.now())
-        await self.until(lambda: self.gateway._running)
+        await self.until(lambda: self.gateway.bus.is_busy)
         self.assertFalse(self.b.redis.exists("msgbus.cmd"))
         self.patch(self.registry, "get", get)
         self.assertIsNotNone(await deferToThread(self.b.pop, "msgbus.cmd"))

@@ -20,9 +20,11 @@ from dmsg.cli.bus.twin import key_option, registry_option
 from dmsg.cli.demos.rmb import demo
 from dmsg.cli.options import group
 from dmsg.cli.running import Seconds, run
-from dmsg.rmb.client import JSON, HandlerError, Reply, Request, RmbClient
+from dmsg.rmb.client import Reply, RmbClient
+from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.peer.local import may_be_called
+from dmsg.rmb.session.handlers import HandlerError, Request
 from dmsg.rmb.session.setup import relay_text
 from dmsg.rmb.twins.secrets import SECRET, read_secret
 

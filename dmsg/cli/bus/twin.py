@@ -13,9 +13,9 @@ from dmsg.cli.options import group
 from dmsg.cli.running import run
 from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
-from dmsg.rmb.client import encryption_of
 from dmsg.rmb.errors import RegistryRefused, RmbError, TwinNotFound
 from dmsg.rmb.registry.service import check_registry, open_registry
+from dmsg.rmb.session.participant import encryption_of
 from dmsg.rmb.twins.identity import KEY_TYPES, parse_account
 from dmsg.rmb.twins.secrets import SECRET, TwinSecret, read_secret, write_secret
 from dmsg.rmb.twins.twin import Twin, check_relay, relay_of_websocket

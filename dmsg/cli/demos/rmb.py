@@ -30,9 +30,9 @@ from dmsg.cli.running import run
 from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
 from dmsg.net.redis import lazy_redis
-from dmsg.rmb.client import encryption_of
 from dmsg.rmb.peer.local import outgoing_request
 from dmsg.rmb.registry.client import HTTPRegistry
+from dmsg.rmb.session.participant import encryption_of
 from dmsg.rmb.twins.secrets import TwinSecret, write_secret
 from dmsg.rmb.twins.twin import Twin
 

@@ -30,6 +30,8 @@ DEFAULT_EXPIRATION = 300
 SENT_EXPIRATION = 1800
 """Seconds that peers give a message at most."""
 PONG = b"hello world"
+JSON = "application/json"
+"""A schema."""
 
 # --- what this package says ---
 

@@ -27,7 +27,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
-from dmsg.rmb.client import JSON
+from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.peer.local import LocalRequest, incoming_request, incoming_response, may_be_called
 from dmsg.rmb.peer.store import REPLY, PeerStore

@@ -14,15 +14,12 @@ from uuid import uuid4
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from dmsg.base.seldom import Seldom
 from dmsg.errors import DmsgError
-from dmsg.rmb.client import JSON, encryption_of
 from dmsg.rmb.envelope.envelope_pb2 import Backlog, Envelope
-from dmsg.rmb.envelope.wire import SENT_EXPIRATION, stamp, ttl
+from dmsg.rmb.envelope.wire import JSON, SENT_EXPIRATION, source_of, stamp, ttl
 from dmsg.rmb.errors import CallTimeout, CipherError, Drop, RmbError, TwinNotFound
 from dmsg.rmb.peer.files import FILE, FileUploads
 from dmsg.rmb.peer.local import (
@@ -39,10 +36,9 @@ from dmsg.rmb.peer.store import LOCAL, QUEUE_TTL, REPLY, REQUESTS, RESPONSES, Pe
 from dmsg.rmb.peer.version import version_text
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.service import open_registry
-from dmsg.rmb.session.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, Received, Rejected, Seal
-from dmsg.rmb.session.setup import find_twin, patiently, publish
-from dmsg.rmb.session.uplink import MessageTooLarge, Uplink, dealt_with
-from dmsg.rmb.twins import token
+from dmsg.rmb.session.participant import Participant, Profile, encryption_of
+from dmsg.rmb.session.seal import E2E, OTHER, UNKNOWN_TWIN, VALIDATION, Received, Rejected
+from dmsg.rmb.session.uplink import MessageTooLarge, Uplink
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
@@ -51,8 +47,6 @@ CACHE_TWINS = 5000
 """Twins that a peer remembers."""
 MAX_UNDER_WAY = 2000
 """Messages of local programs that no relay has confirmed."""
-REGISTRY_RETRY = 1.0
-"""Seconds before the registry is asked again about who sent a message."""
 MAX_COMMANDS = 1000
 """Different commands of a twin in an hour; each makes a list in Redis."""
 RMB = "rmb"
@@ -103,25 +97,43 @@ class RmbPeer(Service):
         """:raises IdentityError: the secret cannot be one."""
         self._reactor = reactor
         self.settings = settings
-        self._identity = Identity(settings.secret, settings.key_type)
-        self._encryption = encryption_of(settings.secret)
+        self._profile = Profile(
+            identity=Identity(settings.secret, settings.key_type),
+            encryption=encryption_of(settings.secret),
+            relays=settings.relays,
+            update=settings.update,
+            strict=settings.strict,
+        )
         self._given_registry = registry
         self._registry: CachedRegistry | None = None
         self._now = wall_clock
         self._random = random or Random()
-        self.twin: Twin | None = None
-        self.uplink: Uplink | None = None
-        self._seal: Seal | None = None
+        self._bus: Participant | None = None
+        self.drops: Counter[Drop] = Counter()
         self._store: PeerStore | None = None
         self._files: FileUploads | None = None
         self._under_way: dict[str, str] = {}
         self._no_room: list[Deferred[int]] = []
-        self._running: set[Deferred[Any]] = set()
         self._stopping = False
         self._commands: dict[int, dict[str, float]] = {}
         self._seldom = Seldom(reactor.seconds)
-        self.drops: Counter[Drop] = Counter()
         self.ready: Deferred[None] = Deferred()
+
+    @property
+    def bus(self) -> Participant:
+        """The way to relays, once the registry is there."""
+        assert self._bus is not None
+        return self._bus
+
+    @property
+    def twin(self) -> Twin | None:
+        """Who this is, once it is ready."""
+        return self._bus.twin if self._bus is not None and self._bus.is_open else None
+
+    @property
+    def uplink(self) -> Uplink | None:
+        """The connections to relays, once it is ready."""
+        return self._bus.uplink if self._bus is not None and self._bus.is_open else None
 
     # --- life ---
 
@@ -136,28 +148,19 @@ class RmbPeer(Service):
         await self._store.open()
         source = self._given_registry or open_registry(settings.registry, self._reactor)
         self._registry = registry = CachedRegistry(source, self._reactor, most=CACHE_TWINS)
-        self.twin = twin = await patiently(self._reactor, self._random, lambda: find_twin(registry, self._identity))
-        if settings.update:
-            self.twin = twin = await patiently(
-                self._reactor,
-                self._random,
-                lambda: publish(
-                    registry, self._identity, twin, settings.relays, self._encryption, strict=settings.strict
-                ),
-            )
-        session = Session(twin.id)
-        self._seal = Seal(self._identity, session, registry, self._encryption)
-        self._files = FileUploads(self._reactor, settings.uploads, self._ask, self._store, self._now)
-        self.uplink = Uplink(
+        self._bus = bus = Participant(
             self._reactor,
-            settings.relays,
-            lambda: token.make(self._identity, session, int(self._now())),
-            self._received,
+            self._profile,
+            registry,
             self._now,
             self._random,
+            drops=self.drops,
+            taken=self._taken,
+            rejected=self._rejected,
         )
-        self.uplink.start()
-        _log.info("peer of twin {twin}, services and clients at {redis}", twin=twin.id, redis=settings.redis)
+        self._files = FileUploads(self._reactor, settings.uploads, self._ask, self._store, self._now)
+        await bus.open()
+        _log.info("peer of twin {twin}, services and clients at {redis}", twin=bus.twin.id, redis=settings.redis)
         for name, outgoing, taken in ((LOCAL, REQUESTS, self._request_taken), (REPLY, RESPONSES, self._response_taken)):
             self._store.take_from(name, outgoing, self._now, lambda: str(uuid4()), self._room, taken)
 
@@ -169,29 +172,16 @@ class RmbPeer(Service):
         self._stopping = True
         self.ready.addErrback(lambda _: None)
         self.ready.cancel()
-        if self.uplink is not None:
-            self.uplink.stop()
+        if self._bus is not None:
+            self._bus.disconnect()
         if self._files is not None:
             self._files.stop()
-        for running in list(self._running):
-            running.addErrback(lambda _: None)
-            running.cancel()
+        if self._bus is not None:
+            self._bus.cancel()
         if self._store is not None:
             await self._store.close()
         if self._registry is not None and self._given_registry is None:
             await self._registry.close()
-
-    def _run(self, coroutine: Any) -> Deferred[Any]:
-        """Something that goes on beside all else, and ends with the peer."""
-        running: Deferred[Any] = Deferred.fromCoroutine(coroutine)
-        self._running.add(running)
-
-        def done(result: Any) -> None:
-            self._running.discard(running)
-            if isinstance(result, Failure) and not result.check(CancelledError):
-                _log.failure("a message was not dealt with", result)
-
-        return running.addBoth(done)
 
     def _room(self) -> Deferred[int]:
         if len(self._under_way) < MAX_UNDER_WAY:
@@ -217,7 +207,7 @@ class RmbPeer(Service):
     def _request_taken(self, uid: str, at: float, raw: bytes) -> None:
         if uid not in self._under_way:
             self._under_way[uid] = REQUESTS
-            self._run(self._deal_with(REQUESTS, uid, self._request(uid, at, raw)))
+            self.bus.run(self._deal_with(REQUESTS, uid, self._request(uid, at, raw)))
 
     async def _deal_with(self, outgoing: str, uid: str, work: Coroutine[Any, Any, None]) -> None:
         """Whatever a message does, it is dealt with once: one that cannot be is not there again after a restart."""
@@ -267,19 +257,15 @@ class RmbPeer(Service):
         )
         await self._store.remember(backlog, expiration)
         under_way = [
-            self._run(self._ask_one(uid, request, twin, timestamp, expiration)) for twin in request.destinations
+            self.bus.run(self._ask_one(uid, request, twin, timestamp, expiration)) for twin in request.destinations
         ]
         for one in under_way:
             await one
 
     async def _receiver(self, twin: int, until: float) -> Twin:
-        registry = self._registry
-        assert registry is not None
-        ask = functools.partial(registry.get, twin)
-        return await patiently(self._reactor, self._random, ask, until=until, now=self._now)
+        return await self.bus.ask(functools.partial(self.bus.registry.get, twin), until)
 
     async def _ask_one(self, uid: str, request: LocalRequest, twin: int, timestamp: int, expiration: int) -> None:
-        assert self._seal is not None and self.uplink is not None
         error: tuple[int, str] | None = None
         try:
             receiver = await self._receiver(twin, timestamp + expiration)
@@ -289,8 +275,7 @@ class RmbPeer(Service):
                 envelope.tags = request.tags
             if request.schema is not None:
                 envelope.schema = request.schema
-            data = self._seal.close(envelope, request.data, receiver, Session(twin), int(self._now()))
-            await self.uplink.send(data, timestamp + expiration)
+            await self.bus.send(envelope, request.data, receiver, Session(twin), timestamp + expiration)
         except TwinNotFound:
             error = (UNKNOWN_TWIN, f"unknown twin id '{twin}'")
         except CipherError as wrong:
@@ -314,7 +299,7 @@ class RmbPeer(Service):
     def _response_taken(self, uid: str, at: float, raw: bytes) -> None:
         if uid not in self._under_way:
             self._under_way[uid] = RESPONSES
-            self._run(self._deal_with(RESPONSES, uid, self._response(at, raw)))
+            self.bus.run(self._deal_with(RESPONSES, uid, self._response(at, raw)))
 
     async def _response(self, at: float, raw: bytes) -> None:
         try:
@@ -326,7 +311,6 @@ class RmbPeer(Service):
             await self._send_answer(response, int(at))
 
     async def _send_answer(self, response: LocalResponse, at: int, tags: str | None = None) -> None:
-        assert self._seal is not None and self.uplink is not None
         answer = Envelope(uid=response.uid, timestamp=at, expiration=SENT_EXPIRATION)
         if response.schema is not None:
             answer.schema = response.schema
@@ -342,8 +326,7 @@ class RmbPeer(Service):
         to = response.destination
         try:
             receiver = await self._receiver(to.twin, at + SENT_EXPIRATION)
-            data = self._seal.close(answer, payload, receiver, to, int(self._now()))
-            await self.uplink.send(data, at + SENT_EXPIRATION)
+            await self.bus.send(answer, payload, receiver, to, at + SENT_EXPIRATION)
         except MessageTooLarge as error:
             self.drops[Drop.BAD_REQUEST] += 1
             failed = LocalResponse(response.uid, b"", to, None, 0, (LOCAL_ERROR, str(error)))
@@ -354,20 +337,14 @@ class RmbPeer(Service):
 
     # --- the network ---
 
-    def _received(self, data: bytes, done: Callable[[bool], None]) -> None:
-        # a relay's ping behind it is answered when it is in Redis
-        self._run(dealt_with(self._take(data), done, self.drops))
+    async def _rejected(self, rejected: Rejected) -> None:
+        self._say(rejected.drop, f"dropped: {rejected}")
+        if rejected.wants_answer is not None:
+            code, request = rejected.wants_answer
+            self._answer(request, b"", (code, str(rejected)))
 
-    async def _take(self, data: bytes) -> None:
-        try:
-            received = await self._opened(data)
-        except Rejected as rejected:
-            self.drops[rejected.drop] += 1
-            self._say(rejected.drop, f"dropped: {rejected}")
-            envelope = rejected.envelope
-            if rejected.code is not None and envelope is not None and envelope.WhichOneof("message") == "request":
-                self._answer(envelope, b"", (rejected.code, str(rejected)))
-            return
+    async def _taken(self, received: Received) -> None:
+        """It is with a service or a client, by way of Redis, when this ends."""
         if received.kind == "request":
             await self._requested(received)
         elif received.kind in ("response", "error"):
@@ -379,26 +356,12 @@ class RmbPeer(Service):
         if more is not None:
             _log.info("{text}{more}", text=text, more=more)
 
-    async def _opened(self, data: bytes) -> Received:
-        """What came; while the registry is away it waits, for as long as it lives, and the relay with it."""
-        assert self._seal is not None
-        while True:
-            try:
-                return await self._seal.open(data, int(self._now()))
-            except Rejected as rejected:
-                if rejected.drop is not Drop.REGISTRY_DOWN:
-                    raise
-            await deferLater(self._reactor, REGISTRY_RETRY)
-
     def _answer(
         self, request: Envelope, data: bytes, error: tuple[int, str] | None = None, *, tags: str | None = None
     ) -> None:
         """An answer of the peer itself."""
-        source = Session(
-            request.source.twin, request.source.connection if request.source.HasField("connection") else None
-        )
-        answer = LocalResponse(request.uid, data, source, JSON if error is None else None, 0, error)
-        self._run(self._send_answer(answer, int(self._now()), tags))
+        answer = LocalResponse(request.uid, data, source_of(request), JSON if error is None else None, 0, error)
+        self.bus.run(self._send_answer(answer, int(self._now()), tags))
 
     async def _requested(self, received: Received) -> None:
         assert self._store is not None and self._files is not None

@@ -69,6 +69,13 @@ class Rejected(RmbError):
         self.code = code
         self.envelope = envelope
 
+    @property
+    def wants_answer(self) -> tuple[int, Envelope] | None:
+        """The code of the error, and the request that it answers; None where nobody is told."""
+        if self.code is None or self.envelope is None or self.envelope.WhichOneof("message") != "request":
+            return None
+        return self.code, self.envelope
+
 
 @dataclass(frozen=True, slots=True)
 class Received:

@@ -1,0 +1,164 @@
+"""Being called: requests that came, the program's handlers, and what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from inspect import iscoroutine
+from typing import Any
+
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.wire import JSON, SENT_EXPIRATION, source_of
+from dmsg.rmb.errors import Drop, RmbError
+from dmsg.rmb.session.participant import Participant
+from dmsg.rmb.session.seal import Received, Seen
+from dmsg.rmb.session.uplink import MessageTooLarge
+from dmsg.rmb.twins.address import Session
+
+HANDLER_ERROR = 255
+"""The code of errors of a handler, as the Go router has it."""
+MAX_HANDLING = 1000
+"""Requests in handlers at once."""
+
+_log = Logger()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a handler gets.
+
+    :ivar source: who asks; signed.
+    :ivar left: seconds until the caller does not wait any more.
+    """
+
+    source: Session
+    command: str
+    payload: bytes
+    schema: str | None
+    tags: str
+    uid: str
+    left: float
+
+
+class HandlerError(RmbError):
+    """A handler raises it to answer with an error of its own.
+
+    :ivar code: for the caller; 255 when none is said.
+    """
+
+    def __init__(self, text: str, code: int = HANDLER_ERROR) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+Handler = Callable[[Request], "bytes | Awaitable[bytes | None] | Deferred[bytes | None] | None"]
+
+
+class Handlers:
+    """The handlers of one program.
+
+    :param bus: how answers leave.
+    """
+
+    def __init__(self, bus: Participant) -> None:
+        self._bus = bus
+        self._handlers: dict[str, Handler] = {}
+        self._seen = Seen()
+        self._handling = 0
+
+    def add(self, command: str, handler: Handler) -> None:
+        """From now on; ``module.*`` takes every command of a module."""
+        self._handlers[command] = handler
+
+    def _find(self, command: str) -> Handler | None:
+        found = self._handlers.get(command)
+        while found is None and "." in command:
+            command = command.rpartition(".")[0]
+            found = self._handlers.get(f"{command}.*")
+        return found
+
+    def requested(self, received: Received) -> None:
+        """A request came; one that came before, or is one too many, gets no handler."""
+        now = int(self._bus.now())
+        envelope = received.envelope
+        until = envelope.timestamp + envelope.expiration
+        new = self._seen.add(received.source.twin, envelope.uid, "request", until, now)
+        if new:
+            self._begin(received, now)
+        elif new is None:
+            self._bus.drops[Drop.BUSY] += 1
+            self._reply(envelope, HandlerError("too many requests of this twin are within their life"))
+        else:
+            self._bus.drops[Drop.REPLAYED] += 1
+
+    def _begin(self, received: Received, now: int) -> None:
+        envelope = received.envelope
+        handler = self._find(envelope.request.command)
+        if self._handling >= MAX_HANDLING:
+            self._bus.drops[Drop.BUSY] += 1
+            self._reply(envelope, HandlerError("too many requests at once"))
+            return
+        if handler is None:
+            self._reply(envelope, HandlerError(f"function not found: {envelope.request.command}"))
+            return
+        request = Request(
+            received.source,
+            envelope.request.command,
+            received.payload,
+            envelope.schema if envelope.HasField("schema") else None,
+            envelope.tags,
+            envelope.uid,
+            envelope.timestamp + envelope.expiration - now,
+        )
+        self._handling += 1
+
+        def ended(result: Any) -> None:
+            self._handling -= 1
+            if isinstance(result, Failure):
+                if not result.check(RmbError):
+                    _log.failure("handler of {command!r} failed", result, command=request.command)
+                value = result.value
+                result = value if isinstance(value, HandlerError) else HandlerError(str(value) or type(value).__name__)
+            self._reply(envelope, result)
+
+        maybeDeferred(_run, handler, request).addBoth(ended)
+
+    def _reply(self, request: Envelope, result: bytes | HandlerError | None) -> None:
+        answer = Envelope(uid=request.uid, expiration=SENT_EXPIRATION)
+        payload: bytes | None = None
+        if isinstance(result, HandlerError):
+            answer.error.code = result.code
+            answer.error.message = str(result)
+            answer.error.SetInParent()
+        else:
+            answer.response.SetInParent()
+            answer.schema = JSON
+            payload = result or b""
+        self._bus.run(self._send(request, answer, payload))
+
+    async def answer_error(self, request: Envelope, code: int, text: str) -> None:
+        """An error instead of an answer."""
+        answer = Envelope(uid=request.uid, expiration=min(request.expiration, SENT_EXPIRATION))
+        answer.error.code = code
+        answer.error.message = text
+        await self._send(request, answer, None)
+
+    async def _send(self, request: Envelope, answer: Envelope, payload: bytes | None) -> None:
+        bus, to = self._bus, source_of(request)
+        try:
+            receiver = await bus.registry.get(to.twin)
+            await bus.send(answer, payload, receiver, to)
+        except MessageTooLarge as error:
+            await self.answer_error(request, HANDLER_ERROR, str(error))
+        except RmbError as error:
+            bus.drops[Drop.UNKNOWN_REPLY] += 1
+            _log.info("an answer to twin {twin} was not sent: {error}", twin=to.twin, error=str(error))
+
+
+def _run(handler: Handler, request: Request) -> Any:
+    result: Any = handler(request)
+    return Deferred.fromCoroutine(result) if iscoroutine(result) else result
