@@ -20,7 +20,7 @@ MOVED = {
     "buffers": "base.buffers",
     "delegation": "clients servers",
     "delegation.admission": "servers.admission",
-    "delegation.client": "clients.client",
+    "delegation.client": "clients.client clients.choice",
     "delegation.dial": "clients.dial net.retry net.connect",
     "delegation.doorman": "clients.doorman",
     "delegation.entries": "clients.entries",
@@ -41,7 +41,7 @@ MOVED = {
     "messaging.events": "messaging.core.events",
     "messaging.handshake": "messaging.core.handshake",
     "messaging.peers": "messaging.core.peers",
-    "messaging.policing": "messaging.core.policing",
+    "messaging.policing": "messaging.core.policing base.policing",
     "messaging.relay": "messaging.core.relay",
     "messaging.secure": "messaging.core.secure",
     "messaging.service": "messaging.client",
@@ -90,7 +90,9 @@ MOVED = {
     "rmb.setup": "rmb.session.setup",
     "rmb.site": "rmb.relay.site",
     "rmb.slots": "rmb.relay.federation.slots",
-    "rmb.switch": "rmb.relay.switch",
+    "rmb.switch": (
+        "rmb.relay.switch rmb.relay.rounds rmb.relay.presence rmb.relay.lookups rmb.relay.limited rmb.relay.sessions"
+    ),
     "rmb.token": "rmb.twins.token",
     "rmb.twin": "rmb.twins.twin",
     "rmb.uplink": "rmb.session.uplink",
@@ -108,9 +110,9 @@ MOVED = {
     "transport.observe": "v2019.core.observe",
     "transport.owed": "v2019.core.owed",
     "transport.pings": "v2019.pings",
-    "transport.policing": "v2019.core.policing",
+    "transport.policing": "v2019.core.policing base.policing",
     "transport.protocol": "v2019.protocol",
-    "transport.relay": "v2019.core.relay",
+    "transport.relay": "v2019.core.relay v2019.core.congestion v2019.core.peers",
     "transport.secure": "v2019.core.secure",
     "transport.server": "v2019.server",
     "transport.service": "v2019.client",
@@ -123,6 +125,14 @@ MOVED = {
     "transport.wire": "v2019.core.wire",
 }
 """Old module -> new modules, the first that has a name counts; all below ``dmsg``."""
+RENAMED = {
+    "messaging.handshake.LinkHandshake": "messaging.core.handshake.JSONHandshake",
+    "net.noise.NoiseClientEndpoint": "net.links.records.RecordClientEndpoint",
+    "net.noise.NoiseLink": "net.links.records.RecordLink",
+    "noise.link.LinkHandshake": "noise.xk.XKHandshake",
+    "transport.relay.Port": "v2019.core.peers.ConnectionPort",
+}
+"""What has another name, too."""
 
 
 def forwarded(old: str, new: Sequence[str]) -> Callable[[str], Any]:
@@ -134,14 +144,18 @@ def forwarded(old: str, new: Sequence[str]) -> Callable[[str], Any]:
     def find(name: str) -> Any:
         if f"{old}.{name}".removeprefix("dmsg.") in MOVED:
             return import_module(f"{old}.{name}")
-        if not name.startswith("__"):
-            for module in new:
-                try:
-                    found = getattr(import_module(module), name)
-                except AttributeError:
-                    continue
-                warnings.warn(f"{old}.{name} is {module}.{name} now", DeprecationWarning, stacklevel=2)
-                return found
+        if name.startswith("__"):
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
+        renamed = RENAMED.get(f"{old}.{name}".removeprefix("dmsg."))
+        places = [f"{module}.{name}" for module in new] if renamed is None else [f"dmsg.{renamed}"]
+        for place in places:
+            module, _, now = place.rpartition(".")
+            try:
+                found = getattr(import_module(module), now)
+            except AttributeError:
+                continue
+            warnings.warn(f"{old}.{name} is {place} now", DeprecationWarning, stacklevel=2)
+            return found
         raise AttributeError(f"module {old!r} has no attribute {name!r}")
 
     return find

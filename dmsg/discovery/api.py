@@ -11,7 +11,7 @@ import importlib.resources
 import json
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klein import Klein
 from twisted.internet.defer import Deferred
@@ -49,6 +49,7 @@ from dmsg.discovery.store.measured import MeasuredStore, StoreUnavailable
 from dmsg.discovery.telemetry import DiscoveryTelemetry
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
+from dmsg.moved import forwarded
 from dmsg.net.addresses import block_of, is_public
 from dmsg.net.web.site import answer, answer_http_error
 from dmsg.telemetry.metrics import Metrics
@@ -395,3 +396,8 @@ class DiscoveryAPI:
     def _unavailable(self, request: IRequest, failure: Failure) -> bytes:
         request.setHeader(b"retry-after", b"1")
         return answer(request, 503, "the store does not answer")
+
+
+if not TYPE_CHECKING:
+    # until 0.1 these were one module
+    __getattr__ = forwarded(__name__, ["dmsg.discovery.settings", "dmsg.discovery.site"])

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from twisted.application.service import Service
@@ -23,6 +23,7 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.moved import forwarded
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import OFFLINE
 from dmsg.rmb.envelope.wire import FAIL_FAST, JSON, SENT_EXPIRATION, set_address
@@ -330,3 +331,8 @@ def _too_late(text: str) -> Callable[[object, float], None]:
         raise CallTimeout(f"{text} within {seconds:g} s")
 
     return raise_it
+
+
+if not TYPE_CHECKING:
+    # until 0.1 these were one module
+    __getattr__ = forwarded(__name__, ["dmsg.rmb.session.handlers", "dmsg.rmb.session.participant"])
