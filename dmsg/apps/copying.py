@@ -28,6 +28,7 @@ from typing import IO, Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol
 from twisted.internet.task import cooperate
 from twisted.protocols.basic import FileSender
@@ -109,7 +110,9 @@ class _Hashed(FileSender):
 class Copier(Protocol):
     """What both sides of both directions share; ``done`` fires with a :class:`Transferred`."""
 
-    def __init__(self, reactor: Any, started: Callable[[str, int, int], Callable[[int], None]] | None = None) -> None:
+    def __init__(
+        self, reactor: IReactorTime, started: Callable[[str, int, int], Callable[[int], None]] | None = None
+    ) -> None:
         """:param started: told name, size and offset; gives what is told of progress."""
         self._reactor = reactor
         self._started = started or (lambda name, size, offset: lambda done: None)
@@ -338,7 +341,7 @@ class Copier(Protocol):
 class Put(Copier):
     """Sends a file; it must be a regular one."""
 
-    def __init__(self, reactor: Any, source: Path, target: str, **options: Any) -> None:
+    def __init__(self, reactor: IReactorTime, source: Path, target: str, **options: Any) -> None:
         super().__init__(reactor, **options)
         self._size = regular_size(source)
         self._source = source
@@ -369,7 +372,7 @@ class Put(Copier):
 class Get(Copier):
     """Fetches a file to ``target``."""
 
-    def __init__(self, reactor: Any, source: str, target: Path, **options: Any) -> None:
+    def __init__(self, reactor: IReactorTime, source: str, target: Path, **options: Any) -> None:
         super().__init__(reactor, **options)
         self._source = source
         self._target = target
@@ -407,7 +410,7 @@ class Peer(Copier):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         root: Path,
         *,
         readable: bool = True,

@@ -33,6 +33,7 @@ from dmsg.discovery.lookup import check_url
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 from dmsg.v2019.streams import RESUME_TIMEOUT
@@ -183,7 +184,7 @@ class ClientSettings:
     create: bool = False
     share: bool = False
 
-    def make(self, reactor: Any) -> Client:
+    def make(self, reactor: Reactor) -> Client:
         """A client, not started."""
         return Client(
             reactor,
@@ -326,7 +327,7 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
 
     stopped_with = EXIT_INTERRUPTED
 
-    async def guarded(reactor: Any) -> None:
+    async def guarded(reactor: Reactor) -> None:
         try:
             await main(reactor)
         except CancelledError:
@@ -343,13 +344,17 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
         if output.state.status is not None:
             raise SystemExit(output.state.status)
 
-    def start(reactor: Any) -> Deferred[None]:
+    def start(reactor: Reactor) -> Deferred[None]:
         ended: Deferred[None] = Deferred()
         running = Deferred.fromCoroutine(guarded(reactor))
+
         # in a turn of its own: who writes may be in the middle of something
-        output.state.ended = lambda: reactor.callLater(0, running.cancel)
+        def give_up() -> None:
+            reactor.callLater(0, running.cancel)
+
+        output.state.ended = give_up
         if output.state.status is not None:
-            output.state.ended()
+            give_up()
 
         def interrupted() -> Deferred[None] | None:
             """Ctrl-C, SIGTERM: what is running puts away its things first."""
@@ -387,12 +392,12 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
 class Settings(Protocol[C_co]):
     """What options say of a client of some family."""
 
-    def make(self, reactor: Any) -> C_co:
+    def make(self, reactor: Reactor) -> C_co:
         """A client, not started."""
 
 
 async def with_client(
-    reactor: Any,
+    reactor: Reactor,
     settings: Settings[C],
     use: Callable[[C], Awaitable[T]],
     *,
@@ -419,7 +424,7 @@ async def with_client(
         await client.stopService()
 
 
-def _tell_of_waiting(reactor: Any, client: DelegatedClient) -> None:
+def _tell_of_waiting(reactor: Reactor, client: DelegatedClient) -> None:
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + ONLINE_TIMEOUT - NOTICE_AFTER))
     output.notice(f"waiting for {client.waiting_for.rstrip('.')}; at the latest until {until}")
 

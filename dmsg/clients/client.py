@@ -25,6 +25,7 @@ from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn import TurnFlush
@@ -51,7 +52,7 @@ class DelegatedClient(Service):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         key: SecKey,
         discovery: Sequence[str] | Lookups,
         choice: ServerChoice,

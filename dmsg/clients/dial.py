@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from twisted.application.internet import ClientService
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IProtocolFactory, IStreamClientEndpoint
+from twisted.internet.interfaces import IProtocolFactory, IReactorTime, IStreamClientEndpoint
 from twisted.internet.protocol import Factory, Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -127,7 +127,7 @@ class ServerLink:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         server: PubKey,
         endpoint: SessionOpener,
         random: Random,

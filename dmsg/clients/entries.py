@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from twisted.internet.interfaces import IReactorTime
 
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookups import Lookups
@@ -19,7 +19,7 @@ SUCCESSORS = 4
 class Entries:
     """Entries that were looked up, verified."""
 
-    def __init__(self, reactor: Any, lookups: Lookups) -> None:
+    def __init__(self, reactor: IReactorTime, lookups: Lookups) -> None:
         self._reactor = reactor
         self._lookups = lookups
         self._known: dict[PubKey, tuple[float, Entry]] = {}

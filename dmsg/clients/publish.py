@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.discovery.contest import CONTESTED_TIME, Contest
@@ -39,7 +39,7 @@ class EntryPublisher:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         lookups: Lookups,
         key: SecKey,
         delegated: Callable[[], tuple[str, ...]],

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred, DeferredList
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.clients.choice import ServerChoice
@@ -77,7 +78,7 @@ class ServerSet:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         lookups: Lookups,
         random: Random,
         choice: ServerChoice,

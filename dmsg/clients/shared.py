@@ -18,6 +18,7 @@ from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFact
 from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient
 from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
+from dmsg.net.reactor import Reactor
 
 C = TypeVar("C", bound=DelegatedClient)
 
@@ -33,7 +34,7 @@ class SharedClients(Generic[C]):
         self._make = make
         self._clients: dict[tuple[Hashable, ...], C] = {}
 
-    def get(self, reactor: Any, discovery: str | None = None, key: str | None = None, *others: Hashable) -> C:
+    def get(self, reactor: Reactor, discovery: str | None = None, key: str | None = None, *others: Hashable) -> C:
         """The process's client for that discovery and key file, started.
 
         :param discovery: URLs separated by blanks.

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IDelayedCall
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.protocols.basic import LineReceiver
@@ -240,7 +240,7 @@ class ReceivingFactory(Factory[Receiving]):
     noisy = False
 
     def __init__(
-        self, reactor: Any, store: Store, allowed: Callable[[PubKey], bool], wall: Callable[[], float]
+        self, reactor: IReactorTime, store: Store, allowed: Callable[[PubKey], bool], wall: Callable[[], float]
     ) -> None:
         self.reactor = reactor
         self.store = store

@@ -32,6 +32,7 @@ from dmsg.errors import ConnectFailed, DmsgError
 from dmsg.keylock import KeyInUse, KeyLock, hold
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.again import Again
+from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.threads import in_thread
@@ -163,7 +164,7 @@ class SpoolSender(Service):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         directory: Path,
         collector: DmsgAddress,
         discovery: Callable[[], Sequence[str] | Lookups],

@@ -21,6 +21,7 @@ from dmsg.collector.wire import PORT
 from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.again import Again
+from dmsg.net.reactor import Reactor
 from dmsg.net.threads import in_thread
 from dmsg.servers.admission import LOOK_INTERVAL, KeyList
 from dmsg.servers.status import StatusPages, status_site
@@ -49,7 +50,7 @@ class Collector(Service):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         key: SecKey,
         root: Path,
         senders: KeyList,

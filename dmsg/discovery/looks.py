@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
 from twisted.internet.error import ConnectError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -131,7 +132,7 @@ class Looks:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         store: Any,
         now: Callable[[], float],
         ttl: float,

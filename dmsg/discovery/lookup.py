@@ -82,7 +82,7 @@ class Lookup:
     :param http: a treq client, for tests and for TLS settings of one's own.
     """
 
-    def __init__(self, reactor: Any, url: str, *, http: Any = None, timeout: float = TIMEOUT) -> None:
+    def __init__(self, reactor: IReactorTime, url: str, *, http: Any = None, timeout: float = TIMEOUT) -> None:
         self.url = url.rstrip("/")
         self._reactor: IReactorTime = reactor
         self._timeout = timeout

@@ -8,12 +8,12 @@ postponed, which says nothing of the server.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import Any
+from typing import Any, cast
 
 from attrs import Factory, define
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IResolutionReceiver
+from twisted.internet.interfaces import IReactorPluggableNameResolver, IReactorTime, IResolutionReceiver
 from zope.interface import implementer
 
 from dmsg.base.tables import remember, uncount
@@ -91,7 +91,7 @@ class Allowance:
 class Names:
     """Names of servers, as few at a time as do not keep the resolver's threads from others."""
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         self._resolving: Counter[str] = Counter()
         self._good: OrderedDict[str, list[Address]] = OrderedDict()
@@ -132,7 +132,7 @@ class Names:
                     done.callback(None)
 
         try:
-            self._reactor.nameResolver.resolveHostName(Receiver(), host)
+            cast(IReactorPluggableNameResolver, self._reactor).nameResolver.resolveHostName(Receiver(), host)
         except Exception:
             over()
             return []

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from twisted.internet import protocol
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import Entry, features
@@ -107,7 +108,7 @@ class _Factory(protocol.Factory):
         return _Prover(self._opening)
 
 
-async def reach(reactor: Any, host: str, port: int, opening: Opening | None) -> None:
+async def reach(reactor: IReactorTime, host: str, port: int, opening: Opening | None) -> None:
     """Returns when the server proved its key, or, without an opening, when a connection could be made.
 
     :param host: an address, no name.

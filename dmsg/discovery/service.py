@@ -19,6 +19,7 @@ from dmsg.discovery.store import open_store
 from dmsg.discovery.sweep import Sweep
 from dmsg.errors import DiscoveryError
 from dmsg.net.listening import ListeningService
+from dmsg.net.reactor import Reactor
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
@@ -41,7 +42,7 @@ class Discovery(ListeningService):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         listen: Sequence[str],
         store: str,
         settings: DiscoverySettings = DEFAULTS,

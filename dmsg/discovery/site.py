@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.web.server import Site
 
 from dmsg.base.buckets import RateLimit
@@ -34,7 +35,7 @@ _PATHS = frozenset(
 
 def make_site(
     api: DiscoveryAPI,
-    reactor: Any,
+    reactor: IReactorTime,
     metrics: Metrics,
     settings: DiscoverySettings = DEFAULTS,
 ) -> Site:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.base.seldom import Seldom
@@ -32,7 +33,7 @@ class Sweep:
     :param now: seconds since 1970.
     """
 
-    def __init__(self, reactor: Any, store: Any, now: Callable[[], float], metrics: Metrics) -> None:
+    def __init__(self, reactor: IReactorTime, store: Any, now: Callable[[], float], metrics: Metrics) -> None:
         self._store = store
         self._now = now
         self._metrics = metrics

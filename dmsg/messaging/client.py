@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
@@ -23,6 +23,7 @@ from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.dial import SessionEndpoint
 from dmsg.messaging.session import ClientSession
 from dmsg.moved import forwarded
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 
 ACKS: dict[str, Acks] = {"auto": None, "yes": True, "no": False}
@@ -54,7 +55,7 @@ class Client(DelegatedClient):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         key: SecKey,
         discovery: Sequence[str] | Lookups,
         choice: ServerChoice = ANY,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IProtocolFactory
+from twisted.internet.interfaces import IProtocolFactory, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.clients.doorman import Doorman
@@ -31,7 +31,7 @@ class SessionEndpoint:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         turn: TurnFlush,
         key: SecKey,
         server: PubKey,

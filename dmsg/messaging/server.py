@@ -18,6 +18,7 @@ from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
 from dmsg.net.links.link import Link
 from dmsg.net.links.plain import PlainLink
+from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
 from dmsg.servers.server import DRAIN_LOOK, RelayServer
 from dmsg.servers.settings import DEFAULTS, ServerOptions, ServerSettings
@@ -43,7 +44,7 @@ class Server(RelayServer):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         key: SecKey,
         listen: Sequence[str],
         settings: ServerSettings = DEFAULTS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
@@ -12,10 +11,11 @@ from dmsg.keys import SecKey
 from dmsg.messaging.client import ACKS, IDS, Client
 from dmsg.messaging.core.dialect import Acks, Dialect, dialect_of
 from dmsg.messaging.core.wire import Profile
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 
 
-def _make(reactor: Any, key: SecKey, urls: tuple[str, ...], dialect: Dialect) -> Client:
+def _make(reactor: Reactor, key: SecKey, urls: tuple[str, ...], dialect: Dialect) -> Client:
     return Client(reactor, key, urls, profile=dialect.profile, acks=dialect.acks, two_ids=dialect.two_ids)
 
 
@@ -30,7 +30,7 @@ _clients = SharedClients("dmsg-messaging", _make)
 
 
 def shared_client(
-    reactor: Any,
+    reactor: Reactor,
     discovery: str | None = None,
     key: str | None = None,
     profile: Profile = Profile.SEED,
@@ -48,7 +48,7 @@ def shared_client(
 
 
 def client_endpoint(
-    reactor: Any,
+    reactor: Reactor,
     public_key: str,
     discovery: str | None = None,
     key: str | None = None,
@@ -71,7 +71,7 @@ def client_endpoint(
 
 
 def server_endpoint(
-    reactor: Any,
+    reactor: Reactor,
     discovery: str | None = None,
     key: str | None = None,
     profile: str = Profile.SEED.value,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, DeferredList, maybeDeferred
@@ -11,6 +10,7 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort, IProtocolFactory
 from twisted.logger import Logger
 
+from dmsg.net.reactor import Reactor
 from dmsg.net.socketopts import tune_listening
 
 _log = Logger()
@@ -30,7 +30,7 @@ class ListeningService(Service):
     listens_as = "entity"
     """What log lines call it."""
 
-    def __init__(self, reactor: Any, listen: Sequence[str]) -> None:
+    def __init__(self, reactor: Reactor, listen: Sequence[str]) -> None:
         self._reactor = reactor
         self._descriptions = tuple(listen)
         self.ports: list[IListeningPort] = []

@@ -208,7 +208,7 @@ def patience(clock: IReactorTime, call: Deferred[Any], seconds: float) -> Deferr
     return result
 
 
-def subscribe(reactor: Any, url: str, channel: str, told: Callable[[bytes], None]) -> Any:
+def subscribe(reactor: IReactorTime, url: str, channel: str, told: Callable[[bytes], None]) -> Any:
     """Call ``told`` with every message on a channel; reconnects by itself.
 
     :returns: something with ``disconnect()``, which fires a Deferred.

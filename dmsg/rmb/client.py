@@ -24,6 +24,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.moved import forwarded
+from dmsg.net.reactor import Reactor
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import OFFLINE
 from dmsg.rmb.envelope.wire import FAIL_FAST, JSON, SENT_EXPIRATION, set_address
@@ -75,7 +76,7 @@ class RmbClient(Service):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         secret: str,
         registry: Any,
         relays: Sequence[str],

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from dmsg.discovery.lookup import check_url
@@ -107,7 +107,13 @@ class Hook:
     """
 
     def __init__(
-        self, reactor: Any, url: str, *, timeout: float = HOOK_TIMEOUT, when_down: bool = False, http: Any = None
+        self,
+        reactor: IReactorTime,
+        url: str,
+        *,
+        timeout: float = HOOK_TIMEOUT,
+        when_down: bool = False,
+        http: Any = None,
     ) -> None:
         """:raises ValueError: not a URL."""
         self.url = check_url(url)
@@ -129,7 +135,7 @@ class Hook:
         answer = None
         try:
             response = await self._http.post(
-                self.url, json={"key": key.hex()}, timeout=self._timeout, reactor=self._reactor
+                self.url, json={"key": key.hex()}, timeout=self._timeout, reactor=cast(Any, self._reactor)
             )
             await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
             answer = {200: True, 403: False}.get(response.code)
@@ -183,7 +189,7 @@ class Admission:
         changed = [one.look(force=force) for one in lists]
         return any(changed)
 
-    def watch(self, reactor: Any, changed: Callable[[], None]) -> None:
+    def watch(self, reactor: IReactorTime, changed: Callable[[], None]) -> None:
         """Look at the files from now on, and tell of a change."""
         if self.allow is None and self.deny is None:
             return

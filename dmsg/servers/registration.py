@@ -9,7 +9,7 @@ from typing import Any
 
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.internet.defer import Deferred, TimeoutError
-from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -44,7 +44,7 @@ class Registration:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         key: SecKey,
         discovery: Sequence[str] | Lookups,
         random: Random,

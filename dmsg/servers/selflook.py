@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.keys import PubKey
@@ -36,7 +37,7 @@ class _Visitor:
 
 
 def look_at_self(
-    reactor: Any,
+    reactor: IReactorTime,
     address: str,
     make_link: Callable[[Callable[[PubKey], Any], Callable[[Any, Failure], None]], Link],
 ) -> Deferred[Any]:

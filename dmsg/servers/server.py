@@ -19,6 +19,7 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.addresses import parse_address
 from dmsg.net.links.link import Link
 from dmsg.net.listening import ListeningService
+from dmsg.net.reactor import Reactor
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.servers.holdings import LinkHoldings
 from dmsg.servers.registration import Registration, address_of
@@ -48,7 +49,7 @@ class RelayServer(ListeningService):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         key: SecKey,
         listen: Sequence[str],
         factory: Any,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
@@ -14,6 +13,7 @@ from dmsg.collector.wire import PORT
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold
 from dmsg.keys import default_key, load_or_create_key
+from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.servers.admission import KeyList
 from dmsg.tap.config import on_hangup
 from dmsg.tap.options import EntityOptions, default_key_file, endpoint, number, own_pid_file, set_log_format, url
@@ -88,10 +88,9 @@ class Options(EntityOptions):
         return hold(self["key-file"], PLUGIN, share=bool(self["share"]))
 
 
-def makeService(options: Options, reactor: Any = None) -> IService:
+def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """A collector as a Twisted service."""
-    if reactor is None:
-        from twisted.internet import reactor
+    reactor = the_reactor(reactor)
     set_log_format(options["log-format"])
     collector = Collector(
         reactor,

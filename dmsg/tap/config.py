@@ -10,10 +10,13 @@ import signal
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import Logger
 from twisted.python.usage import UsageError
+
+from dmsg.net.reactor import Reactor
 
 _log = Logger()
 
@@ -67,11 +70,11 @@ def where(path: str, name: str) -> str:
     return f"{path}, line {line}" if line else path
 
 
-def on_hangup(reactor: Any, reload: Callable[[], None]) -> None:
+def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
     """Call ``reload`` at SIGHUP."""
 
     def hung_up(number: int, frame: Any) -> None:
-        reactor.callFromThread(reload)
+        cast(IReactorFromThreads, reactor).callFromThread(reload)
 
     try:
         signal.signal(signal.SIGHUP, hung_up)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
@@ -24,6 +23,7 @@ from dmsg.discovery.store import StoreError, parse_store
 from dmsg.errors import KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.messaging.openings import OPENINGS
+from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap.options import EntityOptions, endpoint, number, own_pid_file, set_log_format, url
 from dmsg.tap.running import StopOnFailure
 from dmsg.tap.telemetry import TELEMETRY_OPTIONS, sender, telemetry
@@ -137,10 +137,9 @@ class Options(EntityOptions):
             raise UsageError(f"store: {error}") from None
 
 
-def makeService(options: Options, reactor: Any = None) -> IService:
+def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """Discovery as a Twisted service."""
-    if reactor is None:
-        from twisted.internet import reactor
+    reactor = the_reactor(reactor)
     set_log_format(options["log-format"])
     settings = DiscoverySettings(
         rate=options["rate-limit"],

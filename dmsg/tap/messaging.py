@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from twisted.application.service import IService
 
 from dmsg.messaging.core.policing import MAX_CONNECTIONS, MAX_PER_ADDRESS, MAX_PER_PAIR, OPEN_RATE, Limits
 from dmsg.messaging.core.wire import ID_COUNT, Profile
 from dmsg.messaging.server import Server
+from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.servers.settings import DRAIN_TIMEOUT
 from dmsg.tap.options import descriptors, seconds, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
@@ -63,10 +62,9 @@ class Options(RelayOptions):
         return self.checked("ids", _two_ids, self["profile"])
 
 
-def makeService(options: Options, reactor: Any = None) -> IService:
+def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """The server as a Twisted service."""
-    if reactor is None:
-        from twisted.internet import reactor
+    reactor = the_reactor(reactor)
     set_log_format(options["log-format"])
     server = Server(
         reactor,

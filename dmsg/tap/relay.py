@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import Clock
 from twisted.logger import Logger
 from twisted.python.usage import UsageError
 
@@ -12,6 +14,7 @@ from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold
 from dmsg.keys import default_key, load_or_create_key
 from dmsg.net.addresses import parse_address
+from dmsg.net.reactor import Reactor
 from dmsg.servers.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
 from dmsg.tap import config
 from dmsg.tap.options import EntityOptions, default_key_file, endpoint, number, own_pid_file, seconds, url
@@ -155,7 +158,7 @@ class RelayOptions(EntityOptions):
         self.needs_restart = sorted(changed - RELOADED - self.given)
         return limits
 
-    def reload_on_hangup(self, reactor: Any, server: Any) -> None:
+    def reload_on_hangup(self, reactor: Reactor, server: Any) -> None:
         """SIGHUP: read the settings and lists again."""
 
         def hung_up() -> None:
@@ -178,7 +181,7 @@ class RelayOptions(EntityOptions):
         """
         return hold(self["key-file"], self.plugin, share=bool(self["share"]))
 
-    def admission(self, reactor: Any) -> Admission:
+    def admission(self, reactor: IReactorTime) -> Admission:
         """Whom to admit.
 
         :raises UsageError: a list or the hook cannot be used.
@@ -202,7 +205,7 @@ class RelayOptions(EntityOptions):
 
         :raises UsageError: one of them cannot be.
         """
-        self.admission(None)
+        self.admission(Clock())  # made once to see whether it can be
         self.checked("drain-timeout", seconds)
         self.checked("admission-down", _one_of, "refuse", "admit")
         self.checked("log-format", _one_of, "text", "json")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
 from dmsg.errors import DmsgError, needs_extra
+from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.net.redis import redis_address
 from dmsg.tap.options import EntityOptions, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
@@ -124,10 +124,9 @@ class Options(EntityOptions):
         )
 
 
-def makeService(options: Options, reactor: Any = None) -> IService:
+def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """A peer as a Twisted service."""
-    if reactor is None:
-        from twisted.internet import reactor
+    reactor = the_reactor(reactor)
     set_log_format(options["log-format"], debug=bool(options["debug"]))
     service: IService = StopOnFailure(reactor, RmbPeer(reactor, options.settings()), options)
     return service

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
 from dmsg.errors import needs_extra
+from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap.options import EntityOptions, endpoint, number, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
@@ -57,10 +56,9 @@ class Options(EntityOptions):
         self["store"] = rest or ":memory:"
 
 
-def makeService(options: Options, reactor: Any = None) -> IService:
+def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """A registry as a Twisted service."""
-    if reactor is None:
-        from twisted.internet import reactor
+    reactor = the_reactor(reactor)
     set_log_format(options["log-format"])
     registry = RegistryService(
         reactor,

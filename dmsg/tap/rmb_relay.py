@@ -9,6 +9,7 @@ from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
 from dmsg.errors import DmsgError, needs_extra
+from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap.options import EntityOptions, descriptors, endpoint, number, own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
@@ -194,10 +195,9 @@ class Options(EntityOptions):
         )
 
 
-def makeService(options: Options, reactor: Any = None) -> IService:
+def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """A relay as a Twisted service."""
-    if reactor is None:
-        from twisted.internet import reactor
+    reactor = the_reactor(reactor)
     set_log_format(options["log-format"], debug=bool(options["debug"]))
     service: IService = StopOnFailure(reactor, RmbRelay(reactor, options.settings()), options)
     return service

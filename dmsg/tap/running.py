@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock
+from dmsg.net.reactor import Reactor
 from dmsg.tap.config import on_hangup
 
 _log = Logger()
@@ -40,7 +41,7 @@ class StopOnFailure(MultiService):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         entity: Any,
         options: Any = None,
         hold_key: Callable[[], KeyLock] | None = None,

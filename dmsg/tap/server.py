@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
+from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.servers.settings import DRAIN_TIMEOUT
 from dmsg.tap.options import descriptors, seconds, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
@@ -64,10 +63,9 @@ class Options(RelayOptions):
             raise UsageError("telemetry-to needs --discovery: where is the collector found?")
 
 
-def makeService(options: Options, reactor: Any = None) -> IService:
+def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """The server as a Twisted service."""
-    if reactor is None:
-        from twisted.internet import reactor
+    reactor = the_reactor(reactor)
     set_log_format(options["log-format"])
     server = Server(
         reactor,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from twisted.python.usage import Options as UsageOptions, UsageError
 
@@ -12,6 +11,7 @@ from dmsg.collector.sender import KEY_FILE, SpoolSender
 from dmsg.collector.wire import PORT
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey, load_or_create_key
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.tap.options import number
 from dmsg.telemetry.service import Telemetry, TelemetrySettings
@@ -67,7 +67,7 @@ def collector_address(value: str) -> DmsgAddress:
 
 
 def sender(
-    reactor: Any, options: UsageOptions, discovery: Callable[[], Sequence[str]], telemetry: Telemetry | None
+    reactor: Reactor, options: UsageOptions, discovery: Callable[[], Sequence[str]], telemetry: Telemetry | None
 ) -> SpoolSender | None:
     """What sends finished files to the collector of ``options``; None: there is none."""
     if telemetry is None or options["telemetry-to"] is None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorFromThreads, IReactorTime
 from twisted.internet.threads import deferToThreadPool
 from twisted.logger import Logger
 
@@ -117,7 +117,7 @@ class Telemetry:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         settings: TelemetrySettings,
         role: str,
         producer: str | None = None,
@@ -285,7 +285,7 @@ class Telemetry:
         pool = getattr(self._reactor, "getThreadPool", None)
         if pool is None:  # a clock: there are no threads in a lab
             return maybeDeferred(act, *args, **options)
-        done: Deferred[Any] = deferToThreadPool(self._reactor, pool(), act, *args, **options)
+        done: Deferred[Any] = deferToThreadPool(cast(IReactorFromThreads, self._reactor), pool(), act, *args, **options)
         self._writing = done
 
         def finished(result: Any) -> None:

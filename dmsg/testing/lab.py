@@ -106,7 +106,7 @@ class Lab:
         """Discovery, with its store in memory."""
         host = self.network.host("discovery")
         self.discovery = Discovery(
-            host,
+            host.reactor,
             [f"tcp:{DISCOVERY_PORT}:interface={host.address}"],
             "memory:",
             rate=0,
@@ -122,7 +122,7 @@ class Lab:
         host = self.network.host(name)
         host.revive()
         server = Server(
-            host,
+            host.reactor,
             self.key(name),
             [f"tcp:{SERVER_PORT}:interface={host.address}"],
             public_address=f"{host.address}:{SERVER_PORT}",
@@ -141,7 +141,7 @@ class Lab:
     def add_client(self, name: str, **options: Any) -> Client:
         """A client on the host of that name."""
         host = self.network.host(name)
-        client = Client(host, self.key(name), self.lookups(host), random=self.random, **options)
+        client = Client(host.reactor, self.key(name), self.lookups(host), random=self.random, **options)
         client.startService()
         self.clients[name] = client
         return client

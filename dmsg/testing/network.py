@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.error import AlreadyCalled, AlreadyCancelled, CannotListenError
 from twisted.internet.interfaces import IConnector, IDelayedCall, IListeningPort, IReactorTCP, IReactorTime
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
+from dmsg.net.reactor import Reactor
 from dmsg.testing.tcp import RETRANSMIT, Connector, End, Port
 
 
@@ -112,6 +113,11 @@ class Host:
         self.ports: dict[int, Port] = {}
         self.ends: dict[End, None] = {}  # in order: chance has no part in it
         self._next_port = 40_000
+
+    @property
+    def reactor(self) -> Reactor:
+        """Itself, as entities take it: its time and its TCP are all that they use of one."""
+        return cast(Reactor, self)
 
     # --- IReactorTime, and what else is asked of a reactor ---
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any, Unpack
+from typing import Unpack
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError
@@ -33,6 +33,7 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.pace import Pace
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import UNREAD, StreamTransport
 from dmsg.v2019.core.agreement import FEATURE, PING_FEATURE
@@ -84,7 +85,7 @@ class Client(DelegatedClient):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         key: SecKey,
         discovery: Sequence[str] | Lookups,
         choice: ServerChoice = ANY,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
 
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
@@ -25,7 +25,7 @@ class SessionEndpoint:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         turn: TurnFlush,
         key: SecKey,
         server: PubKey,

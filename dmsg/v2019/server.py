@@ -14,6 +14,7 @@ from dmsg.discovery.entry import with_feature
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.link import Link
 from dmsg.net.links.records import RecordLink
+from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.xk import XKHandshake
 from dmsg.servers.server import DRAIN_LOOK, RelayServer
@@ -43,7 +44,7 @@ class Server(RelayServer):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         key: SecKey,
         listen: Sequence[str],
         settings: ServerSettings = DEFAULTS,

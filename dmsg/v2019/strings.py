@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
 from dmsg.clients.shared import LazyClient, SharedClients
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.v2019.client import Client
 
@@ -23,7 +23,7 @@ def parse_port(text: str) -> int:
 
 
 def client_endpoint(
-    reactor: Any,
+    reactor: Reactor,
     public_key: str,
     port: str = "0",
     discovery: str | None = None,
@@ -40,7 +40,7 @@ def client_endpoint(
 
 
 def server_endpoint(
-    reactor: Any, port: str = "", discovery: str | None = None, key: str | None = None
+    reactor: Reactor, port: str = "", discovery: str | None = None, key: str | None = None
 ) -> DmsgServerEndpoint:
     """``dmsg:[<port>][:discovery=URL][:key=FILE]``; without a port it is 0, which those ask for who name none.
 

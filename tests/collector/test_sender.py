@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -42,7 +42,7 @@ class SenderTests(SynchronousTestCase):
         self.clock = Clock()
         self.spool = Path(self.mktemp())
         self.spool.mkdir()
-        self.sender = SpoolSender(self.clock, self.spool, COLLECTOR, lambda: ["http://127.0.0.1:1"])
+        self.sender = SpoolSender(cast(Any, self.clock), self.spool, COLLECTOR, lambda: ["http://127.0.0.1:1"])
         self.warned: list[str] = []
         self.sender.warned = self.warned.append
         self.offered: list[str] = []
@@ -164,7 +164,7 @@ class SenderTests(SynchronousTestCase):
     def test_once(self) -> None:
         self.add(1)
         self.assertEqual(self.successResultOf(Deferred.fromCoroutine(self.sender.send_once())).kept, 1)
-        other = SpoolSender(self.clock, self.spool, COLLECTOR, list)
+        other = SpoolSender(cast(Any, self.clock), self.spool, COLLECTOR, list)
         self.add(2)
         lock = hold(self.spool / "sender.key", "another process")
         self.addCleanup(lock.release)

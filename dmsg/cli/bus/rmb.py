@@ -20,6 +20,7 @@ from dmsg.cli.bus.twin import key_option, registry_option
 from dmsg.cli.demos.rmb import demo
 from dmsg.cli.options import group
 from dmsg.cli.running import Seconds, run
+from dmsg.net.reactor import Reactor
 from dmsg.rmb.client import Reply, RmbClient
 from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
@@ -79,7 +80,9 @@ def rmb() -> None:
 rmb.add_command(demo)
 
 
-def _client(reactor: Any, registry: str, relays: tuple[str, ...], key_file: str | None, **options: Any) -> RmbClient:
+def _client(
+    reactor: Reactor, registry: str, relays: tuple[str, ...], key_file: str | None, **options: Any
+) -> RmbClient:
     secret = read_secret(key_file)
     return RmbClient(reactor, secret.secret, registry, relays, key_type=secret.key_type, **options)
 
@@ -140,7 +143,7 @@ def call(
     each answer is a line of JSON.
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         data = _payload(payload)
         client = _client(
             reactor,
@@ -225,7 +228,7 @@ class _Program(ProcessProtocol):
             self.transport.signalProcess("KILL")
 
 
-def _handler(reactor: Any, shell: str) -> Callable[[Request], Deferred[bytes]]:
+def _handler(reactor: Reactor, shell: str) -> Callable[[Request], Deferred[bytes]]:
     """Runs a program for each request: its input is the payload, its output the answer."""
 
     def handle(request: Request) -> Deferred[bytes]:
@@ -271,7 +274,7 @@ def serve(
         if not may_be_called(command) or not program:
             raise click.BadParameter(f"{command!r} is no command, or runs nothing", param_hint="--command")
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         client = _client(
             reactor, registry, relay, key_file, session=session, encryption=not no_encryption, update=not no_update
         )
@@ -297,7 +300,7 @@ def serve(
 def ping(registry: str, relay: tuple[str, ...], key_file: str | None, count: int) -> None:
     """Time the way to the relay and back."""
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         client = _client(
             reactor, registry, relay, key_file, session=f"ping-{os.getpid()}-{os.urandom(3).hex()}", update=False
         )

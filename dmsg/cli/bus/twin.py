@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import click
 from mnemonic import Mnemonic
@@ -13,6 +12,7 @@ from dmsg.cli.options import group
 from dmsg.cli.running import run
 from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor
 from dmsg.rmb.errors import RegistryRefused, RmbError, TwinNotFound
 from dmsg.rmb.registry.service import check_registry, open_registry
 from dmsg.rmb.session.participant import encryption_of
@@ -101,7 +101,7 @@ def create(file: str, registry: str, relay: tuple[str, ...], key_type: str, word
     If FILE is there already, its secret is registered.
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         try:
             secret = read_secret(file)
         except DmsgError as error:
@@ -116,7 +116,7 @@ def create(file: str, registry: str, relay: tuple[str, ...], key_type: str, word
     run(main)
 
 
-async def _put(reactor: Any, registry: str, secret: TwinSecret, relays: tuple[str, ...]) -> int:
+async def _put(reactor: Reactor, registry: str, secret: TwinSecret, relays: tuple[str, ...]) -> int:
     twins = open_registry(registry, reactor)
     try:
         identity = secret.identity()
@@ -146,7 +146,7 @@ async def _put(reactor: Any, registry: str, secret: TwinSecret, relays: tuple[st
 def list_twins(registry: str) -> None:
     """Show all twins."""
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         twins = open_registry(registry, reactor)
         table = Table("twin", "account", "relays", "key", "strict", box=None, header_style="bold")
         after = 0
@@ -180,7 +180,7 @@ def list_twins(registry: str) -> None:
 def show(who: str, registry: str) -> None:
     """Show one twin: by its number, its account, or the file of its secret."""
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         twins = open_registry(registry, reactor)
         try:
             if who.isascii() and who.isdigit() and len(who) < 11:
@@ -209,7 +209,7 @@ def set_twin(
 ) -> None:
     """Change the relays, or the keys, of a twin; signed with its secret."""
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         secret = read_secret(key_file)
         twins = open_registry(registry, reactor)
         try:

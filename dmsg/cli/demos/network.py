@@ -30,6 +30,7 @@ from dmsg.cli.running import run
 from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
 FILE_SIZE = 4 * 1024 * 1024
@@ -48,7 +49,7 @@ class _Row:
 
 
 class _Demo:
-    def __init__(self, reactor: Any, directory: Path, size: int) -> None:
+    def __init__(self, reactor: Reactor, directory: Path, size: int) -> None:
         self._reactor = reactor
         self._directory = directory
         self._size = size
@@ -243,7 +244,7 @@ def demo(size: int) -> None:
       dmsg demo
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         with tempfile.TemporaryDirectory(prefix="dmsg-demo-") as directory:
             await _Demo(reactor, Path(directory), size).run()
 

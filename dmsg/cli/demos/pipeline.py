@@ -27,6 +27,7 @@ from dmsg.cli.screen import Screen
 from dmsg.collector.sender import KEY_FILE
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey, load_or_create_key, read_key_file, write_key_file
+from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
 CLIENTS = 6
@@ -52,7 +53,7 @@ def _factory(protocol: Callable[[], Protocol]) -> Factory[Protocol]:
 class PipelineDemo:
     """The network; :meth:`run` fires when its events are on the disk."""
 
-    def __init__(self, reactor: Any, directory: Path, seconds: float) -> None:
+    def __init__(self, reactor: Reactor, directory: Path, seconds: float) -> None:
         self._reactor = reactor
         self._directory = directory
         self._seconds = seconds

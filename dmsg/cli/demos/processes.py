@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.error import ProcessDone, ProcessExitedAlready
@@ -13,6 +12,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor
 
 START_TIMEOUT = 30.0
 """Seconds that an entity may take to say where it listens."""
@@ -75,7 +75,7 @@ class Child(ProcessProtocol):
             pass
 
 
-def start_twistd(reactor: Any, name: str, *arguments: str, directory: str) -> Child:
+def start_twistd(reactor: Reactor, name: str, *arguments: str, directory: str) -> Child:
     """``twistd -n NAME ARGUMENTS`` with this interpreter."""
     child = Child(name)
     command = [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "--nodaemon", "--pidfile=", name]
@@ -83,7 +83,7 @@ def start_twistd(reactor: Any, name: str, *arguments: str, directory: str) -> Ch
     return child
 
 
-async def address_of(reactor: Any, child: Child) -> str:
+async def address_of(reactor: Reactor, child: Child) -> str:
     """``host:port`` at which an entity says that it listens."""
 
     def too_late(_: object, seconds: float) -> None:
@@ -96,7 +96,7 @@ async def address_of(reactor: Any, child: Child) -> str:
     return f"{match[1].decode()}:{match[2].decode()}"
 
 
-async def stop(reactor: Any, child: Child) -> int:
+async def stop(reactor: Reactor, child: Child) -> int:
     """SIGTERM, and SIGKILL when that does not help; the exit status."""
     if child.status is None:
         child.signal("TERM")
@@ -123,7 +123,7 @@ class Entities:
     :ivar children: in the order in which they were started.
     """
 
-    def __init__(self, reactor: Any, directory: Path) -> None:
+    def __init__(self, reactor: Reactor, directory: Path) -> None:
         self._reactor = reactor
         self._directory = directory
         self.children: list[Child] = []

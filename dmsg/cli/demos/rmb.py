@@ -29,6 +29,7 @@ from dmsg.cli.options import command
 from dmsg.cli.running import run
 from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor
 from dmsg.net.redis import lazy_redis
 from dmsg.rmb.peer.local import outgoing_request
 from dmsg.rmb.registry.client import HTTPRegistry
@@ -76,7 +77,7 @@ def find_redis() -> str:
 
 
 class _Demo:
-    def __init__(self, reactor: Any, directory: Path) -> None:
+    def __init__(self, reactor: Reactor, directory: Path) -> None:
         self._reactor = reactor
         self._directory = directory
         self._console = Screen()
@@ -289,7 +290,7 @@ class _Demo:
 def demo() -> None:
     """A whole message bus on this machine: registry, relays, peers, services; needs redis-server."""
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         with tempfile.TemporaryDirectory(prefix="dmsg-rmb-") as directory:
             await _Demo(reactor, Path(directory)).run()
 

@@ -26,6 +26,7 @@ from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout
 from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
 PORT = 24
@@ -125,7 +126,7 @@ def cp(
     if (directory is None) == (target is None):
         raise click.UsageError("either SOURCE... TARGET or --listen DIRECTORY is needed")
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def listen(client: Client) -> None:
             assert directory is not None
             busy: set[Path] = set()
@@ -204,7 +205,7 @@ def _getter(path: str, target: Path) -> Callable[[Any, Any], Copier]:
 
 
 async def _copy(
-    reactor: Any,
+    reactor: Reactor,
     client: Client,
     peer: PubKey,
     port: int,
@@ -251,7 +252,7 @@ async def _copy(
 class _Away:
     """Shows where a copy is, and when its peer is away for how long and until when it is tried."""
 
-    def __init__(self, reactor: Any, progress: Progress, who: str, retry: float) -> None:
+    def __init__(self, reactor: Reactor, progress: Progress, who: str, retry: float) -> None:
         self._reactor = reactor
         self._progress = progress
         self._who = who

@@ -21,6 +21,7 @@ from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.running import PUBLIC_KEY, ClientSettings, client_options, run, timeout_option, with_client
 from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
 
@@ -80,7 +81,7 @@ def send(
       dmsg send photo.jpg 02ab... -d http://127.0.0.1:9090
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             with transfer_progress() as progress:
                 bar = progress.add_task(file.name, total=file.stat().st_size)
@@ -138,7 +139,7 @@ def receive(
       dmsg receive --key-file bob.key --dir inbox -d http://127.0.0.1:9090
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         finished: Deferred[None] = Deferred()
 
         async def use(client: Client) -> None:

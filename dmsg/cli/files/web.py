@@ -42,6 +42,7 @@ from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.endpoints import DmsgClientEndpoint
 from dmsg.net.web.channel import BoundedSite
@@ -57,7 +58,7 @@ IDLE_TIMEOUT = 120
 
 
 class _Site(BoundedSite):
-    def __init__(self, reactor: Any, resource: Any, allow: tuple[PubKey, ...]) -> None:
+    def __init__(self, reactor: Reactor, resource: Any, allow: tuple[PubKey, ...]) -> None:
         seldom = Seldom(reactor.seconds)
 
         def refused(reason: str) -> None:
@@ -97,7 +98,7 @@ def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, s
       dmsg curl dmsg://alice/notes.txt
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             title = Names().name_of(client.public_key) or client.public_key.short + "..."
             listening = client.listen(_Site(reactor, file_site(directory, title, hidden=hidden), allow), port)
@@ -245,7 +246,7 @@ def curl(
     if silent:
         state.quiet = True
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         target = _http_url(url)
         producer = None
         if body is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
 
 import click
 from rich.table import Table
@@ -16,9 +15,10 @@ from dmsg.cli.screen import screen
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, read_key_file
+from dmsg.net.reactor import Reactor
 
 
-def _lookups(reactor: Any, urls: tuple[str, ...]) -> Lookups:
+def _lookups(reactor: Reactor, urls: tuple[str, ...]) -> Lookups:
     return Lookups([Lookup(reactor, url) for one in urls for url in one.split()])
 
 
@@ -39,7 +39,7 @@ def discovery() -> None:
 def list_servers(discovery: tuple[str, ...]) -> None:
     """List servers that clients are offered (a random choice, when there are many)."""
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         entries = await _lookups(reactor, discovery).available_servers()
         if state.json:
             for entry in entries:
@@ -64,7 +64,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
 def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
     """Show the verified entry of PUBLIC_KEY."""
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         entry = await _lookups(reactor, discovery).entry(public_key)
         say(json.dumps(json.loads(entry.to_json()), indent=None if state.json else 2))
 
@@ -77,7 +77,7 @@ def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
 def delete(key_file: str, discovery: tuple[str, ...]) -> None:
     """Withdraw the entry of a key that you hold."""
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         key = read_key_file(key_file)
         await _lookups(reactor, discovery).delete(key)
         tell(f"deleted the entry of {key.public}", deleted=str(key.public))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import click
 
@@ -15,6 +14,7 @@ from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
 from dmsg.errors import KeyFileError
 from dmsg.keys import SecKey, read_key_file, write_key_file
+from dmsg.net.reactor import Reactor
 
 
 @group()
@@ -54,7 +54,7 @@ def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
       dmsg key succeed alice.key alice-2027.key -d http://127.0.0.1:9090
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         before, after = read_key_file(old), read_key_file(new_file)
         successor = Successor.make(before.public, after)
         lookups = Lookups([Lookup(reactor, url) for one in discovery for url in one.split()])

@@ -19,6 +19,7 @@ from dmsg.cli.output import state, tell
 from dmsg.cli.running import PUBLIC_KEY, ClientSettings, Seconds, client_options, run, timeout_option, with_client
 from dmsg.cli.screen import screen
 from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
 SIZES = (64, 1024, 16 * 1024, 60_000)
@@ -38,7 +39,7 @@ def discard_factory() -> Any:
     return factory
 
 
-async def measure(reactor: Any, transport: Any, size: int, seconds: float, in_flight: int) -> tuple[int, float]:
+async def measure(reactor: Reactor, transport: Any, size: int, seconds: float, in_flight: int) -> tuple[int, float]:
     """Send messages of ``size`` bytes and count those that were acknowledged.
 
     :returns: messages, and the seconds that they took.
@@ -85,7 +86,13 @@ async def round_trips(transport: Any, count: int) -> list[float]:
 
 
 async def run_bench(
-    reactor: Any, client: Client, remote: PubKey, sizes: Sequence[int], seconds: float, in_flight: int, timeout: float
+    reactor: Reactor,
+    client: Client,
+    remote: PubKey,
+    sizes: Sequence[int],
+    seconds: float,
+    in_flight: int,
+    timeout: float,
 ) -> None:
     """Measure and print a table."""
     protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout)
@@ -134,7 +141,7 @@ def bench(
       dmsg bench 02ab... --size 1024 --seconds 10
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             if serve:
                 client.listen(discard_factory())

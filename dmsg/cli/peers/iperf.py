@@ -32,6 +32,7 @@ from dmsg.cli.running import (
 from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
@@ -47,7 +48,7 @@ AT_ONCE = 16
 class _Source:
     """Writes as much as the transport takes, until it is told to stop."""
 
-    def __init__(self, reactor: Any, transport: Any) -> None:
+    def __init__(self, reactor: Reactor, transport: Any) -> None:
         self._reactor = reactor
         self._transport = transport
         self._paused = False
@@ -85,7 +86,7 @@ class _Source:
 class _Measured(Protocol):
     """Counts what comes; the first line of the client says what it wants."""
 
-    def __init__(self, reactor: Any, counted: Callable[[int], None] | None = None) -> None:
+    def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None) -> None:
         self._reactor = reactor
         self._counted = counted
         self._header: bytes | None = b"" if counted is None else None
@@ -126,7 +127,7 @@ class _Measured(Protocol):
 class _Measuring(Factory):
     noisy = False
 
-    def __init__(self, reactor: Any, allowed: Callable[[IAddress], bool]) -> None:
+    def __init__(self, reactor: Reactor, allowed: Callable[[IAddress], bool]) -> None:
         self._reactor = reactor
         self.admits = self._allowed = allowed
 
@@ -175,7 +176,7 @@ def iperf(
     if serving == (address is not None):
         raise click.UsageError("one of ADDRESS and --serve is needed")
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def be_measured(client: Client) -> None:
             listening = client.listen(_Measuring(reactor, only(allow)), port)
             tell(f"measured at {listening.getHost()}", serving=str(listening.getHost()))
@@ -191,7 +192,13 @@ def iperf(
 
 
 async def _measure(
-    reactor: Any, client: Client, address: DmsgAddress, seconds: float, parallel: int, reverse: bool, timeout: float
+    reactor: Reactor,
+    client: Client,
+    address: DmsgAddress,
+    seconds: float,
+    parallel: int,
+    reverse: bool,
+    timeout: float,
 ) -> None:
     counted = 0
 

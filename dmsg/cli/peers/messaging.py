@@ -35,6 +35,7 @@ from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey
 from dmsg.messaging.client import ACKS, IDS, Client
 from dmsg.messaging.core.wire import Profile
+from dmsg.net.reactor import Reactor
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class MessagingSettings:
     acks: str = "auto"
     ids: str = "one"
 
-    def make(self, reactor: Any) -> Client:
+    def make(self, reactor: Reactor) -> Client:
         """A client, not started."""
         return Client(
             reactor,
@@ -149,7 +150,7 @@ def listen(settings: MessagingSettings, wait: float) -> None:
       dmsg messaging listen --key-file bob.key -w 60 > received
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             await take_one(reactor, client, wait)
 
@@ -171,7 +172,7 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
       echo hello | dmsg messaging connect 02ab...
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             await open_one(reactor, client, public_key, timeout, wait)
 
@@ -199,7 +200,7 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
       dmsg messaging ping 02ab... -c 10
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             times = []
             for number in range(1, count + 1):

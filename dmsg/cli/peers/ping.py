@@ -14,6 +14,7 @@ from dmsg.cli.output import notice, tell
 from dmsg.cli.running import WHO, ClientSettings, Seconds, client_options, run, timeout_option, with_client
 from dmsg.errors import DmsgTimeout, PingUnavailable
 from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
 port_option = click.option(
@@ -69,7 +70,7 @@ def ping(
     """
     key, at = who_and_port(who, port)
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             started = reactor.seconds()
             transport = await open_probe(client, key, at, timeout)

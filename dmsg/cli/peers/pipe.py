@@ -20,6 +20,7 @@ from dmsg.cli.running import ANY_PORT, ClientSettings, Seconds, client_options, 
 from dmsg.clients.client import DelegatedClient
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
@@ -60,7 +61,7 @@ class _Console(Protocol):
 class _Stream(Protocol):
     """The transport; ``done`` fires when it ended, and fails when not cleanly."""
 
-    def __init__(self, reactor: Any, done: Deferred[None], wait: float) -> None:
+    def __init__(self, reactor: Reactor, done: Deferred[None], wait: float) -> None:
         self._reactor = reactor
         self._done = done
         self._wait = wait
@@ -133,7 +134,7 @@ class Once(Factory):
 
     noisy = False
 
-    def __init__(self, reactor: Any, wait: float) -> None:
+    def __init__(self, reactor: Reactor, wait: float) -> None:
         self.done: Deferred[None] = Deferred()
         self._reactor = reactor
         self._wait = wait
@@ -147,7 +148,7 @@ class Once(Factory):
         return _Stream(self._reactor, self.done, self._wait)
 
 
-async def take_one(reactor: Any, client: DelegatedClient, wait: float, port: int = 0) -> None:
+async def take_one(reactor: Reactor, client: DelegatedClient, wait: float, port: int = 0) -> None:
     """Accept one stream and join it to standard input and output, to its end."""
     factory = Once(reactor, wait)
     listening = client.listen(factory, port)
@@ -159,7 +160,7 @@ async def take_one(reactor: Any, client: DelegatedClient, wait: float, port: int
 
 
 async def open_one(
-    reactor: Any, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float
+    reactor: Reactor, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float
 ) -> None:
     """Open a stream and join it to standard input and output, to its end."""
     factory = Once(reactor, wait)
@@ -184,7 +185,7 @@ def listen(port: int, settings: ClientSettings, wait: float) -> None:
       dmsg listen --key-file bob.key -w 60 > received
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             await take_one(reactor, client, wait, port)
 
@@ -206,7 +207,7 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
       echo hello | dmsg connect 02ab...
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             await open_one(reactor, client, address, timeout, wait)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 from rich.table import Table
 from twisted.internet.defer import CancelledError
@@ -17,6 +15,7 @@ from dmsg.cli.screen import screen
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 from dmsg.v2019.core.agreement import FEATURE
 
@@ -43,7 +42,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
     """
     asked, at = who_and_port(who, port)
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             key, entry = await client.resolve(asked)
             if key != asked:
@@ -99,7 +98,7 @@ def _cause(error: Exception) -> str:
 
 
 async def _row(
-    reactor: Any, client: Client, peer: PubKey, port: int | None, server: PubKey, timeout: float
+    reactor: Reactor, client: Client, peer: PubKey, port: int | None, server: PubKey, timeout: float
 ) -> tuple[str, str, str, str]:
     address = free = to_server = to_peer = "?"
     try:

@@ -32,6 +32,7 @@ from dmsg.cli.pipeline.show import name, rank, report, tables, top
 from dmsg.cli.pipeline.watch import attention, watch
 from dmsg.cli.running import Seconds
 from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.verify import Checked, verify_spool
 
@@ -282,7 +283,7 @@ def demo(directory: Path | None, seconds: float) -> None:
     place = (directory or Path(tempfile.mkdtemp(prefix="dmsg-pipeline-"))).absolute()
     place.mkdir(parents=True, exist_ok=True)
 
-    async def network(reactor: Any) -> None:
+    async def network(reactor: Reactor) -> None:
         shown = PipelineDemo(reactor, place, seconds)
         await shown.run()
         # after the network: Spark takes this process's place no more than a person's next command would

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,6 +13,7 @@ from dmsg.cli.running import AddressType, discovery_option, run, split_urls
 from dmsg.collector.sender import SpoolSender
 from dmsg.collector.wire import PORT
 from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.telemetry.spool import recover
 
@@ -35,7 +35,7 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
       dmsg analytics send /var/lib/dmsg/spool 02ab... -d http://discovery.example.org:9090
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         recover(spool)
         sender = SpoolSender(reactor, spool, collector, lambda: split_urls(discovery))
         sender.warned = notice

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import click
 from twisted.internet.endpoints import HostnameEndpoint, TCP4ServerEndpoint
@@ -24,6 +23,7 @@ from dmsg.cli.running import (
     with_client,
 )
 from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
@@ -59,7 +59,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
       dmsg forward 8000 alice:80
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             factory = JointFactory(lambda inner: client.connect(address, inner, timeout), failed=warn)
             port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
@@ -89,7 +89,7 @@ def expose(
       dmsg expose 22 --key-file home.key --allow laptop
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             endpoint = HostnameEndpoint(reactor, host, tcp_port, timeout=timeout)
             listening = client.listen(

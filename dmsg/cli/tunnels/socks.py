@@ -19,6 +19,7 @@ from dmsg.cli.running import ClientSettings, client_options, run, serve_until_in
 from dmsg.cli.tunnels.forward import warn
 from dmsg.clients.names import Names, UnknownName
 from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
@@ -51,7 +52,7 @@ def _code_of(failure: Failure) -> int:
 class _Proxy(Factory):
     noisy = False
 
-    def __init__(self, reactor: Any, client: Client, timeout: float) -> None:
+    def __init__(self, reactor: Reactor, client: Client, timeout: float) -> None:
         self._reactor = reactor
         self._client = client
         self._timeout = timeout
@@ -101,7 +102,7 @@ def socks(local_port: int, interface: str, settings: ClientSettings, timeout: fl
       curl --proxy socks5h://127.0.0.1:1080 http://alice.dmsg/
     """
 
-    async def main(reactor: Any) -> None:
+    async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             endpoint = TCP4ServerEndpoint(reactor, local_port, interface=interface)
             port = await endpoint.listen(_Proxy(reactor, client, timeout))

@@ -17,7 +17,7 @@ from dmsg.net.addresses import parse_address
 from dmsg.net.links.link import Link
 
 
-def tcp_endpoint(reactor: Any, address: str, timeout: float) -> Any:
+def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> Any:
     """A client endpoint for ``host:port``.
 
     :raises DmsgError: the address is malformed.

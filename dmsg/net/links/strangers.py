@@ -10,9 +10,7 @@ which programs that ban addresses can read::
 
 from __future__ import annotations
 
-from typing import Any
-
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 SUM_UP = 10.0
@@ -26,7 +24,7 @@ _log = Logger()
 class Strangers:
     """Those of one server."""
 
-    def __init__(self, reactor: Any) -> None:
+    def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         self._again: dict[tuple[str, str], int] = {}
         self._others: dict[str, int] = {}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IAddress
+from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.python.failure import Failure
 from twisted.web._newclient import HEADER, STATUS, HTTP11ClientProtocol
 from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
@@ -81,7 +81,7 @@ class _Pool(HTTPConnectionPool):
             super()._putConnection(key, connection)  # type: ignore[no-untyped-call]
 
 
-def make_pool(reactor: Any, *, persistent: bool = True, most: int = 2) -> HTTPConnectionPool:
+def make_pool(reactor: IReactorTime, *, persistent: bool = True, most: int = 2) -> HTTPConnectionPool:
     """Connections whose answers have a limited head.  :param most: to one host that are kept."""
     pool = _Pool(reactor, persistent)  # type: ignore[no-untyped-call]
     pool.maxPersistentPerHost = most
@@ -113,7 +113,7 @@ class _AsItComes:
 class WebClient(HTTPClient):
     """treq's client, which follows no redirection and decompresses nothing."""
 
-    def __init__(self, reactor: Any, pool: HTTPConnectionPool, connect_timeout: float) -> None:
+    def __init__(self, reactor: IReactorTime, pool: HTTPConnectionPool, connect_timeout: float) -> None:
         """:param connect_timeout: seconds for TCP and TLS."""
         super().__init__(_AsItComes(Agent(reactor, connectTimeout=connect_timeout, pool=pool)))
 

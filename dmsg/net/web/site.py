@@ -312,7 +312,7 @@ class Gate(Resource):
 
 def gated_site(
     root: IResource,
-    reactor: Any,
+    reactor: IReactorTime,
     refused: Callable[[str], None],
     *,
     rate: float,

@@ -24,7 +24,7 @@ from typing import Any
 from uuid import uuid4
 
 from twisted.internet.defer import Deferred, TimeoutError
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from dmsg.rmb.envelope.wire import JSON
@@ -119,7 +119,7 @@ class FileUploads:
     """
 
     def __init__(
-        self, reactor: Any, directory: Path | None, ask: Any, store: PeerStore, now: Callable[[], float]
+        self, reactor: IReactorTime, directory: Path | None, ask: Any, store: PeerStore, now: Callable[[], float]
     ) -> None:
         self._reactor = reactor
         self._directory = directory

@@ -18,6 +18,7 @@ from twisted.logger import Logger
 
 from dmsg.base.seldom import Seldom
 from dmsg.errors import DmsgError
+from dmsg.net.reactor import Reactor
 from dmsg.rmb.envelope.envelope_pb2 import Backlog, Envelope
 from dmsg.rmb.envelope.wire import JSON, SENT_EXPIRATION, source_of, stamp, ttl
 from dmsg.rmb.errors import CallTimeout, CipherError, Drop, RmbError, TwinNotFound
@@ -87,7 +88,7 @@ class RmbPeer(Service):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         settings: PeerSettings,
         *,
         registry: Any = None,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -96,7 +97,7 @@ class PeerStore:
     :ivar dropped: oldest messages that full lists lost.
     """
 
-    def __init__(self, reactor: Any, url: str) -> None:
+    def __init__(self, reactor: IReactorTime, url: str) -> None:
         self._reactor = reactor
         self._url = url
         self._redis: Any = None

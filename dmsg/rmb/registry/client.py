@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -52,7 +53,7 @@ class HTTPRegistry:
     :param url: as in ``http://127.0.0.1:9091``.
     """
 
-    def __init__(self, reactor: Any, url: str, *, random: Random | None = None) -> None:
+    def __init__(self, reactor: IReactorTime, url: str, *, random: Random | None = None) -> None:
         """:raises ValueError: it is no URL."""
         self.url = check_url(url).rstrip("/")
         self._reactor = reactor

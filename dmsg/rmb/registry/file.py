@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from zope.interface import implementer
@@ -37,7 +37,7 @@ class FileRegistry:
     write the file is who may say it.  What is written here is signed.
     """
 
-    def __init__(self, path: str | os.PathLike[str], reactor: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], reactor: IReactorTime) -> None:
         """:raises RegistryUnavailable: the file is there and cannot be used."""
         self.path = Path(path)
         self._seen: tuple[int, int, int] | None = None

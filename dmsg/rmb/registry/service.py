@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.discovery.lookup import check_url
 from dmsg.net.listening import ListeningService
+from dmsg.net.reactor import Reactor
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.net.web.site import gated_site
 from dmsg.rmb.errors import RegistryUnavailable
@@ -47,7 +49,7 @@ def check_registry(description: str) -> str:
     return description
 
 
-def open_registry(description: str, reactor: Any) -> Any:
+def open_registry(description: str, reactor: IReactorTime) -> Any:
     """A registry from what ``--registry`` says.
 
     :param description: ``file:PATH``, ``http://HOST:PORT`` or ``https://...``,
@@ -75,7 +77,7 @@ class RegistryService(ListeningService):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         listen: Sequence[str],
         store: str,
         *,

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError, fail
+from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
@@ -120,7 +120,7 @@ class TfchainRegistry:
     :param url: as in ``wss://tfchain.grid.tf:443``; the node answers HTTP at the same port.
     """
 
-    def __init__(self, reactor: Any, url: str) -> None:
+    def __init__(self, reactor: IReactorTime, url: str) -> None:
         """:raises ValueError: it is no URL.
         :raises RegistryUnavailable: the extra is not installed.
         """

@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from dmsg.base.memory import Memory
 from dmsg.net.isolate import isolated
 from dmsg.net.listening import ListeningService
+from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, QueueUnavailable
@@ -71,7 +72,7 @@ class RelaySettings:
     queue_limits: QueueLimits = field(default_factory=QueueLimits)
 
 
-async def open_queue(description: str, reactor: Any, limits: QueueLimits) -> Any:
+async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) -> Any:
     """A queue from what ``--queue`` says.
 
     :raises DmsgError: unknown, cannot be opened, or Redis does not answer.
@@ -97,7 +98,7 @@ class RmbRelay(ListeningService):
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: Reactor,
         settings: RelaySettings,
         *,
         registry: Any = None,

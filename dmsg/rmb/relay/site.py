@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -79,7 +80,7 @@ class RelaySite(Resource):
         self,
         switch: Switch,
         upgrade: UpgradeResource,
-        reactor: Any,
+        reactor: IReactorTime,
         *,
         metrics: Callable[[], bytes],
         health: Callable[[], dict[str, Any]],

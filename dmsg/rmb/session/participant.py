@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -65,7 +66,7 @@ class Participant:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         profile: Profile,
         registry: CachedRegistry,
         wall_clock: Callable[[], float],

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
@@ -78,7 +79,7 @@ async def publish(
 
 
 async def patiently(
-    reactor: Any,
+    reactor: IReactorTime,
     random: Random,
     ask: Callable[[], Awaitable[Twin]],
     *,

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -76,7 +76,7 @@ class RelayLink:
     Provides :class:`~dmsg.rmb.socket.websocket.Receiver`.
     """
 
-    def __init__(self, uplink: Uplink, reactor: Any, url: str, turn: TurnFlush, random: Random) -> None:
+    def __init__(self, uplink: Uplink, reactor: IReactorTime, url: str, turn: TurnFlush, random: Random) -> None:
         self.url = url
         self._uplink = uplink
         self._reactor = reactor
@@ -299,7 +299,7 @@ class Uplink:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         urls: Sequence[str],
         make_token: Callable[[], str],
         received: Callable[[bytes, Callable[[bool], None]], None],

@@ -25,7 +25,7 @@ from autobahn.twisted.websocket import (
 )
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
-from twisted.internet.interfaces import IAddress, IDelayedCall
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.internet.ssl import optionsForClientTLS
 from twisted.protocols.policies import ProtocolWrapper
@@ -96,7 +96,7 @@ class Socket:
     """
 
     receiver: Receiver
-    reactor: Any
+    reactor: IReactorTime
     turn: TurnFlush
     state: int
     data: bytes
@@ -482,7 +482,7 @@ def _nobody() -> None:
 class UpgradeResource:
     """Turns HTTP requests into sockets."""
 
-    def __init__(self, reactor: Any, turn: TurnFlush) -> None:
+    def __init__(self, reactor: IReactorTime, turn: TurnFlush) -> None:
         self._factory = WebSocketServerFactory(reactor=reactor, server="")
         self._factory.setProtocolOptions(
             **_OPTIONS, utf8validateIncoming=False, webStatus=False, serveFlashSocketPolicy=False
@@ -550,7 +550,7 @@ class UpgradeResource:
         )
 
 
-def connect(reactor: Any, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Any]:
+def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Any]:
     """Open ``url`` with a query; ``receiver`` is told of everything.
 
     :param url: ``ws://HOST[:PORT]`` or ``wss://...``.

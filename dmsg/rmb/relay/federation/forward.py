@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -126,7 +127,7 @@ class Federation:
 
     def __init__(
         self,
-        reactor: Any,
+        reactor: IReactorTime,
         poster: Any,
         ranker: Ranker,
         registry: Any,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.web.client import Agent
 from twisted.web.http_headers import Headers
@@ -57,7 +58,7 @@ class Poster:
         that nobody makes a public relay talk to what is beside it.
     """
 
-    def __init__(self, reactor: Any, *, plain: bool) -> None:
+    def __init__(self, reactor: IReactorTime, *, plain: bool) -> None:
         self._reactor = reactor
         self._plain = plain
         self._pool = make_pool(reactor, most=MAX_POSTS)

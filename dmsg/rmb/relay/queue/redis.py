@@ -177,7 +177,7 @@ class RedisQueue:
     Redis is a matter of its own settings (``appendonly``, ``appendfsync``).
     """
 
-    def __init__(self, reactor: Any, connection: Any, url: str, limits: QueueLimits | None = None) -> None:
+    def __init__(self, reactor: IReactorTime, connection: Any, url: str, limits: QueueLimits | None = None) -> None:
         self._reactor: IReactorTime = reactor
         self._redis = connection
         self._shown = without_password(url)
@@ -194,7 +194,7 @@ class RedisQueue:
         self._subscription: Any = None
 
     @classmethod
-    async def open(cls, reactor: Any, url: str, limits: QueueLimits | None = None) -> RedisQueue:
+    async def open(cls, reactor: IReactorTime, url: str, limits: QueueLimits | None = None) -> RedisQueue:
         """:raises RedisUnavailable: it does not answer."""
         return cls(reactor, await open_redis(url, reactor), url, limits)
 
