@@ -62,7 +62,7 @@ MOVED = {
     "net.site": "net.web.site",
     "net.socks": "apps.socks",
     "net.strangers": "net.links.strangers",
-    "net.stream": "net.streams.stream net.streams.address net.streams.carrier",
+    "net.stream": "net.streams.stream net.streams.address net.streams.carrier net.streams.outbox",
     "net.unanswered": "net.web.unanswered",
     "noise.link": "noise.xk",
     "pending": "net.pending",

@@ -70,7 +70,7 @@ class ChannelStream(StreamTransport):
         """What the application hears when a channel that was closed cleanly had something left."""
         if reason != CloseReason.UNSPECIFIED or self.acks is None or self._half_closed:
             return reason
-        if self._queue:
+        if self.unsent:
             return CloseReason.ABORTED
         return CloseReason.UNCONFIRMED if self.acks.in_flight else reason
 

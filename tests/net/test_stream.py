@@ -15,12 +15,10 @@ from dmsg.keys import SecKey
 from dmsg.net.streams import stream as stream_module
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.net.streams.carrier import StreamCarrier
+from dmsg.net.streams.outbox import JOIN_SIZE, LARGEST_PIECE, SMALL_WRITE
 from dmsg.net.streams.stream import (
-    JOIN_SIZE,
-    LARGEST_PIECE,
     LINGER,
     SEND_HIGH_WATER,
-    SMALL_WRITE,
     UNREAD,
     UNREAD_PIECE,
     UNREAD_PIECES,
@@ -310,7 +308,7 @@ class SendingTests(StreamCase):
     def test_a_send_of_many_frames(self) -> None:
         """Fires when the last is acknowledged; pieces are no larger than a window's part."""
         sending = self.stream.send(bytes(LARGEST_PIECE + 1500))
-        self.assertEqual([len(data) for data, _ in self.stream._queue], [LARGEST_PIECE, 1500])
+        self.assertEqual([len(data) for data, _ in self.stream._outbox._queue], [LARGEST_PIECE, 1500])
         self.carrier.turn()
         count = len(self.carrier.sent)
         self.assertEqual(len(self.carrier.data), LARGEST_PIECE + 1500)
@@ -398,7 +396,7 @@ class SendingTests(StreamCase):
         self.carrier.window = 0
         self.stream.write(b"x")
         self.stream.probe()
-        self.assertEqual(len(self.stream._queue), 1)
+        self.assertEqual(len(self.stream._outbox._queue), 1)
 
     @given(st.lists(st.tuples(st.sampled_from(["write", "send", "turn", "ack"]), st.integers(0, 3000)), max_size=40))
     def test_whatever_is_written_arrives_in_order(self, steps: list[tuple[str, int]]) -> None:
@@ -426,7 +424,7 @@ class SendingTests(StreamCase):
         self.assertEqual(self.carrier.data, written)
         for sending in sends:
             self.successResultOf(sending)
-        self.assertEqual((self.stream._tickets, self.stream._offset), ({}, 0))
+        self.assertEqual((self.stream._outbox.tickets, self.stream._outbox._offset), ({}, 0))
 
 
 class EndTests(StreamCase):

@@ -18,7 +18,8 @@ from dmsg.apps.joint import Half, JointFactory
 from dmsg.base.memory import OLD, Memory
 from dmsg.errors import CloseReason
 from dmsg.net.streams.address import StreamLost
-from dmsg.net.streams.stream import LARGEST_PIECE, UNREAD
+from dmsg.net.streams.outbox import LARGEST_PIECE
+from dmsg.net.streams.stream import UNREAD
 from dmsg.v2019 import streams as streams_module
 from dmsg.v2019.core.secure import INITIAL_WINDOW
 from dmsg.v2019.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
@@ -217,11 +218,11 @@ class AccountTests(SecureCase):
         theirs.transport.pauseProducing()
         mine.transport.write(bytes(3_000_000))
         self.network.settle()
-        self.assertLessEqual(max(len(data) for data, _ in mine.transport._queue), LARGEST_PIECE)
-        before = len(mine.transport._queue)
+        self.assertLessEqual(max(len(data) for data, _ in mine.transport._outbox._queue), LARGEST_PIECE)
+        before = len(mine.transport._outbox._queue)
         for _ in range(10_000):
             mine.transport.write(b"x")
-        self.assertLess(len(mine.transport._queue) - before, 20)
+        self.assertLess(len(mine.transport._outbox._queue) - before, 20)
         sent = mine.transport.send(bytes(1_000_000))
         fired: list[Any] = []
         sent.addCallback(fired.append)

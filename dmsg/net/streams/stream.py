@@ -33,17 +33,13 @@ from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClose
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.carrier import StreamCarrier
+from dmsg.net.streams.deadlines import READ, WRITE, Deadlines
+from dmsg.net.streams.outbox import Outbox, Ticket
 
 SEND_HIGH_WATER = 128 * 1024
 """Unsent bytes from which a producer is paused."""
 SEND_LIMIT = 64 * 1024 * 1024
 """Unsent bytes that a stream holds for an application that never waits."""
-LARGEST_PIECE = 256 * 1024
-"""Bytes of what is queued in one piece."""
-SMALL_WRITE = 1024
-"""Writes below so many bytes are joined at once: each costs more than it has."""
-JOIN_SIZE = 32 * 1024
-"""Small writes are joined into frames of up to this many bytes."""
 UNREAD_PIECES = 64
 UNREAD_PIECE = 4096
 """What a reader that has stopped does not take is kept as it came, up to so many pieces; from
@@ -56,21 +52,6 @@ _log = Logger()
 
 UNREAD: WeakSet[StreamTransport] = WeakSet()
 """Streams of this process that are over, with something that their applications have not read, and still could."""
-
-
-class _Ticket:
-    """A caller of ``send`` and how many things it still waits for: frames, and what is queued."""
-
-    __slots__ = ("deferred", "frames")
-
-    def __init__(self, deferred: Deferred[None] | None) -> None:
-        self.deferred = deferred
-        self.frames = 1
-
-    def fire(self, result: Failure | None) -> None:
-        deferred, self.deferred = self.deferred, None
-        if deferred is not None and not deferred.called:
-            deferred.callback(result)
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
@@ -100,23 +81,16 @@ class StreamTransport:
         self._host = host
         self._peer = peer
         self._protocol: IProtocol | None = None
-        # sending: (data, ticket); a ticket is for the caller of send()
-        self._queue: deque[tuple[bytes | memoryview, _Ticket | None]] = deque()
-        self._offset = 0
-        self._queued = 0
-        self._tickets: dict[_Ticket, None] = {}  # in order: they fail in the order in which they were made
+        self._outbox = Outbox()
         self._scheduled = False
         self._linger: IDelayedCall | None = None
         self._producer: IPushProducer | IPullProducer | None = None
         self._streaming = False
         self._producer_paused = False
-        # deadlines: name -> timer, and the idle time
-        self._deadlines: dict[str, IDelayedCall] = {}
+        self._deadlines = Deadlines(reactor, self._deadline_passed)
         self._suspended = False
         self.away_since: float | None = None
         """Since when nothing carries the stream, seconds of the reactor's clock; None while something does."""
-        self._idle: float | None = None
-        self._last_traffic = 0.0
         # receiving
         self._paused = False
         self._delivering = False
@@ -134,8 +108,8 @@ class StreamTransport:
 
     def data_received(self, data: bytes) -> None:
         """User bytes from the remote."""
-        if self._idle is not None:
-            self._last_traffic = self._reactor.seconds()
+        if self._deadlines.idle is not None:
+            self._deadlines.traffic()
         if self._lost is not None:
             self._carrier.stream_consumed(self, len(data))
             return
@@ -159,18 +133,13 @@ class StreamTransport:
 
         :param count: how many; it may only have said again what it has, and has room for more.
         """
-        for token in tokens:
-            if token is not None:
-                token.frames -= 1
-                if not token.frames:
-                    self._tickets.pop(token, None)
-                    token.fire(None)
+        self._outbox.acknowledged(tokens)
         probed, self._probing = self._probing, False
-        if self._idle is not None and not probed and count:
-            self._last_traffic = self._reactor.seconds()
+        if self._deadlines.idle is not None and not probed and count:
+            self._deadlines.traffic()
         if self._linger is not None and count:
             self._linger.reset(LINGER)
-        if self._queue or self.disconnecting:
+        if self._outbox or self.disconnecting:
             self._schedule()
 
     def suspend(self, carrier: StreamCarrier) -> None:
@@ -185,13 +154,7 @@ class StreamTransport:
 
     def requeue(self, frames: Iterable[tuple[bytes | memoryview, Any]]) -> None:
         """What was sent and has not arrived is sent again, before everything else."""
-        if self._offset:
-            data, ticket = self._queue.popleft()
-            self._queue.appendleft((memoryview(data)[self._offset :], ticket))
-            self._offset = 0
-        again = list(frames)
-        self._queued += sum(len(data) for data, _ in again)
-        self._queue.extendleft(reversed(again))
+        self._outbox.put_back(frames)
 
     def move(self, carrier: StreamCarrier, token: Any) -> None:
         """The stream goes on over ``carrier``."""
@@ -205,25 +168,25 @@ class StreamTransport:
 
     def window_opened(self) -> None:
         """The carrier can send again."""
-        if self._queue:
+        if self._outbox:
             self._schedule()
 
     def carrier_closed(self, reason: int) -> None:
         """The remote, or the carrier in its name, closed the stream."""
         if self._lost is None:
             in_flight = self.end.in_flight_bytes if self.end is not None else self._carrier.stream_in_flight(self)
-            self.unacknowledged = self._queued + in_flight
+            self.unacknowledged = self._outbox.size + in_flight
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
     @property
     def held(self) -> int:
         """Bytes that wait here: to be sent, and for the application."""
-        return self._queued + sum(map(len, self._unread))
+        return self._outbox.size + sum(map(len, self._unread))
 
     @property
     def unsent(self) -> bool:
         """Something was written that is in no frame yet."""
-        return bool(self._queue)
+        return bool(self._outbox)
 
     @property
     def over(self) -> bool:
@@ -265,11 +228,11 @@ class StreamTransport:
         """
         if self.disconnecting or self._lost is not None:
             return fail(TransportClosed(CloseReason.UNSPECIFIED, "transport is closed"))
-        if self._queued + len(data) > SEND_LIMIT:
+        if self._outbox.size + len(data) > SEND_LIMIT:
             return fail(SendBufferFull(f"more than {SEND_LIMIT} bytes wait to be sent"))
         deferred: Deferred[None] = Deferred()
-        ticket = _Ticket(deferred)
-        self._tickets[ticket] = None
+        ticket = Ticket(deferred)
+        self._outbox.tickets[ticket] = None
         self._enqueue(data, ticket)
         if timeout is not None:
             deferred.addTimeout(timeout, self._reactor, _timed_out)
@@ -277,35 +240,23 @@ class StreamTransport:
 
     def probe(self) -> None:
         """Ask whether the way to the other end is still there; its answer is no traffic of the application."""
-        if not (self.disconnecting or self._queue or self._lost is not None):
+        if not (self.disconnecting or self._outbox or self._lost is not None):
             self._probing = True
-            self._enqueue(b"", _Ticket(None))
+            self._enqueue(b"", Ticket(None))
 
-    def _enqueue(self, data: bytes, ticket: _Ticket | None) -> None:
+    def _enqueue(self, data: bytes, ticket: Ticket | None) -> None:
         if not isinstance(data, bytes):
             raise TypeError("data must be bytes")
         closed = self.disconnecting and self._producer is None  # a producer is let finish, as over TCP
         if closed or self._lost is not None or not (data or ticket):
             return
-        if self._queued + len(data) > SEND_LIMIT:
+        if self._outbox.size + len(data) > SEND_LIMIT:
             _log.error(
                 "stream to {peer} aborted: more than {limit} bytes wait", peer=str(self._peer)[:13], limit=SEND_LIMIT
             )
             self.abortConnection()
             return
-        self._queued += len(data)
-        queue = self._queue
-        if ticket is None and len(data) < SMALL_WRITE and queue and queue[-1][1] is None:
-            last = queue[-1][0]
-            if len(last) < SMALL_WRITE:
-                queue[-1] = (bytes(last) + data, None)
-                data = b""
-        # a piece is kept until all of it is acknowledged: no more of it than the window
-        for start in range(0, len(data) or (ticket is not None), LARGEST_PIECE):
-            if start and ticket is not None:
-                ticket.frames += 1
-            piece = data if len(data) <= LARGEST_PIECE else data[start : start + LARGEST_PIECE]
-            queue.append((piece, ticket))
+        self._outbox.add(data, ticket)
         self._schedule()
         self._tell_producer()
 
@@ -320,42 +271,17 @@ class StreamTransport:
         if self._lost is not None:
             return
         carrier = self._carrier
-        queue = self._queue
-        largest = self.max_frame
-        while queue and carrier.stream_may_send(self):
-            data, ticket = queue[0]
-            size = len(data) - self._offset
-            if size > largest:
-                piece: bytes | memoryview = memoryview(data)[self._offset : self._offset + largest]
-                self._offset += largest
-                size = largest
-                if ticket is not None:
-                    ticket.frames += 1  # and the rest goes on waiting
-            else:
-                queue.popleft()
-                piece = memoryview(data)[self._offset :] if self._offset else data
-                self._offset = 0
-                if ticket is None and size < JOIN_SIZE and queue and queue[0][1] is None:
-                    piece, size = self._join(piece, size)
-            self._queued -= size
+        outbox = self._outbox
+        while outbox and carrier.stream_may_send(self):
+            piece, ticket = outbox.take(self.max_frame)
             carrier.stream_send(self, piece, ticket)
         carrier.stream_flush()
         # as over TCP: a producer that is being waited for finishes first
         waited_for = self._producer is not None and (not self._streaming or self._producer_paused)
-        if self.disconnecting and not queue and not waited_for and not carrier.stream_in_flight(self):
+        if self.disconnecting and not outbox and not waited_for and not carrier.stream_in_flight(self):
             self._close_now()
         else:
             self._tell_producer()
-
-    def _join(self, first: bytes | memoryview, size: int) -> tuple[bytes, int]:
-        """``first`` with the writes after it, up to ``JOIN_SIZE``."""
-        parts: list[bytes | memoryview] = [first]
-        queue = self._queue
-        while queue and queue[0][1] is None and size + len(queue[0][0]) <= JOIN_SIZE:
-            data = queue.popleft()[0]
-            parts.append(data)
-            size += len(data)
-        return b"".join(parts), size
 
     # --- IConsumer ---
 
@@ -383,16 +309,16 @@ class StreamTransport:
         if producer is None:
             return
         if self._streaming:
-            if self._queued > SEND_HIGH_WATER:
+            if self._outbox.size > SEND_HIGH_WATER:
                 if not self._producer_paused:
                     self._producer_paused = True
                     producer.pauseProducing()  # type: ignore[union-attr]
-            elif self._producer_paused and self._queued <= SEND_HIGH_WATER // 2:
+            elif self._producer_paused and self._outbox.size <= SEND_HIGH_WATER // 2:
                 self._producer_paused = False
                 producer.resumeProducing()
                 if self.disconnecting:
                     self._schedule()
-        elif not self._queue:
+        elif not self._outbox:
             producer.resumeProducing()
 
     # --- receiving: IPushProducer ---
@@ -466,7 +392,7 @@ class StreamTransport:
     def _lingered(self) -> None:
         """No ACK for so long: what was not acknowledged is given up, and nobody is told that all was well."""
         self._linger = None
-        if not self._queue and self.end is None:
+        if not self._outbox and self.end is None:
             # all was sent, and a reader that has stopped holds the ACKs back: it may have everything
             self._close_now()
         elif self._lost is None:
@@ -495,12 +421,8 @@ class StreamTransport:
         if self._linger is not None and self._linger.active():
             self._linger.cancel()
         self._linger = None
-        for timer in self._deadlines.values():
-            timer.cancel()
-        self._deadlines.clear()
-        self._queue.clear()
-        self._queued = self._offset = 0
-        tickets, self._tickets = self._tickets, {}
+        self._deadlines.cancel()
+        tickets = self._outbox.clear()
         producer, self._producer = self._producer, None
         if producer is self:
             self._paused = False  # it waited for itself: nobody else would go on
@@ -543,13 +465,15 @@ class StreamTransport:
         An application that waits for something moves it in ``dataReceived``.  ``connectionLost``
         gets :class:`StreamTimeout`, pending sends fail with :class:`~dmsg.errors.DmsgTimeout`.
         """
-        self._set_deadline("read", seconds, lambda: True)
+        self._deadlines.set(READ, seconds, lambda: True)
 
     def setWriteDeadline(self, seconds: float | None) -> None:
         """End the stream ``seconds`` from now if something is written and not acknowledged then; None takes it back."""
-        self._set_deadline(
-            "write", seconds, lambda: bool(self._queue or self._tickets or self._carrier.stream_in_flight(self))
-        )
+        self._deadlines.set(WRITE, seconds, self._is_unconfirmed)
+
+    def _is_unconfirmed(self) -> bool:
+        """Something was written that the other end does not have."""
+        return bool(self._outbox or self._outbox.tickets or self._carrier.stream_in_flight(self))
 
     def setDeadline(self, seconds: float | None) -> None:
         """Both, as ``SetDeadline`` of Go's ``net.Conn``."""
@@ -558,39 +482,12 @@ class StreamTransport:
 
     def setIdleTimeout(self, seconds: float | None) -> None:
         """End the stream when nothing came and nothing was acknowledged for ``seconds``; None takes it back."""
-        self._idle = seconds
-        self._last_traffic = self._reactor.seconds()
-        self._watch_idle()
+        self._deadlines.set_idle(seconds)
 
-    def _watch_idle(self) -> None:
-        if self._idle is None:
-            self._set_deadline("idle", None, lambda: False)
-            return
-        left = self._last_traffic + self._idle - self._reactor.seconds()
-        self._set_deadline("idle", max(left, 0.001), self._is_idle)
-
-    def _is_idle(self) -> bool:
-        assert self._idle is not None
-        if self._reactor.seconds() - self._last_traffic >= self._idle:
-            return True
-        self._watch_idle()
-        return False
-
-    def _set_deadline(self, name: str, seconds: float | None, passed: Callable[[], bool]) -> None:
-        timer = self._deadlines.pop(name, None)
-        if timer is not None:
-            timer.cancel()
-        if seconds is None or self._lost is not None:
-            return
-
-        def late() -> None:
-            del self._deadlines[name]
-            if passed():
-                self._carrier.stream_close(self, CloseReason.TIMEOUT)
-                self._unread.clear()
-                self._end(Failure(StreamTimeout(f"{name} deadline passed")), CloseReason.TIMEOUT)
-
-        self._deadlines[name] = self._reactor.callLater(seconds, late)
+    def _deadline_passed(self, name: str) -> None:
+        self._carrier.stream_close(self, CloseReason.TIMEOUT)
+        self._unread.clear()
+        self._end(Failure(StreamTimeout(f"{name} deadline passed")), CloseReason.TIMEOUT)
 
     # --- addresses ---
 

@@ -1,0 +1,76 @@
+"""When a stream ends because something did not happen in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+
+READ, WRITE, IDLE = "read", "write", "idle"
+
+
+class Deadlines:
+    """The deadlines of one stream: to read, to write, and to be idle.
+
+    :param passed: told which one has passed.
+    :ivar idle: seconds without traffic that are too many; None: nobody minds.
+    """
+
+    __slots__ = ("_last_traffic", "_over", "_passed", "_reactor", "_timers", "idle")
+
+    def __init__(self, reactor: IReactorTime, passed: Callable[[str], None]) -> None:
+        self._reactor = reactor
+        self._passed = passed
+        self._timers: dict[str, IDelayedCall] = {}
+        self._over = False
+        self.idle: float | None = None
+        self._last_traffic = 0.0
+
+    def set(self, name: str, seconds: float | None, matters: Callable[[], bool]) -> None:
+        """So many seconds from now; None takes it back.
+
+        :param matters: asked when they are over.
+        """
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+        if seconds is None or self._over:
+            return
+
+        def late() -> None:
+            del self._timers[name]
+            if matters():
+                self._passed(name)
+
+        self._timers[name] = self._reactor.callLater(seconds, late)
+
+    def set_idle(self, seconds: float | None) -> None:
+        """After so many seconds without traffic; None takes it back."""
+        self.idle = seconds
+        self.traffic()
+        self._watch_idle()
+
+    def traffic(self) -> None:
+        """Something came, or was acknowledged."""
+        self._last_traffic = self._reactor.seconds()
+
+    def _watch_idle(self) -> None:
+        if self.idle is None:
+            self.set(IDLE, None, lambda: False)
+            return
+        left = self._last_traffic + self.idle - self._reactor.seconds()
+        self.set(IDLE, max(left, 0.001), self._is_idle)
+
+    def _is_idle(self) -> bool:
+        assert self.idle is not None
+        if self._reactor.seconds() - self._last_traffic >= self.idle:
+            return True
+        self._watch_idle()
+        return False
+
+    def cancel(self) -> None:
+        """The stream has ended: none of them matters any more."""
+        self._over = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()

@@ -1,0 +1,131 @@
+"""What an application wrote to a stream that is in no frame yet, and who waits for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+LARGEST_PIECE = 256 * 1024
+"""Bytes of what is queued in one piece."""
+SMALL_WRITE = 1024
+"""Writes below so many bytes are joined at once: each costs more than it has."""
+JOIN_SIZE = 32 * 1024
+"""Small writes are joined into frames of up to this many bytes."""
+
+
+class Ticket:
+    """A caller of ``send`` and how many things it still waits for: frames, and what is queued."""
+
+    __slots__ = ("deferred", "frames")
+
+    def __init__(self, deferred: Deferred[None] | None) -> None:
+        self.deferred = deferred
+        self.frames = 1
+
+    def fire(self, result: Failure | None) -> None:
+        """Tell the caller, once."""
+        deferred, self.deferred = self.deferred, None
+        if deferred is not None and not deferred.called:
+            deferred.callback(result)
+
+
+class Outbox:
+    """The queue of one stream, in the order of its writes.
+
+    :ivar size: bytes in it.
+    :ivar tickets: callers that wait, in the order in which they came: so they fail.
+    """
+
+    __slots__ = ("_offset", "_queue", "size", "tickets")
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[bytes | memoryview, Ticket | None]] = deque()
+        self._offset = 0
+        self.size = 0
+        self.tickets: dict[Ticket, None] = {}
+
+    def __bool__(self) -> bool:
+        """Whether something waits, be it an empty frame."""
+        return bool(self._queue)
+
+    def add(self, data: bytes, ticket: Ticket | None) -> None:
+        """Queue a write."""
+        self.size += len(data)
+        queue = self._queue
+        if ticket is None and len(data) < SMALL_WRITE and queue and queue[-1][1] is None:
+            last = queue[-1][0]
+            if len(last) < SMALL_WRITE:
+                queue[-1] = (bytes(last) + data, None)
+                return
+        # a piece is kept until all of it is acknowledged: no more of it than the window
+        for start in range(0, len(data) or (ticket is not None), LARGEST_PIECE):
+            if start and ticket is not None:
+                ticket.frames += 1
+            piece = data if len(data) <= LARGEST_PIECE else data[start : start + LARGEST_PIECE]
+            queue.append((piece, ticket))
+
+    def put_back(self, frames: Iterable[tuple[bytes | memoryview, Any]]) -> None:
+        """What was taken and has not arrived goes before everything else."""
+        if self._offset:
+            data, ticket = self._queue.popleft()
+            self._queue.appendleft((memoryview(data)[self._offset :], ticket))
+            self._offset = 0
+        again = list(frames)
+        self.size += sum(len(data) for data, _ in again)
+        self._queue.extendleft(reversed(again))
+
+    def take(self, largest: int) -> tuple[bytes | memoryview, Ticket | None]:
+        """The next frame, of at most ``largest`` bytes; small writes that nobody waits for are joined.
+
+        :raises IndexError: it is empty.
+        """
+        queue = self._queue
+        data, ticket = queue[0]
+        size = len(data) - self._offset
+        if size > largest:
+            piece: bytes | memoryview = memoryview(data)[self._offset : self._offset + largest]
+            self._offset += largest
+            size = largest
+            if ticket is not None:
+                ticket.frames += 1  # and the rest goes on waiting
+        else:
+            queue.popleft()
+            piece = memoryview(data)[self._offset :] if self._offset else data
+            self._offset = 0
+            if ticket is None and size < JOIN_SIZE and queue and queue[0][1] is None:
+                piece, size = self._join(piece, size)
+        self.size -= size
+        return piece, ticket
+
+    def _join(self, first: bytes | memoryview, size: int) -> tuple[bytes, int]:
+        """``first`` with the writes after it, up to ``JOIN_SIZE``."""
+        parts: list[bytes | memoryview] = [first]
+        queue = self._queue
+        while queue and queue[0][1] is None and size + len(queue[0][0]) <= JOIN_SIZE:
+            data = queue.popleft()[0]
+            parts.append(data)
+            size += len(data)
+        return b"".join(parts), size
+
+    def acknowledged(self, tickets: Iterable[Ticket | None]) -> None:
+        """Frames of these callers have arrived."""
+        for ticket in tickets:
+            if ticket is not None:
+                ticket.frames -= 1
+                if not ticket.frames:
+                    self.tickets.pop(ticket, None)
+                    ticket.fire(None)
+
+    def clear(self) -> list[Ticket]:
+        """Nothing of it will be sent.
+
+        :returns: who waited.
+        """
+        self._queue.clear()
+        self.size = self._offset = 0
+        waited, self.tickets = list(self.tickets), {}
+        return waited
