@@ -116,7 +116,7 @@ MOVED = {
     "transport.secure": "v2019.core.secure",
     "transport.server": "v2019.server",
     "transport.service": "v2019.client",
-    "transport.session": "v2019.session",
+    "transport.session": "v2019.session v2019.incoming",
     "transport.state": "v2019.core.state",
     "transport.streams": "v2019.streams",
     "transport.strings": "v2019.strings",

@@ -8,7 +8,6 @@ producers.  Streams that can go on over another session are looked after by
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -52,13 +51,13 @@ from dmsg.v2019.core.events import (
     Ponged,
     Requested,
 )
-from dmsg.v2019.core.secure import INITIAL_WINDOW, MAX_SECURE_DATA, SecureEnd, SecureError
+from dmsg.v2019.core.secure import INITIAL_WINDOW, MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import MAX_FWD_DATA, SAME_KEY
+from dmsg.v2019.incoming import Incoming
 from dmsg.v2019.pings import PING_TIMEOUT, Pings
-from dmsg.v2019.streams import Encryption, Streams
-from dmsg.v2019.unconfirmed import Confirmations
+from dmsg.v2019.streams import Streams
 
 REQUEST_TIMEOUT = 10.0
 """Seconds for the answer to a REQUEST, by default."""
@@ -69,8 +68,6 @@ EXTENSION_TIME = 5.0
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes of answers that a client holds for a server that does not read."""
 
-MAX_ASKING = 16
-"""Look-ups at a time of who asks for a plain transport."""
 
 _log = Logger()
 
@@ -115,8 +112,7 @@ class ClientSession:
         self._link: Link | None = None
         self._accept = accept
         self._opening: Pending[ClientTransport, Accepted] = Pending()
-        self._unconfirmed = Confirmations(reactor, self._not_confirmed)
-        self._core.make_room = self._make_room
+        self._incoming = Incoming(reactor, self, self._core, accept, streams)
         self._writable = True
         self._receiving = False
         instance = streams.instance if streams is not None else b""
@@ -166,12 +162,12 @@ class ClientSession:
         waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
         if transport is None:
             return waiting  # type: ignore[return-value]  # it failed
-        stream = self._make_stream(transport, DmsgAddress(self._local), DmsgAddress(remote, port))
+        stream = self.make_stream(transport, DmsgAddress(self._local), DmsgAddress(remote, port))
         started = self._reactor.seconds()
 
         def opened(_: Accepted) -> IProtocol:
             if secure:
-                self._begin(stream, self._reactor.seconds() - started)
+                self.begin(stream, self._reactor.seconds() - started)
             try:
                 protocol = factory.buildProtocol(stream.getPeer())
                 if protocol is None:
@@ -229,7 +225,7 @@ class ClientSession:
         def opened(event: Accepted) -> None:
             end.round_trip = self._reactor.seconds() - started
             stream.requeue(event.unsent)
-            self._carry(stream, transport)
+            self.carry(stream, transport)
             # last: who is told may do anything, also end the stream
             stream.acknowledged_all(event.tokens)
 
@@ -250,13 +246,13 @@ class ClientSession:
             # refused ones are closed already, lost ones too; this is for a timeout or a cancel
             if self.connected:
                 self._core.close(transport, CloseReason.TIMEOUT)
-                self._flush()
+                self.flush()
             return failure
 
         waiting = self._opening.add(transport)
         waiting.addTimeout(timeout, self._reactor, _no_answer)
         waiting.addErrback(gave_up)
-        self._flush()
+        self.flush()
         return waiting, transport
 
     def close(self) -> None:
@@ -275,7 +271,7 @@ class ClientSession:
                 if end is not None and self._streams is not None:
                     self._streams.closed(stream, reason)
                 stream.carrier_closed(reason)
-            self._flush()
+            self.flush()
             self._link.close()
 
     @property
@@ -307,7 +303,7 @@ class ClientSession:
 
     def _send_ping(self, name: bytes) -> None:
         self._core.ping(name)
-        self._flush()
+        self.flush()
 
     def _stalled(self) -> None:
         if self._link is not None:
@@ -334,7 +330,7 @@ class ClientSession:
         self._receiving = True
         dispatched(events, self._handle, self, self._event_lost)
         self._receiving = False
-        self._flush()
+        self.flush()
         if self._core.left and self._link is not None:
             self._link.left()
         if self._core.broken is not None:
@@ -351,7 +347,7 @@ class ClientSession:
             was_open = transport.state is State.OPEN
             self._core.close(transport, CloseReason.ABORTED)
             if was_open:
-                self._transport_lost(transport, transport.secure, CloseReason.ABORTED, final=True)
+                self.transport_lost(transport, transport.secure, CloseReason.ABORTED, final=True)
 
     def link_congested(self) -> None:
         self._writable = False
@@ -368,10 +364,7 @@ class ClientSession:
         gone = TransportClosed(CloseReason.PEER_DISCONNECTED, self.why_lost)
         self.pings.stop(Failure(gone))
         open_ones = [one for one in self._core.transports.values() if one.state is State.OPEN]
-        for transport in self._unconfirmed:
-            self._unconfirmed.pop(transport)
-            if transport.secure is not None:
-                isolated(transport.secure.detach)
+        self._incoming.link_lost()
         self._core.transports.clear()
         self._core.lost = True
         if not self.established.called:
@@ -386,7 +379,7 @@ class ClientSession:
             self._keep_receipt(transport)
 
     def _link_gone(self, transport: ClientTransport) -> None:
-        self._transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
+        self.transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
 
     def _keep_receipt(self, transport: ClientTransport) -> None:
         """For the next connection to this server."""
@@ -416,194 +409,26 @@ class ClientSession:
             self._core.hand_in(self._streams.kept_receipts.take(self.server))
         self.established.callback(self)
 
-    def _on_requested(self, event: Requested) -> None:
-        transport = event.transport
-        if transport.state is State.CLOSED:
-            return  # a CLOSE came with the REQUEST
-        transport.user_session = self
-        streams = self._streams
-        if transport.offer is not None:
-            self._on_offer(transport)
-        elif streams is None or streams.encryption is Encryption.OFF:
-            self._accept_plain(transport, self._accept() if streams is None else streams.factory(0))
-        elif streams.encryption is Encryption.REQUIRE or streams.speaks_secure is None:
-            self._core.close(transport, CloseReason.ENCRYPTION_REQUIRED)
-        elif streams.asking >= MAX_ASKING:
-            self._core.close(transport, CloseReason.RATE_LIMITED)
-        else:
-            streams.asking += 1
-
-            # a server could ask in the name of a client that would have asked for more
-            def looked(offers: Any) -> None:
-                streams.asking -= 1
-                if transport.state is not State.OFFERED or self._link is None:
-                    return
-                if offers is not False:
-                    self._core.close(transport, CloseReason.ENCRYPTION_REQUIRED)
-                else:
-                    self._accept_plain(transport, streams.factory(0))
-                self._flush()
-
-            streams.speaks_secure(transport.remote).addBoth(looked)
-
-    def _accept_plain(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
-        stream = self._make_stream(transport, DmsgAddress(self._local), DmsgAddress(transport.remote))
-        protocol = self._build(factory, stream)
-        if protocol is None:
-            self._core.close(transport, CloseReason.REFUSED)
-            stream.carrier_closed(CloseReason.REFUSED)
-        else:
-            self._core.accept(transport)
-            stream.start(protocol)
-
-    def _build(self, factory: IProtocolFactory | None, stream: StreamTransport) -> IProtocol | None:
-        try:
-            return factory.buildProtocol(stream.getPeer()) if factory is not None else None
-        except Exception:
-            # the application's bug ends its transport, not the connection of all
-            _log.failure("unhandled error in buildProtocol of {factory!r}", factory=factory)
-            return None
-
-    def _on_offer(self, transport: ClientTransport) -> None:
-        """A secure transport is asked for: answer, and wait for the initiator to show that it holds the keys."""
-        streams = self._streams
-        assert streams is not None and transport.offer is not None
-        hello = transport.offer.hello
-        if hello.resume is not None:
-            stream = streams.offered(hello.resume, transport.remote)
-            if isinstance(stream, int):
-                self._core.answer_ended(transport, stream)
-                return
-            if stream is None:
-                # in the encrypted answer: a server cannot say it in this client's name
-                self._core.answer_ended(transport, CloseReason.NO_SUCH_STREAM)
-                return
-            self._go_on(stream, transport, hello)
-            return
-        factory = streams.factory(hello.port)
-        if hello.probe is not None:
-            factory = None if hello.probe and factory is None else streams.probes
-        if factory is None:
-            self._core.close(transport, CloseReason.REFUSED)
-            return
-        token = hello.token if streams.resume_timeout > 0 else None
-        end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token))
-        end.token = token
-        self._make_stream(transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote))
-        transport.user.end = end
-        self._unconfirmed.add(transport, factory)
-
-    def _go_on(self, stream: StreamTransport, transport: ClientTransport, hello: Hello) -> None:
-        """Take what carried the stream out of service and answer with where it stands."""
-        end: SecureEnd = stream.end
-        streams = self._streams
-        assert streams is not None and hello.resume is not None
-        before = end.transport
-        streams.suspend(stream, CloseReason.MOVED)
-        if before is not None:
-            before.user_session.close_moved(before)
-        end.generation = hello.resume.generation
-        try:
-            tokens, unsent = end.resume(hello.resume)
-        except SecureError as error:
-            self._core.close(transport, error.reason)
-            streams.lost(stream, error.reason, final=True)
-            return
-        stream.requeue(unsent)
-        transport.user = stream
-        self._core.accept_secure(transport, Hello(0, end.offer_window(), resume=end.position()), end)
-        self._unconfirmed.add(transport, None)
-        # last: who is told may do anything, also end the stream
-        stream.acknowledged_all(tokens)
-
     def close_moved(self, transport: ClientTransport) -> None:
         """What a stream leaves behind."""
-        self._unconfirmed.pop(transport)
+        self._incoming.forget(transport)
         self._core.close(transport, CloseReason.MOVED)
-        self._flush()
+        self.flush()
 
     def close_ended(self, transport: ClientTransport, reason: int) -> None:
         """A stream has ended whose transport was not closed yet."""
-        self._unconfirmed.pop(transport)
+        self._incoming.forget(transport)
         self._core.close(transport, reason)
-        self._flush()
+        self.flush()
 
-    def _not_confirmed(self, transport: ClientTransport, reason: CloseReason = CloseReason.TIMEOUT) -> None:
-        self._unconfirmed.pop(transport)
-        end = transport.secure
-        self._core.close(transport, reason)
-        if end is not None:
-            end.detach()
-        self._flush()
-
-    def _make_room(self, initiator: PubKey | None) -> bool:
-        """There are as many incoming transports as may be: one that nobody has confirmed goes for another.
-
-        Else the newest of who has most, when he has more than he who asks will have.
-
-        :param initiator: who asks; None where that is not certain.
-        """
-        unconfirmed = self._unconfirmed.first_to_go()
-        if unconfirmed is not None and initiator in (None, unconfirmed.remote):
-            self._not_confirmed(unconfirmed, CloseReason.TOO_MANY_TRANSPORTS)
-            return True
-        if initiator is None:
-            return False
-        incoming = [one for one in self._core.transports.values() if not one.initiator]
-        counts = Counter(one.remote for one in incoming)
-        if unconfirmed is not None and counts[unconfirmed.remote] > counts[initiator]:
-            self._not_confirmed(unconfirmed, CloseReason.TOO_MANY_TRANSPORTS)
-            return True
-        greediest = max(counts, key=counts.__getitem__)
-        if counts[greediest] <= counts[initiator] + 1:
-            return False
-        # what was confirmed by a frame of the same read has no stream yet
-        newest = (
-            one
-            for one in reversed(incoming)
-            if one.remote == greediest and one.user is not None and (one.user.end is not None or not one.is_secure)
-        )
-        transport = next(newest, None)
-        if transport is None:
-            return False
-        was_open = transport.state is State.OPEN
-        self._core.close(transport, CloseReason.TOO_MANY_TRANSPORTS)
-        if was_open:
-            self._transport_lost(transport, transport.secure, CloseReason.TOO_MANY_TRANSPORTS, final=True)
-        return True
-
-    def _on_confirmed(self, event: Confirmed) -> None:
-        transport = event.transport
-        stream = transport.user
-        unconfirmed = self._unconfirmed.pop(transport)
-        if unconfirmed is None or stream.over:
-            # an application ended it while this was on its way
-            self._core.close(transport, CloseReason.ABORTED)
-            return
-        factory = unconfirmed.factory
-        if self._streams is not None:
-            self._streams.doorman.met(transport.remote)
-        stream.end.round_trip = self._reactor.seconds() - unconfirmed.asked
-        if factory is None:
-            self._carry(stream, transport)
-            return
-        protocol = self._build(factory, stream)
-        if protocol is None:
-            self._core.close(transport, CloseReason.REFUSED)
-            stream.end.detach()
-            stream.carrier_closed(CloseReason.REFUSED)
-        else:
-            self._begin(stream, stream.end.round_trip)
-            stream.start(protocol)
-
-    def _begin(self, stream: StreamTransport, round_trip: float) -> None:
+    def begin(self, stream: StreamTransport, round_trip: float) -> None:
         """A secure stream is open."""
         assert self._streams is not None
         stream.end = stream.token.secure
         stream.end.round_trip = round_trip
         self._streams.add(stream)
 
-    def _carry(self, stream: StreamTransport, transport: ClientTransport) -> None:
+    def carry(self, stream: StreamTransport, transport: ClientTransport) -> None:
         """A stream goes on here."""
         assert self._streams is not None
         stream.server = self.server
@@ -627,20 +452,27 @@ class ClientSession:
     def _on_closed(self, event: Closed) -> None:
         transport = event.transport
         if not event.refused:
-            self._transport_lost(transport, event.end, event.reason, final=event.final)
+            self.transport_lost(transport, event.end, event.reason, final=event.final)
             return
-        if self._unconfirmed.pop(transport) is not None and event.end is not None:
+        if self._incoming.forget(transport) and event.end is not None:
             event.end.detach()
         error = TransportRefused(event.reason)
         error.final = event.final
         self._opening.fail(transport, Failure(error))
 
-    def _transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
+    def transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
+        """A transport is over: its stream ends with it, or looks for another."""
         if not transport.is_secure:
             transport.user.carrier_closed(reason)
         elif end is not None and end.transport is transport:  # else its stream has moved on
             assert self._streams is not None
             self._streams.lost(transport.user, reason, final=final)
+
+    def _on_requested(self, event: Requested) -> None:
+        self._incoming.requested(event.transport)
+
+    def _on_confirmed(self, event: Confirmed) -> None:
+        self._incoming.confirmed(event.transport)
 
     _handle: dict[type[Event], Callable[[ClientSession, Any], None]] = {
         Established: _on_established,
@@ -668,7 +500,7 @@ class ClientSession:
         return True
 
     def stream_flush(self) -> None:
-        self._flush()
+        self.flush()
 
     def stream_in_flight(self, stream: StreamTransport) -> int:
         return len(stream.token.in_flight) if stream.end is None else len(stream.end.in_flight)
@@ -678,23 +510,29 @@ class ClientSession:
         end: SecureEnd | None = stream.end
         if end is not None and end.consumed >= end.measure_at:
             end.measure(self._reactor.seconds())
-        self._flush()
+        self.flush()
 
     def give_up(self, stream: StreamTransport, reason: int) -> None:
         """The stream's transport here is no good: the other end is told, and looks for another."""
         self._core.close(stream.token, reason)
-        self._flush()
+        self.flush()
 
     def stream_close(self, stream: StreamTransport, reason: int) -> None:
         self._core.close(stream.token, reason)
         if stream.end is not None and self._streams is not None:
             self._streams.closed(stream, reason)
-        self._flush()
+        self.flush()
 
     def stream_schedule(self, stream: StreamTransport) -> None:
         self._turn.add_stream(stream)
 
-    def _make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> StreamTransport:
+    @property
+    def linked(self) -> bool:
+        """Its connection is there."""
+        return self._link is not None
+
+    def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> StreamTransport:
+        """A stream over a transport that is not open yet."""
         largest = MAX_SECURE_DATA if transport.is_secure else MAX_FWD_DATA
         stream = StreamTransport(self._reactor, self, host, peer, largest)
         stream.token = transport
@@ -704,7 +542,8 @@ class ClientSession:
         transport.user_session = self
         return stream
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what the core has to send, unless that is done at the end of this read."""
         if self._receiving:
             return  # frames_received() does it once for all its events
         data = self._core.data_to_send()

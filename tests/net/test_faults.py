@@ -24,7 +24,7 @@ from dmsg.net import socketopts
 from dmsg.net.links.records import RecordClientEndpoint
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.xk import XKHandshake
-from dmsg.v2019.core import relay as relay_module
+from dmsg.v2019.core import congestion
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, FWD, REQUEST, Frame
 from dmsg.v2019.session import ClientSession
@@ -273,7 +273,7 @@ class ReceiverTests(FaultCase):
     async def test_6_a_flood_of_frames_for_nothing(self) -> None:
         """Answers that are not read end the flooder, not the server."""
         # the bound itself is tested in test_relay; twenty megabytes of answers take a slow machine too long
-        self.patch(relay_module, "PEER_QUEUE_MAXIMUM", 1024 * 1024)
+        self.patch(congestion, "PEER_QUEUE_MAXIMUM", 1024 * 1024)
         # and on one that is busy the kernel would give up the flooder, who does not read, before the bound does
         patient = [(*option[:2], 0 if option[1] == "TCP_USER_TIMEOUT" else option[2]) for option in socketopts._OPTIONS]
         self.patch(socketopts, "_OPTIONS", patient)

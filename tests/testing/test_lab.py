@@ -230,7 +230,7 @@ class LabTests(SynchronousTestCase):
             session._core.refusal = lambda initiator, ephemeral: CloseReason.RATE_LIMITED
             for transport in list(session._core.transports.values()):
                 session._core.close(transport, CloseReason.STALLED)
-            session._flush()
+            session.flush()
         lab.network.run(3)
         now = lab.clock.seconds()
         self.assertTrue(victim.streams.suspended)

@@ -46,7 +46,7 @@ class StepCase(ResumeCase):
             self.network.clock.advance(0)
             for pump in self.network.pumps:
                 pump.pump()
-                if self.b._unconfirmed:
+                if self.b._incoming._unconfirmed:
                     return
         self.fail("B was not asked")
 

@@ -33,7 +33,7 @@ from dmsg.v2019.core.secure import (
     SecureError,
 )
 from dmsg.v2019.core.wire import ACK, CLOSE, FWD, HANDSHAKE_PAYLOAD_SIZE, MIN_SECURE_REQUEST, REQUEST, Frame
-from dmsg.v2019.session import MAX_ASKING
+from dmsg.v2019.incoming import MAX_ASKING
 from dmsg.v2019.streams import Encryption
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
 from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, RawClient
@@ -530,7 +530,7 @@ class ReplayTests(SecureCase):
         self.network.settle()
         self.assertEqual(len(built), 1)
         self.assertEqual(len(self.b._core.transports), 1)
-        self.assertFalse(self.b._unconfirmed)
+        self.assertFalse(self.b._incoming._unconfirmed)
 
     def test_one_that_is_never_confirmed_goes(self) -> None:
         proposal = Proposal(A, B.public, Hello(7, 1000))
@@ -539,10 +539,10 @@ class ReplayTests(SecureCase):
         self.network.settle()
         quiet.send(Frame(REQUEST, 2, proposal.payload).encode())
         self.network.settle()
-        self.assertEqual(len(self.b._unconfirmed), 1)
+        self.assertEqual(len(self.b._incoming._unconfirmed), 1)
         self.network.clock.advance(CONFIRM_TIMEOUT)
         self.network.settle()
-        self.assertEqual((len(self.b._unconfirmed), self.b.transports), (0, 0))
+        self.assertEqual((len(self.b._incoming._unconfirmed), self.b.transports), (0, 0))
         self.assertEqual(quiet.take()[-1].payload, bytes((CloseReason.TIMEOUT,)))
 
 

@@ -1,0 +1,253 @@
+"""Transports that others open to a client: who gets them, which are believed, which go when there are too many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
+from twisted.logger import Logger
+
+from dmsg.errors import CloseReason
+from dmsg.keys import PubKey
+from dmsg.net.isolate import isolated
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.stream import StreamTransport
+from dmsg.v2019.core.agreement import Hello
+from dmsg.v2019.core.secure import INITIAL_WINDOW, SecureEnd, SecureError
+from dmsg.v2019.core.state import ClientTransport, State
+from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.streams import Encryption, Streams
+from dmsg.v2019.unconfirmed import Confirmations
+
+MAX_ASKING = 16
+"""Look-ups at a time of who asks for a plain transport."""
+
+_log = Logger()
+
+
+class Carrying(Protocol):
+    """What is needed of the session around it."""
+
+    @property
+    def linked(self) -> bool:
+        """Its connection is there."""
+
+    def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> StreamTransport:
+        """A stream over a transport that is not open yet."""
+
+    def begin(self, stream: StreamTransport, round_trip: float) -> None:
+        """A secure stream is open."""
+
+    def carry(self, stream: StreamTransport, transport: ClientTransport) -> None:
+        """A stream goes on here."""
+
+    def transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
+        """A transport is over."""
+
+    def flush(self) -> None:
+        """Send what the core has to send."""
+
+
+class Incoming:
+    """Those of one session.
+
+    :param accept: the factory for all of them where there are no ``streams``.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        session: Carrying,
+        core: ClientConnection,
+        accept: Callable[[], IProtocolFactory | None],
+        streams: Streams | None,
+    ) -> None:
+        self._reactor = reactor
+        self._session = session
+        self._core = core
+        self._accept = accept
+        self._streams = streams
+        self._local = core.local
+        self._unconfirmed = Confirmations(reactor, self._not_confirmed)
+        core.make_room = self._make_room
+
+    def forget(self, transport: ClientTransport) -> bool:
+        """It is over; whether it was waiting to be confirmed."""
+        return self._unconfirmed.pop(transport) is not None
+
+    def link_lost(self) -> None:
+        """All are over."""
+        for transport in self._unconfirmed:
+            self._unconfirmed.pop(transport)
+            if transport.secure is not None:
+                isolated(transport.secure.detach)
+
+    def requested(self, transport: ClientTransport) -> None:
+        """Somebody asks for a transport."""
+        if transport.state is State.CLOSED:
+            return  # a CLOSE came with the REQUEST
+        transport.user_session = self._session
+        streams = self._streams
+        if transport.offer is not None:
+            self._on_offer(transport)
+        elif streams is None or streams.encryption is Encryption.OFF:
+            self._accept_plain(transport, self._accept() if streams is None else streams.factory(0))
+        elif streams.encryption is Encryption.REQUIRE or streams.speaks_secure is None:
+            self._core.close(transport, CloseReason.ENCRYPTION_REQUIRED)
+        elif streams.asking >= MAX_ASKING:
+            self._core.close(transport, CloseReason.RATE_LIMITED)
+        else:
+            streams.asking += 1
+
+            # a server could ask in the name of a client that would have asked for more
+            def looked(offers: Any) -> None:
+                streams.asking -= 1
+                if transport.state is not State.OFFERED or not self._session.linked:
+                    return
+                if offers is not False:
+                    self._core.close(transport, CloseReason.ENCRYPTION_REQUIRED)
+                else:
+                    self._accept_plain(transport, streams.factory(0))
+                self._session.flush()
+
+            streams.speaks_secure(transport.remote).addBoth(looked)
+
+    def _accept_plain(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
+        stream = self._session.make_stream(transport, DmsgAddress(self._local), DmsgAddress(transport.remote))
+        protocol = self._build(factory, stream)
+        if protocol is None:
+            self._core.close(transport, CloseReason.REFUSED)
+            stream.carrier_closed(CloseReason.REFUSED)
+        else:
+            self._core.accept(transport)
+            stream.start(protocol)
+
+    def _build(self, factory: IProtocolFactory | None, stream: StreamTransport) -> IProtocol | None:
+        try:
+            return factory.buildProtocol(stream.getPeer()) if factory is not None else None
+        except Exception:
+            # the application's bug ends its transport, not the connection of all
+            _log.failure("unhandled error in buildProtocol of {factory!r}", factory=factory)
+            return None
+
+    def _on_offer(self, transport: ClientTransport) -> None:
+        """A secure transport is asked for: answer, and wait for the initiator to show that it holds the keys."""
+        streams = self._streams
+        assert streams is not None and transport.offer is not None
+        hello = transport.offer.hello
+        if hello.resume is not None:
+            stream = streams.offered(hello.resume, transport.remote)
+            if isinstance(stream, int):
+                self._core.answer_ended(transport, stream)
+                return
+            if stream is None:
+                # in the encrypted answer: a server cannot say it in this client's name
+                self._core.answer_ended(transport, CloseReason.NO_SUCH_STREAM)
+                return
+            self._go_on(stream, transport, hello)
+            return
+        factory = streams.factory(hello.port)
+        if hello.probe is not None:
+            factory = None if hello.probe and factory is None else streams.probes
+        if factory is None:
+            self._core.close(transport, CloseReason.REFUSED)
+            return
+        token = hello.token if streams.resume_timeout > 0 else None
+        end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token))
+        end.token = token
+        self._session.make_stream(transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote))
+        transport.user.end = end
+        self._unconfirmed.add(transport, factory)
+
+    def _go_on(self, stream: StreamTransport, transport: ClientTransport, hello: Hello) -> None:
+        """Take what carried the stream out of service and answer with where it stands."""
+        end: SecureEnd = stream.end
+        streams = self._streams
+        assert streams is not None and hello.resume is not None
+        before = end.transport
+        streams.suspend(stream, CloseReason.MOVED)
+        if before is not None:
+            before.user_session.close_moved(before)
+        end.generation = hello.resume.generation
+        try:
+            tokens, unsent = end.resume(hello.resume)
+        except SecureError as error:
+            self._core.close(transport, error.reason)
+            streams.lost(stream, error.reason, final=True)
+            return
+        stream.requeue(unsent)
+        transport.user = stream
+        self._core.accept_secure(transport, Hello(0, end.offer_window(), resume=end.position()), end)
+        self._unconfirmed.add(transport, None)
+        # last: who is told may do anything, also end the stream
+        stream.acknowledged_all(tokens)
+
+    def _not_confirmed(self, transport: ClientTransport, reason: CloseReason = CloseReason.TIMEOUT) -> None:
+        self._unconfirmed.pop(transport)
+        end = transport.secure
+        self._core.close(transport, reason)
+        if end is not None:
+            end.detach()
+        self._session.flush()
+
+    def _make_room(self, initiator: PubKey | None) -> bool:
+        """There are as many incoming transports as may be: one that nobody has confirmed goes for another.
+
+        Else the newest of who has most, when he has more than he who asks will have.
+
+        :param initiator: who asks; None where that is not certain.
+        """
+        unconfirmed = self._unconfirmed.first_to_go()
+        if unconfirmed is not None and initiator in (None, unconfirmed.remote):
+            self._not_confirmed(unconfirmed, CloseReason.TOO_MANY_TRANSPORTS)
+            return True
+        if initiator is None:
+            return False
+        incoming = [one for one in self._core.transports.values() if not one.initiator]
+        counts = Counter(one.remote for one in incoming)
+        if unconfirmed is not None and counts[unconfirmed.remote] > counts[initiator]:
+            self._not_confirmed(unconfirmed, CloseReason.TOO_MANY_TRANSPORTS)
+            return True
+        greediest = max(counts, key=counts.__getitem__)
+        if counts[greediest] <= counts[initiator] + 1:
+            return False
+        # what was confirmed by a frame of the same read has no stream yet
+        newest = (
+            one
+            for one in reversed(incoming)
+            if one.remote == greediest and one.user is not None and (one.user.end is not None or not one.is_secure)
+        )
+        transport = next(newest, None)
+        if transport is None:
+            return False
+        was_open = transport.state is State.OPEN
+        self._core.close(transport, CloseReason.TOO_MANY_TRANSPORTS)
+        if was_open:
+            self._session.transport_lost(transport, transport.secure, CloseReason.TOO_MANY_TRANSPORTS, final=True)
+        return True
+
+    def confirmed(self, transport: ClientTransport) -> None:
+        """An initiator has shown that it holds the keys: the stream begins, or goes on."""
+        stream = transport.user
+        unconfirmed = self._unconfirmed.pop(transport)
+        if unconfirmed is None or stream.over:
+            # an application ended it while this was on its way
+            self._core.close(transport, CloseReason.ABORTED)
+            return
+        factory = unconfirmed.factory
+        if self._streams is not None:
+            self._streams.doorman.met(transport.remote)
+        stream.end.round_trip = self._reactor.seconds() - unconfirmed.asked
+        if factory is None:
+            self._session.carry(stream, transport)
+            return
+        protocol = self._build(factory, stream)
+        if protocol is None:
+            self._core.close(transport, CloseReason.REFUSED)
+            stream.end.detach()
+            stream.carrier_closed(CloseReason.REFUSED)
+        else:
+            self._session.begin(stream, stream.end.round_trip)
+            stream.start(protocol)
