@@ -15,7 +15,7 @@ class CloseReason(IntEnum):
     """The one byte of a CLOSE frame.
 
     The 2019 reference writes only 0 and reads none.  A value that is not
-    listed here is carried as it came (see :func:`close_reason_text`).
+    listed here is carried as it came (see ``close_reason_text``).
     """
 
     UNSPECIFIED = 0

@@ -17,7 +17,22 @@ html_title = "dmsg"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True}
-nitpicky = False
+nitpicky = True
+# their documentation is elsewhere, and building ours needs no network
+_FOREIGN = (
+    "asyncio bytes collections coincurve contextlib datetime decimal deltalake enum google klein logging os pathlib prometheus_client "
+    "pyarrow pyspark random re socket sqlite3 subprocess threading treq twisted txredisapi typing weakref werkzeug zope"
+)
+nitpick_ignore_regex = [
+    ("py:.*", rf"({'|'.join(_FOREIGN.split())})\..*"),
+    # as Sphinx prints interfaces and parts of types that it cannot read
+    ("py:class", r".*(<|\[|>).*"),
+    ("py:class", r"dmsg\.rmb\.envelope\.envelope_pb2\..*"),
+    ("py:class", r".*\._\w+"),
+    # variables of types
+    ("py:(class|obj)", r"dmsg\..*\.[A-Z]"),
+    ("py:(exc|class)", "CannotListenError|IPv4Address|IPv6Address|Handler"),
+]
 
 
 def _write_transitions() -> None:
@@ -54,18 +69,33 @@ _write_transitions()
 _write_tables()
 
 
-def _public_target(app: Any, env: Any, node: Any, content: Any) -> Any:
-    """A reference to where a public name is defined leads to where it is documented."""
-    target = node.get("reftarget", "")
-    for module in ("dmsg", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing"):
+_PUBLIC = ("dmsg", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
+
+
+def _documented(target: str, place: str) -> str | None:
+    """Where a name is documented: public ones where programs import them, all others where they are defined.
+
+    :param place: the module in which it is said.
+    """
+    first, _, rest = target.partition(".")
+    found = None if first == "dmsg" else vars(import_module(place)).get(first) if place else None
+    if hasattr(found, "__name__") and getattr(found, "__module__", "").startswith("dmsg."):
+        target = f"{found.__module__}.{found.__name__}" + (f".{rest}" if rest else "")
+    for module in _PUBLIC:
         for name in import_module(module).__all__:
             defined = f"{getattr(getattr(import_module(module), name), '__module__', module)}.{name}"
             if target == defined or target.startswith(defined + "."):
-                kind = node["reftype"]
-                public = module + "." + name + target.removeprefix(defined)
-                domain = env.domains["py"]
-                return domain.resolve_xref(env, node["refdoc"], app.builder, kind, public, node, content)
-    return None
+                return module + "." + name + target.removeprefix(defined)
+    return target if found is not None else None
+
+
+def _public_target(app: Any, env: Any, node: Any, content: Any) -> Any:
+    """A reference to where something is defined, or by its bare name, leads to where it is documented."""
+    target = _documented(node.get("reftarget", ""), node.get("py:module") or "")
+    if target is None:
+        return None
+    domain = env.domains["py"]
+    return domain.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], target, node, content)
 
 
 def setup(app: Any) -> None:

@@ -67,7 +67,7 @@ def string_of(value: Any, what: str) -> str:
 
 
 class Reader:
-    """How posted JSON is taken: :data:`STRICT` or :data:`AS_GO`.
+    """How posted JSON is taken: ``STRICT`` or ``AS_GO``.
 
     What both do is here.  All methods raise :class:`EntryDecodeError`, with
     ``what`` in its text, for what they do not take.

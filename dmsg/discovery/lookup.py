@@ -1,6 +1,6 @@
 """The client of discovery: what is fetched is verified before it is used.
 
-:class:`Lookup` talks to one discovery, :class:`Lookups` to several: reads ask
+:class:`Lookup` talks to one discovery, :class:`~dmsg.discovery.lookups.Lookups` to several: reads ask
 one after the other until one answers, writes go to all of them.
 """
 

@@ -31,7 +31,7 @@ class Discovery(ListeningService):
     """The discovery service.
 
     :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
-    :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.open_store`.
+    :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.opening.open_store`.
     :param settings: what an operator chooses; single ones may be given as keywords.
     :ivar ready: fires with the listening ports; fails with StoreError or
         what listening raises.

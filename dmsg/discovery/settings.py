@@ -52,7 +52,7 @@ class DiscoverySettings:
     :ivar private_servers: servers in private networks are looked at, too, whoever posts their entries.
     :ivar openings: how servers are asked to prove their keys.
     :ivar store_limit: bytes of entries that are kept; None: in memory :func:`~dmsg.base.memory.default_limit`, else
-        :data:`~dmsg.discovery.store.STORE_LIMIT`.
+        ``STORE_LIMIT``.
     :ivar entry_ttl: seconds after which entries of programs are dropped that do not post them again.
     :ivar of_place: bytes of entries of one public address.
     :ivar proxied: the address of who asks is the last of X-Forwarded-For.

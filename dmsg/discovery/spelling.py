@@ -17,7 +17,7 @@ class Spelling:
     """The members of entries as one generation of programs calls them, in their order on the wire.
 
     What another generation calls otherwise is another instance; entries carry
-    the one that they were signed in (:attr:`Entry.spelling`).
+    the one that they were signed in (``Entry.spelling``).
 
     :ivar delegated_servers: the member of ``client``.
     :ivar server: the members of ``server``: address, port, free connections.

@@ -1,7 +1,7 @@
 """The factory of the messaging server.
 
 Rules are in :mod:`dmsg.messaging.core.relay`; a link is given to the relay by
-:class:`~dmsg.servers.server.ServedSession`.  The client's side is in :mod:`dmsg.messaging.session`.
+:class:`~dmsg.servers.serving.ServedSession`.  The client's side is in :mod:`dmsg.messaging.session`.
 """
 
 from __future__ import annotations

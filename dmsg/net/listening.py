@@ -19,8 +19,8 @@ _log = Logger()
 class ListeningService(Service):
     """What starting, listening and stopping of all entities have in common.
 
-    A subclass has :meth:`_start`, which calls :meth:`_listen`, and
-    :meth:`_stop`, which calls :meth:`_stop_listening` first.
+    A subclass has ``_start``, which calls ``_listen``, and
+    ``_stop``, which calls ``_stop_listening`` first.
 
     :param listen: Twisted endpoint strings.
     :ivar ports: that listen now.

@@ -75,7 +75,7 @@ class Recorder:
     def record(self, event: str, fields: dict[str, Any]) -> None:
         """Take an event.
 
-        :param event: its type, of :data:`~dmsg.telemetry.schema.EVENTS`.
+        :param event: its type, of ``EVENTS``.
         :param fields: what it holds besides the envelope; a value of bytes is a
             client's key and is written as its pseudonym.
         """

@@ -2,10 +2,10 @@
 
 Pure data, and the only thing that :mod:`dmsg.telemetry` and
 :mod:`dmsg.analytics` share.  An event is one JSON object on one line: the
-fields of :data:`ENVELOPE`, then those of its type.  A field that is absent was
+fields of ``ENVELOPE``, then those of its type.  A field that is absent was
 not measured, which is something else than 0.
 
-Rules for changes: a new field or a new type keeps :data:`SCHEMA_VERSION`; a
+Rules for changes: a new field or a new type keeps ``SCHEMA_VERSION``; a
 field that changes its meaning gets a new name; a reader refuses a version that
 it does not know and keeps the line in quarantine.
 """

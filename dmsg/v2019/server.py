@@ -34,7 +34,7 @@ class Server(RelayServer):
 
     :param listen: Twisted endpoint strings.
     :param settings: what all servers have; single ones may be given as keywords.
-    :param limits: what one client may have; :attr:`ServerFactory.limits` changes it later.
+    :param limits: what one client may have; ``ServerFactory.limits`` changes it later.
     :param telemetry: where to write events for the pipeline, or None.
     :ivar ready: fires with the listening ports.
     """

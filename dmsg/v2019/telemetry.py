@@ -29,7 +29,7 @@ def reason_name(reason: int) -> str:
 
 
 class RelayTelemetry:
-    """Observes a relay (:class:`~dmsg.v2019.core.relay.Observer`) and its sessions."""
+    """Observes a relay (:class:`~dmsg.v2019.core.peers.Observer`) and its sessions."""
 
     def __init__(self, telemetry: Telemetry, now: Any, server: bytes) -> None:
         """:param now: seconds of the reactor's clock.

@@ -24,7 +24,7 @@ LOOKUP_LIMIT = 1000
 CHURN_LIMIT = 5000
 """Entries of one client in a day; the usual one posts every few minutes."""
 UNANSWERED_LIMIT = 0.9
-"""Share of its requests that nobody accepted, with :data:`UNANSWERED_LEAST` of them and more."""
+"""Share of its requests that nobody accepted, with ``UNANSWERED_LEAST`` of them and more."""
 UNANSWERED_LEAST = 50
 SHOWN_FROM = 1.0
 """Scores of a server's day below are not in the table: who stays below at each of many servers is seen in their sum."""

@@ -66,7 +66,7 @@ class Simulation:
     def write(self, directory: Path) -> dict[str, int]:
         """Write a spool, receipts as if they had been checked, and the truth.
 
-        :param directory: gets ``spool/``, ``checked/`` and :data:`TRUTH`.
+        :param directory: gets ``spool/``, ``checked/`` and ``TRUTH``.
         :returns: files of each.
         """
         written = {"spool": 0, "checked": 0}

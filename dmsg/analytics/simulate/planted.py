@@ -2,7 +2,7 @@
 
 Each of these befalls one server, by its rank from 0, on the last day; a network
 that has fewer servers has fewer of them.  Some are too small for anybody to
-see in a network of few events: :meth:`Planted.truth` names what is there,
+see in a network of few events: ``Planted.truth`` names what is there,
 whatever it takes to find it.
 """
 

@@ -24,7 +24,7 @@ STORE_LIMIT = 4096 * 1024 * 1024
 def parse_store(description: str) -> tuple[str, str]:
     """``memory``, ``sqlite`` or ``redis``, and what follows the colon.
 
-    :raises StoreError: it is none of them.
+    :raises ~dmsg.discovery.store.base.StoreError: it is none of them.
     """
     kind, colon, rest = description.partition(":")
     if not colon or kind not in ("memory", "sqlite", "redis") or bool(rest) == (kind == "memory"):
@@ -42,7 +42,7 @@ async def open_store(
         the environment, ``DMSG_REDIS_PASSWORD``.
     :param limit: bytes that are kept, in all.
     :param random: chooses which servers a store in memory names.
-    :raises StoreError: unknown, cannot be opened, or Redis does not answer.
+    :raises ~dmsg.discovery.store.base.StoreError: unknown, cannot be opened, or Redis does not answer.
     """
     kind, rest = parse_store(description)
     if kind == "memory":

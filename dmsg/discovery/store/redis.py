@@ -268,7 +268,8 @@ class RedisStore:
     failures: tuple[type[Exception], ...] = (RedisError,)
 
     def __init__(self, connection: Any, random: Random | None = None, limit: float = math.inf) -> None:
-        """:param connection: of txredisapi, with ``charset=None``; see :func:`~dmsg.discovery.store.open_store`.
+        """:param connection: of txredisapi, with ``charset=None``;
+            see :func:`~dmsg.discovery.store.opening.open_store`.
 
         :param limit: bytes that are kept, in all.
         """

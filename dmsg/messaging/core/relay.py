@@ -1,7 +1,7 @@
 """What a messaging server does with frames.  No I/O.
 
 A :class:`RelayPeer` is one link; what goes to it is handed to its
-:class:`Port`.  A channel is two :class:`End` objects, one in the table of each
+:class:`~dmsg.messaging.core.peers.LinkPort`.  A channel is two :class:`End` objects, one in the table of each
 link, under the id that the channel has there.
 
 Rules: the seed document, sections Channel Management to Handling

@@ -1,6 +1,6 @@
 """Where a channel is at a client, and what moves it.
 
-Control frames go through :data:`TRANSITIONS`; Send tests one attribute.
+Control frames go through ``TRANSITIONS``; Send tests one attribute.
 """
 
 from __future__ import annotations

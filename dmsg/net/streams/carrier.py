@@ -15,7 +15,7 @@ class StreamCarrier(Protocol):
         """Another frame may be sent now."""
 
     def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
-        """Send one frame of at most ``stream.max_frame`` bytes; :meth:`StreamTransport.acknowledged` follows."""
+        """Send one frame of at most ``stream.max_frame`` bytes; ``StreamTransport.acknowledged`` follows."""
 
     def stream_confirms(self, stream: StreamTransport) -> bool:
         """Whether a frame counts as acknowledged when the remote has it; else when the link has it."""

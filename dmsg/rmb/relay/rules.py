@@ -47,7 +47,7 @@ class Decision:
 class Refused(Exception):
     """A message is not carried.
 
-    :ivar drop: why; :data:`TEXTS` has what its sender is told.
+    :ivar drop: why; ``TEXTS`` has what its sender is told.
     """
 
     def __init__(self, drop: Drop) -> None:

@@ -21,8 +21,8 @@ class Established:
 @dataclass(slots=True)
 class Requested:
     """Another client asks for ``transport``: answer with
-    :meth:`ClientConnection.accept`, :meth:`ClientConnection.accept_secure` when it
-    has an offer, or :meth:`ClientConnection.close`, unless its state is CLOSED meanwhile."""
+    ``ClientConnection.accept``, ``ClientConnection.accept_secure`` when it
+    has an offer, or ``ClientConnection.close``, unless its state is CLOSED meanwhile."""
 
     transport: ClientTransport
 
@@ -49,7 +49,7 @@ class Confirmed:
 
 @dataclass(slots=True)
 class DataReceived:
-    """User bytes, never empty; say :meth:`ClientConnection.consumed` when they are read."""
+    """User bytes, never empty; say ``ClientConnection.consumed`` when they are read."""
 
     transport: ClientTransport
     data: bytes

@@ -1,7 +1,7 @@
 """What a relay knows of one transport besides where it leads.  No I/O, no clock.
 
-The relay's loop counts per :class:`~dmsg.v2019.core.relay.Route`, whether
-anybody looks or not; an :class:`~dmsg.v2019.core.relay.Observer`, if there is one, is
+The relay's loop counts per :class:`~dmsg.v2019.core.peers.Route`, whether
+anybody looks or not; an :class:`~dmsg.v2019.core.peers.Observer`, if there is one, is
 told when a transport begins, is accepted and ends, and of refusals.
 """
 
@@ -29,7 +29,7 @@ def transport_identity(request: bytes, accept: bytes) -> bytes:
 
 
 class Way(Protocol):
-    """One direction, as :class:`~dmsg.v2019.core.relay.Route` counts it."""
+    """One direction, as :class:`~dmsg.v2019.core.peers.Route` counts it."""
 
     frames: int
     acks: int

@@ -1,7 +1,7 @@
 """What the server does with frames: who is connected, where an id leads, what is refused.
 
 No I/O.  A :class:`RelayPeer` is one connection; what goes to it is handed to
-its :class:`Port`.  The protocol class feeds plaintext to
+its :class:`~dmsg.v2019.core.peers.ConnectionPort`.  The protocol class feeds plaintext to
 :meth:`Relay.receive_frames`; nothing is returned but how far it got, and an
 error of the protocol is an exception that ends that peer only.
 
@@ -9,7 +9,7 @@ Invariants, checked by :meth:`Relay.check`:
 
 * a route exists at both ends or at neither (the 2019 reference leaves one end
   behind, its defect 5);
-* :attr:`Relay.newest` names only connections that are here (its defect 12).
+* ``Relay.newest`` names only connections that are here (its defect 12).
 
 What a receiver does not take at once waits in :mod:`dmsg.v2019.core.congestion`.
 """

@@ -1,6 +1,6 @@
 """Where a transport is, what moves it, and what a client keeps of it.
 
-Control frames go through :data:`TRANSITIONS`; FWD and ACK test one attribute.
+Control frames go through ``TRANSITIONS``; FWD and ACK test one attribute.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 No I/O, no clock.  Bytes go in through :meth:`ClientConnection.receive_frames`,
 events come out, frames to send collect until :meth:`ClientConnection.data_to_send`.
 
-Control frames go through :data:`~dmsg.v2019.core.state.TRANSITIONS`; FWD and ACK test one attribute.
+Control frames go through ``TRANSITIONS``; FWD and ACK test one attribute.
 Where the 2019 client waits for each ACK, this one keeps a window in flight
 (``WINDOW_BYTES``, ``WINDOW_FRAMES`` of :mod:`dmsg.v2019.core.wire`); the receiving side is the reference's:
 an ACK goes out on receipt while at most ``UNREAD_LIMIT`` bytes are unread,

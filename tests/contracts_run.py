@@ -1,0 +1,49 @@
+"""Imports that go the wrong way are refused: one of each kind is planted in a copy.  ``make lint`` runs it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+ROOT = Path(__file__).parents[1]
+FIRST = "from __future__ import annotations\n"
+PLANTED = (
+    # where, what, the contract that says no
+    ("dmsg/base/units.py", "from dmsg.net.retry import retry_delay", "Layers"),
+    ("dmsg/v2019/dial.py", "from dmsg.messaging.core.wire import Profile", "Layers"),
+    ("dmsg/v2019/core/wire.py", "from dmsg.v2019.core.relay import Relay", "The core of 2019"),
+    ("dmsg/v2019/core/table.py", "from twisted.internet import defer", "Cores do no I/O"),
+    ("dmsg/rmb/relay/rules.py", "from dmsg.rmb.relay.switch import Switch", "The bus' relay"),
+    ("dmsg/net/pace.py", "from dmsg.net.web.site import answer", "Plumbing"),
+    ("dmsg/analytics/jobs.py", "from dmsg.v2019.client import Client", "Layers|The pipeline shares"),
+    ("dmsg/telemetry/spool.py", "import pyspark", "needs no Spark"),
+)
+
+
+class ContractTests(SynchronousTestCase):
+    """Each planted import breaks the contract that is meant."""
+
+    def lint(self, root: Path) -> tuple[int, str]:
+        program = Path(sys.executable).with_name("lint-imports")
+        ran = subprocess.run([program, "--no-cache"], cwd=root, capture_output=True, text=True, check=False)
+        return ran.returncode, ran.stdout
+
+    def test_planted(self) -> None:
+        root = Path(self.mktemp())
+        shutil.copytree(ROOT / "dmsg", root / "dmsg", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / ".importlinter", root)
+        status, said = self.lint(root)
+        self.assertEqual(status, 0, said)
+        for place, line, contract in PLANTED:
+            path = root / place
+            before = path.read_text()
+            path.write_text(before.replace(FIRST, f"{FIRST}{line}\n"))
+            status, said = self.lint(root)
+            broken = [one for one in said.splitlines() if one.endswith("BROKEN")]
+            self.assertEqual(status, 1, f"{line} in {place} is nobody's error")
+            self.assertRegex("\n".join(broken), contract, f"{line} in {place}")
+            path.write_text(before)
