@@ -308,7 +308,7 @@ class SendingTests(StreamCase):
     def test_a_send_of_many_frames(self) -> None:
         """Fires when the last is acknowledged; pieces are no larger than a window's part."""
         sending = self.stream.send(bytes(LARGEST_PIECE + 1500))
-        self.assertEqual([len(data) for data, _ in self.stream._outbox._queue], [LARGEST_PIECE, 1500])
+        self.assertEqual([len(data) for data, _ in self.stream._outbox.waiting], [LARGEST_PIECE, 1500])
         self.carrier.turn()
         count = len(self.carrier.sent)
         self.assertEqual(len(self.carrier.data), LARGEST_PIECE + 1500)
@@ -396,7 +396,7 @@ class SendingTests(StreamCase):
         self.carrier.window = 0
         self.stream.write(b"x")
         self.stream.probe()
-        self.assertEqual(len(self.stream._outbox._queue), 1)
+        self.assertEqual(len(self.stream._outbox.waiting), 1)
 
     @given(st.lists(st.tuples(st.sampled_from(["write", "send", "turn", "ack"]), st.integers(0, 3000)), max_size=40))
     def test_whatever_is_written_arrives_in_order(self, steps: list[tuple[str, int]]) -> None:

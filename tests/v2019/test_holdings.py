@@ -218,11 +218,11 @@ class AccountTests(SecureCase):
         theirs.transport.pauseProducing()
         mine.transport.write(bytes(3_000_000))
         self.network.settle()
-        self.assertLessEqual(max(len(data) for data, _ in mine.transport._outbox._queue), LARGEST_PIECE)
-        before = len(mine.transport._outbox._queue)
+        self.assertLessEqual(max(len(data) for data, _ in mine.transport._outbox.waiting), LARGEST_PIECE)
+        before = len(mine.transport._outbox.waiting)
         for _ in range(10_000):
             mine.transport.write(b"x")
-        self.assertLess(len(mine.transport._outbox._queue) - before, 20)
+        self.assertLess(len(mine.transport._outbox.waiting) - before, 20)
         sent = mine.transport.send(bytes(1_000_000))
         fired: list[Any] = []
         sent.addCallback(fired.append)

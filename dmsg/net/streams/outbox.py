@@ -36,26 +36,23 @@ class Ticket:
 class Outbox:
     """The queue of one stream, in the order of its writes.
 
+    :ivar waiting: pieces, be they empty, with who waits for them; of the first one a part may be taken already.
     :ivar size: bytes in it.
     :ivar tickets: callers that wait, in the order in which they came: so they fail.
     """
 
-    __slots__ = ("_offset", "_queue", "size", "tickets")
+    __slots__ = ("_offset", "size", "tickets", "waiting")
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[bytes | memoryview, Ticket | None]] = deque()
+        self.waiting: deque[tuple[bytes | memoryview, Ticket | None]] = deque()
         self._offset = 0
         self.size = 0
         self.tickets: dict[Ticket, None] = {}
 
-    def __bool__(self) -> bool:
-        """Whether something waits, be it an empty frame."""
-        return bool(self._queue)
-
     def add(self, data: bytes, ticket: Ticket | None) -> None:
         """Queue a write."""
         self.size += len(data)
-        queue = self._queue
+        queue = self.waiting
         if ticket is None and len(data) < SMALL_WRITE and queue and queue[-1][1] is None:
             last = queue[-1][0]
             if len(last) < SMALL_WRITE:
@@ -71,19 +68,19 @@ class Outbox:
     def put_back(self, frames: Iterable[tuple[bytes | memoryview, Any]]) -> None:
         """What was taken and has not arrived goes before everything else."""
         if self._offset:
-            data, ticket = self._queue.popleft()
-            self._queue.appendleft((memoryview(data)[self._offset :], ticket))
+            data, ticket = self.waiting.popleft()
+            self.waiting.appendleft((memoryview(data)[self._offset :], ticket))
             self._offset = 0
         again = list(frames)
         self.size += sum(len(data) for data, _ in again)
-        self._queue.extendleft(reversed(again))
+        self.waiting.extendleft(reversed(again))
 
     def take(self, largest: int) -> tuple[bytes | memoryview, Ticket | None]:
         """The next frame, of at most ``largest`` bytes; small writes that nobody waits for are joined.
 
         :raises IndexError: it is empty.
         """
-        queue = self._queue
+        queue = self.waiting
         data, ticket = queue[0]
         size = len(data) - self._offset
         if size > largest:
@@ -104,7 +101,7 @@ class Outbox:
     def _join(self, first: bytes | memoryview, size: int) -> tuple[bytes, int]:
         """``first`` with the writes after it, up to ``JOIN_SIZE``."""
         parts: list[bytes | memoryview] = [first]
-        queue = self._queue
+        queue = self.waiting
         while queue and queue[0][1] is None and size + len(queue[0][0]) <= JOIN_SIZE:
             data = queue.popleft()[0]
             parts.append(data)
@@ -125,7 +122,7 @@ class Outbox:
 
         :returns: who waited.
         """
-        self._queue.clear()
+        self.waiting.clear()
         self.size = self._offset = 0
         waited, self.tickets = list(self.tickets), {}
         return waited

@@ -139,7 +139,7 @@ class StreamTransport:
             self._deadlines.traffic()
         if self._linger is not None and count:
             self._linger.reset(LINGER)
-        if self._outbox or self.disconnecting:
+        if self._outbox.waiting or self.disconnecting:
             self._schedule()
 
     def suspend(self, carrier: StreamCarrier) -> None:
@@ -168,7 +168,7 @@ class StreamTransport:
 
     def window_opened(self) -> None:
         """The carrier can send again."""
-        if self._outbox:
+        if self._outbox.waiting:
             self._schedule()
 
     def carrier_closed(self, reason: int) -> None:
@@ -186,7 +186,7 @@ class StreamTransport:
     @property
     def unsent(self) -> bool:
         """Something was written that is in no frame yet."""
-        return bool(self._outbox)
+        return bool(self._outbox.waiting)
 
     @property
     def over(self) -> bool:
@@ -240,7 +240,7 @@ class StreamTransport:
 
     def probe(self) -> None:
         """Ask whether the way to the other end is still there; its answer is no traffic of the application."""
-        if not (self.disconnecting or self._outbox or self._lost is not None):
+        if not (self.disconnecting or self._outbox.waiting or self._lost is not None):
             self._probing = True
             self._enqueue(b"", Ticket(None))
 
@@ -272,13 +272,14 @@ class StreamTransport:
             return
         carrier = self._carrier
         outbox = self._outbox
-        while outbox and carrier.stream_may_send(self):
+        waiting = outbox.waiting
+        while waiting and carrier.stream_may_send(self):
             piece, ticket = outbox.take(self.max_frame)
             carrier.stream_send(self, piece, ticket)
         carrier.stream_flush()
         # as over TCP: a producer that is being waited for finishes first
         waited_for = self._producer is not None and (not self._streaming or self._producer_paused)
-        if self.disconnecting and not outbox and not waited_for and not carrier.stream_in_flight(self):
+        if self.disconnecting and not waiting and not waited_for and not carrier.stream_in_flight(self):
             self._close_now()
         else:
             self._tell_producer()
@@ -318,7 +319,7 @@ class StreamTransport:
                 producer.resumeProducing()
                 if self.disconnecting:
                     self._schedule()
-        elif not self._outbox:
+        elif not self._outbox.waiting:
             producer.resumeProducing()
 
     # --- receiving: IPushProducer ---
@@ -392,7 +393,7 @@ class StreamTransport:
     def _lingered(self) -> None:
         """No ACK for so long: what was not acknowledged is given up, and nobody is told that all was well."""
         self._linger = None
-        if not self._outbox and self.end is None:
+        if not self._outbox.waiting and self.end is None:
             # all was sent, and a reader that has stopped holds the ACKs back: it may have everything
             self._close_now()
         elif self._lost is None:
@@ -473,7 +474,7 @@ class StreamTransport:
 
     def _is_unconfirmed(self) -> bool:
         """Something was written that the other end does not have."""
-        return bool(self._outbox or self._outbox.tickets or self._carrier.stream_in_flight(self))
+        return bool(self._outbox.waiting or self._outbox.tickets or self._carrier.stream_in_flight(self))
 
     def setDeadline(self, seconds: float | None) -> None:
         """Both, as ``SetDeadline`` of Go's ``net.Conn``."""

@@ -42,6 +42,8 @@ MAX_SKEW = 300
 
 STRICT_LABEL = b"dmsg-rmb-envelope-1\0"
 _ABSENT = b"\xff\xff\xff\xff"
+_make = tuple.__new__
+"""A session in half the time that its class takes: relays make two of each message."""
 
 
 def decode(data: bytes) -> Envelope:
@@ -60,13 +62,13 @@ def decode(data: bytes) -> Envelope:
 def source_of(envelope: Envelope) -> Session:
     """(0, None) when there is none."""
     source = envelope.source
-    return Session(source.twin, source.connection if source.HasField("connection") else None)
+    return _make(Session, (source.twin, source.connection if source.HasField("connection") else None))
 
 
 def destination_of(envelope: Envelope) -> Session:
     """(0, None) when there is none."""
     destination = envelope.destination
-    return Session(destination.twin, destination.connection if destination.HasField("connection") else None)
+    return _make(Session, (destination.twin, destination.connection if destination.HasField("connection") else None))
 
 
 def set_address(address: Address, session: Session) -> None:
@@ -137,7 +139,10 @@ def life(envelope: Timed, now: int) -> int | None:
 
 def life_ends(envelope: Timed, now: float) -> float:
     """When a relay forgets this message; a sender's word is taken as far as a receiver would."""
-    return min(float(envelope.timestamp + min(envelope.expiration, MAX_EXPIRATION)), now + MAX_SKEW + MAX_EXPIRATION)
+    expiration = envelope.expiration
+    ends = envelope.timestamp + (min(MAX_EXPIRATION, expiration))
+    latest = now + (MAX_SKEW + MAX_EXPIRATION)
+    return float(ends) if ends < latest else latest
 
 
 def times_error(envelope: Envelope, now: int) -> str | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.wire import (
+    FAIL_FAST,
     decode,
     destination_of,
     error_envelope,
-    kind_of,
-    life,
+    has_tag,
     life_ends,
     source_of,
-    wants_fail_fast,
+    ttl,
 )
 from dmsg.rmb.socket.confirm import Ledger, Message
 from dmsg.rmb.twins.address import Session
@@ -32,12 +32,13 @@ class Header:
 
     def __init__(self, envelope: Envelope) -> None:
         self.uid = envelope.uid
-        self.kind = kind_of(envelope)
+        self.kind = envelope.WhichOneof("message") or ""
         self.source = source_of(envelope)
         self.destination = destination_of(envelope)
         self.timestamp = envelope.timestamp
         self.expiration = envelope.expiration
-        self.fail_fast = wants_fail_fast(envelope)
+        tags = envelope.tags
+        self.fail_fast = bool(tags) and has_tag(tags, FAIL_FAST)
 
     @classmethod
     def read(cls, data: bytes) -> Header:
@@ -51,7 +52,7 @@ class Header:
 
     def is_over(self, now: float) -> bool:
         """Its life is."""
-        return life(self, int(now)) is None
+        return ttl(self.timestamp, self.expiration, int(now)) is None
 
     def until(self, now: float) -> float:
         """When a relay forgets it, seconds since 1970."""
@@ -65,22 +66,19 @@ class Mail(Message):
     """A message with its header.
 
     :ivar header: None for what the relay itself says.
+    :ivar destination: whom it is for; (0, None) for what the relay itself says.
     """
 
-    __slots__ = ("header",)
+    __slots__ = ("destination", "header")
 
     def __init__(
         self, data: bytes, until: float, owner: Ledger | None, header: Header | None, sender: int | None = None
     ) -> None:
         """:param sender: the twin that sent it; None: the one that it names."""
         twin = header.source.twin if sender is None and header is not None else sender or 0
-        super().__init__(data, until, owner, sender=twin)
+        Message.__init__(self, data, until, owner, None, twin)
         self.header = header
-
-    @property
-    def destination(self) -> Session:
-        """Whom it is for; (0, None) for what the relay itself says."""
-        return NOBODY if self.header is None else self.header.destination
+        self.destination = NOBODY if header is None else header.destination
 
     @property
     def wants_answer(self) -> bool:
