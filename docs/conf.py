@@ -19,10 +19,11 @@ autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": True}
 nitpicky = True
 # their documentation is elsewhere, and building ours needs no network
-_FOREIGN = (
-    "asyncio bytes collections coincurve contextlib datetime decimal deltalake enum google klein logging os pathlib "
-    "prometheus_client pyarrow pyspark random re socket sqlite3 subprocess threading treq twisted txredisapi typing weakref werkzeug zope"
-)
+_FOREIGN = """
+    asyncio bytes collections coincurve contextlib datetime decimal deltalake enum google klein logging os pathlib
+    prometheus_client pyarrow pyspark random re socket sqlite3 subprocess threading treq twisted txredisapi typing
+    weakref werkzeug zope
+"""
 nitpick_ignore_regex = [
     ("py:.*", rf"({'|'.join(_FOREIGN.split())})\..*"),
     # as Sphinx prints interfaces and parts of types that it cannot read

@@ -184,6 +184,24 @@ class LimitTests(SynchronousTestCase):
             self.assertRegex(source.read_text(), rf"(?m)^([A-Z_]+, )*{constant}\b.* =", name)
 
 
+class CodeTests(SynchronousTestCase):
+    """docs/protocol/codes.md says what codes in the names of tests mean."""
+
+    def test_each_is_listed_and_shown(self) -> None:
+        page = (ROOT / "docs/protocol/codes.md").read_text()
+        listed = {}
+        for part in page.split("\n## ")[1:]:
+            (directory,) = re.findall(r"^[^\n]*\(`tests/(\w+)`\)", part)
+            listed[directory] = re.findall(r"(?m)^\| ([A-Z]\d+) \|", part)
+        for directory, codes in listed.items():
+            self.assertEqual(len(codes), len(set(codes)), directory)
+            shown = set()
+            for path in (ROOT / "tests" / directory).glob("test_*.py"):
+                for name in re.findall(r"def test_((?:[A-Z]\d+_)+)", path.read_text()):
+                    shown |= set(name.strip("_").split("_"))
+            self.assertEqual(shown, set(codes), directory)
+
+
 class ReadingTests(SynchronousTestCase):
     """How blocks are read."""
 
