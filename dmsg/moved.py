@@ -96,7 +96,7 @@ MOVED = {
     "rmb.token": "rmb.twins.token",
     "rmb.twin": "rmb.twins.twin",
     "rmb.uplink": "rmb.session.uplink",
-    "rmb.websocket": "rmb.socket.websocket",
+    "rmb.websocket": "rmb.socket.websocket rmb.socket.upgrade rmb.socket.connect",
     "rmb.wire": "rmb.envelope.wire",
     "seldom": "base.seldom",
     "tables": "base.tables",

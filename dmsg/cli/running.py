@@ -325,13 +325,36 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
     observer = FilteringLogObserver(textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(level)])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
-    stopped_with = EXIT_INTERRUPTED
+    def start(reactor: Reactor) -> Deferred[None]:
+        return _Run(reactor, main).ended
 
-    async def guarded(reactor: Reactor) -> None:
+    task.react(start)
+    raise SystemExit(0)
+
+
+class _Run:
+    """One command in its reactor.
+
+    :ivar ended: fires when all is put away; fails with the status to end with.
+    """
+
+    def __init__(self, reactor: Reactor, main: Callable[[Any], Coroutine[Any, Any, T]]) -> None:
+        self._reactor = reactor
+        self._stopped_with = EXIT_INTERRUPTED
+        self._over: Deferred[None] = Deferred()
+        self._running = Deferred.fromCoroutine(self._guarded(main))
+        output.state.ended = self._give_up
+        if output.state.status is not None:
+            self._give_up()
+        reactor.callWhenRunning(self._tell_signals_apart)
+        reactor.addSystemEventTrigger("before", "shutdown", self._interrupted)
+        self.ended = self._running.addBoth(self._end)
+
+    async def _guarded(self, main: Callable[[Any], Coroutine[Any, Any, T]]) -> None:
         try:
-            await main(reactor)
+            await main(self._reactor)
         except CancelledError:
-            raise SystemExit(stopped_with if output.state.status is None else output.state.status) from None
+            raise SystemExit(self._stopped_with if output.state.status is None else output.state.status) from None
         except BrokenPipeError as error:
             output.failed(error, err=False)
             raise SystemExit(output.EXIT_PIPE) from None
@@ -344,49 +367,33 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
         if output.state.status is not None:
             raise SystemExit(output.state.status)
 
-    def start(reactor: Reactor) -> Deferred[None]:
-        ended: Deferred[None] = Deferred()
-        running = Deferred.fromCoroutine(guarded(reactor))
+    def _give_up(self) -> None:
+        """In a turn of its own: who writes may be in the middle of something."""
+        self._reactor.callLater(0, self._running.cancel)
 
-        # in a turn of its own: who writes may be in the middle of something
-        def give_up() -> None:
-            reactor.callLater(0, running.cancel)
+    def _interrupted(self) -> Deferred[None] | None:
+        """Ctrl-C, SIGTERM: what is running puts away its things first."""
+        if self._over.called:
+            return None
+        self._running.cancel()
+        return self._over
 
-        output.state.ended = give_up
-        if output.state.status is not None:
-            give_up()
+    def _end(self, result: Any) -> Any:
+        self._over.callback(None)
+        return result
 
-        def interrupted() -> Deferred[None] | None:
-            """Ctrl-C, SIGTERM: what is running puts away its things first."""
-            if ended.called:
-                return None
-            running.cancel()
-            return ended
+    def _tell_signals_apart(self) -> None:
+        """The reactor stops for either in the same way; who started the command sees by which one."""
+        before: Any = signal.getsignal(signal.SIGTERM)
 
-        def end(result: Any) -> Any:
-            ended.callback(None)
-            return result
+        def terminated(number: int, frame: Any) -> None:
+            self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
+            before(number, frame)
 
-        def tell_signals_apart() -> None:
-            """The reactor stops for either in the same way; who started the command sees by which one."""
-            before: Any = signal.getsignal(signal.SIGTERM)
-
-            def terminated(number: int, frame: Any) -> None:
-                nonlocal stopped_with
-                stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
-                before(number, frame)
-
-            signal.signal(signal.SIGTERM, terminated)
-            # the terminal was closed: others are to hear of it as well; not under nohup
-            if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-                signal.signal(signal.SIGHUP, terminated)
-
-        reactor.callWhenRunning(tell_signals_apart)
-        reactor.addSystemEventTrigger("before", "shutdown", interrupted)
-        return running.addBoth(end)
-
-    task.react(start)
-    raise SystemExit(0)
+        signal.signal(signal.SIGTERM, terminated)
+        # the terminal was closed: others are to hear of it as well; not under nohup
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, terminated)
 
 
 class Settings(Protocol[C_co]):

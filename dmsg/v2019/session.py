@@ -180,20 +180,24 @@ class ClientSession:
             return protocol
 
         def refused(failure: Failure) -> Failure:
-            error = failure.value
-            if secure and isinstance(error, TransportRefused) and error.reason == CloseReason.UNSPECIFIED:
-                if self.pings.answered:  # so the server is none of 2019, and it was the remote
-                    raise EncryptionUnavailable(
-                        f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, though "
-                        "its entry offers them: another program used its key before; run `dmsg discovery delete` with "
-                        "that key, or see --encryption"
-                    ) from None
-                raise EncryptionUnavailable(
-                    f"server {self.server.short} gives no reason, as those of 2019 do, which {PLAIN_ONLY}"
-                ) from None
-            return failure
+            return self._why_refused(failure, remote) if secure else failure
 
         return waiting.addCallbacks(opened, refused)
+
+    def _why_refused(self, failure: Failure, remote: PubKey) -> Failure:
+        """Programs of 2019 refuse a secure transport without a reason: which of them it was."""
+        error = failure.value
+        if not (isinstance(error, TransportRefused) and error.reason == CloseReason.UNSPECIFIED):
+            return failure
+        if self.pings.answered:  # so the server is none of 2019, and it was the remote
+            raise EncryptionUnavailable(
+                f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, though "
+                "its entry offers them: another program used its key before; run `dmsg discovery delete` with "
+                "that key, or see --encryption"
+            ) from None
+        raise EncryptionUnavailable(
+            f"server {self.server.short} gives no reason, as those of 2019 do, which {PLAIN_ONLY}"
+        ) from None
 
     def reopen(self, stream: StreamTransport, timeout: float = REQUEST_TIMEOUT) -> Deferred[None]:
         """Let a stream, which this client opened, go on through this server.

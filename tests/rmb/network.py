@@ -18,7 +18,7 @@ from dmsg.rmb.registry.table import TableRegistry
 from dmsg.rmb.relay import presence, rounds, server
 from dmsg.rmb.relay.federation import forward as federation
 from dmsg.rmb.relay.server import RelaySettings, RmbRelay
-from dmsg.rmb.socket.websocket import connect
+from dmsg.rmb.socket.connect import connect
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity

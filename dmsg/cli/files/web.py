@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
@@ -246,45 +247,94 @@ def curl(
     if silent:
         state.quiet = True
 
+    wanted = _Wanted(
+        url,
+        (method or ("HEAD" if head else "GET" if body is None else "POST")).upper().encode(),
+        fields,
+        body,
+        output=output,
+        start=start,
+        head=head,
+        shows_head=include or head,
+        fails=fail_fast or output is not None,
+        follows=location,
+        silent=silent,
+        write_out=write_out,
+    )
+
     async def main(reactor: Reactor) -> None:
-        target = _http_url(url)
-        producer = None
-        if body is not None:
-            file = _body_file(body[1:]) if body.startswith("@") else io.BytesIO(body.encode())
-            producer = FileBodyProducer(file)
-        before = reactor.seconds()
-
-        async def use(client: Client) -> None:
-            agent: Any = Agent.usingEndpointFactory(
-                reactor, DmsgEndpointFactory(client, timeout), make_pool(reactor, persistent=False)
-            )
-            if location:
-                agent = BrowserLikeRedirectAgent(agent)
-            verb = (method or ("HEAD" if head else "GET" if body is None else "POST")).upper().encode()
-            response = await _requested(agent, verb, target, fields, producer)
-            if include or head:
-                say(f"HTTP/1.1 {response.code} {response.phrase.decode('latin-1')}")
-                for name, values in response.headers.getAllRawHeaders():
-                    for value in values:
-                        say(f"{name.decode('latin-1')}: {value.decode('latin-1')}")
-                say()
-            if start and response.code == 416:
-                notice(f"{output} is whole already")
-                return
-            if response.code >= 400 and (fail_fast or output is not None):
-                if not silent:
-                    say(f"dmsg: {url[:200]}: status {response.code}", err=True)
-                raise SystemExit(22)
-            size = 0 if head else await _save(response, output, append=bool(start) and response.code == 206)
-            if write_out is not None:
-                values = {"http_code": str(response.code), "size_download": str(size)}
-                values["time_total"] = f"{reactor.seconds() - before:.6f}"
-                with writing():
-                    sys.stdout.write(_written_out(write_out, values))
-
-        await with_client(reactor, settings, use)
+        await _fetch(reactor, settings, wanted, timeout)
 
     run(main)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What curl is asked for.
+
+    :ivar start: from which byte on.
+    :ivar fails: a status of 400 and more is an error.
+    """
+
+    url: str
+    verb: bytes
+    fields: Headers
+    body: str | None
+    output: Path | None
+    start: int
+    head: bool
+    shows_head: bool
+    fails: bool
+    follows: bool
+    silent: bool
+    write_out: str | None
+
+    def producer(self) -> FileBodyProducer | None:
+        """What is sent."""
+        if self.body is None:
+            return None
+        return FileBodyProducer(
+            _body_file(self.body[1:]) if self.body.startswith("@") else io.BytesIO(self.body.encode())
+        )
+
+
+async def _fetch(reactor: Reactor, settings: ClientSettings, wanted: _Wanted, timeout: float) -> None:
+    target, producer = _http_url(wanted.url), wanted.producer()
+    before = reactor.seconds()
+
+    async def use(client: Client) -> None:
+        agent: Any = Agent.usingEndpointFactory(
+            reactor, DmsgEndpointFactory(client, timeout), make_pool(reactor, persistent=False)
+        )
+        if wanted.follows:
+            agent = BrowserLikeRedirectAgent(agent)
+        response = await _requested(agent, wanted.verb, target, wanted.fields, producer)
+        if wanted.shows_head:
+            _show_head(response)
+        if wanted.start and response.code == 416:
+            notice(f"{wanted.output} is whole already")
+            return
+        if response.code >= 400 and wanted.fails:
+            if not wanted.silent:
+                say(f"dmsg: {wanted.url[:200]}: status {response.code}", err=True)
+            raise SystemExit(22)
+        append = bool(wanted.start) and response.code == 206
+        size = 0 if wanted.head else await _save(response, wanted.output, append=append)
+        if wanted.write_out is not None:
+            values = {"http_code": str(response.code), "size_download": str(size)}
+            values["time_total"] = f"{reactor.seconds() - before:.6f}"
+            with writing():
+                sys.stdout.write(_written_out(wanted.write_out, values))
+
+    await with_client(reactor, settings, use)
+
+
+def _show_head(response: Any) -> None:
+    say(f"HTTP/1.1 {response.code} {response.phrase.decode('latin-1')}")
+    for name, values in response.headers.getAllRawHeaders():
+        for value in values:
+            say(f"{name.decode('latin-1')}: {value.decode('latin-1')}")
+    say()
 
 
 def _start_at(continue_at: str | None, output: Path | None) -> int:

@@ -200,80 +200,118 @@ async def _measure(
     reverse: bool,
     timeout: float,
 ) -> None:
-    counted = 0
-
-    def count(size: int) -> None:
-        nonlocal counted
-        counted += size
-
-    factory = Factory.forProtocol(lambda: _Measured(reactor, count))
-    factory.noisy = False
-    protocols: list[Any] = [await client.connect(address, factory, timeout) for _ in range(parallel)]
-    transports: list[Any] = [protocol.transport for protocol in protocols]
-    before = time.perf_counter()
-    await transports[0].send(b"")
-    took = time.perf_counter() - before
-    tell(
-        f"connected to {address} through {transports[0].server.short}..., {parallel} streams, "
-        f"round trip {milliseconds(took)}",
-        connected=str(address),
-        server=str(transports[0].server),
-        streams=parallel,
-        round_trip=took,
-    )
-    started = time.perf_counter()
-    acknowledged = [transport.end.acknowledged if transport.end is not None else 0 for transport in transports]
-    header = json.dumps({"reverse": reverse, "seconds": seconds}).encode() + b"\n"
-    sources = []
-    for transport in transports:
-        transport.write(header)
-        if not reverse:
-            sources.append(_Source(reactor, transport))
-
-    def total() -> int:
-        if reverse:
-            return counted
-        ends = [transport.end for transport in transports]
-        if all(end is not None for end in ends):
-            return int(sum(end.acknowledged for end in ends) - sum(acknowledged))
-        return counted
-
-    last_time, last_total = started, 0
-
-    def tell_rate() -> None:
-        nonlocal last_time, last_total
-        now, bytes_now = time.perf_counter(), total()
-        rate = (bytes_now - last_total) / (now - last_time)
-        since, until = last_time - started, now - started
-        tell(f"{since:6.1f} - {until:.1f} s  {human_size(rate)}/s", since=since, until=until, bytes_a_second=rate)
-        last_time, last_total = now, bytes_now
-
-    telling = LoopingCall(tell_rate)
+    measuring = _Measurement(reactor, reverse)
+    await measuring.connect(client, address, parallel, timeout)
+    telling = LoopingCall(measuring.tell_rate)
     telling.clock = reactor
+    measuring.begin(seconds)
     telling.start(1.0, now=False).addErrback(lambda _: None)
     try:
-        if reverse:
-            ends = await gatherResults([protocol.lost for protocol in protocols])
-            broken = next((one for one in ends if one), "")
-            if broken:
-                raise DmsgError(f"stream was lost: {broken}")
-        else:
-            waiting: Deferred[None] = Deferred()
-            reactor.callLater(seconds, lambda: None if waiting.called else waiting.callback(None))
-            for protocol in protocols:
-                protocol.lost.addBoth(lambda _: None if waiting.called else waiting.callback(None))
-            await waiting
-            for source in sources:
-                source.finish()
-            for transport in transports:
-                await transport.send(b"")  # what was written before is acknowledged with it
+        await (measuring.received() if reverse else measuring.sent(seconds))
     finally:
         if telling.running:
             telling.stop()
-    passed = time.perf_counter() - started
-    if not reverse and transports[0].end is None:
-        raise DmsgError("a plain transport does not count: use --reverse")
-    text = f"{human_size(total())} in {passed:.2f} s, {human_size(total() / passed)}/s"
-    tell(text, bytes=total(), seconds=passed, bytes_a_second=total() / passed)
-    for transport in transports:
-        transport.loseConnection()
+    measuring.tell_result()
+
+
+class _Measurement:
+    """Streams to one peer, and how much went over them."""
+
+    def __init__(self, reactor: Reactor, reverse: bool) -> None:
+        self._reactor = reactor
+        self._reverse = reverse
+        self._counted = 0
+        self._protocols: list[Any] = []
+        self._transports: list[Any] = []
+        self._sources: list[_Source] = []
+        self._acknowledged: list[int] = []
+        """Of each stream, when it began."""
+        self._started = self._told_at = 0.0
+        self._told = 0
+
+    def _count(self, size: int) -> None:
+        self._counted += size
+
+    async def connect(self, client: Client, address: DmsgAddress, parallel: int, timeout: float) -> None:
+        """Open the streams, and say how far the peer is."""
+        factory = Factory.forProtocol(lambda: _Measured(self._reactor, self._count))
+        factory.noisy = False
+        self._protocols = [await client.connect(address, factory, timeout) for _ in range(parallel)]
+        self._transports = [protocol.transport for protocol in self._protocols]
+        first = self._transports[0]
+        before = time.perf_counter()
+        await first.send(b"")
+        took = time.perf_counter() - before
+        tell(
+            f"connected to {address} through {first.server.short}..., {parallel} streams, "
+            f"round trip {milliseconds(took)}",
+            connected=str(address),
+            server=str(first.server),
+            streams=parallel,
+            round_trip=took,
+        )
+
+    def begin(self, seconds: float) -> None:
+        """Tell the peer what is measured, and send unless it does."""
+        self._started = self._told_at = time.perf_counter()
+        self._acknowledged = [one.end.acknowledged if one.end is not None else 0 for one in self._transports]
+        header = json.dumps({"reverse": self._reverse, "seconds": seconds}).encode() + b"\n"
+        for transport in self._transports:
+            transport.write(header)
+            if not self._reverse:
+                self._sources.append(_Source(self._reactor, transport))
+
+    def _total(self) -> int:
+        """Bytes so far: received, or acknowledged."""
+        ends = [transport.end for transport in self._transports]
+        if self._reverse or any(end is None for end in ends):
+            return self._counted
+        return int(sum(end.acknowledged for end in ends) - sum(self._acknowledged))
+
+    def tell_rate(self) -> None:
+        """Since it was told last."""
+        now, total = time.perf_counter(), self._total()
+        rate = (total - self._told) / (now - self._told_at)
+        since, until = self._told_at - self._started, now - self._started
+        tell(f"{since:6.1f} - {until:.1f} s  {human_size(rate)}/s", since=since, until=until, bytes_a_second=rate)
+        self._told_at, self._told = now, total
+
+    async def received(self) -> None:
+        """The peer has sent all of it.
+
+        :raises DmsgError: a stream was lost before.
+        """
+        ends = await gatherResults([protocol.lost for protocol in self._protocols])
+        broken = next((one for one in ends if one), "")
+        if broken:
+            raise DmsgError(f"stream was lost: {broken}")
+
+    async def sent(self, seconds: float) -> None:
+        """So long, unless a stream is lost before; and then until all is acknowledged."""
+        waiting: Deferred[None] = Deferred()
+
+        def over(_: Any = None) -> None:
+            if not waiting.called:
+                waiting.callback(None)
+
+        self._reactor.callLater(seconds, over)
+        for protocol in self._protocols:
+            protocol.lost.addBoth(over)
+        await waiting
+        for source in self._sources:
+            source.finish()
+        for transport in self._transports:
+            await transport.send(b"")  # what was written before is acknowledged with it
+
+    def tell_result(self) -> None:
+        """All of it, and close the streams.
+
+        :raises DmsgError: nothing was counted.
+        """
+        passed, total = time.perf_counter() - self._started, self._total()
+        if not self._reverse and self._transports[0].end is None:
+            raise DmsgError("a plain transport does not count: use --reverse")
+        text = f"{human_size(total)} in {passed:.2f} s, {human_size(total / passed)}/s"
+        tell(text, bytes=total, seconds=passed, bytes_a_second=total / passed)
+        for transport in self._transports:
+            transport.loseConnection()

@@ -33,7 +33,8 @@ from dmsg.rmb.relay.rounds import ROUND, Rounds
 from dmsg.rmb.relay.rules import Relay
 from dmsg.rmb.relay.site import CONNECT_RATE, RelaySite
 from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
-from dmsg.rmb.socket.websocket import GOING_AWAY, UpgradeResource
+from dmsg.rmb.socket.upgrade import UpgradeResource
+from dmsg.rmb.socket.websocket import GOING_AWAY
 from dmsg.rmb.twins import token
 
 MAX_SESSIONS = 100_000

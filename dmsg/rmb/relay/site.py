@@ -33,7 +33,7 @@ from dmsg.rmb.relay.rules import Refused
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.door import DoorFactory, Upgrade
-from dmsg.rmb.socket.websocket import UpgradeResource
+from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import verify

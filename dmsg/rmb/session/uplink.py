@@ -26,7 +26,8 @@ from dmsg.net.turn import TurnFlush
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import CallTimeout, Drop, RmbError
 from dmsg.rmb.socket.confirm import Ledger, Message
-from dmsg.rmb.socket.websocket import GOING_AWAY, NORMAL, Socket, connect
+from dmsg.rmb.socket.connect import connect
+from dmsg.rmb.socket.websocket import GOING_AWAY, NORMAL, Socket
 
 WINDOW = 1024
 """Messages sent to a relay and not confirmed."""

@@ -1,4 +1,4 @@
-"""WebSockets, by autobahn; no other module knows of it.
+"""What both ends of a websocket are; the rest of each is in the modules beside, and no other one knows of autobahn.
 
 Its handshake, fragments and close are used as they are.  What it does for
 each frame costs some 60 us, so whole messages, pings and pongs, which are
@@ -7,38 +7,23 @@ nearly all there is, pass it by (:mod:`dmsg.rmb.socket.frames`).
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
-from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from autobahn.twisted.resource import WebSocketResource
-from autobahn.twisted.util import peer2str
 from autobahn.twisted.websocket import (
-    WebSocketClientFactory,
-    WebSocketClientProtocol,
-    WebSocketServerFactory,
     WebSocketServerProtocol,
 )
-from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
-from twisted.internet.protocol import connectionDone
-from twisted.internet.ssl import optionsForClientTLS
-from twisted.protocols.policies import ProtocolWrapper
-from twisted.python.failure import Failure
-from twisted.web.server import NOT_DONE_YET, Request
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.net.share import STEPS, Share
-from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
+from dmsg.net.socketopts import forget_unsent, queued, tune
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.socket import frames
-from dmsg.rmb.socket.door import is_key
 
 HANDSHAKE_TIMEOUT = 10
 """Seconds for the opening handshake."""
@@ -51,9 +36,16 @@ MAX_UNSENT = 64 * 1024 * 1024
 NORMAL, GOING_AWAY, BAD_DATA, TOO_LARGE, FAILED, TRY_LATER = 1000, 1001, 1003, 1009, 1011, 1013
 """Close codes, RFC 6455, section 7.4.1; 1013 is registered at IANA."""
 
-
-_MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""RFC 6455, section 1.3."""
+OPTIONS = {
+    "maxFramePayloadSize": MAX_MESSAGE,
+    "maxMessagePayloadSize": MAX_MESSAGE,
+    # autobahn's timers outlive their connections; Socket has its own
+    "openHandshakeTimeout": 0,
+    "closeHandshakeTimeout": 0,
+    "tcpNoDelay": True,
+    "autoPingInterval": 0,
+}
+"""Of both ends, for autobahn."""
 
 
 class WebSocketFailed(RmbError):
@@ -382,193 +374,3 @@ class Socket:
         """Drop the connection."""
         if self.transport is not None:
             self.transport.abortConnection()
-
-
-class _ServerSocket(Socket, WebSocketServerProtocol):  # type: ignore[misc]
-    _bounded = True
-
-
-class _QuickSocket(_ServerSocket):
-    """A server's end whose handshake was answered here; autobahn gets to know of it when there is something to do.
-
-    It would parse again what Twisted has parsed, copy thirty options, and
-    format all that for a log that nobody reads: three quarters of what a
-    connection costs a relay.
-    """
-
-    CONFIG_ATTRS: list[str] = []
-    _asleep = True
-
-    def __init__(self) -> None:
-        """Autobahn's own is called when it is woken."""
-
-    def take_over(self, transport: Any, key: bytes) -> None:
-        """Answer an upgrade with 101 and go on.  :param key: the header Sec-WebSocket-Key."""
-        self.transport = transport
-        self.connected = 1
-        tune(transport)
-        accept = b64encode(hashlib.sha1(key + _MAGIC, usedforsecurity=False).digest())
-        write_now(
-            transport,
-            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n"
-            b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n",
-        )
-        self.state = WebSocketServerProtocol.STATE_OPEN
-        self._opened = True
-        self._behind = deque()
-        self._frames = frames.Frames(True, MAX_MESSAGE)
-        # the HTTP channel had the place
-        transport.unregisterProducer()
-        transport.registerProducer(self, True)
-        self.receiver.opened(self)
-
-    def _wake(self) -> None:
-        if not self._asleep:
-            return
-        self._asleep = False
-        state = self.state
-        WebSocketServerProtocol.__init__(self)
-        self.peer = peer2str(self.transport)
-        self._connectionMade()
-        self.state = state
-        self.inside_message = False
-        self.current_frame = None  # type: ignore[assignment]  # as autobahn does
-        self.websocket_version = 13
-        self.websocket_protocols: list[str] = []
-        self.websocket_extensions: list[Any] = []
-        self.websocket_extensions_in_use: list[Any] = []
-        self.websocket_protocol_in_use = None
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._feed_all()
-        if self._asleep:
-            self.state = WebSocketServerProtocol.STATE_CLOSED
-            self.onClose(False, None, "connection was closed uncleanly")
-        else:
-            super().connectionLost(reason)
-
-
-class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
-    masked_here = True
-
-    def _why(self, code: int | None, reason: str | None) -> str:
-        why = super()._why(code, reason)
-        head, blank, body = bytes(getattr(self, "data", b"") or b"").partition(b"\r\n\r\n")
-        if not self._opened and blank and head.startswith(b"HTTP/1.1 ") and body:
-            # what the relay says of the token is in the body
-            status = head[9:12].decode("latin-1")
-            return f"{status}: {' '.join(body[:200].decode('utf-8', 'replace').split())}"
-        return why
-
-
-_OPTIONS = {
-    "maxFramePayloadSize": MAX_MESSAGE,
-    "maxMessagePayloadSize": MAX_MESSAGE,
-    # autobahn's timers outlive their connections; Socket has its own
-    "openHandshakeTimeout": 0,
-    "closeHandshakeTimeout": 0,
-    "tcpNoDelay": True,
-    "autoPingInterval": 0,
-}
-
-
-_S = TypeVar("_S", bound=_ServerSocket)
-
-
-def _nobody() -> None:
-    """Nobody counts it."""
-
-
-class UpgradeResource:
-    """Turns HTTP requests into sockets."""
-
-    def __init__(self, reactor: IReactorTime, turn: TurnFlush) -> None:
-        self._factory = WebSocketServerFactory(reactor=reactor, server="")
-        self._factory.setProtocolOptions(
-            **_OPTIONS, utf8validateIncoming=False, webStatus=False, serveFlashSocketPolicy=False
-        )
-        self._factory.setProtocolOptions(allowedOrigins=["*"], allowNullOrigin=True)
-        self._factory.noisy = False
-        self._resource = WebSocketResource(self._factory)
-        # its options, once for all connections
-        options = {name: getattr(self._factory, name) for name in WebSocketServerProtocol.CONFIG_ATTRS}
-        self._quick: type[_QuickSocket] = type("_Socket", (_QuickSocket,), options)
-        self._turn = turn
-        self._reactor = reactor
-        self._share = Share(reactor)
-
-    def upgrade(self, request: Request, receiver: Receiver) -> Any:
-        """Answer ``request`` with 101; ``receiver`` gets what comes.  :returns: as ``render`` does."""
-
-        if self._is_plain(request):
-            transport: Any = request.channel.transport
-            getattr(transport, "request_is_taken", _nobody)()
-            channel: Any = request.channel
-            channel.let_go()
-            channel.transport = None
-            self.take(transport, request.getHeader(b"sec-websocket-key") or b"", receiver)
-            transport.resumeProducing()  # the channel had paused it while the request was looked at
-            return NOT_DONE_YET
-
-        def build(addr: IAddress | None) -> _ServerSocket:
-            return self._build(_ServerSocket, receiver)
-
-        getattr(request.channel.transport, "request_is_taken", _nobody)()
-        channel = request.channel
-        channel.let_go()
-        self._factory.buildProtocol = build  # type: ignore[method-assign]
-        return self._resource.render(request)
-
-    def _build(self, kind: type[_S], receiver: Receiver) -> _S:
-        socket = kind()
-        socket.factory = self._factory
-        socket.receiver, socket.turn, socket.reactor = receiver, self._turn, self._reactor
-        socket.share = self._share
-        return socket
-
-    def take(self, transport: Any, key: bytes, receiver: Receiver) -> None:
-        """Answer an upgrade on a TCP transport with 101.  :param key: the header Sec-WebSocket-Key, as it has to be."""
-        socket = self._build(self._quick, receiver)
-        transport.protocol = socket
-        socket.take_over(transport, key)
-
-    @staticmethod
-    def _is_plain(request: Request) -> bool:
-        """An upgrade about which there is nothing to ask; all others, and those over TLS, are autobahn's."""
-        transport: Any = request.channel.transport
-        if transport is None or any(isinstance(one, ProtocolWrapper) for one in (transport, transport.protocol)):
-            return False
-        headers = request.requestHeaders
-        once = (b"host", b"sec-websocket-key", b"sec-websocket-version")
-        return (
-            request.method == b"GET"
-            and request.clientproto == b"HTTP/1.1"
-            and all(len(headers.getRawHeaders(name, ())) == 1 for name in once)
-            and request.getHeader(b"sec-websocket-version") == b"13"
-            and is_key(request.getHeader(b"sec-websocket-key") or b"")
-            and not headers.hasHeader(b"origin")
-        )
-
-
-def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Any]:
-    """Open ``url`` with a query; ``receiver`` is told of everything.
-
-    :param url: ``ws://HOST[:PORT]`` or ``wss://...``.
-    :returns: fires with the socket when the TCP connection is there; cancelling gives it up.
-    """
-    factory = WebSocketClientFactory(f"{url.rstrip('/')}/?{query}", reactor=reactor)
-    factory.setProtocolOptions(**_OPTIONS, serverConnectionDropTimeout=0)
-    factory.noisy = False
-
-    def build(addr: IAddress | None) -> _ClientSocket:
-        socket = _ClientSocket()
-        socket.factory = factory
-        socket.receiver, socket.turn, socket.reactor = receiver, turn, reactor
-        return socket
-
-    factory.buildProtocol = build  # type: ignore[method-assign]
-    endpoint: Any = HostnameEndpoint(reactor, factory.host, factory.port, timeout=HANDSHAKE_TIMEOUT)
-    if factory.isSecure:
-        endpoint = wrapClientTLS(optionsForClientTLS(factory.host), endpoint)
-    connecting: Deferred[Any] = endpoint.connect(factory)
-    return connecting

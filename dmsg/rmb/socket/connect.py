@@ -1,0 +1,54 @@
+"""A client's end of a websocket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autobahn.twisted.websocket import (
+    WebSocketClientFactory,
+    WebSocketClientProtocol,
+)
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.interfaces import IAddress, IReactorTime
+from twisted.internet.ssl import optionsForClientTLS
+
+from dmsg.net.turn import TurnFlush
+from dmsg.rmb.socket.websocket import HANDSHAKE_TIMEOUT, OPTIONS, Receiver, Socket
+
+
+class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
+    masked_here = True
+
+    def _why(self, code: int | None, reason: str | None) -> str:
+        why = super()._why(code, reason)
+        head, blank, body = bytes(getattr(self, "data", b"") or b"").partition(b"\r\n\r\n")
+        if not self._opened and blank and head.startswith(b"HTTP/1.1 ") and body:
+            # what the relay says of the token is in the body
+            status = head[9:12].decode("latin-1")
+            return f"{status}: {' '.join(body[:200].decode('utf-8', 'replace').split())}"
+        return why
+
+
+def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, turn: TurnFlush) -> Deferred[Any]:
+    """Open ``url`` with a query; ``receiver`` is told of everything.
+
+    :param url: ``ws://HOST[:PORT]`` or ``wss://...``.
+    :returns: fires with the socket when the TCP connection is there; cancelling gives it up.
+    """
+    factory = WebSocketClientFactory(f"{url.rstrip('/')}/?{query}", reactor=reactor)
+    factory.setProtocolOptions(**OPTIONS, serverConnectionDropTimeout=0)
+    factory.noisy = False
+
+    def build(addr: IAddress | None) -> _ClientSocket:
+        socket = _ClientSocket()
+        socket.factory = factory
+        socket.receiver, socket.turn, socket.reactor = receiver, turn, reactor
+        return socket
+
+    factory.buildProtocol = build  # type: ignore[method-assign]
+    endpoint: Any = HostnameEndpoint(reactor, factory.host, factory.port, timeout=HANDSHAKE_TIMEOUT)
+    if factory.isSecure:
+        endpoint = wrapClientTLS(optionsForClientTLS(factory.host), endpoint)
+    connecting: Deferred[Any] = endpoint.connect(factory)
+    return connecting
