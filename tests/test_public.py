@@ -8,7 +8,7 @@ import sys
 import warnings
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import iter_modules, walk_packages
 from typing import get_type_hints
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -83,6 +83,29 @@ class PublicTests(SynchronousTestCase):
                 if words[:1] == ["from"] and words[1].split(".")[0] == "dmsg" and words[1] not in PACKAGES:
                     private.append(f"{path.name}: {line}")
         self.assertEqual(private, [])
+
+
+EXTRAS = "txredisapi autobahn google.protobuf nacl base58 mnemonic xxhash redis pyspark deltalake pyarrow py4j".split()
+"""What is installed only where somebody asks for it."""
+
+
+class BareTests(SynchronousTestCase):
+    """``pip install dmsg`` and nothing else."""
+
+    def test_entities_and_commands_need_no_extra(self) -> None:
+        """All modules but those of the bus and of the pipeline."""
+        names = [one.name for one in walk_packages([str(ROOT / "dmsg")], "dmsg.")]
+        rest = [
+            one for one in names if not re.match(r"dmsg\.(rmb|analytics|tap\.rmb_\w+|cli\.(bus|pipeline|demos))\b", one)
+        ]
+        self.assertGreater(len(rest), 200)
+        code = (
+            "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split()))\n"
+            "for name in sys.argv[2:]: __import__(name)"
+        )
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, " ".join(EXTRAS), *rest]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual((ran.returncode, ran.stderr), (0, ""))
 
 
 class MovedTests(SynchronousTestCase):

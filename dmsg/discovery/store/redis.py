@@ -12,7 +12,6 @@ from random import Random
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from txredisapi import RedisError
 from zope.interface import implementer
 
 from dmsg.discovery.entry import Entry, EntryInvalid
@@ -265,7 +264,12 @@ class RedisStore:
 
     prefix = "dmsg:"
 
-    failures: tuple[type[Exception], ...] = (RedisError,)
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What Redis says, or that it says nothing."""
+        from txredisapi import RedisError  # an extra
+
+        return (RedisError,)
 
     def __init__(self, connection: Any, random: Random | None = None, limit: float = math.inf) -> None:
         """:param connection: of txredisapi, with ``charset=None``;
