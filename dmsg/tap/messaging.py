@@ -9,7 +9,7 @@ from dmsg.messaging.core.wire import ID_COUNT, Profile
 from dmsg.messaging.server import Server
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.servers.settings import DRAIN_TIMEOUT
-from dmsg.tap.options import descriptors, seconds, set_log_format
+from dmsg.tap.options import descriptors, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure
 
@@ -70,15 +70,10 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
         reactor,
         options["key"],
         options["listen"],
+        options.settings(reactor),
         profile=Profile(options["profile"]),
         two_ids=options.two_ids(),
-        public_address=options["public-address"],
-        discovery=options["discovery"],
         limits=options.limits(),
-        admission=options.admission(reactor),
-        drain_timeout=seconds(options["drain-timeout"]),
-        metrics=options["metrics"],
-        memory=options.memory(),
     )
     options.reload_on_hangup(reactor, server)
     service: IService = StopOnFailure(reactor, server, options, options.hold_key)

@@ -16,6 +16,7 @@ from dmsg.keys import default_key, load_or_create_key
 from dmsg.net.addresses import parse_address
 from dmsg.net.reactor import Reactor
 from dmsg.servers.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
+from dmsg.servers.settings import ServerSettings
 from dmsg.tap import config
 from dmsg.tap.options import EntityOptions, default_key_file, endpoint, number, own_pid_file, seconds, url
 
@@ -180,6 +181,17 @@ class RelayOptions(EntityOptions):
         :raises KeyInUse: another program has taken it.
         """
         return hold(self["key-file"], self.plugin, share=bool(self["share"]))
+
+    def settings(self, reactor: IReactorTime) -> ServerSettings:
+        """What servers of all families are told."""
+        return ServerSettings(
+            public_address=self["public-address"],
+            discovery=self["discovery"],
+            admission=self.admission(reactor),
+            drain_timeout=seconds(self["drain-timeout"]),
+            metrics=self["metrics"],
+            memory=self.memory(),
+        )
 
     def admission(self, reactor: IReactorTime) -> Admission:
         """Whom to admit.

@@ -7,7 +7,7 @@ from twisted.python.usage import UsageError
 
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.servers.settings import DRAIN_TIMEOUT
-from dmsg.tap.options import descriptors, seconds, set_log_format
+from dmsg.tap.options import descriptors, set_log_format
 from dmsg.tap.relay import RelayOptions, relay_parameters
 from dmsg.tap.running import StopOnFailure
 from dmsg.tap.telemetry import TELEMETRY_OPTIONS, sender, telemetry
@@ -71,13 +71,8 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
         reactor,
         options["key"],
         options["listen"],
-        public_address=options["public-address"],
-        discovery=options["discovery"],
+        options.settings(reactor),
         limits=options.limits(),
-        admission=options.admission(reactor),
-        drain_timeout=seconds(options["drain-timeout"]),
-        metrics=options["metrics"],
-        memory=options.memory(),
         telemetry=options["telemetry-settings"],
     )
     options.reload_on_hangup(reactor, server)
