@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Unpack
 
@@ -25,6 +25,24 @@ from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
 
 _log = Logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What is there between start and stop."""
+
+    store: Any
+    looks: Looks | None
+    sweep: Sweep
+    api: DiscoveryAPI
+    site: Any
+
+    async def stop(self) -> None:
+        """All but the store, which is asked to the end."""
+        self.site.resource.stop()
+        if self.looks is not None:
+            await self.looks.stop()
+        self.sweep.stop()
 
 
 class Discovery(ListeningService):
@@ -58,40 +76,15 @@ class Discovery(ListeningService):
         self._random = random
         self._store_description = store
         self._settings = settings = replace(settings, **options)
-        self._looks: Looks | None = None
-        self._sweep: Sweep | None = None
-        self._gate: Any = None
-        self._store: Any = None
-        self._api: DiscoveryAPI | None = None
+        self._running: _Running | None = None
         self.metrics = Metrics()
         self.telemetry = None if settings.telemetry is None else Telemetry(reactor, settings.telemetry, "discovery")
         self._requests = self._entries = 0
 
     async def _start(self) -> None:
-        settings, store = self._settings, self._store_description
-        self._store = await open_store(store, self._reactor, settings.limit_of(store), self._random)
-        if settings.looks and settings.server_ttl > 0:
-            self._looks = Looks(
-                self._reactor,
-                self._store,
-                time.time,
-                settings.server_ttl,
-                lasts=settings.entry_ttl,
-                openings=settings.openings,
-                anywhere=settings.private_servers,
-            )
-            self._looks.start()
-        self._sweep = Sweep(self._reactor, self._store, time.time, self.metrics)
-        self._sweep.start()
-        self._api = api = DiscoveryAPI(
-            self._reactor,
-            self._store,
-            time.time,
-            self.metrics,
-            settings,
-            telemetry=self.telemetry,
-            looks=None if self._looks is None else self._looks.soon,
-        )
+        settings, description = self._settings, self._store_description
+        store = await open_store(description, self._reactor, settings.limit_of(description), self._random)
+        self._running = running = self._make(store)
         if self._settings.ranking is not None:
             self._settings.ranking.watch(self._reactor)
         if self.telemetry is not None:
@@ -99,15 +92,40 @@ class Discovery(ListeningService):
             self.telemetry.beats.append(self._count_entries)
             self._count_entries()
             self.telemetry.start()
-        site = make_site(api, self._reactor, self.metrics, settings)
-        self._gate = site.resource
         guarded = GuardedFactory(
-            site,
+            running.site,
             self._reactor,
             by_place=not settings.proxied,
             refused=lambda why: self.metrics.refused.labels(why).inc(),
         )
         await self._listen(guarded)
+
+    def _make(self, store: Any) -> _Running:
+        """What works on an open store."""
+        settings, looks = self._settings, None
+        if settings.looks and settings.server_ttl > 0:
+            looks = Looks(
+                self._reactor,
+                store,
+                time.time,
+                settings.server_ttl,
+                lasts=settings.entry_ttl,
+                openings=settings.openings,
+                anywhere=settings.private_servers,
+            )
+            looks.start()
+        sweep = Sweep(self._reactor, store, time.time, self.metrics)
+        sweep.start()
+        api = DiscoveryAPI(
+            self._reactor,
+            store,
+            time.time,
+            self.metrics,
+            settings,
+            telemetry=self.telemetry,
+            looks=None if looks is None else looks.soon,
+        )
+        return _Running(store, looks, sweep, api, make_site(api, self._reactor, self.metrics, settings))
 
     def own_url(self) -> str:
         """Where this machine reaches it, without TLS.
@@ -127,30 +145,28 @@ class Discovery(ListeningService):
 
     def _count_entries(self) -> None:
         """The store answers later: a heartbeat says what was true at the one before."""
-        if self._store is not None:
-            self._store.count().addCallbacks(self._counted, lambda _: None)
+        if self._running is not None:
+            self._running.store.count().addCallbacks(self._counted, lambda _: None)
 
     def _counted(self, entries: int) -> None:
         self._entries = entries
         self.metrics.entries.set(entries)
 
     def _load(self) -> dict[str, Any]:
-        assert self._api is not None
-        requests, self._requests = self._api.requests - self._requests, self._api.requests
+        assert self._running is not None
+        came = self._running.api.requests
+        requests, self._requests = came - self._requests, came
         return {"entries": self._entries, "requests": requests}
 
     async def _stop(self) -> None:
         await self._stop_listening()
-        if self._gate is not None:
-            self._gate.stop()
-        if self._looks is not None:
-            await self._looks.stop()
-        if self._sweep is not None:
-            self._sweep.stop()
+        running = self._running
+        if running is not None:
+            await running.stop()
         if self._settings.ranking is not None:
             self._settings.ranking.stop()
         if self.telemetry is not None:
             await self.telemetry.stop()
-        if self._store is not None:
-            await self._store.close()
-            self._store = None
+        if running is not None:
+            await running.store.close()
+            self._running = None

@@ -43,7 +43,7 @@ class OldServerTests(EntityCase):
         server.registration._posted = None
         server.registration._soon(0)
 
-        wanted, kept = f'"version":"{mark}"'.encode(), self.discovery._store._kept
+        wanted, kept = f'"version":"{mark}"'.encode(), self.discovery._running.store._kept
         static = server._key.public.hex()
         await self.until(lambda: static in kept and wanted in kept[static].json)
         return server
@@ -99,7 +99,7 @@ class OldServerTests(EntityCase):
         for client in (alice, bob):
             await self.until(lambda client=client: new._key.public in client.servers)
         await self.until(
-            lambda: new._key.public.hex().encode() in self.discovery._store._kept[bob.public_key.hex()].json
+            lambda: new._key.public.hex().encode() in self.discovery._running.store._kept[bob.public_key.hex()].json
         )
         protocol: Any = await alice.connect(bob.public_key, Accepting(), 10)
         await protocol.transport.send(b"hello", timeout=10)

@@ -463,7 +463,7 @@ class HostileTests(PairCase):
         self.assertEqual(0, len(self.one.switch.queue))
         a.send(a.envelope(Session(twin)), self.now())
         await self.until(lambda: len(self.one.switch.queue) == 1)
-        self.assertTrue(self.one._round.running)
+        self.assertTrue(self.one._running.round.running)
 
     @asynchronous
     async def test_a_step_that_fails(self) -> None:

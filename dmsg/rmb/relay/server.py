@@ -86,6 +86,18 @@ async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) ->
     raise QueueUnavailable(f"{description[:80]!r} is neither sqlite:PATH nor redis://HOST:PORT")
 
 
+@dataclass(frozen=True)
+class _Running:
+    """What is there from the start on."""
+
+    queue: Any
+    registry: CachedRegistry
+    federation: Federation
+    switch: Switch
+    holdings: SessionHoldings
+    round: LoopingCall
+
+
 class RmbRelay(ListeningService):
     """A relay.
 
@@ -111,13 +123,8 @@ class RmbRelay(ListeningService):
         self._given_registry = registry
         self._wall_clock = wall_clock
         self._random = random or Random()
-        self.switch: Switch | None = None
-        self._queue: Any = None
-        self._registry: CachedRegistry | None = None
-        self._federation: Federation | None = None
-        self._round: LoopingCall | None = None
+        self._running: _Running | None = None
         self.memory = Memory(settings.memory)
-        self._holdings: SessionHoldings | None = None
         self._draining = False
 
     def startService(self) -> None:
@@ -125,43 +132,62 @@ class RmbRelay(ListeningService):
         super().startService()
 
     async def _start(self) -> None:
+        queue = await open_queue(self.settings.queue, self._reactor, self.settings.queue_limits)
+        try:
+            self._running = running = self._make(queue)
+        except BaseException:  # a registry that cannot be opened
+            await queue.close()
+            raise
+        running.holdings.start()
+        await self._listen(self._page(running.switch).make_site())
+        running.round.clock = self._reactor
+        running.round.start(ROUND, now=True)
+
+    @property
+    def switch(self) -> Switch | None:
+        """Sessions and messages, once it has started."""
+        return None if self._running is None else self._running.switch
+
+    def _make(self, queue: Any) -> _Running:
+        """What works on an open queue."""
         settings = self.settings
-        relay = Relay(settings.domains, FixedWindow(*settings.limit) if settings.limit else None)
-        self._queue = await open_queue(settings.queue, self._reactor, settings.queue_limits)
-        registry = self._given_registry or open_registry(settings.registry, self._reactor)
-        self._registry = CachedRegistry(registry, self._reactor)
+        registry = CachedRegistry(
+            self._given_registry or open_registry(settings.registry, self._reactor), self._reactor
+        )
         # a relay that is reached by http: is one on a developer's machine
         plain = any(domain.startswith("http:") for domain in settings.domains)
-        self._federation = Federation(
+        federation = Federation(
             self._reactor,
             Poster(self._reactor, plain=plain),
             Ranker(settings.ranker_period, self._random),
-            self._registry,
-            self._queue,
+            registry,
+            queue,
             self._wall_clock,
             settings.domains,
             self._random,
             max_size=min(MAX_ITEMS_SIZE, self.memory.limit // PART),
         )
-        self.switch = switch = Switch(
+        switch = Switch(
             self._reactor,
-            relay,
-            self._registry,
-            self._queue,
-            self._federation,
+            Relay(settings.domains, FixedWindow(*settings.limit) if settings.limit else None),
+            registry,
+            queue,
+            federation,
             self._wall_clock,
-            durable=self.settings.durable,
+            durable=settings.durable,
             # two of the largest messages at least, or nobody could send one
             max_unfinished=min(MAX_UNFINISHED, max(2 * MAX_MESSAGE, self.memory.limit // PART)),
         )
-        self._holdings = SessionHoldings(self._reactor, switch, self.memory)
-        self._holdings.start()
-        metrics = RelayMetrics(switch, self.memory)
-        page = RelaySite(
+        holdings = SessionHoldings(self._reactor, switch, self.memory)
+        return _Running(queue, registry, federation, switch, holdings, LoopingCall(Rounds(self._reactor, switch).round))
+
+    def _page(self, switch: Switch) -> RelaySite:
+        settings = self.settings
+        return RelaySite(
             switch,
             UpgradeResource(self._reactor, TurnFlush(self._reactor)),
             self._reactor,
-            metrics=metrics.render,
+            metrics=RelayMetrics(switch, self.memory).render,
             health=self._health,
             admits=self._admits,
             proxied=settings.proxied,
@@ -169,10 +195,6 @@ class RmbRelay(ListeningService):
             connect_rate=settings.connect_rate,
             token_reuse=settings.token_reuse,
         )
-        await self._listen(page.make_site())
-        self._round = LoopingCall(Rounds(self._reactor, switch).round)
-        self._round.clock = self._reactor
-        self._round.start(ROUND, now=True)
 
     def _admits(self) -> Drop | None:
         if self._draining:
@@ -192,18 +214,17 @@ class RmbRelay(ListeningService):
         """Take nobody new, say good-bye, keep what was not confirmed."""
         self._draining = True
         await self._stop_listening()
-        if self._holdings is not None:
-            self._holdings.stop()
-        if self._round is not None and self._round.running:
-            self._round.stop()
-        if self.switch is not None:
-            self.switch.presence.stop()
-            for session in list(self.switch.sessions.values()):
-                isolated(session.end, Drop.DRAINING, GOING_AWAY, "the relay is shutting down")
-            await deferLater(self._reactor, 0.05)
-        if self._federation is not None:
-            await self._federation.stop()
-        if self._queue is not None:
-            await self._queue.close()
-        if self._registry is not None and self._given_registry is None:
-            await self._registry.close()
+        running = self._running
+        if running is None:
+            return
+        running.holdings.stop()
+        if running.round.running:
+            running.round.stop()
+        running.switch.presence.stop()
+        for session in list(running.switch.sessions.values()):
+            isolated(session.end, Drop.DRAINING, GOING_AWAY, "the relay is shutting down")
+        await deferLater(self._reactor, 0.05)
+        await running.federation.stop()
+        await running.queue.close()
+        if self._given_registry is None:
+            await running.registry.close()
