@@ -5,10 +5,9 @@ something for others is a *source*: asked from time to time, it says what it
 holds and for whom.  Nothing is counted on the way of a frame, and the books
 cannot be wrong.
 
-When there is too much, who has been waited for longest gives first, the greediest
-before the others: of those of whom something has been held for a while the owner
-with most, and of what he has the largest.  A trickle does not help: what counts is
-the age of the oldest byte.  Only when nothing is old others give.
+When there is too much, what has been held for a while goes before what is younger;
+within each, the largest holding of the owner who has most.  A trickle does not
+help: what counts is the age of the oldest byte.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Admission:
     def check(self, key: PubKey) -> bool | Deferred[bool]:
         """Whether ``key`` may connect: the lists first, then the hook.
 
-        Keys of the allow list are not asked about.
+        Where there is an allow list it has the last word, and the hook is asked about nobody.
         """
         said = self.listed(key)
         if said is not None:

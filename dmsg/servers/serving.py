@@ -19,7 +19,7 @@ from dmsg.net.share import STEPS
 from dmsg.servers.admission import Admission
 
 PENDING = 2
-"""Who pauses a link, besides the relay, which is 1."""
+"""A reason for which a link is not read: the hook has not answered.  Taken: 1, the relay; 4, bytes; 256, the turn."""
 TOO_FAST = 8
 """Another one: its frames are more than may be handled one by one."""
 FRAME_RATE = 100_000.0
@@ -64,7 +64,7 @@ class ServedSession:
         """The handshake is done, nothing is decided yet."""
 
     def _serve(self, link: Link) -> Any:
-        """It is admitted: what the relay calls it."""
+        """It is admitted: let the relay have it.  :returns: what the relay calls it."""
         return self._factory.relay.add(link.remote, link)
 
     def refuse(self, reason: DropReason = DropReason.NOT_ADMITTED) -> None:

@@ -35,10 +35,22 @@ def relay_parameters(key_name: str, drain_timeout: float) -> list[list[Any]]:
     return [
         ["public-address", None, None, "HOST:PORT at which clients reach this server", str],
         ["key-file", None, None, f"secret key [default: ~/.config/dmsg/{key_name}.key, made if absent]", str],
-        ["config", "c", None, "TOML file with any of these settings; SIGHUP reads it and the lists again", str],
-        ["allow", None, None, "file with the keys that are admitted, one a line; none means all", str],
+        ["config", "c", None, "TOML file with any of these settings; SIGHUP reads it again", str],
+        [
+            "allow",
+            None,
+            None,
+            "file with the keys that are admitted, one a line, read again when it changes; none means all",
+            str,
+        ],
         ["deny", None, None, "file with keys that are not admitted", str],
-        ["admission-hook", None, None, "URL that is asked about keys on neither list: 200 admits, 403 refuses", str],
+        [
+            "admission-hook",
+            None,
+            None,
+            "URL that is asked about keys that are not denied, where there is no --allow: 200 admits, 403 refuses",
+            str,
+        ],
         ["admission-timeout", None, str(HOOK_TIMEOUT), "seconds for its answer", str],
         ["admission-down", None, "refuse", "refuse or admit, when it does not answer", str],
         ["drain-timeout", None, str(drain_timeout), "seconds that leaving waits for streams", str],
@@ -217,6 +229,7 @@ class RelayOptions(EntityOptions):
 
         :raises UsageError: one of them cannot be.
         """
+        self.memory()
         self.admission(Clock())  # made once to see whether it can be
         self.checked("drain-timeout", seconds)
         self.checked("admission-down", _one_of, "refuse", "admit")
@@ -237,7 +250,6 @@ class RelayOptions(EntityOptions):
         self.read_config()
         self["listen"] = self["listen"] or [DEFAULT_LISTEN]
         self.limits()
-        self.memory()
         self.check_values()
         self.check_own()
         try:

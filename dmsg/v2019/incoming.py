@@ -101,7 +101,8 @@ class Incoming:
         else:
             streams.asking += 1
 
-            # a server could ask in the name of a client that would have asked for more
+            # a plain REQUEST proves nothing: the server may have made it up in the name of a client that always
+            # asks for a secure one
             def looked(offers: Any) -> None:
                 streams.asking -= 1
                 if transport.state is not State.OFFERED or not self._session.linked:
@@ -193,11 +194,13 @@ class Incoming:
         self._session.flush()
 
     def _make_room(self, initiator: PubKey | None) -> bool:
-        """There are as many incoming transports as may be: one that nobody has confirmed goes for another.
+        """The table is full: end one transport, so that the one that is asked for fits.
 
-        Else the newest of who has most, when he has more than he who asks will have.
+        An unconfirmed one goes if it is of who asks, if nobody knows who asks, or if its initiator has more than who
+        asks; else the newest of who has most, if he has two more at least.
 
         :param initiator: who asks; None where that is not certain.
+        :returns: False where the new one is to be refused.
         """
         unconfirmed = self._unconfirmed.first_to_go()
         if unconfirmed is not None and initiator in (None, unconfirmed.remote):

@@ -113,7 +113,7 @@ class Participant:
             )
         session = Session(twin.id, profile.sid)
         self.twin = twin
-        # with borders whenever the registry says so, for else nobody believes it
+        # it always signs with borders too: twins that the registry calls strict are not believed without
         self.seal = Seal(profile.identity, session, registry, profile.encryption)
         self.uplink = Uplink(
             self._reactor,

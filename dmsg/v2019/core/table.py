@@ -502,7 +502,7 @@ class ClientConnection:
                     if self._key is not None and is_secure(payload):
                         self._dear += HANDSHAKE_FRAMES
                         offer = Offer(self._key, payload)
-                    # nobody loses his place to one who has not shown who he is
+                    # nobody loses a confirmed transport to one who has not shown who he is
                     if self.incoming < MAX_INCOMING or self.make_room(None if offer is None else initiator):
                         transport = self._add(transport_id, initiator, payload, initiator=False)
                         transport.offer = offer
