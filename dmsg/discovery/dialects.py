@@ -53,8 +53,9 @@ class Dialect:
     :ivar spelling: what members are called.
     :ivar port_optional: a server's entry may be signed without ``port``.
     :ivar successors: it knows keys that follow others.
-    :ivar marks: what stands behind ``+`` in a version is its owner's word.  A
-        program of 2019 leaves a mark there that another one made.
+    :ivar marks: the words behind ``+`` in a version count as what the entry's
+        owner can do.  A program of 2019 may post an entry again with the words that
+        a newer one with its key put there.
     :ivar null_is_empty: the value ``null`` is an entry without members.
     """
 

@@ -1,4 +1,4 @@
-"""JSON as Go's ``encoding/json`` reads and writes it, where entries depend on it.
+"""JSON as Go's ``encoding/json`` reads and writes it, where entries depend on it; and strict JSON.
 
 Signatures are over bytes, so every escape counts; and what Go takes that is no
 strict JSON, a server of 2019 has signed and posted.

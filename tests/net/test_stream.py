@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 from hypothesis import given, strategies as st
@@ -560,6 +561,20 @@ class EndTests(StreamCase):
         self.assertEqual((str(self.lost), self.carrier.closed), ("write deadline passed", [CloseReason.TIMEOUT]))
         self.stream.setReadDeadline(5)
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_deadline_to_write_while_nothing_carries_the_stream(self) -> None:
+        """What stands for the carrier says that there is something, so that the stream is not closed meanwhile."""
+        nowhere = Carrier()
+        nowhere.in_flight.append(None)
+        end = self.stream.end = SimpleNamespace(in_flight_bytes=0)
+        self.stream.suspend(nowhere)
+        self.stream.setWriteDeadline(5)
+        self.clock.advance(5)
+        self.assertFalse(self.stream.over)
+        end.in_flight_bytes = 1
+        self.stream.setWriteDeadline(5)
+        self.clock.advance(5)
+        self.assertIsInstance(self.lost, StreamTimeout)
 
     def test_what_is_unread_at_a_deadline_is_gone(self) -> None:
         self.stream.pauseProducing()

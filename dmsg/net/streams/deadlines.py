@@ -1,4 +1,4 @@
-"""When a stream ends because something did not happen in time."""
+"""The timers of a stream's deadlines; whether one that has passed still matters is asked of the stream."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Outbox:
 
     :ivar waiting: pieces, be they empty, with who waits for them; of the first one a part may be taken already.
     :ivar size: bytes in it.
-    :ivar tickets: callers that wait, in the order in which they came: so they fail.
+    :ivar tickets: callers that wait; when the stream ends they fail in this order, in which they came.
     """
 
     __slots__ = ("_offset", "size", "tickets", "waiting")
@@ -58,7 +58,7 @@ class Outbox:
             if len(last) < SMALL_WRITE:
                 queue[-1] = (bytes(last) + data, None)
                 return
-        # a piece is kept until all of it is acknowledged: no more of it than the window
+        # a piece stays in memory until its last byte is acknowledged, so large writes are cut
         for start in range(0, len(data) or (ticket is not None), LARGEST_PIECE):
             if start and ticket is not None:
                 ticket.frames += 1

@@ -474,7 +474,10 @@ class StreamTransport:
 
     def _is_unconfirmed(self) -> bool:
         """Something was written that the other end does not have."""
-        return bool(self._outbox.waiting or self._outbox.tickets or self._carrier.stream_in_flight(self))
+        if self._outbox.waiting or self._outbox.tickets:
+            return True
+        # not asked of what stands for a carrier that is lost: it says more than that, for the sake of closing
+        return bool(self._carrier.stream_in_flight(self) if self.end is None else self.end.in_flight_bytes)
 
     def setDeadline(self, seconds: float | None) -> None:
         """Both, as ``SetDeadline`` of Go's ``net.Conn``."""

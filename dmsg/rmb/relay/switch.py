@@ -90,8 +90,8 @@ class Switch:
         self.waiting: dict[Delivery, None] = {}
         """Those that have something in their window or line, and some that had."""
         self.parked: dict[RelaySession, None] = {}
-        """Sessions that have sent something while they were held; those that have not any more are taken out by who
-        looks."""
+        """Sessions that have sent something while they were held; one that has nothing parked any more stays in here
+        until ``SessionHoldings`` goes through it."""
         self.growing: dict[RelaySession, None] = {}
         """Those with a message that is not whole."""
         self.lookups = LookupLines(clock, registry, self._looked_up)
@@ -212,7 +212,7 @@ class Switch:
         return Mail(data, header.until(now), session.ledger, header, sender=session.owner)
 
     def _delivered(self, mail: Mail) -> bool:
-        """Whether its receiver is connected here: then it has it, or its queue."""
+        """Whether its receiver is connected here; it has the message then, or it is on its way into its queue."""
         receiver = self.sessions.get(mail.destination)
         if receiver is None:
             return False
@@ -227,7 +227,10 @@ class Switch:
         self.counters["message_rx_bytes"] += len(mail.data)
 
     def _looked_up(self, waiting: Waiting, result: Twin | Failure | None) -> None:
-        """The registry has answered; a request is told where it has not, and of anything else nobody would know."""
+        """The registry has answered, or failed.
+
+        If it failed, the sender of a request is told; any other message counts as lost, so that it is sent again.
+        """
         session, mail = waiting
         if not isinstance(result, Failure):
             # its receiver may have connected while the registry was asked
