@@ -283,7 +283,7 @@ class NetworkCommandTests(CommandCase):
             command.transport.signalProcess(number)  # type: ignore[union-attr]
             self.assertEqual(await command.ended, expected, arguments)
             self.assertNotIn(b"Traceback", command.out + command.err)
-        listed = await self.discovery._store.count()
+        listed = await self.discovery._running.store.count()
         self.assertEqual(listed, 1)  # the server
 
     @asynchronous
