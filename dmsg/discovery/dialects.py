@@ -46,7 +46,6 @@ class Dialect:
 
     :cvar SEED: that of the seed documents, and of this implementation.
     :cvar GO2019: that of the service of 2019.
-    :ivar name: for people.
     :ivar entries: the paths of entries.
     :ivar available: the paths of available servers.
     :ivar reader: which JSON is taken.
@@ -62,7 +61,6 @@ class Dialect:
     SEED: ClassVar[Dialect]
     GO2019: ClassVar[Dialect]
 
-    name: str
     entries: tuple[str, ...]
     available: tuple[str, ...]
     reader: Reader
@@ -129,7 +127,7 @@ class Dialect:
         )
         return meta, port in fields
 
-    def decode_verified(self, body: bytes) -> Entry:
+    def decode_signed(self, body: bytes) -> Entry:
         """An entry from JSON whose rules and signature hold, written as it was signed.
 
         :raises EntryDecodeError, EntryInvalid, EntrySignatureError: in the
@@ -137,7 +135,14 @@ class Dialect:
         """
         ways = self.decode(body)
         ways[0].validate()
-        entry = signed_one(ways)
+        return signed_one(ways)
+
+    def decode_verified(self, body: bytes) -> Entry:
+        """As :meth:`decode_signed`, and the servers that it names have keys, as one that is posted must.
+
+        :raises EntryDecodeError, EntryInvalid, EntrySignatureError: as there.
+        """
+        entry = self.decode_signed(body)
         for server in (entry.client.delegated_servers if entry.client is not None else None) or ():
             try:
                 if server != NULL_KEY:
@@ -167,7 +172,6 @@ def signed_one(ways: Sequence[Entry]) -> Entry:
 
 
 Dialect.SEED = Dialect(
-    name="seed",
     entries=("/discovery/entries",),
     available=("/discovery/available_servers",),
     reader=STRICT,
@@ -178,7 +182,6 @@ Dialect.SEED = Dialect(
     null_is_empty=False,
 )
 Dialect.GO2019 = Dialect(
-    name="go2019",
     entries=("/messaging-discovery/entry", "/dmsg-discovery/entry"),
     available=("/messaging-discovery/available_servers", "/dmsg-discovery/available_servers"),
     reader=AS_GO,

@@ -25,7 +25,7 @@ from twisted.internet.error import (
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.discovery.dialects import Dialect, signed_one
+from dmsg.discovery.dialects import Dialect
 from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
 from dmsg.discovery.rules import Deletion, next_sequence
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
@@ -67,9 +67,7 @@ def check_url(url: str) -> str:
 
 def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
     """An entry from discovery, verified in whichever form it was signed."""
-    ways = Dialect.SEED.decode(body)
-    ways[0].validate()
-    entry = signed_one(ways)
+    entry = Dialect.SEED.decode_signed(body)
     if key is not None and entry.static != key.hex():
         raise EntryError("entry is of another key")
     return entry

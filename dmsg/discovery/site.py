@@ -19,7 +19,8 @@ GO_PATIENCE = 5.0
 """Seconds that a request on the paths of 2019 is delayed rather than refused: those clients know no 429, and a server
 of then gives up after 10."""
 
-_GO_PATHS = tuple(f"{path}".encode() for path in (*Dialect.GO2019.entries, *Dialect.GO2019.available))
+_GO_PATHS = tuple(f"{path.rpartition('/')[0]}/".encode() for path in Dialect.GO2019.entries)
+"""All that is below the same directories."""
 _POST_PATHS = tuple(path.encode() for path in (*Dialect.SEED.entries, *(f"{path}/" for path in Dialect.GO2019.entries)))
 _ENTRY_PATHS = tuple(f"{path}/" for dialect in DIALECTS for path in dialect.entries)
 _PATHS = frozenset(

@@ -374,6 +374,15 @@ class GateTests(APICase):
         self.assertEqual(self.gate.delayed, 200)
         self.assertEqual(self.gate._waiting_size, 0)
 
+    def test_whatever_is_below_the_paths_of_2019_is_delayed(self) -> None:
+        """Its service says 404 there, and a client that gets 429 does not know what that is."""
+        for root in ("messaging-discovery", "dmsg-discovery"):
+            request = f"GET /{root}/nothing HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+            transports = self.connections(3, request, rate=1.0, burst=1.0)
+            self.assertEqual(self.gate.delayed, 2)
+            self.clock.advance(3.0)
+            self.assertEqual(sum(b" 404 " in transport.value() for transport in transports), 3)
+
     def test_who_waits_longer_than_clients_wait_is_refused(self) -> None:
         request = b"GET /messaging-discovery/available_servers HTTP/1.1\r\nHost: x\r\n\r\n"
         transports = self.connections(30, request, rate=1.0, burst=1.0)

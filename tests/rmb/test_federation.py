@@ -564,7 +564,7 @@ class PassTests(SynchronousTestCase):
 
         one._registry = Registry()
         finished: list[str] = []
-        one.finished = lambda mail, error: finished.append(some(mail.header).uid)
+        one.finished = lambda mail, error: finished.append(mail.header.uid)
 
         def forward(uid: str, sender: int, relay: str) -> None:
             envelope = Envelope(uid=uid, timestamp=0, expiration=3000)

@@ -398,7 +398,7 @@ class DistrustTests(PeerCase):
         self.patch(self.registry, "get", lambda number: fail(RegistryUnavailable("away")))
         some(self.gateway._registry).flush()
         self.a.send(self.a.envelope(self.to), self.now())
-        await self.until(lambda: self.gateway.bus.is_busy)
+        await self.until(lambda: self.gateway.bus._running)
         self.assertFalse(self.b.redis.exists("msgbus.cmd"))
         self.patch(self.registry, "get", get)
         self.assertIsNotNone(await deferToThread(self.b.pop, "msgbus.cmd"))

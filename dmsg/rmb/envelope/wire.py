@@ -97,7 +97,13 @@ def has_tag(tags: str, tag: str) -> bool:
     return tag in tags and tag in tags.replace(",", " ").split()
 
 
-def wants_fail_fast(envelope: Envelope) -> bool:
+class Tagged(Protocol):
+    """An envelope, or what was read of one."""
+
+    tags: str
+
+
+def wants_fail_fast(envelope: Tagged) -> bool:
     """The message is not to be kept."""
     return bool(envelope.tags) and has_tag(envelope.tags, FAIL_FAST)
 

@@ -9,7 +9,6 @@ from twisted.python.failure import Failure
 
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.mail import Header, Mail
-from dmsg.rmb.relay.queue.interface import Queued
 from dmsg.rmb.relay.rules import Action, Decision, Refused
 from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.confirm import Ledger
@@ -77,19 +76,14 @@ class Intake:
 
         :param others: relays where its receiver may be connected.
         """
-        switch, name = self._switch, str(mail.destination)
+        switch = self._switch
 
         def kept(number: Any) -> None:
-            mail.settle()
-            receiver = switch.sessions.get(mail.destination)
-            if receiver is not None:
-                receiver.delivery.poke()
-            elif others:
-                switch.federation.hand_over(name, Queued(number, mail.data), others, mail.until)
+            switch.kept(mail.destination, mail, number, others)
 
         def failed(failure: Failure) -> None:
             switch.relay.drops[Drop.QUEUE_FAILED] += 1
             taken.errback(failure)
 
         switch.count_in(mail)
-        switch.queue.append(name, mail.data, mail.until, mail.sender).addCallbacks(kept, failed)
+        switch.queue.append(str(mail.destination), mail.data, mail.until, mail.sender).addCallbacks(kept, failed)

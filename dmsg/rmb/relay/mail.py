@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.wire import (
-    FAIL_FAST,
     decode,
     destination_of,
     error_envelope,
-    has_tag,
+    kind_of,
+    life,
     life_ends,
     source_of,
-    ttl,
+    wants_fail_fast,
 )
 from dmsg.rmb.socket.confirm import Ledger, Message
 from dmsg.rmb.twins.address import Session
@@ -25,20 +25,19 @@ class Header:
     :ivar destination: whom it is for; (0, None) when it says nothing.
     :ivar timestamp: seconds since 1970.
     :ivar expiration: seconds of life from then on.
-    :ivar fail_fast: it is not to be kept.
+    :ivar tags: parted by commas and white space.
     """
 
-    __slots__ = ("destination", "expiration", "fail_fast", "kind", "source", "timestamp", "uid")
+    __slots__ = ("destination", "expiration", "kind", "source", "tags", "timestamp", "uid")
 
     def __init__(self, envelope: Envelope) -> None:
         self.uid = envelope.uid
-        self.kind = envelope.WhichOneof("message") or ""
+        self.kind = kind_of(envelope)
         self.source = source_of(envelope)
         self.destination = destination_of(envelope)
         self.timestamp = envelope.timestamp
         self.expiration = envelope.expiration
-        tags = envelope.tags
-        self.fail_fast = bool(tags) and has_tag(tags, FAIL_FAST)
+        self.tags = envelope.tags
 
     @classmethod
     def read(cls, data: bytes) -> Header:
@@ -50,50 +49,38 @@ class Header:
         """Its sender is told of an error: only of requests."""
         return self.kind == "request"
 
+    @property
+    def fail_fast(self) -> bool:
+        """It is not to be kept."""
+        return wants_fail_fast(self)
+
     def is_over(self, now: float) -> bool:
         """Its life is."""
-        return ttl(self.timestamp, self.expiration, int(now)) is None
+        return life(self, int(now)) is None
 
     def until(self, now: float) -> float:
         """When a relay forgets it, seconds since 1970."""
         return life_ends(self, now)
 
 
-NOBODY = Session(0, None)
-
-
 class Mail(Message):
-    """A message with its header.
-
-    :ivar header: None for what the relay itself says.
-    :ivar destination: whom it is for; (0, None) for what the relay itself says.
-    """
+    """A message that somebody sent, with its header."""
 
     __slots__ = ("destination", "header")
 
     def __init__(
-        self, data: bytes, until: float, owner: Ledger | None, header: Header | None, sender: int | None = None
+        self, data: bytes, until: float, owner: Ledger | None, header: Header, sender: int | None = None
     ) -> None:
         """:param sender: the twin that sent it; None: the one that it names."""
-        twin = header.source.twin if sender is None and header is not None else sender or 0
-        Message.__init__(self, data, until, owner, None, twin)
+        Message.__init__(self, data, until, owner, None, header.source.twin if sender is None else sender)
         self.header = header
-        self.destination = NOBODY if header is None else header.destination
-
-    @property
-    def wants_answer(self) -> bool:
-        """Its sender is told of an error."""
-        return self.header is not None and self.header.wants_answer
-
-    def is_over(self, now: float) -> bool:
-        """Its life is."""
-        return now >= self.until if self.header is None else self.header.is_over(now)
+        self.destination = header.destination
 
 
-def answer(header: Header, text: str, to: Session | None, now: float) -> Mail:
+def answer(header: Header, text: str, to: Session | None, now: float) -> Message:
     """A relay's word on a request.
 
     :param to: whom the answer names as its destination.
     """
     envelope = error_envelope(header.uid, text, to, int(now))
-    return Mail(envelope.SerializeToString(), now + envelope.expiration, None, None)
+    return Message(envelope.SerializeToString(), now + envelope.expiration, None)

@@ -221,7 +221,7 @@ class Switch:
             self._enqueue(mail.destination, mail)
         return True
 
-    def count_in(self, mail: Mail) -> None:
+    def count_in(self, mail: Message) -> None:
         """A message is taken, for metrics."""
         self.counters["message_rx"] += 1
         self.counters["message_rx_bytes"] += len(mail.data)
@@ -238,7 +238,7 @@ class Switch:
                 self._route(session, mail, result)
             return
         self.relay.drops[Drop.REGISTRY_DOWN] += 1
-        if mail.wants_answer:
+        if mail.header.wants_answer:
             why = f"failed to get twin: {result.value}"
             self._say(mail.header, texts.NOT_ROUTED.format(peer=mail.destination, why=why))
             mail.settle()
@@ -247,7 +247,6 @@ class Switch:
 
     def _route(self, session: RelaySession, mail: Mail, twin: Twin | None) -> None:
         """Its receiver is not connected here: the rules say what becomes of it."""
-        assert mail.header is not None
         decision = self.relay.route(mail.header, twin)
         if decision.action is Action.QUEUE:
             self.count_in(mail)
@@ -313,12 +312,12 @@ class Switch:
         self.relay.drops[drop] += 1
         self._say(header, texts.TEXTS[drop], to)
 
-    def _say(self, header: Header | None, text: str, to: Session | None = None, *, addressed: bool = True) -> None:
+    def _say(self, header: Header, text: str, to: Session | None = None, *, addressed: bool = True) -> None:
         """Tell the sender of a request what became of it.
 
         :param to: who sent it; None for the one that it names.
         """
-        if header is None or not header.wants_answer:
+        if not header.wants_answer:
             return
         to = header.source if to is None else to
         if not to.twin:
@@ -361,29 +360,34 @@ class Switch:
                 connected.delivery.appending -= 1
             return result
 
-        def kept(number: Any) -> None:
-            mail.settle()
-            receiver = self.sessions.get(session)
-            if receiver is not None:
-                # it connected meanwhile, or is slow
-                receiver.delivery.poke()
-            elif others:
-                self.federation.hand_over(str(session), Queued(number, mail.data), others, mail.until)
-
         def failed(failure: Failure) -> None:
             self._not_kept(session, mail, failure, answers=answers)
             if connected is not None:
                 connected.delivery.retry()
 
         keeping = self.queue.append(str(session), mail.data, mail.until, mail.sender)
-        keeping.addBoth(ended).addCallbacks(kept, failed)
+        keeping.addBoth(ended).addCallbacks(lambda number: self.kept(session, mail, number, others), failed)
+
+    def kept(self, session: Session, mail: Message, number: Any, others: frozenset[str]) -> None:
+        """It is in the queue of ``session``.
+
+        :param number: its id there.
+        :param others: relays where its receiver may be connected.
+        """
+        mail.settle()
+        receiver = self.sessions.get(session)
+        if receiver is not None:
+            # it connected meanwhile, or is slow
+            receiver.delivery.poke()
+        elif others:
+            self.federation.hand_over(str(session), Queued(number, mail.data), others, mail.until)
 
     def _not_kept(self, session: Session, mail: Message, failure: Failure, *, answers: bool) -> None:
         self.relay.drops[Drop.QUEUE_FAILED] += 1
         why = str(failure.value) if failure.check(DmsgError) else type(failure.value).__name__
         if not failure.check(QueueUnavailable):
             _log.failure("queue failed", failure)
-        if answers and isinstance(mail, Mail) and mail.header is not None and mail.wants_answer:
+        if answers and isinstance(mail, Mail) and mail.header.wants_answer:
             # without the queue, which just failed
             sender = self.sessions.get(mail.header.source)
             if sender is not None:

@@ -137,11 +137,6 @@ class Participant:
             running.addErrback(lambda _: None)
             running.cancel()
 
-    @property
-    def is_busy(self) -> bool:
-        """Something is under way."""
-        return bool(self._running)
-
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Deferred[Any]:
         """Something that goes on beside all else, and ends with this participant."""
         running: Deferred[Any] = Deferred.fromCoroutine(coroutine)

@@ -335,7 +335,7 @@ class Federation:
                 return
             if number:
                 await deferLater(self._reactor, PASS_DELAY * number * (1 + self._random.random() / 2))
-            if item.mail.is_over(self._now()):
+            if item.mail.header.is_over(self._now()):
                 self._finish(item, EXPIRED)
                 return
             item.asked = True
@@ -403,7 +403,7 @@ class Federation:
 
     async def _again(self, item: _Item) -> None:
         """The twin may have other relays by now."""
-        if item.mail.is_over(self._now()):
+        if item.mail.header.is_over(self._now()):
             self._finish(item, EXPIRED)
             return
         try:
