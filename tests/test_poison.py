@@ -183,7 +183,7 @@ class SessionTests(SecureCase):
 
     def poison(self, kind: int) -> None:
         """Behind whatever B gets next, in the same record."""
-        self.b._core.ping(bytes(8))  # from here on it reads DRAIN
+        self.b.core.ping(bytes(8))  # from here on it reads DRAIN
         done: list[bool] = []
 
         def change(frames: list[Frame]) -> list[Frame]:
@@ -245,7 +245,7 @@ class SessionTests(SecureCase):
         told = session._handle[DataReceived]
 
         def fail_once(one: Any, event: Any) -> None:
-            if event.transport.user.getHost().port == 8:
+            if event.transport.carrier.stream.getHost().port == 8:
                 raise RuntimeError("ours")
             told(one, event)
 

@@ -34,69 +34,11 @@ from twisted.internet.task import cooperate
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
+from dmsg.apps.paths import PART_SUFFIX, inside, part_of, regular_size, there_is
 from dmsg.apps.transfer import DIGEST_SIZE, TransferError, Transferred, _message, _take_message, lost_text
 from dmsg.errors import DmsgError
 
 CHUNK = 256 * 1024
-PATH_LIMIT = 4096
-"""Characters of a path."""
-PART_SUFFIX = ".dmsg-part"
-
-
-def inside(root: Path, text: Any) -> Path:
-    """The file that a peer names, below ``root``.
-
-    :raises TransferError: it would be elsewhere, or cannot be a name.
-    """
-    if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or text.endswith("/"):
-        raise TransferError("path is malformed")
-    if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        # it would be shown on terminals
-        raise TransferError("path has control characters")
-    base = root.resolve()
-    path = (base / text).resolve()
-    if not path.is_relative_to(base) or path == base:
-        raise TransferError("path leads out of the directory")
-    if path.name.endswith(PART_SUFFIX):
-        raise TransferError("path is malformed")
-    return path
-
-
-def regular_size(path: Path) -> int:
-    """Bytes of a file that can be sent.
-
-    :raises TransferError: it is not there, or is no regular file: a pipe would block, a device has no size.
-    """
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise TransferError(f"{path}: {error.strerror}") from None
-    if stat.S_ISDIR(status.st_mode):
-        raise TransferError(f"{path}: is a directory")
-    if not stat.S_ISREG(status.st_mode):
-        raise TransferError(f"{path}: is not a regular file")
-    return status.st_size
-
-
-def part_of(path: Path) -> Path:
-    """Where a file lies until it is whole."""
-    return path.with_name(f".{path.name}{PART_SUFFIX}")
-
-
-def there_is(path: Path) -> os.stat_result | None:
-    """The file that a copy takes the place of, if there is one.
-
-    :raises TransferError: it is a device, a directory or the like, or may not be written.
-    """
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        raise TransferError(f"{path.name}: not a regular file")
-    if not os.access(path, os.W_OK):
-        raise TransferError(f"{path.name}: may not be written")
-    return found
 
 
 class CopyCut(TransferError):

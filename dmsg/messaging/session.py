@@ -30,6 +30,7 @@ from dmsg.errors import (
     TransportRefused,
 )
 from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.carrier import ChannelCarrier
 from dmsg.messaging.core.dialect import SEED, Acks, Dialect
 from dmsg.messaging.core.events import Closed, DataReceived, Event, Opened, Rejected, Requested
 from dmsg.messaging.core.state import ClientChannel, State
@@ -97,15 +98,15 @@ class ClientSession:
         self._turn = turn
         self._local = key.public
         self._dialect = dialect
-        self._core = ClientConnection(key, dialect.profile, two_ids=dialect.two_ids, ephemeral=ephemeral)
+        self.core = ClientConnection(key, dialect.profile, two_ids=dialect.two_ids, ephemeral=ephemeral)
         if doorman is not None:
-            self._core.refusal = doorman.at(server)
+            self.core.refusal = doorman.at(server)
         self._doorman = doorman
         self._accept = accept
         self._link: Link | None = None
         self._opening: Pending[ClientChannel, ClientChannel] = Pending()
         self._closing: dict[ClientChannel, IDelayedCall] = {}
-        self._writable = True
+        self.writable = True
         self._receiving = False
         self._holding: dict[ClientChannel, IDelayedCall] = {}
         self._ended: list[ChannelStream] = []
@@ -143,7 +144,7 @@ class ClientSession:
         if not self.connected:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
         try:
-            channel = self._core.open(remote, ping=ping, whole=True)
+            channel = self.core.open(remote, ping=ping, whole=True)
         except LocalProtocolError:
             return fail()
 
@@ -156,7 +157,7 @@ class ClientSession:
                 if protocol is None:
                     raise TransportClosed(CloseReason.REFUSED, "the factory built no protocol")
             except Exception:
-                self.stream_close(stream, CloseReason.REFUSED)
+                self.closed(stream, CloseReason.REFUSED)
                 stream.carrier_closed(CloseReason.REFUSED)
                 raise
             stream.start(protocol)
@@ -166,29 +167,29 @@ class ClientSession:
             # rejected ones are closed already, lost ones too; this is for a timeout or a cancel
             if self.connected:
                 self._close(channel)
-                self._flush()
+                self.flush()
             return failure
 
         waiting = self._opening.add(channel)
         waiting.addTimeout(timeout, self._reactor, _no_answer)
         waiting.addErrback(gave_up)
-        self._flush()
+        self.flush()
         return waiting.addCallback(opened)
 
     def close(self) -> None:
         """End the link; its channels end with it, told so."""
         self.connected = False
         if self._link is not None:
-            for channel in list(self._core.channels.values()):
+            for channel in list(self.core.channels.values()):
                 if channel.user is None:
-                    self._core.close(channel)  # just being opened
+                    self.core.close(channel)  # just being opened
                 elif channel.state is State.OPEN:
                     # what was not sent yet never will be: that is no clean end
                     stream: ChannelStream = channel.user
                     reason = CloseReason.ABORTED if stream.unsent else CloseReason.UNSPECIFIED
                     if stream.acks is not None:
                         stream.acks.flush()
-                    self._core.close(channel)
+                    self.core.close(channel)
                     stream.carrier_closed(stream.reason_of_end(reason))
             self._send_all()
             self._link.close()
@@ -196,12 +197,12 @@ class ClientSession:
     @property
     def transports(self) -> int:
         """Channels that are open or being opened."""
-        return len(self._core.channels)
+        return len(self.core.channels)
 
     @property
     def streams(self) -> list[ChannelStream]:
         """The streams that it carries."""
-        return [one.user for one in self._core.channels.values() if one.state is State.OPEN]
+        return [one.user for one in self.core.channels.values() if one.state is State.OPEN]
 
     # --- the link's side ---
 
@@ -210,17 +211,17 @@ class ClientSession:
         self.connected = True
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
-        self._core.accepting = self._accept() is not None
-        taken, events = self._core.receive_frames(buffer, end, FRAMES)
+        self.core.accepting = self._accept() is not None
+        taken, events = self.core.receive_frames(buffer, end, FRAMES)
         self._receiving = True
         dispatched(events, self._handle, self, self._event_lost)
         self._receiving = False
-        self._flush()
-        if self._core.left and self._link is not None:
+        self.flush()
+        if self.core.left and self._link is not None:
             self._link.left()
-        if self._core.broken is not None:
-            self.why_lost = str(self._core.broken)
-            raise self._core.broken
+        if self.core.broken is not None:
+            self.why_lost = str(self.core.broken)
+            raise self.core.broken
         link = self._link
         if link is not None and link.congested and link.queued() > CLIENT_QUEUE_LIMIT:
             _log.warn("server {server} provokes answers and reads none", server=self.server.short)
@@ -235,18 +236,18 @@ class ClientSession:
             self._over(stream, CloseReason.ABORTED)
 
     def link_congested(self) -> None:
-        self._writable = False
+        self.writable = False
 
     def link_relieved(self) -> None:
-        self._writable = True
+        self.writable = True
         for stream in self.streams:
             isolated(stream.window_opened)
 
     def link_lost(self, reason: Failure) -> None:
         self._link = None
         self.connected = False
-        channels = list(self._core.channels.values())
-        self._core.channels.clear()
+        channels = list(self.core.channels.values())
+        self.core.channels.clear()
         for timer in (*self._closing.values(), *self._holding.values()):
             timer.cancel()
         self._closing.clear()
@@ -260,14 +261,14 @@ class ClientSession:
             if stream is not None:
                 isolated(stream.carrier_closed, CloseReason.PEER_DISCONNECTED)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         if not self._receiving:
             self._send_all()
 
     def _send_all(self) -> None:
         if self._link is None:
             return
-        for data in self._core.data_to_send():
+        for data in self.core.data_to_send():
             self._link.send(data)
 
     # --- events of the core ---
@@ -285,10 +286,10 @@ class ClientSession:
             except Exception:
                 _log.failure("{factory!r} failed to build a protocol", factory=factory)
         if protocol is None:
-            self._core.close(channel)
+            self.core.close(channel)
             return
         # the remote hears of it before the application can say anything
-        self._core.accept(channel)
+        self.core.accept(channel)
         stream.start(protocol)
 
     def _on_opened(self, event: Opened) -> None:
@@ -390,7 +391,7 @@ class ClientSession:
     # --- closing ---
 
     def _close(self, channel: ClientChannel) -> None:
-        if self._core.close(channel):
+        if self.core.close(channel):
             self._expect_closed(channel)
 
     def _expect_closed(self, channel: ClientChannel) -> None:
@@ -418,23 +419,23 @@ class ClientSession:
         timer = self._closing.pop(channel, None)
         if timer is not None:
             timer.cancel()
-        if self._core.give_up(channel):
-            self._flush()
+        if self.core.give_up(channel):
+            self.flush()
         if channel in self._holding:
             self._let_go(channel)
 
-    # --- what streams need: StreamCarrier ---
+    # --- streams ---
 
     def _make_stream(self, channel: ClientChannel, acks: Acks) -> ChannelStream:
-        stream = ChannelStream(
+        carrier = ChannelCarrier(self, channel)
+        stream = carrier.stream = ChannelStream(
             self._reactor,
-            self,
+            carrier,
             DmsgAddress(self._local),
             DmsgAddress(channel.remote),
             self._dialect.profile.max_plaintext,
         )
-        stream.token = channel
-        stream.server = self.server
+        stream.channel = channel
         stream.secure = True
         channel.user = stream
         channel.whole = acks is not False
@@ -445,60 +446,30 @@ class ClientSession:
     def _send_message(self, channel: ClientChannel, message: bytes) -> None:
         """Of the layer of acknowledgements."""
         if channel.state is State.OPEN:
-            self._core.send(channel, message)
-            self._flush()
+            self.core.send(channel, message)
+            self.flush()
 
     def _undecided(self, stream: ChannelStream) -> None:
         """It does not say, and something is to be sent."""
-        self._end_now(stream.token)
+        self._end_now(stream.channel)
         self._over(stream, CloseReason.ACKS_UNKNOWN)
 
-    def stream_may_send(self, stream: StreamTransport) -> bool:
-        channel: ClientChannel = stream.token
-        if not self._writable or channel.state is not State.OPEN:
-            return False
-        assert isinstance(stream, ChannelStream)
-        return stream.acks is None or stream.acks.may_send()
+    # --- for the carriers of its streams (CarryingSession) ---
 
-    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
-        assert isinstance(stream, ChannelStream)
-        stream.sent += len(data)
-        if stream.acks is not None:
-            stream.acks.send(data, token)
-            return
-        self._core.send(stream.token, data)
-        stream.acknowledged(token)
+    def taken(self, stream: ChannelStream) -> None:
+        if stream.unread <= UNREAD_RESUME and stream.channel in self._holding:
+            self._let_go(stream.channel)
 
-    def stream_confirms(self, stream: StreamTransport) -> bool:
-        assert isinstance(stream, ChannelStream)
-        return stream.acks is not None
-
-    def stream_flush(self) -> None:
-        self._flush()
-
-    def stream_in_flight(self, stream: StreamTransport) -> int:
-        assert isinstance(stream, ChannelStream)
-        return stream.acks.in_flight if stream.acks is not None else 0
-
-    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
-        assert isinstance(stream, ChannelStream)
-        stream.unread -= size
-        stream.acks_consumed()
-        if stream.unread <= UNREAD_RESUME and stream.token in self._holding:
-            self._let_go(stream.token)
-
-    def stream_close(self, stream: StreamTransport, reason: int) -> None:
-        channel: ClientChannel = stream.token
+    def closed(self, stream: ChannelStream, reason: int) -> None:
         if reason == CloseReason.UNSPECIFIED:
-            assert isinstance(stream, ChannelStream)
             if stream.acks is not None:
                 stream.acks.flush()  # a writer of 2019 waits for it
-            self._close(channel)
+            self._close(stream.channel)
         else:
-            self._end_now(channel)  # aborted: nothing more is taken
-        self._flush()
+            self._end_now(stream.channel)  # aborted: nothing more is taken
+        self.flush()
 
-    def stream_schedule(self, stream: StreamTransport) -> None:
+    def schedule(self, stream: StreamTransport) -> None:
         self._turn.add_stream(stream)
 
 

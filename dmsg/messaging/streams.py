@@ -9,6 +9,7 @@ from twisted.python.failure import Failure
 from dmsg.errors import CloseReason
 from dmsg.messaging.acked import AckedEnd
 from dmsg.messaging.core.acks import OVERHEAD
+from dmsg.messaging.core.state import ClientChannel
 from dmsg.net.streams.stream import StreamTransport
 
 
@@ -19,6 +20,7 @@ class ChannelStream(StreamTransport):
     has sent until it sees that is still received, for a second at most.
     """
 
+    channel: ClientChannel
     heard = False
     """Something has come from the remote."""
     unread = 0
@@ -46,7 +48,7 @@ class ChannelStream(StreamTransport):
             self.acks.stop()
             self.acks = None
             self.max_frame += OVERHEAD
-            self.token.whole = False
+            self.channel.whole = False
             self.window_opened()
             return message or None
         data = self.acks.receive(message)
@@ -92,7 +94,7 @@ class ChannelStream(StreamTransport):
             if self._linger is not None:
                 self._linger.cancel()
                 self._linger = None
-            self._carrier.stream_close(self, CloseReason.UNSPECIFIED)
+            self._carrier.close(CloseReason.UNSPECIFIED)
 
     def flush(self) -> None:
         if self._half_closed:

@@ -36,11 +36,13 @@ from dmsg.net.pace import Pace
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import UNREAD, StreamTransport
+from dmsg.v2019.carrier import ClientStream
 from dmsg.v2019.core.agreement import FEATURE, PING_FEATURE
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.dial import SessionEndpoint
 from dmsg.v2019.holdings import StreamHoldings
-from dmsg.v2019.session import PLAIN_ONLY, REQUEST_TIMEOUT, ClientSession
+from dmsg.v2019.outgoing import PLAIN_ONLY, REQUEST_TIMEOUT
+from dmsg.v2019.session import ClientSession
 from dmsg.v2019.streams import RESUME_TIMEOUT, Encryption, Streams
 
 SECURE_SEEN_SIZE = 65536
@@ -133,7 +135,7 @@ class Client(DelegatedClient):
         super().startService()
         self._holdings.start()
 
-    def _all_streams(self) -> list[StreamTransport]:
+    def _all_streams(self) -> list[ClientStream]:
         carried = (stream for session in self.sessions() for stream in session.streams)
         mine = self.streams.key.public
         unread = (stream for stream in UNREAD if getattr(stream.getHost(), "public_key", None) == mine)
@@ -260,6 +262,7 @@ class Client(DelegatedClient):
         return self.encryption is Encryption.OFF or self._carries_secure(entry)
 
     def _migrate(self, stream: StreamTransport) -> None:
+        assert isinstance(stream, ClientStream)
         self.streams.migrate(stream)
 
     async def _stop(self) -> None:
@@ -306,7 +309,7 @@ class Client(DelegatedClient):
 
     # --- resuming ---
 
-    async def _reconnect(self, stream: StreamTransport) -> None:
+    async def _reconnect(self, stream: ClientStream) -> None:
         """Let a stream go on over whatever server is common to both ends, for as long as it may take.
 
         A stream that still has its transport keeps it until the remote is found elsewhere.
@@ -321,7 +324,7 @@ class Client(DelegatedClient):
         rounds = 0
         # what is cancelled may end in any error; then the stream is over, or the client stops
         while self._reactor.seconds() < deadline and self.streams.is_live(stream):
-            moving = stream.end.transport is not None
+            moving = stream.kept.transport is not None
             for server in await self._ways(remote, left_behind, moving=moving, fresh=rounds > 0):
                 if not self.streams.is_live(stream):
                     return

@@ -10,7 +10,7 @@ from twisted.logger import Logger
 from dmsg.base.memory import Holding, Memory
 from dmsg.net.looks import Looks
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.streams.stream import StreamTransport
+from dmsg.v2019.carrier import ClientStream
 from dmsg.v2019.core.secure import INITIAL_WINDOW
 
 LOOK_INTERVAL = 1.0
@@ -23,7 +23,7 @@ STREAM_SIZE = 16 * 1024
 _log = Logger()
 
 
-class StreamHoldings(Looks[StreamTransport]):
+class StreamHoldings(Looks[ClientStream]):
     """What is unsent, unacknowledged and unread of a client's streams, by peer.
 
     :param streams: those that there are now.
@@ -31,7 +31,7 @@ class StreamHoldings(Looks[StreamTransport]):
 
     interval = LOOK_INTERVAL
 
-    def __init__(self, reactor: IReactorTime, memory: Memory, streams: Callable[[], Iterable[StreamTransport]]) -> None:
+    def __init__(self, reactor: IReactorTime, memory: Memory, streams: Callable[[], Iterable[ClientStream]]) -> None:
         super().__init__(reactor, memory)
         self._streams = streams
 

@@ -13,7 +13,7 @@ from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.streams.stream import StreamTransport
+from dmsg.v2019.carrier import CarryingSession, ClientStream, TransportCarrier
 from dmsg.v2019.core.agreement import Hello
 from dmsg.v2019.core.secure import INITIAL_WINDOW, SecureEnd, SecureError
 from dmsg.v2019.core.state import ClientTransport, State
@@ -27,27 +27,24 @@ MAX_ASKING = 16
 _log = Logger()
 
 
-class Carrying(Protocol):
+class Carrying(CarryingSession, Protocol):
     """What is needed of the session around it."""
 
     @property
     def linked(self) -> bool:
         """Its connection is there."""
 
-    def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> StreamTransport:
+    def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
         """A stream over a transport that is not open yet."""
 
-    def begin(self, stream: StreamTransport, round_trip: float) -> None:
+    def begin(self, stream: ClientStream, transport: ClientTransport, round_trip: float) -> None:
         """A secure stream is open."""
 
-    def carry(self, stream: StreamTransport, transport: ClientTransport) -> None:
+    def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
         """A stream goes on here."""
 
     def transport_lost(self, transport: ClientTransport, end: SecureEnd | None, reason: int, *, final: bool) -> None:
         """A transport is over."""
-
-    def flush(self) -> None:
-        """Send what the core has to send."""
 
 
 class Incoming:
@@ -88,7 +85,6 @@ class Incoming:
         """Somebody asks for a transport."""
         if transport.state is State.CLOSED:
             return  # a CLOSE came with the REQUEST
-        transport.user_session = self._session
         streams = self._streams
         if transport.offer is not None:
             self._on_offer(transport)
@@ -125,7 +121,7 @@ class Incoming:
             self._core.accept(transport)
             stream.start(protocol)
 
-    def _build(self, factory: IProtocolFactory | None, stream: StreamTransport) -> IProtocol | None:
+    def _build(self, factory: IProtocolFactory | None, stream: ClientStream) -> IProtocol | None:
         try:
             return factory.buildProtocol(stream.getPeer()) if factory is not None else None
         except Exception:
@@ -158,19 +154,21 @@ class Incoming:
         token = hello.token if streams.resume_timeout > 0 else None
         end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token))
         end.token = token
-        self._session.make_stream(transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote))
-        transport.user.end = end
+        stream = self._session.make_stream(
+            transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote)
+        )
+        stream.end = end
         self._unconfirmed.add(transport, factory)
 
-    def _go_on(self, stream: StreamTransport, transport: ClientTransport, hello: Hello) -> None:
+    def _go_on(self, stream: ClientStream, transport: ClientTransport, hello: Hello) -> None:
         """Take what carried the stream out of service and answer with where it stands."""
-        end: SecureEnd = stream.end
+        end = stream.kept
         streams = self._streams
         assert streams is not None and hello.resume is not None
         before = end.transport
         streams.suspend(stream, CloseReason.MOVED)
         if before is not None:
-            before.user_session.close_moved(before)
+            before.carrier.leave(CloseReason.MOVED)
         end.generation = hello.resume.generation
         try:
             tokens, unsent = end.resume(hello.resume)
@@ -179,7 +177,7 @@ class Incoming:
             streams.lost(stream, error.reason, final=True)
             return
         stream.requeue(unsent)
-        transport.user = stream
+        TransportCarrier(self._session, transport, stream)
         self._core.accept_secure(transport, Hello(0, end.offer_window(), resume=end.position()), end)
         self._unconfirmed.add(transport, None)
         # last: who is told may do anything, also end the stream
@@ -220,7 +218,9 @@ class Incoming:
         newest = (
             one
             for one in reversed(incoming)
-            if one.remote == greediest and one.user is not None and (one.user.end is not None or not one.is_secure)
+            if one.remote == greediest
+            and one.carrier is not None
+            and (one.carrier.stream.end is not None or not one.is_secure)
         )
         transport = next(newest, None)
         if transport is None:
@@ -233,7 +233,7 @@ class Incoming:
 
     def confirmed(self, transport: ClientTransport) -> None:
         """An initiator has shown that it holds the keys: the stream begins, or goes on."""
-        stream = transport.user
+        stream: ClientStream = transport.carrier.stream
         unconfirmed = self._unconfirmed.pop(transport)
         if unconfirmed is None or stream.over:
             # an application ended it while this was on its way
@@ -242,15 +242,15 @@ class Incoming:
         factory = unconfirmed.factory
         if self._streams is not None:
             self._streams.doorman.met(transport.remote)
-        stream.end.round_trip = self._reactor.seconds() - unconfirmed.asked
         if factory is None:
+            stream.kept.round_trip = self._reactor.seconds() - unconfirmed.asked
             self._session.carry(stream, transport)
             return
         protocol = self._build(factory, stream)
         if protocol is None:
             self._core.close(transport, CloseReason.REFUSED)
-            stream.end.detach()
+            stream.kept.detach()
             stream.carrier_closed(CloseReason.REFUSED)
         else:
-            self._session.begin(stream, stream.end.round_trip)
+            self._session.begin(stream, transport, self._reactor.seconds() - unconfirmed.asked)
             stream.start(protocol)

@@ -28,9 +28,10 @@ from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
+from dmsg.v2019.carrier import ClientStream, NoCarrier
 from dmsg.v2019.core.agreement import Resume
 from dmsg.v2019.core.kept import KeptReceipts
-from dmsg.v2019.core.secure import BUDGET, Budget, SecureEnd
+from dmsg.v2019.core.secure import BUDGET, Budget
 from dmsg.v2019.core.wire import INSTANCE_SIZE
 
 RESUME_TIMEOUT = 120.0
@@ -125,38 +126,6 @@ class Encryption(Enum):
     """Those of 2019, which servers can read."""
 
 
-class _Nowhere:
-    """Carries suspended streams: it takes nothing and loses nothing."""
-
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
-
-    def stream_may_send(self, stream: StreamTransport) -> bool:
-        return False
-
-    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
-        raise AssertionError("not reached")  # pragma: no cover
-
-    def stream_confirms(self, stream: StreamTransport) -> bool:
-        return True
-
-    def stream_flush(self) -> None:
-        pass
-
-    def stream_in_flight(self, stream: StreamTransport) -> int:
-        # the end that looks for another way closes when it has one: the other would wait in vain
-        return len(stream.end.in_flight) or int(stream.end.initiator)
-
-    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
-        stream.end.consume(size)
-
-    def stream_close(self, stream: StreamTransport, reason: int) -> None:
-        self._streams.closed(stream, reason)
-
-    def stream_schedule(self, stream: StreamTransport) -> None:
-        self._streams.schedule(stream)
-
-
 IDLE_MOVES = 5
 """Ways in a row on which nothing went, before the next one is looked for more slowly, at last every ``IDLE_PAUSE``."""
 IDLE_PAUSE = 2.0
@@ -206,20 +175,19 @@ class Streams:
         self.encryption = encryption
         self.resume_timeout = resume_timeout
         self.budget = BUDGET if budget is None else budget
-        self.reconnect: Callable[[StreamTransport], Deferred[Any]] | None = None
+        self.reconnect: Callable[[ClientStream], Deferred[Any]] | None = None
         self.speaks_secure: Callable[[PubKey], Deferred[bool]] | None = None
         self.asking = 0
         """Initiators of plain transports that are being looked up."""
         self.resumed = 0
-        self._nowhere = _Nowhere(self)
-        self._live: dict[bytes, StreamTransport] = {}
+        self._live: dict[bytes, ClientStream] = {}
         self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
-        self._waiting: dict[StreamTransport, tuple[IDelayedCall, int]] = {}
+        self._waiting: dict[ClientStream, tuple[IDelayedCall, int]] = {}
         self._waiting_of: Counter[IAddress] = Counter()
-        self._searching: dict[StreamTransport, Deferred[Any]] = {}
+        self._searching: dict[ClientStream, Deferred[Any]] = {}
         self._watch: IDelayedCall | None = None
-        self._progress: dict[StreamTransport, tuple[int, float]] = {}
-        self._quiet: dict[StreamTransport, tuple[tuple[int, int], float]] = {}
+        self._progress: dict[ClientStream, tuple[int, float]] = {}
+        self._quiet: dict[ClientStream, tuple[tuple[int, int], float]] = {}
         self._stopped = False
 
     @property
@@ -234,19 +202,19 @@ class Streams:
 
     # --- from the sessions ---
 
-    def add(self, stream: StreamTransport) -> None:
+    def add(self, stream: ClientStream) -> None:
         """A stream has begun."""
-        token = stream.end.token
+        token = stream.kept.token
         if token is not None and (token in self._live or token in self._ended):
             # its opener chose it, and no other stream may be lost sight of for it: this one cannot go on elsewhere
-            stream.end.token = token = None
+            stream.kept.token = token = None
         if token is not None:
             self._live[token] = stream
             self._watch_soon()
 
-    def closed(self, stream: StreamTransport, reason: int) -> None:
+    def closed(self, stream: ClientStream, reason: int) -> None:
         """A stream is over at this end."""
-        end: SecureEnd = stream.end
+        end = stream.kept
         if end.token is not None and self._live.get(end.token) is stream:
             del self._live[end.token]
             peer = stream.getPeer()
@@ -262,15 +230,15 @@ class Streams:
             searching.cancel()
         if end.transport is not None:
             # one that would have carried it on
-            end.transport.user_session.close_ended(end.transport, reason)
+            end.transport.carrier.leave(reason)
         end.release()
 
-    def lost(self, stream: StreamTransport, reason: int, *, final: bool) -> None:
+    def lost(self, stream: ClientStream, reason: int, *, final: bool) -> None:
         """A stream's transport is gone: suspend the stream, or end it.
 
         :param final: one of the two ends wants no other.
         """
-        end: SecureEnd = stream.end
+        end = stream.kept
         if stream.over:
             return
         resumable = end.token is not None and self.resume_timeout > 0 and not self._stopped
@@ -286,19 +254,19 @@ class Streams:
         if end.initiator:
             self._search(stream)
 
-    def suspend(self, stream: StreamTransport, reason: int) -> None:
+    def suspend(self, stream: ClientStream, reason: int) -> None:
         """There is no transport for ``stream`` now, for ``reason``."""
-        stream.end.detach()
-        stream.suspend(self._nowhere)
+        stream.kept.detach()
+        stream.suspend(NoCarrier(self, stream))
         if stream not in self._waiting:
             timer = self._reactor.callLater(self.resume_timeout, self._too_late, stream)
             self._waiting[stream] = (timer, reason)
             self._waiting_of[stream.getPeer()] += 1
             self._make_room(stream)
 
-    def _make_room(self, stream: StreamTransport) -> None:
+    def _make_room(self, stream: ClientStream) -> None:
         peer: IAddress = stream.getPeer()
-        oldest: StreamTransport | None = None
+        oldest: ClientStream | None = None
         if self._waiting_of[peer] > MAX_SUSPENDED_OF_PEER:
             oldest = next(one for one in self._waiting if one.getPeer() == peer)
         elif len(self._waiting) > MAX_SUSPENDED:
@@ -307,59 +275,61 @@ class Streams:
             self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
 
     @property
-    def all(self) -> list[StreamTransport]:
+    def all(self) -> list[ClientStream]:
         """Those that can go on over another transport, with one now or not."""
         return list(self._live.values())
 
-    def is_live(self, stream: StreamTransport) -> bool:
+    def is_live(self, stream: ClientStream) -> bool:
         """Whether it may go on over another transport: it is not over, and the client does not stop."""
-        return not self._stopped and stream.end.token is not None and self._live.get(stream.end.token) is stream
+        return not self._stopped and stream.kept.token is not None and self._live.get(stream.kept.token) is stream
 
-    def offered(self, resume: Resume, remote: PubKey) -> StreamTransport | int | None:
+    def offered(self, resume: Resume, remote: PubKey) -> ClientStream | int | None:
         """The stream that ``remote`` wants to go on with; the reason if it is over; None if there is none."""
         stream = self._live.get(resume.token)
         if stream is not None:
             peer = stream.getPeer()
             known = isinstance(peer, DmsgAddress) and peer.public_key == remote
-            return stream if known and resume.generation > stream.end.generation and not stream.end.initiator else None
+            return (
+                stream if known and resume.generation > stream.kept.generation and not stream.kept.initiator else None
+            )
         ended = self._ended.get(resume.token)
         return ended[1] if ended is not None and ended[2] == remote else None
 
-    def moved(self, stream: StreamTransport) -> None:
+    def moved(self, stream: ClientStream) -> None:
         """A stream goes on."""
         self._wait_no_longer(stream)
         self._progress.pop(stream, None)
         self.resumed += 1
         self._tell("stream with {peer} goes on{more}", stream)
 
-    def _tell(self, line: str, stream: StreamTransport, text: str = "") -> None:
+    def _tell(self, line: str, stream: ClientStream, text: str = "") -> None:
         """A line of the log; the streams of a peer may go and come as often as he likes."""
         peer = str(stream.getPeer())[:13]
         more = self._seldom.more((line, peer))
         if more is not None:
             _log.info(line, peer=peer, text=text, more=more)
 
-    def migrate(self, stream: StreamTransport) -> None:
+    def migrate(self, stream: ClientStream) -> None:
         """Look for another way for a stream whose present one is about to go."""
         if stream.end is not None and stream.end.token is not None and stream.end.initiator and not stream.over:
             self._search(stream)
 
     # --- looking for another way ---
 
-    def before_moving(self, stream: StreamTransport) -> float:
+    def before_moving(self, stream: ClientStream) -> float:
         """Seconds to wait before another way is looked for.
 
         A way on which nothing came or went is no success: else a relay that ends each at once has it looked for
         without an end.
         """
-        end: SecureEnd = stream.end
+        end = stream.kept
         progress = end.received, end.acknowledged
         end.idle_moves = end.idle_moves + 1 if progress == end.moved_at else 0
         end.moved_at = progress
         idle = end.idle_moves - IDLE_MOVES
         return 0.0 if idle <= 0 else min(IDLE_PAUSE, 0.1 * 1.5 ** min(idle, 20))
 
-    def _search(self, stream: StreamTransport) -> None:
+    def _search(self, stream: ClientStream) -> None:
         if stream in self._searching or self.reconnect is None or not self.is_live(stream):
             return
         searching = self.reconnect(stream)
@@ -379,17 +349,17 @@ class Streams:
 
         searching.addBoth(found)
 
-    def _too_late(self, stream: StreamTransport) -> None:
+    def _too_late(self, stream: ClientStream) -> None:
         reason = self._waiting[stream][1]
         self._give_up(stream, reason or CloseReason.PEER_DISCONNECTED)
 
-    def _give_up(self, stream: StreamTransport, reason: int, *, clean: bool = False) -> None:
+    def _give_up(self, stream: ClientStream, reason: int, *, clean: bool = False) -> None:
         """:param clean: the remote closed it, and a reason of 0 says that it was done."""
         self._tell("stream with {peer} is given up: {text}{more}", stream, close_reason_text(reason))
         self.closed(stream, reason)
         stream.carrier_closed(reason if clean else reason or CloseReason.PEER_DISCONNECTED)
 
-    def _wait_no_longer(self, stream: StreamTransport) -> None:
+    def _wait_no_longer(self, stream: ClientStream) -> None:
         waiting = self._waiting.pop(stream, None)
         if waiting is None:
             return
@@ -409,7 +379,7 @@ class Streams:
         now = self._reactor.seconds()
         self._ended = {token: ended for token, ended in self._ended.items() if ended[0] > now}
         for stream in list(self._live.values()):
-            end: SecureEnd = stream.end
+            end = stream.kept
             before = self._progress.get(stream)
             if not end.in_flight or end.transport is None:
                 self._progress.pop(stream, None)
@@ -421,17 +391,18 @@ class Streams:
                 if end.initiator:
                     self._search(stream)
                 else:
-                    end.transport.user_session.give_up(stream, CloseReason.STALLED)
+                    # the other end is told, and looks for another
+                    end.transport.carrier.leave(CloseReason.STALLED)
                     self.suspend(stream, CloseReason.STALLED)
         if self._live or self._ended:
             self._watch_soon()
 
-    def _look_at_quiet(self, stream: StreamTransport, now: float) -> None:
+    def _look_at_quiet(self, stream: ClientStream, now: float) -> None:
         """Nothing comes and nothing is on its way: a server may swallow what the other end sends.
 
         The end that could look for another way asks: a frame without data is acknowledged, or missed as any other is.
         """
-        end: SecureEnd = stream.end
+        end = stream.kept
         before = self._quiet.get(stream)
         if end.transport is None or not end.initiator:
             self._quiet.pop(stream, None)

@@ -18,7 +18,7 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
 
-from dmsg.apps.copying import PART_SUFFIX, inside, part_of
+from dmsg.apps.paths import PART_SUFFIX, inside, part_of
 from dmsg.apps.transfer import TransferError
 from dmsg.cli.demos.processes import start_twistd
 from dmsg.clients.names import Names, UnknownName

@@ -39,7 +39,7 @@ class PingTests(SynchronousTestCase):
         protocol.transport.write(b"what nobody waits for")
         protocol.transport.loseConnection()
         self.network.settle()
-        self.assertEqual((factory.built, b._core.channels, self.a._core.channels), ([], {}, {}))
+        self.assertEqual((factory.built, b.core.channels, self.a.core.channels), ([], {}, {}))
 
     def test_nobody_has_to_listen(self) -> None:
         self.network.client(B, None)
@@ -49,7 +49,7 @@ class PingTests(SynchronousTestCase):
         """Ids are few, and pings take some of them only."""
         b = self.network.client(B, None)
         pings = [self.ping() for _ in range(MAX_PINGS + 3)]
-        self.assertEqual(len(b._core.channels), MAX_PINGS)
+        self.assertEqual(len(b.core.channels), MAX_PINGS)
         self.assertTrue(all(one.transport.over for one in pings[:3]))
         self.assertFalse(pings[-1].transport.over)
 
@@ -77,7 +77,7 @@ class ChannelCase(SynchronousTestCase):
         return mine, self.factory.built[-1]
 
     def ids(self, session: ClientSession) -> list[int]:
-        return sorted(session._core.channels)
+        return sorted(session.core.channels)
 
     def raw_pair(self) -> tuple[Any, RawClient]:
         """A real client's end, and the other client as plain frames, with what is needed to go on."""

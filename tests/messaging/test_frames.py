@@ -188,4 +188,4 @@ class F_FrameTests(SynchronousTestCase):
         self.assertEqual(a.take(), [(CHANNEL_CLOSED, b"\7")])
         self.assertTrue(client.connected)
         self.assertEqual(network.relay.drops[DropReason.NO_SUCH_TRANSPORT], 5)
-        self.assertEqual(client._core.drops[DropReason.NO_SUCH_TRANSPORT], 4)
+        self.assertEqual(client.core.drops[DropReason.NO_SUCH_TRANSPORT], 4)

@@ -295,7 +295,7 @@ class EndTests(SynchronousTestCase):
         channel.write(b"taken")
         network.settle()
         self.assertEqual((mine.data, channel.writes), (b"taken", 0))
-        mine.transport._carrier.close()
+        mine.transport._carrier.session.close()
         network.settle()
         self.assertEqual((channel.writes, self.reason(mine)), (1, CloseReason.UNCONFIRMED))
 

@@ -352,7 +352,7 @@ class ClientTests(FaultCase):
         sending = [protocol.transport.send(bytes(65_000)) for _ in range(2)]
         sending += [protocol.transport.send(b"x") for _ in range(12_000)]
         session = bob.sessions()[0]
-        await self.until(lambda: any(len(t.held_acks) > 8000 for t in session._core.transports.values()))
+        await self.until(lambda: any(len(t.held_acks) > 8000 for t in session.core.transports.values()))
         receiver.transport.resumeProducing()
         await gatherResults(sending)
         self.assertEqual(len(receiver.data), 5 + 130_000 + 12_000)

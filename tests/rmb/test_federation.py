@@ -14,8 +14,9 @@ from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay import limited, presence
-from dmsg.rmb.relay.federation import forward as federation, post as poster
-from dmsg.rmb.relay.federation.forward import Federation, Outcome
+from dmsg.rmb.relay.federation import asking, forward as federation, post as poster
+from dmsg.rmb.relay.federation.asking import Outcome
+from dmsg.rmb.relay.federation.forward import Federation
 from dmsg.rmb.relay.federation.post import Poster
 from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.metrics import RelayMetrics
@@ -86,7 +87,7 @@ class ForwardTests(FederationCase):
         await a.pongs.get()
         self.assertEqual(0, len(self.first.switch.federation))
         self.assertEqual(0, len(self.first.switch.queue))
-        self.assertEqual({self.second.domain: 50}, dict(self.first.switch.federation.success))
+        self.assertEqual({self.second.domain: 50}, dict(self.first.switch.federation.asking.success))
 
     @asynchronous
     async def test_A5_fail_fast_across(self) -> None:
@@ -130,7 +131,7 @@ class ForwardTests(FederationCase):
         raw = await self.raw("B", self.second)
         self.assertEqual(list("01234"), [(await raw.messages.get()).uid for _ in range(5)])
         await self.until(lambda: not len(self.first.switch.queue))
-        self.assertEqual(0, self.first.switch.federation._offered)
+        self.assertEqual(0, self.first.switch.federation.offers.count)
 
     @asynchronous
     async def test_A10_or_to_the_first(self) -> None:
@@ -144,7 +145,7 @@ class ForwardTests(FederationCase):
         await self.until(lambda: len(self.first.switch.queue) == 1)
         raw = await self.raw("B", self.first)
         await raw.messages.get()
-        await self.until(lambda: not self.first.switch.federation._offers)
+        await self.until(lambda: not self.first.switch.federation.offers._offers)
 
     @asynchronous
     async def test_other_relays_are_tried_after_a_4xx(self) -> None:
@@ -173,8 +174,8 @@ class ForwardTests(FederationCase):
         await self.until(lambda: len(posts.posts) == 3)
         a.socket.ping(b"?")
         await a.pongs.get()
-        self.assertEqual(2, self.first.switch.federation.error[failing])
-        ranker = self.first.switch.federation._ranker
+        self.assertEqual(2, self.first.switch.federation.asking.error[failing])
+        ranker = self.first.switch.federation.asking._ranker
         self.assertEqual(failing, ranker.order([failing, "https://other"], self.now())[-1])
 
     @asynchronous
@@ -286,11 +287,11 @@ class HostileTests(FederationCase):
 
     def test_counters_are_bounded(self) -> None:
         """Of relays that twins list."""
-        self.patch(federation, "MAX_COUNTED", 2)
+        self.patch(asking, "MAX_COUNTED", 2)
         one = Federation(Clock(), None, Ranker(), None, None, lambda: 0.0, frozenset())
         for name in "abcab":
-            one._count(one.error, name)
-        self.assertEqual({"a": 2, "b": 2, "other": 1}, dict(one.error))
+            one.asking._count(one.asking.error, name)
+        self.assertEqual({"a": 2, "b": 2, "other": 1}, dict(one.asking.error))
 
 
 class IntakeTests(FederationCase):
@@ -548,13 +549,13 @@ class PassTests(SynchronousTestCase):
     def test_offer_asks_once(self) -> None:
         """The best first."""
         answers = Answers(r1=[404], r2=[202])
-        outcome = self.successResultOf(self.federation(answers).offer(b"x", ["r1", "r2"], 1))
+        outcome = self.successResultOf(self.federation(answers).asking.offer(b"x", ["r1", "r2"], 1))
         self.assertIs(Outcome.TAKEN, outcome)
         self.assertEqual("r2", answers.asked[-1])
 
     def test_a_sender_has_its_part(self) -> None:
         """What is beyond waits in the queue, and nobody else's does; it is brought when there is room again."""
-        self.patch(federation, "MAX_ITEMS", 2 * federation.PART)
+        self.patch(federation, "MAX_ITEMS", 2 * asking.PART)
         answers = Answers(slow=[0] * 100, good=[202] * 100)
         one = self.federation(answers)
 
@@ -586,7 +587,7 @@ class PassTests(SynchronousTestCase):
 
     def test_offers_wait_for_room(self) -> None:
         """Those of relays that answer have room of their own; what waits too long is not offered."""
-        self.patch(federation, "MAX_OFFERS", 2)
+        self.patch(asking, "MAX_OFFERS", 2)
         asked: list[Deferred[int]] = []
 
         class Slow(Answers):
@@ -597,25 +598,25 @@ class PassTests(SynchronousTestCase):
                 return asked[-1]
 
         one = self.federation(Slow())
-        self.assertIs(self.successResultOf(one.offer(b"x", ["good"], 1)), Outcome.TAKEN)
-        slow = [one.offer(b"x", [f"slow {number}"], number) for number in range(4)]
+        self.assertIs(self.successResultOf(one.asking.offer(b"x", ["good"], 1)), Outcome.TAKEN)
+        slow = [one.asking.offer(b"x", [f"slow {number}"], number) for number in range(4)]
         self.assertEqual(len(asked), 2)
-        self.assertIs(self.successResultOf(one.offer(b"x", ["good"], 9)), Outcome.TAKEN)
+        self.assertIs(self.successResultOf(one.asking.offer(b"x", ["good"], 9)), Outcome.TAKEN)
         asked[0].callback(404)
-        self.clock.advance(federation.OFFER_RETRY)
+        self.clock.advance(asking.OFFER_RETRY)
         self.assertEqual(len(asked), 3)
-        self.clock.pump([federation.OFFER_RETRY] * 30)
+        self.clock.pump([asking.OFFER_RETRY] * 30)
         self.assertIs(self.successResultOf(slow[3]), Outcome.FAILED)
-        self.assertEqual((one.not_offered, one._waiting_offers), (1, 0))
+        self.assertEqual((one.asking.not_offered, one.asking._waiting), (1, 0))
 
     def test_what_is_offered_has_a_size(self) -> None:
         answers = Answers(slow=[0] * 100)
         one = self.federation(answers)
-        one._max_size = 8 * 1000
+        one.offers._max_size = 1000
         for number in range(20):
-            one.hand_over("5:s", Queued(number, bytes(300)), frozenset({"slow"}), 1000.0)
-        self.assertEqual((one._offered, one._offered_size), (3, 900))
-        one.is_connected = lambda session: True
+            one.offers.add("5:s", Queued(number, bytes(300)), frozenset({"slow"}), 1000.0)
+        self.assertEqual((one.offers.count, one.offers.size), (3, 900))
+        one.offers.is_connected = lambda session: True
         self.clock.advance(60)
         one.round()
-        self.assertEqual((one._offered, one._offered_size, one._offers), (0, 0, {}))
+        self.assertEqual((one.offers.count, one.offers.size, one.offers._offers), (0, 0, {}))

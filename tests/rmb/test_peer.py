@@ -160,7 +160,7 @@ class ExchangeTests(PeerCase):
                 break
             got.append(answer)
         where = [
-            (some(one.switch).relay.drops, some(one.switch).federation.error, len(some(one.switch).federation))
+            (some(one.switch).relay.drops, some(one.switch).federation.asking.error, len(some(one.switch).federation))
             for one in self.relays
         ]
         self.assertEqual(

@@ -227,9 +227,9 @@ class LabTests(SynchronousTestCase):
             lab.result(victim.connect(bad.public_key, Accepting(), port=7))
         lab.network.run(1)
         for session in bad.sessions():
-            session._core.refusal = lambda initiator, ephemeral: CloseReason.RATE_LIMITED
-            for transport in list(session._core.transports.values()):
-                session._core.close(transport, CloseReason.STALLED)
+            session.core.refusal = lambda initiator, ephemeral: CloseReason.RATE_LIMITED
+            for transport in list(session.core.transports.values()):
+                session.core.close(transport, CloseReason.STALLED)
             session.flush()
         lab.network.run(3)
         now = lab.clock.seconds()

@@ -10,11 +10,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
-from dmsg.v2019.core import relay as relay_module
 from dmsg.v2019.core.congestion import ANSWERS_MAXIMUM, PEER_QUEUE_LIMIT, PEER_QUEUE_MAXIMUM, ROUTE_QUEUE_LIMIT
 from dmsg.v2019.core.peers import RelayPeer
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import Relay
+from dmsg.v2019.core.routes import MAX_CONNECTIONS_PER_KEY
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer, encode_frame
 from tests.support import Draws, vectors
 
@@ -199,7 +199,7 @@ class RelayTests(RelayCase):
         self.assertIs(self.relay.newest[KEYS[0]], self.peers[0])
 
     def test_connections_of_one_key_are_bounded(self) -> None:
-        for _ in range(relay_module.MAX_CONNECTIONS_PER_KEY):
+        for _ in range(MAX_CONNECTIONS_PER_KEY):
             self.relay.add(KEYS[0], FakePort())
         self.assertEqual(self.ports[0].closed, [DropReason.REPLACED])
 

@@ -9,7 +9,8 @@ from dmsg.telemetry.receipts import RECEIPT_SIZE
 from dmsg.v2019.core.agreement import MAX_MESSAGE, MIN_MESSAGE
 from dmsg.v2019.core.observe import Carried
 from dmsg.v2019.core.policing import Limits
-from dmsg.v2019.core.relay import MAX_CONNECTIONS_PER_KEY, STRANGER_AFTER, Relay
+from dmsg.v2019.core.relay import STRANGER_AFTER, Relay
+from dmsg.v2019.core.routes import MAX_CONNECTIONS_PER_KEY
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,

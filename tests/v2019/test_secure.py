@@ -401,7 +401,7 @@ class StreamTests(SecureCase):
     def test_a_server_of_2019_says_no(self) -> None:
         """It refuses a long REQUEST and gives no reason."""
         opening = self.a.open(B.public, Accepting(), port=7, secure=True)
-        (transport,) = self.a._core.transports.values()
+        (transport,) = self.a.core.transports.values()
         self.a.frames_received(*whole(Frame(CLOSE, transport.id, b"\0").encode()))
         error = self.failureResultOf(opening, EncryptionUnavailable).value
         self.assertIn("as those of 2019 do", str(error))
@@ -529,7 +529,7 @@ class ReplayTests(SecureCase):
         self.network.clock.advance(CONFIRM_TIMEOUT + 1)
         self.network.settle()
         self.assertEqual(len(built), 1)
-        self.assertEqual(len(self.b._core.transports), 1)
+        self.assertEqual(len(self.b.core.transports), 1)
         self.assertFalse(self.b._incoming._unconfirmed)
 
     def test_one_that_is_never_confirmed_goes(self) -> None:

@@ -190,7 +190,7 @@ class ResumeTests(ResumeCase):
         self.reconnect("A")
         stream, searching = self.wanted.pop()
         refused = self.a.reopen(stream)
-        (transport,) = self.a._core.transports.values()
+        (transport,) = self.a.core.transports.values()
         frame = Frame(3, transport.id, bytes((CloseReason.NO_SUCH_STREAM,))).encode()
         self.a.frames_received(bytearray(frame), len(frame))
         self.assertFalse(self.failureResultOf(refused, TransportRefused).value.final)

@@ -31,23 +31,19 @@ from tests.support import KEYS
 A, B, C = (KEYS[name].public for name in "ABC")
 
 
-class Session:
+class Carrier:
     """Notes what it is to close."""
 
     def __init__(self) -> None:
-        self.ended: list[Any] = []
-        self.given_up: list[Any] = []
+        self.left: list[Any] = []
 
-    def close_ended(self, transport: Any, reason: int) -> None:
-        self.ended.append(reason)
-
-    def give_up(self, stream: Any, reason: int) -> None:
-        self.given_up.append(reason)
+    def leave(self, reason: int) -> None:
+        self.left.append(reason)
 
 
 class Transport:
     def __init__(self) -> None:
-        self.user_session = Session()
+        self.carrier = Carrier()
 
 
 class End:
@@ -84,7 +80,12 @@ class Stream:
         self.reasons: list[int] = []
         self.carrier: Any = None
         self.probes = 0
+        self.server = None
         self._peer = DmsgAddress(peer)
+
+    @property
+    def kept(self) -> Any:
+        return self.end
 
     def getPeer(self) -> DmsgAddress:
         return self._peer
@@ -141,14 +142,14 @@ class LossTests(StreamsCase):
         self.assertIs(one.end.transport, None)
         # what an end without a transport says of itself
         nowhere = one.carrier
-        self.assertFalse(nowhere.stream_may_send(one))
-        self.assertEqual((nowhere.stream_in_flight(one), nowhere.stream_in_flight(other)), (1, 0))
+        self.assertFalse(nowhere.may_send())
+        self.assertEqual((nowhere.in_flight(), other.carrier.in_flight()), (1, 0))
         one.end.in_flight.extend("abc")
-        self.assertEqual(nowhere.stream_in_flight(one), 3)
+        self.assertEqual(nowhere.in_flight(), 3)
         self.table.moved(one)
         self.searches[0][1].callback(None)
         self.assertEqual((self.table.suspended, self.table.resumed, one.over), (1, 1, False))
-        nowhere.stream_close(other, CloseReason.UNSPECIFIED)
+        other.carrier.close(CloseReason.UNSPECIFIED)
         self.assertEqual(self.table.suspended, 0)
         self.table.closed(one, 0)
         self.assert_empty()
@@ -347,9 +348,9 @@ class EndedTests(StreamsCase):
 
     def test_what_would_have_carried_it_is_closed(self) -> None:
         stream = self.add()
-        session = stream.end.transport.user_session
+        carrier = stream.end.transport.carrier
         self.table.closed(stream, 7)
-        self.assertEqual((session.ended, stream.end.released), ([7], 1))
+        self.assertEqual((carrier.left, stream.end.released), ([7], 1))
 
 
 class RoomTests(StreamsCase):
@@ -381,14 +382,14 @@ class WatchTests(StreamsCase):
 
     def test_nothing_is_acknowledged(self) -> None:
         one, other, moves = self.add(1), self.add(2, initiator=False), self.add(3)
-        session = other.end.transport.user_session
+        carrier = other.end.transport.carrier
         for stream in (one, other, moves):
             stream.end.in_flight.append("x")
         for acknowledged in range(int(STALL_TIME / STALL_CHECK) + 2):
             moves.end.acknowledged = -acknowledged  # another number than before is what counts
             self.look(STALL_CHECK)
         self.assertEqual([stream for stream, _ in self.searches], [one])
-        self.assertEqual((session.given_up, self.table.suspended), ([CloseReason.STALLED], 1))
+        self.assertEqual((carrier.left, self.table.suspended), ([CloseReason.STALLED], 1))
         self.assertIsNotNone(one.end.transport, "it keeps its way until there is another")
 
     def test_what_is_away_does_not_stand_still(self) -> None:

@@ -114,10 +114,10 @@ class RoomTests(SecureCase):
             self.ask_raw(raw, KEYS["C"], range(number, number + 1))
         self.assertFalse(cast(Any, protocol).transport.over)
         self.assertEqual([frame.type for frame in raw.take()].count(ACCEPT), 3)
-        self.assertEqual((self.b._core.incoming, len(self.b._incoming._unconfirmed)), (3, 2))
+        self.assertEqual((self.b.core.incoming, len(self.b._incoming._unconfirmed)), (3, 2))
         self.network.clock.advance(CONFIRM_TIMEOUT)
         self.network.settle()
-        self.assertEqual((self.b._core.incoming, len(self.b._incoming._unconfirmed)), (1, 0))
+        self.assertEqual((self.b.core.incoming, len(self.b._incoming._unconfirmed)), (1, 0))
 
     def test_who_has_most_gives_one_to_somebody_else(self) -> None:
         """Who shows that he is who he says; what goes may go on over another server."""
@@ -173,7 +173,7 @@ class OneReadTests(SecureCase):
         self.one: Any = self.successResultOf(self.ask())
         self.one.transport.write(b"hello")
         self.network.settle()
-        self.assertEqual((len(self.b._incoming._unconfirmed), self.b._core.incoming), (1, 2))
+        self.assertEqual((len(self.b._incoming._unconfirmed), self.b.core.incoming), (1, 2))
 
     def receive(self, *frames: Frame) -> None:
         self.holding = False
@@ -193,7 +193,7 @@ class OneReadTests(SecureCase):
                 self.receive(*self.held[:behind], self.request(999), *self.held[behind:])
                 self.held.clear()
                 self.assertFalse(self.one.transport.over)
-                self.assertEqual((self.b._core.incoming, len(self.b._incoming._unconfirmed)), (2, 0))
+                self.assertEqual((self.b.core.incoming, len(self.b._incoming._unconfirmed)), (2, 0))
         self.assertEqual(cast(Any, self.listeners[7]).built[-1].data, b"hello")
 
     def test_the_table_does_not_grow_by_those_that_are_closed(self) -> None:
@@ -201,5 +201,5 @@ class OneReadTests(SecureCase):
         for start in range(101, 400, 8):
             fresh = [self.request(number) for number in range(start, start + 8, 2)]
             self.receive(*(Frame(CLOSE, number, b"\0") for number in live), *fresh)
-            live = [number for number in range(start, start + 8, 2) if number in self.b._core.transports]
-            self.assertLessEqual(self.b._core.incoming, 2)
+            live = [number for number in range(start, start + 8, 2) if number in self.b.core.transports]
+            self.assertLessEqual(self.b.core.incoming, 2)

@@ -14,7 +14,8 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
-from dmsg.apps.copying import Copier, CopyCut, Get, Peer, Put, regular_size
+from dmsg.apps.copying import Copier, CopyCut, Get, Peer, Put
+from dmsg.apps.paths import regular_size
 from dmsg.apps.transfer import TransferError, Transferred
 from dmsg.base.units import human_size
 from dmsg.cli.files.transfer import transfer_progress

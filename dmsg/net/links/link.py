@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
@@ -21,6 +21,7 @@ from zope.interface import implementer
 
 from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
+from dmsg.net.links.interfaces import LinkHandshake, LinkUser
 from dmsg.net.share import Share
 from dmsg.net.socketopts import forget_unsent, held, queued, shed, tune, unacknowledged, write_now
 from dmsg.net.turn import TurnFlush
@@ -44,53 +45,6 @@ TURN_IS_OVER = 1 << 8
 """Why a link is paused that has sent more than it may have handled in one turn."""
 
 _log = Logger()
-
-
-class LinkHandshake(Protocol):
-    """A handshake over a byte stream; after an error it is damaged.
-
-    Which frames follow is not its matter: any handshake may stand before any kind of
-    link that finds in it what it needs.
-
-    :ivar remote: the peer's key, once the handshake is done.
-    """
-
-    remote: PubKey | None
-
-    def data_to_send(self) -> bytes:
-        """What has to be sent now, and forget it."""
-
-    def receive_data(self, data: bytes) -> None:
-        """Take bytes of the peer.
-
-        :raises HandshakeError: it failed.
-        """
-
-    def trailing_data(self) -> bytes:
-        """What came after the last message."""
-
-
-class LinkUser(Protocol):
-    """What lies above a link."""
-
-    def link_up(self, link: Link) -> None:
-        """The handshake is done; ``link.remote`` is the peer's key."""
-
-    def frames_received(self, buffer: bytearray, end: int) -> int:
-        """Take whole frames from the start of ``buffer``; may change it.
-
-        :returns: the number of bytes taken; the rest comes again with more.
-        :raises RemoteProtocolError: the link is to be ended.
-        """
-
-    def link_congested(self) -> None:
-        """More than ``HIGH_WATER`` bytes wait to be sent."""
-
-    def link_relieved(self) -> None:
-        """All of them are sent."""
-
-    def link_lost(self, reason: Failure) -> None:
-        """The connection is gone."""
 
 
 @implementer(IPushProducer)

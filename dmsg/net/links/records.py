@@ -11,7 +11,8 @@ from twisted.python.failure import Failure
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.connect import LinkClientEndpoint
-from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, READ_SIZE, Link, LinkHandshake, LinkUser
+from dmsg.net.links.interfaces import LinkHandshake, LinkUser
+from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, READ_SIZE, Link
 from dmsg.net.turn import TurnFlush
 from dmsg.noise.records import MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake

@@ -1,36 +1,45 @@
-"""What carries a stream: the connection that it lies in now."""
+"""What carries a stream: its place on the connection that it lies in now.
+
+A stream has one carrier at a time, and knows nothing else of connections.  Who finds a
+stream by a frame finds the carrier first: it is the one object that knows the stream, what
+it lies in (a transport, a channel), and the connection.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from dmsg.net.streams.stream import StreamTransport
+from dmsg.keys import PubKey
 
 
 class StreamCarrier(Protocol):
     """What a stream needs from the connection that it lies in."""
 
-    def stream_may_send(self, stream: StreamTransport) -> bool:
-        """Another frame may be sent now."""
+    @property
+    def server(self) -> PubKey | None:
+        """The server that carries the stream now, or did last."""
 
-    def stream_send(self, stream: StreamTransport, data: bytes | memoryview, token: Any) -> None:
-        """Send one frame of at most ``stream.max_frame`` bytes; ``StreamTransport.acknowledged`` follows."""
-
-    def stream_confirms(self, stream: StreamTransport) -> bool:
+    @property
+    def confirms(self) -> bool:
         """Whether a frame counts as acknowledged when the remote has it; else when the link has it."""
 
-    def stream_flush(self) -> None:
+    def may_send(self) -> bool:
+        """Another frame may be sent now."""
+
+    def send(self, data: bytes | memoryview, token: Any) -> None:
+        """Send one frame of at most ``max_frame`` bytes of the stream; its ``acknowledged`` follows."""
+
+    def flush(self) -> None:
         """Let what was sent go."""
 
-    def stream_in_flight(self, stream: StreamTransport) -> int:
+    def in_flight(self) -> int:
         """Frames that are not acknowledged."""
 
-    def stream_consumed(self, stream: StreamTransport, size: int) -> None:
+    def consumed(self, size: int) -> None:
         """The application has read ``size`` bytes."""
 
-    def stream_close(self, stream: StreamTransport, reason: int) -> None:
+    def close(self, reason: int) -> None:
         """Tell the remote that the stream is over."""
 
-    def stream_schedule(self, stream: StreamTransport) -> None:
-        """Call ``stream.flush()`` at the end of the reactor turn."""
+    def schedule(self) -> None:
+        """Call ``flush()`` of the stream at the end of the reactor turn."""

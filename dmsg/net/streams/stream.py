@@ -20,7 +20,6 @@ from twisted.internet.interfaces import (
     IDelayedCall,
     IProducer,
     IProtocol,
-    IPullProducer,
     IPushProducer,
     IReactorTime,
     ITransport,
@@ -35,9 +34,8 @@ from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.carrier import StreamCarrier
 from dmsg.net.streams.deadlines import READ, WRITE, Deadlines
 from dmsg.net.streams.outbox import Outbox, Ticket
+from dmsg.net.streams.producing import Producing
 
-SEND_HIGH_WATER = 128 * 1024
-"""Unsent bytes from which a producer is paused."""
 SEND_LIMIT = 64 * 1024 * 1024
 """Unsent bytes that a stream holds for an application that never waits."""
 UNREAD_PIECES = 64
@@ -62,12 +60,6 @@ class StreamTransport:
     disconnected = False
     unacknowledged = 0
     """Bytes that the other end had not acknowledged when it closed; frames count as one where it says no more."""
-    token: Any = None
-    """For the carrier, to find its own side of the stream."""
-    end: Any = None
-    """What the carrier keeps of the stream over several connections, if it does."""
-    server: PubKey | None = None
-    """The server that carries the stream now, or did last."""
     _probing = False
     secure = False
     """Nobody but the two ends can read it."""
@@ -77,16 +69,14 @@ class StreamTransport:
     ) -> None:
         self._reactor = reactor
         self.max_frame = max_frame
-        self._carrier = carrier
+        self._carrier: StreamCarrier = carrier
         self._host = host
         self._peer = peer
         self._protocol: IProtocol | None = None
         self._outbox = Outbox()
         self._scheduled = False
         self._linger: IDelayedCall | None = None
-        self._producer: IPushProducer | IPullProducer | None = None
-        self._streaming = False
-        self._producer_paused = False
+        self._producing = Producing()
         self._deadlines = Deadlines(reactor, self._deadline_passed)
         self._suspended = False
         self.away_since: float | None = None
@@ -111,7 +101,7 @@ class StreamTransport:
         if self._deadlines.idle is not None:
             self._deadlines.traffic()
         if self._lost is not None:
-            self._carrier.stream_consumed(self, len(data))
+            self._carrier.consumed(len(data))
             return
         if self._paused or self._unread or self._delivering:
             # many small pieces would take many times their size
@@ -156,12 +146,11 @@ class StreamTransport:
         """What was sent and has not arrived is sent again, before everything else."""
         self._outbox.put_back(frames)
 
-    def move(self, carrier: StreamCarrier, token: Any) -> None:
+    def move(self, carrier: StreamCarrier) -> None:
         """The stream goes on over ``carrier``."""
         self._carrier = carrier
         self._suspended = False
         self.away_since = None
-        self.token = token
         if self.disconnecting and self._lost is None and self._linger is None:
             self._linger = self._reactor.callLater(LINGER, self._lingered)
         self._schedule()
@@ -174,9 +163,22 @@ class StreamTransport:
     def carrier_closed(self, reason: int) -> None:
         """The remote, or the carrier in its name, closed the stream."""
         if self._lost is None:
-            in_flight = self.end.in_flight_bytes if self.end is not None else self._carrier.stream_in_flight(self)
-            self.unacknowledged = self._outbox.size + in_flight
+            self.unacknowledged = self._outbox.size + self._unacknowledged()
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
+
+    def _unacknowledged(self) -> int:
+        """What was sent and is not acknowledged: bytes, or frames where the carrier says no more."""
+        return self._carrier.in_flight()
+
+    def _may_have_all(self) -> bool:
+        """No ACK came for long, and still the other end may have everything."""
+        # all was sent, and a reader that has stopped holds the ACKs back
+        return not self._outbox.waiting
+
+    @property
+    def server(self) -> PubKey | None:
+        """The server that carries the stream now, or did last."""
+        return self._carrier.server
 
     @property
     def held(self) -> int:
@@ -211,7 +213,7 @@ class StreamTransport:
         of March and April 2019.  Elsewhere its Deferred fires when the data is with the connection to the server, and
         says nothing of the remote.
         """
-        return self._carrier.stream_confirms(self)
+        return self._carrier.confirms
 
     def send(self, data: bytes, timeout: float | None = None) -> Deferred[None]:
         """Send ``data`` in order; fires when the remote has acknowledged all of it, if :attr:`confirms`.
@@ -247,7 +249,7 @@ class StreamTransport:
     def _enqueue(self, data: bytes, ticket: Ticket | None) -> None:
         if not isinstance(data, bytes):
             raise TypeError("data must be bytes")
-        closed = self.disconnecting and self._producer is None  # a producer is let finish, as over TCP
+        closed = self.disconnecting and self._producing.producer is None  # a producer is let finish, as over TCP
         if closed or self._lost is not None or not (data or ticket):
             return
         if self._outbox.size + len(data) > SEND_LIMIT:
@@ -263,7 +265,7 @@ class StreamTransport:
     def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._carrier.stream_schedule(self)
+            self._carrier.schedule()
 
     def flush(self) -> None:
         """Make frames of what is queued, as far as the window allows."""
@@ -273,13 +275,13 @@ class StreamTransport:
         carrier = self._carrier
         outbox = self._outbox
         waiting = outbox.waiting
-        while waiting and carrier.stream_may_send(self):
+        while waiting and carrier.may_send():
             piece, ticket = outbox.take(self.max_frame)
-            carrier.stream_send(self, piece, ticket)
-        carrier.stream_flush()
+            carrier.send(piece, ticket)
+        carrier.flush()
         # as over TCP: a producer that is being waited for finishes first
-        waited_for = self._producer is not None and (not self._streaming or self._producer_paused)
-        if self.disconnecting and not waiting and not waited_for and not carrier.stream_in_flight(self):
+        closes = self.disconnecting and not waiting and not self._producing.is_waited_for
+        if closes and not carrier.in_flight():
             self._close_now()
         else:
             self._tell_producer()
@@ -288,39 +290,20 @@ class StreamTransport:
 
     def registerProducer(self, producer: IProducer, streaming: bool) -> None:
         """As in :class:`twisted.internet.interfaces.IConsumer`."""
-        if self._producer is not None:
-            raise RuntimeError("a producer is registered already")
-        if self._lost is not None:
+        if self._lost is not None and self._producing.producer is None:
             producer.stopProducing()
-            return
-        self._producer = producer  # type: ignore[assignment]
-        self._streaming = streaming
-        self._producer_paused = False
-        if not streaming:
-            producer.resumeProducing()  # type: ignore[attr-defined]
+        else:
+            self._producing.register(producer, streaming)
 
     def unregisterProducer(self) -> None:
         """As in :class:`twisted.internet.interfaces.IConsumer`."""
-        self._producer = None
+        self._producing.take_out()
         if self.disconnecting:
             self._schedule()
 
     def _tell_producer(self) -> None:
-        producer = self._producer
-        if producer is None:
-            return
-        if self._streaming:
-            if self._outbox.size > SEND_HIGH_WATER:
-                if not self._producer_paused:
-                    self._producer_paused = True
-                    producer.pauseProducing()  # type: ignore[union-attr]
-            elif self._producer_paused and self._outbox.size <= SEND_HIGH_WATER // 2:
-                self._producer_paused = False
-                producer.resumeProducing()
-                if self.disconnecting:
-                    self._schedule()
-        elif not self._outbox.waiting:
-            producer.resumeProducing()
+        if self._producing.tell(self._outbox.size, not self._outbox.waiting) and self.disconnecting:
+            self._schedule()
 
     # --- receiving: IPushProducer ---
 
@@ -350,7 +333,7 @@ class StreamTransport:
     def _deliver(self, data: bytes) -> None:
         assert self._protocol is not None
         if self._call_protocol(self._protocol.dataReceived, data) and self._lost is None:
-            self._carrier.stream_consumed(self, len(data))
+            self._carrier.consumed(len(data))
 
     def _call_protocol(self, method: Callable[[Any], object], argument: Any) -> bool:
         """Call into the application; its bug ends its stream, as it would end a TCP connection."""
@@ -360,7 +343,7 @@ class StreamTransport:
         except Exception:
             _log.failure("unhandled error in {protocol!r}", protocol=self._protocol)
             self._unread.clear()
-            self._carrier.stream_close(self, CloseReason.ABORTED)
+            self._carrier.close(CloseReason.ABORTED)
             self._end(Failure(), CloseReason.ABORTED)
             return False
         finally:
@@ -386,21 +369,20 @@ class StreamTransport:
             self._finish()
             return
         self.disconnecting = True
-        self._carrier.stream_close(self, CloseReason.ABORTED)
+        self._carrier.close(CloseReason.ABORTED)
         self._unread.clear()
         self._end(Failure(ConnectionAborted()), CloseReason.ABORTED)
 
     def _lingered(self) -> None:
         """No ACK for so long: what was not acknowledged is given up, and nobody is told that all was well."""
         self._linger = None
-        if not self._outbox.waiting and self.end is None:
-            # all was sent, and a reader that has stopped holds the ACKs back: it may have everything
+        if self._may_have_all():
             self._close_now()
         elif self._lost is None:
             self._give_up_lingering()
 
     def _give_up_lingering(self) -> None:
-        self._carrier.stream_close(self, CloseReason.TIMEOUT)
+        self._carrier.close(CloseReason.TIMEOUT)
         self._unread.clear()
         self._end(
             Failure(StreamTimeout(f"closed with data that was not acknowledged for {LINGER:g} s")),
@@ -410,7 +392,7 @@ class StreamTransport:
     def _close_now(self) -> None:
         if self._lost is not None:
             return
-        self._carrier.stream_close(self, CloseReason.UNSPECIFIED)
+        self._carrier.close(CloseReason.UNSPECIFIED)
         self._unread.clear()
         self._end(Failure(ConnectionDone()), CloseReason.UNSPECIFIED)
 
@@ -424,7 +406,7 @@ class StreamTransport:
         self._linger = None
         self._deadlines.cancel()
         tickets = self._outbox.clear()
-        producer, self._producer = self._producer, None
+        producer = self._producing.take_out()
         if producer is self:
             self._paused = False  # it waited for itself: nobody else would go on
         if self._unread:
@@ -476,8 +458,7 @@ class StreamTransport:
         """Something was written that the other end does not have."""
         if self._outbox.waiting or self._outbox.tickets:
             return True
-        # not asked of what stands for a carrier that is lost: it says more than that, for the sake of closing
-        return bool(self._carrier.stream_in_flight(self) if self.end is None else self.end.in_flight_bytes)
+        return bool(self._unacknowledged())
 
     def setDeadline(self, seconds: float | None) -> None:
         """Both, as ``SetDeadline`` of Go's ``net.Conn``."""
@@ -489,7 +470,7 @@ class StreamTransport:
         self._deadlines.set_idle(seconds)
 
     def _deadline_passed(self, name: str) -> None:
-        self._carrier.stream_close(self, CloseReason.TIMEOUT)
+        self._carrier.close(CloseReason.TIMEOUT)
         self._unread.clear()
         self._end(Failure(StreamTimeout(f"{name} deadline passed")), CloseReason.TIMEOUT)
 

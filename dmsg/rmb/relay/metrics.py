@@ -43,7 +43,7 @@ class RelayMetrics:
         for reason in ("closed", "back_pressure_timeout", "cancelled"):
             evicted.add_metric([reason], switch.evictions[reason])
         yield evicted
-        for kind, counted in (("success", federation.success), ("error", federation.error)):
+        for kind, counted in (("success", federation.asking.success), ("error", federation.asking.error)):
             metric = CounterMetricFamily(
                 f"federation_message_{kind}", f"Messages to other relays, by {kind}", labels=["relay"]
             )
@@ -58,7 +58,7 @@ class RelayMetrics:
         yield CounterMetricFamily(
             "rmb_not_offered",
             "Messages that other relays were not offered: too many are",
-            value=federation.not_offered,
+            value=federation.asking.not_offered,
         )
         yield CounterMetricFamily("rmb_queue_dropped", "Oldest messages of full queues", value=switch.dropped_oldest)
         held = GaugeMetricFamily(

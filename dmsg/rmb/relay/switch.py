@@ -25,7 +25,8 @@ from dmsg.rmb.envelope.wire import decode, to_pong
 from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay.delivery import LINE_MESSAGES, Delivery
-from dmsg.rmb.relay.federation.forward import FULL, Federation, Outcome
+from dmsg.rmb.relay.federation.asking import Outcome
+from dmsg.rmb.relay.federation.forward import FULL, Federation
 from dmsg.rmb.relay.limited import Limited
 from dmsg.rmb.relay.lookups import LookupLines, Waiting
 from dmsg.rmb.relay.mail import Header, Mail, answer
@@ -99,7 +100,7 @@ class Switch:
         """Bytes of all messages that are not whole."""
         # what goes from a line into the queue must not make that drop its oldest
         self.line_messages = max(1, min(LINE_MESSAGES, queue.limits.messages // 2))
-        federation.is_connected = lambda name: self.presence.named(name) is not None
+        federation.offers.is_connected = lambda name: self.presence.named(name) is not None
         federation.finished = self._forwarded
         queue.dropped = self._dropped
         queue.watch(self.appended_elsewhere, self._connected_elsewhere)
@@ -294,7 +295,7 @@ class Switch:
             else:
                 self._offline(mail)
 
-        offering = self.federation.offer(mail.data, relays, mail.sender)
+        offering = self.federation.asking.offer(mail.data, relays, mail.sender)
         offering.addErrback(lambda _: Outcome.FAILED).addCallback(probed)
 
     def _forwarded(self, mail: Mail, error: str | None) -> None:
@@ -380,7 +381,7 @@ class Switch:
             # it connected meanwhile, or is slow
             receiver.delivery.poke()
         elif others:
-            self.federation.hand_over(str(session), Queued(number, mail.data), others, mail.until)
+            self.federation.offers.add(str(session), Queued(number, mail.data), others, mail.until)
 
     def _not_kept(self, session: Session, mail: Message, failure: Failure, *, answers: bool) -> None:
         self.relay.drops[Drop.QUEUE_FAILED] += 1

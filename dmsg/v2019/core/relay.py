@@ -1,36 +1,24 @@
-"""What the server does with frames: who is connected, where an id leads, what is refused.
+"""What the server does with frames: where an id leads, what is refused.
 
-No I/O.  A :class:`RelayPeer` is one connection; what goes to it is handed to
-its :class:`~dmsg.v2019.core.peers.ConnectionPort`.  The protocol class feeds plaintext to
-:meth:`Relay.receive_frames`; nothing is returned but how far it got, and an
-error of the protocol is an exception that ends that peer only.
-
-Invariants, checked by :meth:`Relay.check`:
-
-* a route exists at both ends or at neither (the 2019 reference leaves one end
-  behind, its defect 5);
-* ``Relay.newest`` names only connections that are here (its defect 12).
-
-What a receiver does not take at once waits in :mod:`dmsg.v2019.core.congestion`.
+No I/O.  The protocol class feeds plaintext to :meth:`Relay.receive_frames`; nothing is returned but how far
+it got, and an error of the protocol is an exception that ends that peer only.  Who is connected, and which
+routes there are, is in :mod:`dmsg.v2019.core.routes`.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 from dmsg.base.buffers import count_equal
-from dmsg.base.connections import Connections
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
-from dmsg.keys import PUBKEY_SIZE, PubKey
+from dmsg.keys import PUBKEY_SIZE
 from dmsg.telemetry.receipts import RECEIPT_SIZE
-from dmsg.v2019.core.congestion import Congestion
-from dmsg.v2019.core.observe import data_in, share_loss
-from dmsg.v2019.core.peers import ConnectionPort, Observer, RelayPeer, Route
+from dmsg.v2019.core.observe import data_in
+from dmsg.v2019.core.peers import Observer, RelayPeer, Route
 from dmsg.v2019.core.policing import Kind, Limits
+from dmsg.v2019.core.routes import RouteTable
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -38,8 +26,6 @@ from dmsg.v2019.core.wire import (
     FWD,
     HANDSHAKE_PAYLOAD_SIZE,
     HEADER_SIZE,
-    ID_COUNT,
-    IDS_PER_SIDE,
     INSTANCE_SIZE,
     MAX_HANDSHAKE_PAYLOAD,
     MAX_PING,
@@ -53,7 +39,6 @@ from dmsg.v2019.core.wire import (
     SAME_KEY,
     close_reason,
     encode_close,
-    encode_drain,
     encode_frame,
     pack_id_into,
     unpack_header,
@@ -61,9 +46,6 @@ from dmsg.v2019.core.wire import (
 
 STRANGER_AFTER = 5.0
 """Seconds after which a connection that names no instance counts as another program's."""
-MAX_CONNECTIONS_PER_KEY = 4
-"""Older connections of a key keep their transports, but no more than these in all."""
-
 
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 
@@ -71,12 +53,8 @@ FIRST_BURST = 16
 """Frames with equal headers that are looked for at first; doubles while they are found."""
 
 
-class Relay:
-    """The table of a server.
-
-    :ivar newest: key -> the newest connection of that key.
-    :ivar drops: how often each :class:`DropReason` occurred.
-    """
+class Relay(RouteTable):
+    """A server without its sockets."""
 
     def __init__(
         self,
@@ -87,81 +65,14 @@ class Relay:
         on_congested: Callable[[RelayPeer], None] | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """:param now: seconds of a monotonic clock.
-
-        :param on_congested: told when a source was paused for that peer, so
-            that :meth:`stall` can follow after a time.
-        :param observer: told of transports that come and go.
-        """
-        self.observer = observer
+        """See :class:`~dmsg.v2019.core.routes.RouteTable`."""
+        super().__init__(limits=limits, now=now, random=random, on_congested=on_congested, observer=observer)
         self.tick = 0
         """Counted up by the observer: each route's next frames are told to it."""
-        self.connections: Connections[RelayPeer] = Connections(MAX_CONNECTIONS_PER_KEY)
-        self.newest, self.peers = self.connections.newest, self.connections.all
-        self.limits = limits or Limits()
-        self._now = now
-        self.drops: Counter[DropReason] = Counter()
-        self.transports_opened = 0
-        self.route_count = 0
-        """Ends of routes; twice the number of transports."""
-        self.leaving: dict[RelayPeer, None] = {}
-        """Connections that ended whose transports are not all closed yet."""
-        self.draining = False
         self.steps = 0
         """Frames that the last read had handled one by one."""
         self.strays = 0
         """Frames of no transport that it had beyond what one client may send."""
-        self._random = random or Random()
-        self.congestion = Congestion(on_congested or (lambda peer: None))
-
-    # --- connections ---
-
-    def add(self, key: PubKey, port: ConnectionPort) -> RelayPeer:
-        """A connection of ``key`` is there; it is the newest of that key from now on."""
-        peer = RelayPeer(key, port, self._random.randrange(IDS_PER_SIDE) * 2 + 1, self._now())
-        oldest = self.connections.add(peer)
-        if oldest is not None:
-            oldest.closing = True
-            self.drops[DropReason.REPLACED] += 1
-            oldest.port.close(DropReason.REPLACED)
-        return peer
-
-    def remove(self, peer: RelayPeer, most: int = sys.maxsize) -> bool:
-        """The connection ended: its transports are closed at their other ends.
-
-        :param most: transports that are closed now.
-        :returns: whether all are; else call it again, in another turn of the reactor.
-        """
-        if peer in self.peers:
-            self._forget(peer)
-        for own_id in list(itertools.islice(peer.routes, most)):
-            route = peer.routes.get(own_id)
-            if route is not None:  # a transport to oneself is in the table twice
-                self._drop_route(peer, own_id, route, CloseReason.PEER_DISCONNECTED)
-                if route.peer is not peer:
-                    self.drops[DropReason.PEER_DISCONNECTED] += 1
-                    self._answer(route.peer, encode_close(route.to_id, CloseReason.PEER_DISCONNECTED))
-        if not peer.routes:
-            self.leaving.pop(peer, None)
-        return not peer.routes
-
-    def _forget(self, peer: RelayPeer) -> None:
-        """Nothing more is heard from it, and nothing can be sent to it."""
-        if self.observer is not None and peer.port.left_behind:
-            share_loss([route.back for route in peer.routes.values()], peer.port.left_behind, peer.congested)
-        self.connections.remove(peer)
-        self.leaving[peer] = None
-        self.congestion.forget(peer)
-
-    @property
-    def frames(self) -> int:
-        """Frames received since the start."""
-        return self.connections.frames
-
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes of frames received since the start."""
-        return self.connections.frame_bytes
 
     # --- frames ---
 
@@ -427,105 +338,3 @@ class Relay:
             return True
         self.drops[DropReason.RATE_LIMITED] += 1
         return False
-
-    def _new_id(self, peer: RelayPeer) -> int:
-        """The next free odd id: upwards by two, so that none is used again early."""
-        to_id = peer.next_id
-        while to_id in peer.routes:  # ends: max_transports is below the number of ids
-            to_id = (to_id + 2) % ID_COUNT
-        peer.next_id = (to_id + 2) % ID_COUNT
-        return to_id
-
-    def _answer(self, peer: RelayPeer, frame: bytes) -> None:
-        """Send a control frame; a peer that provokes many and reads none is ended."""
-        if peer not in self.peers:
-            return
-        if not peer.congested or self.congestion.takes_answer(peer, len(frame)):
-            peer.port.send(frame)
-        elif not peer.closing:
-            peer.closing = True
-            self.drops[DropReason.SEND_BUFFER_FULL] += 1
-            peer.port.close(DropReason.SEND_BUFFER_FULL)
-
-    # --- ends of transports ---
-
-    def _drop_route(self, peer: RelayPeer, own_id: int, route: Route, reason: int, by_server: bool = False) -> None:
-        """Forget both directions of a transport."""
-        other = route.peer
-        if (carried := route.carried) is not None and self.observer is not None:
-            by = "server" if by_server else "src" if carried.there is route else "dst"
-            self.observer.ended(carried, reason, by)
-        del peer.routes[own_id]
-        del other.routes[route.to_id]
-        self.route_count -= 2
-        for one, two in ((peer, other), (other, peer)):
-            count = one.destinations[two] - 1
-            if count:
-                one.destinations[two] = count
-            else:
-                del one.destinations[two]
-                self.congestion.unrouted(one, two)
-
-    def _close_both(self, peer: RelayPeer, own_id: int, route: Route, reason: CloseReason) -> None:
-        self._drop_route(peer, own_id, route, reason, by_server=True)
-        self._answer(peer, encode_close(own_id, reason))
-        self._answer(route.peer, encode_close(route.to_id, reason))
-
-    def close_all(self, reason: CloseReason) -> None:
-        """Close every transport at both ends, and refuse new ones: the server leaves."""
-        self.draining = True
-        for peer in list(self.peers):
-            for own_id, route in list(peer.routes.items()):
-                if peer.routes.get(own_id) is route:
-                    self._close_both(peer, own_id, route, reason)
-
-    def announce_drain(self, seconds: int, servers: Sequence[PubKey]) -> int:
-        """Refuse new transports, and tell the clients that understand it where else to go.
-
-        :returns: how many were told.
-        """
-        self.draining = True
-        frame = encode_drain(seconds, servers)
-        told = [peer for peer in self.peers if peer.speaks_drain]
-        for peer in told:
-            self._answer(peer, frame)
-        return len(told)
-
-    # --- congestion ---
-
-    def congest(self, peer: RelayPeer) -> None:
-        """The peer's queue is longer than it should be."""
-        if peer in self.peers:
-            self.congestion.begin(peer)
-
-    def relieve(self, peer: RelayPeer) -> None:
-        """The peer's queue is empty again."""
-        self.congestion.relieve(peer)
-
-    def stall(self, peer: RelayPeer) -> None:
-        """The peer stayed congested: its sources are read again, within the limits."""
-        self.congestion.stall(peer)
-
-    # --- self-check ---
-
-    def check(self) -> None:
-        """Compare the tables with each other.
-
-        :raises AssertionError: they disagree; never seen unless this module is wrong.
-        """
-        ends = 0
-        present = self.peers | self.leaving
-        for peer in present:
-            counted: Counter[RelayPeer] = Counter()
-            for own_id, route in peer.routes.items():
-                ends += 1
-                counted[route.peer] += 1
-                assert route.peer in present
-                assert route.back.to_id == own_id and route.back.peer is peer
-                assert route.peer.routes[route.to_id] is route.back
-            assert counted == Counter(peer.destinations)
-            assert (peer in self.peers) is not (peer in self.leaving)
-            assert peer in self.leaving or peer in self.connections.of_key(peer.key)
-            assert peer.paused_by is None or peer in peer.paused_by.pausing
-        assert ends == self.route_count
-        self.connections.check()

@@ -65,7 +65,7 @@ class ClientTransport:
 
     :ivar id: even when this side opened it, odd when the server assigned it.
     :ivar remote: the other client's key.
-    :ivar user: whatever the shell wants to find again; ``user_session`` likewise.
+    :ivar carrier: where the shell finds its stream and its session again.
     :ivar in_flight: sequence -> (size, token) of what is not acknowledged.
     :ivar is_secure: its frames are encrypted from end to end.
     :ivar secure: the end that it carries, when it does.
@@ -75,6 +75,7 @@ class ClientTransport:
 
     __slots__ = (
         "ack_due",
+        "carrier",
         "delivered",
         "held_acks",
         "held_size",
@@ -93,8 +94,6 @@ class ClientTransport:
         "state",
         "told",
         "unread",
-        "user",
-        "user_session",
     )
 
     def __init__(self, transport_id: int, remote: PubKey, payload: bytes, initiator: bool, sequence: int) -> None:
@@ -103,8 +102,7 @@ class ClientTransport:
         self.payload = payload
         self.initiator = initiator
         self.state: State | None = None
-        self.user: Any = None
-        self.user_session: Any = None
+        self.carrier: Any = None
         self.unread = 0
         self.held_size = 0
         self.held_acks: list[int] = []

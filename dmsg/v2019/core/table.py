@@ -16,7 +16,7 @@ has the same frames with encrypted payloads, and one ACK for all that came at on
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -31,7 +31,6 @@ from dmsg.errors import (
 )
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import HANDSHAKE_FRAMES, HandshakeResult
-from dmsg.telemetry.receipts import Receipt, Role
 from dmsg.v2019.core.agreement import Hello, Offer, Proposal, is_secure
 from dmsg.v2019.core.events import (
     Accepted,
@@ -48,9 +47,9 @@ from dmsg.v2019.core.events import (
     Ponged,
     Requested,
 )
-from dmsg.v2019.core.observe import transport_identity
 from dmsg.v2019.core.secure import Budget, SecureEnd, SecureError
-from dmsg.v2019.core.state import TRANSITIONS, ClientTransport, Input, State
+from dmsg.v2019.core.state import ClientTransport, Input, State
+from dmsg.v2019.core.transports import TransportTable
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -59,15 +58,11 @@ from dmsg.v2019.core.wire import (
     FWD,
     HANDSHAKE_PAYLOAD_SIZE,
     HEADER_SIZE,
-    ID_COUNT,
-    IDS_PER_SIDE,
     MAX_FWD_DATA,
     MAX_NOTICE,
     NOTICE,
     OK,
-    PING,
     PONG,
-    RECEIPT,
     REQUEST,
     SEQUENCE_SIZE,
     UNREAD_LIMIT,
@@ -90,7 +85,7 @@ MAX_INCOMING = 4096
 """Transports of one connection that others opened."""
 
 
-class ClientConnection:
+class ClientConnection(TransportTable):
     """The table of one connection to a server.
 
     :param key: makes it take secure transports.
@@ -108,14 +103,8 @@ class ClientConnection:
         budget: Budget | None = None,
         receipts_to: PubKey | None = None,
     ) -> None:
-        self.local = local
-        self._receipts_to = receipts_to if key is not None else None
+        super().__init__(local, key=key, random=random, receipts_to=receipts_to)
         self._budget = budget
-        self._key = key
-        self._due: list[ClientTransport] = []
-        self._pinged = False
-        """The server was shown that this client knows PING, and so PONG, DRAIN and NOTICE."""
-        self.transports: dict[int, ClientTransport] = {}
         self.accepting = False
         self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
         """Why a REQUEST is refused before it is looked at; of a plain one the ephemeral is None."""
@@ -123,23 +112,12 @@ class ClientConnection:
         """Ends an incoming transport for another one, if there is one that may go."""
         self._dear = 0
         self.established = False
-        self.incoming = 0
-        self._random = random or Random()
-        self._next_id = self._random.randrange(IDS_PER_SIDE) * 2
-        self._outgoing: list[bytes] = []
         self.broken: RemoteProtocolError | None = None
         """Why the connection has to end: nothing more is read from it, and what came before is told first."""
         self.left = False
         """The last read may have left whole frames behind."""
-        self.lost = False
-        """The connection is gone: nothing can be handed in any more."""
 
     # --- what the application does ---
-
-    @property
-    def has_free_id(self) -> bool:
-        """Another transport can be asked for."""
-        return len(self.transports) - self.incoming < IDS_PER_SIDE
 
     def request(
         self, remote: PubKey, proposal: Proposal | None = None, end: SecureEnd | None = None, told: int = 0
@@ -152,12 +130,7 @@ class ClientConnection:
 
         :raises LocalProtocolError: all 32768 ids are in use.
         """
-        transport_id = self._next_id
-        if not self.has_free_id:
-            raise LocalProtocolError("all transport ids of this connection are in use")
-        while transport_id in self.transports:
-            transport_id = (transport_id + 2) % ID_COUNT
-        self._next_id = (transport_id + 2) % ID_COUNT
+        transport_id = self._free_id()
         payload = self.local + remote if proposal is None else proposal.payload
         transport = self._add(transport_id, remote, payload, initiator=True)
         transport.proposal = proposal
@@ -210,11 +183,6 @@ class ClientConnection:
         # the answer is all; the server keeps the route until it is told
         self.close(transport, reason)
 
-    def ping(self, payload: bytes) -> None:
-        """Ask the server, which must know of it, for :class:`Ponged`."""
-        self._pinged = True
-        self._outgoing.append(encode_frame(PING, 0, payload))
-
     def send(self, transport: ClientTransport, data: bytes | memoryview, token: Any = None) -> None:
         """Send one FWD; :class:`Acknowledged` with the token follows, or :class:`AcknowledgedAll`.
 
@@ -252,38 +220,6 @@ class ClientConnection:
             self._outgoing.extend([encode_ack(transport_id, sequence) for sequence in transport.held_acks])
             transport.held_acks.clear()
             transport.held_size = 0
-
-    def close(self, transport: ClientTransport, reason: int = CloseReason.UNSPECIFIED) -> None:
-        """Send CLOSE; no event follows.  Closing what is closed does nothing."""
-        state = transport.state
-        if state in (State.REQUESTED, State.OFFERED, State.ANSWERED, State.OPEN):
-            self._move(transport, Input.SEND_CLOSE)
-            self._remove(transport, was_open=state is State.OPEN)
-            if transport.secure is not None and state is State.OPEN:
-                if transport.ack_due:  # what came is acknowledged, also when the end is all that follows
-                    transport.ack_due = False
-                    payload = transport.secure.seal_ack()
-                    self._outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
-                payload = transport.secure.seal_close(reason)
-                self._outgoing.append(encode_frame(CLOSE, transport.id, payload))
-            else:
-                self._outgoing.append(encode_close(transport.id, reason))
-
-    def data_to_send(self) -> bytes:
-        """The frames to send, with the ACKs that are due; empties the buffer."""
-        outgoing = self._outgoing
-        if self._due:
-            for transport in self._due:
-                transport.ack_due = False
-                if transport.secure is not None and transport.state is State.OPEN:
-                    payload = transport.secure.seal_ack()
-                    outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
-            self._due.clear()
-        if not outgoing:
-            return b""
-        data = b"".join(outgoing)
-        outgoing.clear()
-        return data
 
     # --- what the server sends ---
 
@@ -526,54 +462,3 @@ class ClientConnection:
         refused = transport.state is not State.OPEN
         self.close(transport, reason)
         events.append(Closed(transport, reason, refused, By.HERE, transport.secure))
-
-    # --- the table ---
-
-    def _add(self, transport_id: int, remote: PubKey, payload: bytes, *, initiator: bool) -> ClientTransport:
-        transport = ClientTransport(transport_id, remote, payload, initiator, self._random.randrange(0x10000))
-        self.transports[transport_id] = transport
-        if not initiator:
-            self.incoming += 1
-        return transport
-
-    def _identify(self, transport: ClientTransport, accept: bytes) -> None:
-        if self._receipts_to is not None:
-            transport.identity = transport_identity(transport.payload, accept)
-
-    def receipt(self, transport: ClientTransport) -> bytes | None:
-        """Say, signed and once, what the server has delivered over a transport that is over.
-
-        :returns: None if that was said, or is not asked for.
-        """
-        identity, transport.identity = transport.identity, None
-        if identity is None:
-            return None
-        assert self._receipts_to is not None and self._key is not None
-        receipt = Receipt(
-            Role.INITIATOR if transport.initiator else Role.RESPONDER,
-            identity,
-            self._receipts_to,
-            self.local,
-            transport.remote,
-            *transport.says_delivered,
-        )
-        return receipt.sign(self._key)
-
-    def hand_in(self, receipts: Iterable[bytes]) -> None:
-        """Send receipts that are kept from a connection before."""
-        self._outgoing.extend(encode_frame(RECEIPT, 0, receipt) for receipt in receipts)
-
-    def _remove(self, transport: ClientTransport, *, was_open: bool) -> None:
-        if was_open and not self.lost and (receipt := self.receipt(transport)) is not None:
-            self.hand_in([receipt])
-        # a connection that was lost has forgotten its transports already
-        if self.transports.pop(transport.id, None) is not None and not transport.initiator:
-            self.incoming -= 1
-        transport.held_acks.clear()
-
-    @staticmethod
-    def _move(transport: ClientTransport, what: Input) -> None:
-        state = TRANSITIONS.get((transport.state, what))
-        if state is None:
-            raise LocalProtocolError(f"{what.name} in state {transport.state}")
-        transport.state = state

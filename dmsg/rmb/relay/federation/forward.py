@@ -1,20 +1,19 @@
 """Messages for twins of other relays: brought there, tried again, or given up with a word.
 
 Three ways in: :meth:`Federation.forward` for a message that belongs elsewhere,
-:meth:`Federation.offer` for one try with those who have the session
-connected, :meth:`Federation.hand_over` for what is kept here and may find its
+:meth:`.Asking.offer` for one try with those who have the session
+connected, :meth:`.Offers.add` for what is kept here and may find its
 receiver at another of its relays.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
-from enum import Enum, auto
+from collections import Counter, deque
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -24,47 +23,26 @@ from dmsg.base.tables import uncount
 from dmsg.rmb.envelope.texts import EXPIRED, NO_RELAY, OFFLINE, REMOTE
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
 from dmsg.rmb.relay.delivery import SPILL_AFTER
+from dmsg.rmb.relay.federation.asking import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome
+from dmsg.rmb.relay.federation.offers import Offers
 from dmsg.rmb.relay.federation.slots import Slots
 from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.queue.interface import FEDERATION, Queued
 from dmsg.rmb.relay.ranker import Ranker
-from dmsg.rmb.twins.address import Session
 
 PASSES = 3
 """Rounds over the relays of a twin before a message has to wait."""
 PASS_DELAY = 0.1
 """Seconds between the first two rounds, twice that before the third; and up to half more."""
-RETRY_FIRST, RETRY_MOST = 2.0, 30.0
-"""Seconds before a message that has to wait is tried again; doubled each time."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
 """Messages under way, and their bytes; what comes beyond goes to the queue at once."""
-PART = 8
-"""Of these for one sender, and of what is offered for one session."""
 PASSED_OVER_FOR = 10.0
 """Seconds between looks through the whole queue for what was passed over."""
-OFFER_PATIENCE, OFFER_RETRY = 2.0, 0.1
-"""Seconds for which an offer waits until there is room for it, and between looks."""
-MAX_COUNTED = 1000
-"""Relays of which successes and errors are counted apart; all others are counted together."""
 REMEMBERED = 1000
 """Messages that were dealt with and are known for a moment."""
-MAX_OFFERS, MAX_OFFERS_OF_TWIN = 128, 16
-"""Messages that are offered at once, in all, and of one twin."""
-MAX_OFFERED = 10_000
-"""Messages that are kept here and offered elsewhere; the others wait for their receiver to come here."""
 FULL = "too many messages for other relays"
 
 _log = Logger()
-
-
-class Outcome(Enum):
-    """What one or several relays said."""
-
-    TAKEN = auto()
-    REFUSED = auto()
-    """All that answered refused it for good."""
-    FAILED = auto()
-    """At least one did not answer, or may say something else later."""
 
 
 class _Item:
@@ -104,25 +82,16 @@ class _Item:
         self.next = 0.0
         self.delay = RETRY_FIRST
 
-
-class _Offers:
-    """What is kept for one session and offered to other relays of its twin."""
-
-    __slots__ = ("delay", "items", "next", "relays", "running")
-
-    def __init__(self, relays: frozenset[str]) -> None:
-        self.relays = relays
-        self.items: OrderedDict[Any, tuple[bytes, float]] = OrderedDict()
-        self.next = 0.0
-        self.delay = RETRY_FIRST
-        self.running = False
+    def told(self, seconds: float) -> None:
+        """Somebody said something about it."""
+        self.answered = seconds
 
 
 class Federation:
     """The way to other relays.
 
-    :param is_connected: whether a session, by its text, is connected here by now.
-    :ivar success: messages that each relay took; ``error`` those it did not.
+    :ivar asking: how relays are asked, also for what is kept here.
+    :ivar finished: told of a message that came from the queue, and what became of it.
     """
 
     def __init__(
@@ -140,14 +109,14 @@ class Federation:
         """:param max_size: bytes of the messages under way."""
         self._max_size = max_size
         self._reactor = reactor
-        self._poster = poster
-        self._ranker = ranker
         self._registry = registry
         self._queue = queue
         self._now = wall_clock
         self._domains = domains
         self._random = random or Random()
         self._slots: Slots[_Item] = Slots()
+        self.asking = Asking(reactor, poster, ranker, wall_clock, self._slots)
+        self.offers = Offers(reactor, self.asking, queue, wall_clock, max_size // PART)
         self._size = 0
         self._items_of: Counter[int] = Counter()
         self._size_of: Counter[int] = Counter()
@@ -157,94 +126,11 @@ class Federation:
         self._items: dict[_Item, None] = {}
         self._kept: dict[Any, _Item] = {}
         self._finished_ids: deque[Any] = deque(maxlen=REMEMBERED)
-        self._offers: dict[str, _Offers] = {}
-        self._offered = 0
-        self._offering: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
-        self._waiting_offers = 0
-        self._offered_size = 0
-        self.not_offered = 0
-        """Messages that nobody was asked to take, because too many were offered."""
-        self._under_way: set[Deferred[Any]] = set()
         self._taking = False
-        self._stopped = False
-        self.is_connected: Callable[[str], bool] = lambda session: False
         self.finished: Callable[[Mail, str | None], None] = lambda mail, error: None
-        self.success: Counter[str] = Counter()
-        self.error: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._items)
-
-    # --- one try ---
-
-    def _run(self, coroutine: Any) -> Deferred[Any]:
-        running = Deferred.fromCoroutine(coroutine)
-        self._under_way.add(running)
-
-        def done(result: Any) -> Any:
-            self._under_way.discard(running)
-            return result
-
-        return running.addBoth(done)
-
-    def offer(self, data: bytes, relays: Iterable[str], whose: int) -> Deferred[Outcome]:
-        """Ask each relay once, the best first, whether it has the session connected.
-
-        Where too much is offered it waits a little; then nobody is asked, which is as if nobody had answered.
-
-        :param whose: the twin that sent it, or that it is for.
-        """
-        return self._run(self._offer(data, frozenset(relays), whose))
-
-    async def _offer(self, data: bytes, relays: frozenset[str], whose: int) -> Outcome:
-        # relays that answer have places of their own
-        offering = self._offering[self._slots.is_quick(relays)]
-        until = self._reactor.seconds() + OFFER_PATIENCE
-        while offering.total() >= MAX_OFFERS or offering[whose] >= MAX_OFFERS_OF_TWIN:
-            if self._reactor.seconds() >= until or self._waiting_offers >= MAX_OFFERED:
-                self.not_offered += 1
-                return Outcome.FAILED
-            self._waiting_offers += 1
-            try:
-                await deferLater(self._reactor, OFFER_RETRY)
-            finally:
-                self._waiting_offers -= 1
-        offering[whose] += 1
-        try:
-            began = self._reactor.seconds()
-            outcome = await self._ask_all(data, relays, only_connected=True)
-            failed = outcome is Outcome.FAILED
-            self._slots.learn(relays, None if failed else self._reactor.seconds() - began)
-            return outcome
-        finally:
-            uncount(offering, whose)
-
-    async def _ask_all(
-        self, data: bytes, relays: Iterable[str], *, only_connected: bool, item: _Item | None = None
-    ) -> Outcome:
-        failed = False
-        for relay in self._ranker.order(relays, self._now()):
-            if self._stopped:
-                return Outcome.FAILED
-            began = self._reactor.seconds()
-            code = await self._poster.post(relay, data, only_connected=only_connected)
-            if item is not None and code:
-                # whatever it said: it is there
-                item.answered = self._reactor.seconds() - began
-            if code == 202:
-                self._count(self.success, relay)
-                return Outcome.TAKEN
-            self._count(self.error, relay)
-            # too many requests, and what a proxy says, may be another thing later
-            if not 400 <= code < 500 or code in (408, 425, 429):
-                failed = True
-                self._ranker.downvote(relay, self._now())
-        return Outcome.FAILED if failed else Outcome.REFUSED
-
-    def _count(self, counter: Counter[str], relay: str) -> None:
-        """Twins can list any number of relays; there is not a line of metrics for each."""
-        known = relay in counter or len(counter) < MAX_COUNTED
-        counter[relay if known else "other"] += 1
 
     # --- what belongs elsewhere ---
 
@@ -296,10 +182,10 @@ class Federation:
 
     def _next(self) -> None:
         """Begin as many attempts as may be."""
-        while not self._stopped and (item := self._slots.take()) is not None:
+        while not self.asking.stopped and (item := self._slots.take()) is not None:
             if item in self._items and not item.running:
                 item.running, item.asked, item.answered = True, False, None
-                self._run(self._attempt(item)).addBoth(self._attempted, item)
+                self.asking.run(self._attempt(item)).addBoth(self._attempted, item)
             else:
                 self._slots.cancel(item)
 
@@ -331,7 +217,7 @@ class Federation:
 
     async def _attempt(self, item: _Item) -> None:
         for number in range(PASSES):
-            if self._stopped:
+            if self.asking.stopped:
                 return
             if number:
                 await deferLater(self._reactor, PASS_DELAY * number * (1 + self._random.random() / 2))
@@ -339,7 +225,7 @@ class Federation:
                 self._finish(item, EXPIRED)
                 return
             item.asked = True
-            outcome = await self._ask_all(item.mail.data, item.relays, only_connected=False, item=item)
+            outcome = await self.asking.ask_all(item.mail.data, item.relays, only_connected=False, answered=item.told)
             if outcome is not Outcome.FAILED:
                 self._finish(item, None if outcome is Outcome.TAKEN else REMOTE + OFFLINE)
                 return
@@ -384,15 +270,14 @@ class Federation:
     def round(self) -> None:
         """Every second: what takes long is kept, what waited long is tried again, what others left is taken up."""
         now = self._reactor.seconds()
+        self.offers.round()
         for item in list(self._items):
             if item.running or item.next > now:
                 if now - item.since >= SPILL_AFTER:
                     self._keep(item)
             elif item.next:
                 item.next = 0.0
-                self._run(self._again(item)).addErrback(self._failed)
-        for session in list(self._offers):
-            self._hand_over_next(session, now)
+                self.asking.run(self._again(item)).addErrback(self._failed)
         if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < self._max_size // 2:
             self._taking = True
             self._queue.take_federation().addCallbacks(self._taken, lambda _: None).addBoth(self._took)
@@ -446,69 +331,10 @@ class Federation:
     def _took(self, result: Any) -> None:
         self._taking = False
 
-    # --- what is kept here and may be wanted elsewhere ---
-
-    def hand_over(self, session: str, queued: Queued, relays: frozenset[str], until: float) -> None:
-        """Offer a kept message to other relays, until one has the session, or it comes here."""
-        offers = self._offers.get(session)
-        of_session = len(offers.items) if offers is not None else 0
-        if (
-            self._offered >= MAX_OFFERED
-            or of_session >= MAX_OFFERED // PART
-            or self._offered_size + len(queued.data) > self._max_size // PART
-        ):
-            return  # it stays in the queue, until its receiver comes here
-        if offers is None:
-            offers = self._offers[session] = _Offers(relays)
-        offers.relays = relays
-        offers.items[queued.id] = (queued.data, until)
-        self._offered += 1
-        self._offered_size += len(queued.data)
-        self._hand_over_next(session, self._reactor.seconds())
-
-    def _hand_over_next(self, session: str, now: float) -> None:
-        offers = self._offers[session]
-        if offers.running or offers.next > now or self._stopped:
-            return
-        while offers.items and next(iter(offers.items.values()))[1] <= self._now():
-            self._forget_offer(offers, next(iter(offers.items)))
-        if not offers.items or self.is_connected(session):
-            # delivered from the queue, where all of this is too
-            for number in list(offers.items):
-                self._forget_offer(offers, number)
-            del self._offers[session]
-            return
-        number, (data, _) = next(iter(offers.items.items()))
-        offers.running = True
-
-        def done(outcome: Outcome | Failure) -> None:
-            offers.running = False
-            if outcome is Outcome.TAKEN:
-                self._forget_offer(offers, number)
-                self._queue.remove(session, [number])
-                offers.delay, offers.next = RETRY_FIRST, 0.0
-                if self._offers.get(session) is offers:
-                    self._hand_over_next(session, self._reactor.seconds())
-            else:
-                offers.next = self._reactor.seconds() + offers.delay
-                offers.delay = min(RETRY_MOST, 2 * offers.delay)
-
-        self.offer(data, offers.relays, Session.parse(session).twin).addBoth(done)
-
-    def _forget_offer(self, offers: _Offers, number: Any) -> None:
-        offered = offers.items.pop(number, None)
-        if offered is not None:
-            self._offered -= 1
-            self._offered_size -= len(offered[0])
-
     # --- the end ---
 
     async def stop(self) -> None:
         """Keep what is under way, end all connections."""
-        self._stopped = True
         for item in list(self._items):
             self._keep(item)
-        for running in list(self._under_way):
-            running.addErrback(lambda _: None)
-            running.cancel()
-        await self._poster.close()
+        await self.asking.stop()

@@ -1,0 +1,85 @@
+"""A stream's place on its channel: what :class:`~dmsg.messaging.streams.ChannelStream` sends over."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from dmsg.keys import PubKey
+from dmsg.messaging.core.state import ClientChannel, State
+from dmsg.messaging.core.table import ClientConnection
+from dmsg.messaging.streams import ChannelStream
+from dmsg.net.streams.stream import StreamTransport
+
+
+class CarryingSession(Protocol):
+    """The link to a server, as a carrier needs it."""
+
+    server: PubKey
+    core: ClientConnection
+    writable: bool
+    """The link takes more."""
+
+    def flush(self) -> None:
+        """Send what the core has to send."""
+
+    def taken(self, stream: ChannelStream) -> None:
+        """The application has read some of what came."""
+
+    def closed(self, stream: ChannelStream, reason: int) -> None:
+        """The application, or this end in its name, has ended the stream."""
+
+    def schedule(self, stream: StreamTransport) -> None:
+        """Flush it at the end of the reactor turn."""
+
+
+class ChannelCarrier:
+    """Knows the stream, its channel and the session; a channel carries one stream, which ends with it."""
+
+    __slots__ = ("channel", "session", "stream")
+
+    stream: ChannelStream
+
+    def __init__(self, session: CarryingSession, channel: ClientChannel) -> None:
+        self.session = session
+        self.channel = channel
+
+    @property
+    def server(self) -> PubKey:
+        return self.session.server
+
+    @property
+    def confirms(self) -> bool:
+        return self.stream.acks is not None
+
+    def may_send(self) -> bool:
+        if not self.session.writable or self.channel.state is not State.OPEN:
+            return False
+        acks = self.stream.acks
+        return acks is None or acks.may_send()
+
+    def send(self, data: bytes | memoryview, token: Any) -> None:
+        stream = self.stream
+        stream.sent += len(data)
+        if stream.acks is not None:
+            stream.acks.send(data, token)
+            return
+        self.session.core.send(self.channel, data)
+        stream.acknowledged(token)
+
+    def flush(self) -> None:
+        self.session.flush()
+
+    def in_flight(self) -> int:
+        acks = self.stream.acks
+        return acks.in_flight if acks is not None else 0
+
+    def consumed(self, size: int) -> None:
+        self.stream.unread -= size
+        self.stream.acks_consumed()
+        self.session.taken(self.stream)
+
+    def close(self, reason: int) -> None:
+        self.session.closed(self.stream, reason)
+
+    def schedule(self) -> None:
+        self.session.schedule(self.stream)

@@ -1,0 +1,115 @@
+"""Messages that are kept here for a session, and offered to other relays of its twin: it may be there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.rmb.relay.federation.asking import PART, RETRY_FIRST, RETRY_MOST, Asking, Outcome
+from dmsg.rmb.relay.queue.interface import Queued
+from dmsg.rmb.twins.address import Session
+
+MAX_OFFERED = 10_000
+"""Messages that are kept here and offered elsewhere; the others wait for their receiver to come here."""
+
+
+class _Offers:
+    """What is kept for one session and offered to other relays of its twin."""
+
+    __slots__ = ("delay", "items", "next", "relays", "running")
+
+    def __init__(self, relays: frozenset[str]) -> None:
+        self.relays = relays
+        self.items: OrderedDict[Any, tuple[bytes, float]] = OrderedDict()
+        self.next = 0.0
+        self.delay = RETRY_FIRST
+        self.running = False
+
+
+class Offers:
+    """Those of one relay.
+
+    :ivar is_connected: whether a session, by its text, is connected here by now.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        asking: Asking,
+        queue: Any,
+        wall_clock: Callable[[], float],
+        max_size: int,
+    ) -> None:
+        """:param max_size: bytes of the messages that are offered."""
+        self._reactor = reactor
+        self._asking = asking
+        self._queue = queue
+        self._now = wall_clock
+        self._max_size = max_size
+        self._offers: dict[str, _Offers] = {}
+        self.count = 0
+        self.size = 0
+        self.is_connected: Callable[[str], bool] = lambda session: False
+
+    def round(self) -> None:
+        """Every second: the next of each session that waited long enough."""
+        now = self._reactor.seconds()
+        for session in list(self._offers):
+            self._offer_next(session, now)
+
+    def add(self, session: str, queued: Queued, relays: frozenset[str], until: float) -> None:
+        """Offer a kept message to other relays, until one has the session, or it comes here."""
+        offers = self._offers.get(session)
+        of_session = len(offers.items) if offers is not None else 0
+        if (
+            self.count >= MAX_OFFERED
+            or of_session >= MAX_OFFERED // PART
+            or self.size + len(queued.data) > self._max_size
+        ):
+            return  # it stays in the queue, until its receiver comes here
+        if offers is None:
+            offers = self._offers[session] = _Offers(relays)
+        offers.relays = relays
+        offers.items[queued.id] = (queued.data, until)
+        self.count += 1
+        self.size += len(queued.data)
+        self._offer_next(session, self._reactor.seconds())
+
+    def _offer_next(self, session: str, now: float) -> None:
+        offers = self._offers[session]
+        if offers.running or offers.next > now or self._asking.stopped:
+            return
+        while offers.items and next(iter(offers.items.values()))[1] <= self._now():
+            self._forget_offer(offers, next(iter(offers.items)))
+        if not offers.items or self.is_connected(session):
+            # delivered from the queue, where all of this is too
+            for number in list(offers.items):
+                self._forget_offer(offers, number)
+            del self._offers[session]
+            return
+        number, (data, _) = next(iter(offers.items.items()))
+        offers.running = True
+
+        def done(outcome: Outcome | Failure) -> None:
+            offers.running = False
+            if outcome is Outcome.TAKEN:
+                self._forget_offer(offers, number)
+                self._queue.remove(session, [number])
+                offers.delay, offers.next = RETRY_FIRST, 0.0
+                if self._offers.get(session) is offers:
+                    self._offer_next(session, self._reactor.seconds())
+            else:
+                offers.next = self._reactor.seconds() + offers.delay
+                offers.delay = min(RETRY_MOST, 2 * offers.delay)
+
+        self._asking.offer(data, offers.relays, Session.parse(session).twin).addBoth(done)
+
+    def _forget_offer(self, offers: _Offers, number: Any) -> None:
+        offered = offers.items.pop(number, None)
+        if offered is not None:
+            self.count -= 1
+            self.size -= len(offered[0])

@@ -1,0 +1,158 @@
+"""A stream over transports: what is kept of it for life, and its place on the transport that carries it now."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from dmsg.keys import PubKey
+from dmsg.net.streams.stream import StreamTransport
+from dmsg.v2019.core.secure import SecureEnd
+from dmsg.v2019.core.state import ClientTransport
+from dmsg.v2019.core.table import ClientConnection
+
+
+class ClientStream(StreamTransport):
+    """An application's transport.
+
+    :ivar end: what outlives any one transport: bytes acknowledged and received, their hashes, what is not
+        acknowledged yet.  None on a plain stream, which ends with its transport, and on a secure one that is not
+        open yet.
+    """
+
+    end: SecureEnd | None = None
+
+    @property
+    def kept(self) -> SecureEnd:
+        """The ``end`` of a secure stream that is open."""
+        assert self.end is not None
+        return self.end
+
+    def _unacknowledged(self) -> int:
+        # not asked of what stands for a transport that is lost: it says more than that, for the sake of closing
+        return super()._unacknowledged() if self.end is None else self.end.in_flight_bytes
+
+    def _may_have_all(self) -> bool:
+        # a reader that has stopped holds back the ACKs of a plain stream; of a secure one they come as it arrives
+        return self.end is None and super()._may_have_all()
+
+
+class CarryingSession(Protocol):
+    """The connection to a server, as a carrier needs it."""
+
+    server: PubKey
+    core: ClientConnection
+    writable: bool
+    """The link takes more."""
+
+    def flush(self) -> None:
+        """Send what the core has to send."""
+
+    def consumed(self, carrier: TransportCarrier, size: int) -> None:
+        """The application has read ``size`` bytes."""
+
+    def closed(self, carrier: TransportCarrier, reason: int) -> None:
+        """The application, or this end in its name, has ended the stream."""
+
+    def left(self, transport: ClientTransport, reason: int) -> None:
+        """The stream has another transport, or none: this one is closed."""
+
+    def schedule(self, stream: StreamTransport) -> None:
+        """Flush it at the end of the reactor turn."""
+
+
+class TransportCarrier:
+    """A stream's place on one transport: the only object that knows the stream, the transport and the session.
+
+    ``transport.carrier`` is how the session finds a stream by an event; the stream holds the carrier that it
+    sends over.  While a stream moves, the transport that it moves to has a carrier already.
+    """
+
+    __slots__ = ("_core", "session", "stream", "transport")
+
+    confirms = True
+
+    def __init__(
+        self, session: CarryingSession, transport: ClientTransport, stream: ClientStream | None = None
+    ) -> None:
+        self.session = session
+        self.transport = transport
+        self._core = session.core
+        if stream is not None:
+            self.stream = stream
+        transport.carrier = self
+
+    @property
+    def server(self) -> PubKey:
+        return self.session.server
+
+    def may_send(self) -> bool:
+        return self.session.writable and self.transport.window_open
+
+    def send(self, data: bytes | memoryview, token: Any) -> None:
+        self._core.send(self.transport, data, token)
+
+    def flush(self) -> None:
+        self.session.flush()
+
+    def in_flight(self) -> int:
+        end = self.stream.end
+        return len(self.transport.in_flight) if end is None else len(end.in_flight)
+
+    def consumed(self, size: int) -> None:
+        self.session.consumed(self, size)
+
+    def close(self, reason: int) -> None:
+        self.session.closed(self, reason)
+
+    def schedule(self) -> None:
+        self.session.schedule(self.stream)
+
+    def leave(self, reason: int) -> None:
+        """The stream goes on elsewhere, or is over: close the transport."""
+        self.session.left(self.transport, reason)
+
+
+class Suspending(Protocol):
+    """Who looks after streams without a transport, as :class:`NoCarrier` needs it."""
+
+    def closed(self, stream: ClientStream, reason: int) -> None:
+        """A stream is over at this end."""
+
+    def schedule(self, stream: StreamTransport) -> None:
+        """Flush it at the end of the reactor turn."""
+
+
+class NoCarrier:
+    """Stands for a transport while a stream has none: it takes nothing and loses nothing."""
+
+    __slots__ = ("_end", "_stream", "_streams", "server")
+
+    confirms = True
+
+    def __init__(self, streams: Suspending, stream: ClientStream) -> None:
+        self._streams = streams
+        self._stream = stream
+        self._end = stream.kept
+        self.server = stream.server
+
+    def may_send(self) -> bool:
+        return False
+
+    def send(self, data: bytes | memoryview, token: Any) -> None:
+        raise AssertionError("not reached")  # pragma: no cover
+
+    def flush(self) -> None:
+        pass
+
+    def in_flight(self) -> int:
+        # the end that looks for another way closes when it has one: the other would wait in vain
+        return len(self._end.in_flight) or int(self._end.initiator)
+
+    def consumed(self, size: int) -> None:
+        self._end.consume(size)
+
+    def close(self, reason: int) -> None:
+        self._streams.closed(self._stream, reason)
+
+    def schedule(self) -> None:
+        self._streams.schedule(self._stream)

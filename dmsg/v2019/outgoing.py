@@ -1,0 +1,193 @@
+"""Transports that a client asks for over one session: for new streams, and for those that go on."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.errors import (
+    CloseReason,
+    DmsgTimeout,
+    EncryptionUnavailable,
+    LocalProtocolError,
+    TransportClosed,
+    TransportRefused,
+)
+from dmsg.keys import PubKey
+from dmsg.net.pending import Pending
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.v2019.carrier import CarryingSession, ClientStream, TransportCarrier
+from dmsg.v2019.core.agreement import TOKEN_SIZE, Hello, Proposal
+from dmsg.v2019.core.events import Accepted
+from dmsg.v2019.core.secure import INITIAL_WINDOW, SecureEnd
+from dmsg.v2019.core.state import ClientTransport
+from dmsg.v2019.pings import Pings
+from dmsg.v2019.streams import Streams
+
+REQUEST_TIMEOUT = 10.0
+"""Seconds for the answer to a REQUEST, by default."""
+PLAIN_ONLY = "carry no secure transports"
+"""Said of servers of 2019."""
+
+
+class Asking(CarryingSession, Protocol):
+    """What is needed of the session around it."""
+
+    connected: bool
+    pings: Pings
+
+    def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
+        """A stream over a transport that is not open yet."""
+
+    def begin(self, stream: ClientStream, transport: ClientTransport, round_trip: float) -> None:
+        """A secure stream is open."""
+
+    def carry(self, stream: ClientStream, transport: ClientTransport) -> None:
+        """A stream goes on here."""
+
+
+class Outgoing:
+    """Those of one session.
+
+    :ivar opening: what waits for the answer to a REQUEST.
+    """
+
+    def __init__(self, reactor: IReactorTime, session: Asking, streams: Streams | None) -> None:
+        self._reactor = reactor
+        self._session = session
+        self._core = session.core
+        self._streams = streams
+        self.opening: Pending[ClientTransport, Accepted] = Pending()
+
+    def open(
+        self,
+        remote: PubKey,
+        factory: IProtocolFactory,
+        timeout: float = REQUEST_TIMEOUT,
+        *,
+        port: int = 0,
+        secure: bool = False,
+        resumable: bool = True,
+        probe: int | None = None,
+    ) -> Deferred[IProtocol]:
+        """Open a transport to ``remote`` through this server.
+
+        Fires with the factory's protocol, connected.  Fails with
+        :class:`~dmsg.errors.TransportRefused`, :class:`~dmsg.errors.DmsgTimeout`,
+        :class:`~dmsg.errors.TransportClosed`, or, when ``secure``,
+        :class:`~dmsg.errors.EncryptionUnavailable`.  Cancelling closes the transport.
+
+        :param probe: see :class:`~dmsg.v2019.core.agreement.Hello`; only with ``secure``.
+        """
+        proposal = None
+        if secure:
+            assert self._streams is not None
+            goes_on = resumable and self._streams.resume_timeout > 0 and probe is None
+            token = os.urandom(TOKEN_SIZE) if goes_on else None
+            proposal = Proposal(self._streams.key, remote, Hello(port, INITIAL_WINDOW, token, probe=probe))
+        waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
+        if transport is None:
+            return waiting  # type: ignore[return-value]  # it failed
+        stream = self._session.make_stream(transport, DmsgAddress(self._core.local), DmsgAddress(remote, port))
+        started = self._reactor.seconds()
+
+        def opened(_: Accepted) -> IProtocol:
+            if secure:
+                self._session.begin(stream, transport, self._reactor.seconds() - started)
+            try:
+                protocol = factory.buildProtocol(stream.getPeer())
+                if protocol is None:
+                    raise TransportClosed(CloseReason.REFUSED, "the factory built no protocol")
+            except Exception:
+                transport.carrier.close(CloseReason.REFUSED)
+                stream.carrier_closed(CloseReason.REFUSED)
+                raise
+            stream.start(protocol)
+            return protocol
+
+        def refused(failure: Failure) -> Failure:
+            return self._why_refused(failure, remote) if secure else failure
+
+        return waiting.addCallbacks(opened, refused)
+
+    def _why_refused(self, failure: Failure, remote: PubKey) -> Failure:
+        """Programs of 2019 refuse a secure transport without a reason: which of them it was."""
+        error = failure.value
+        if not (isinstance(error, TransportRefused) and error.reason == CloseReason.UNSPECIFIED):
+            return failure
+        if self._session.pings.answered:  # so the server is none of 2019, and it was the remote
+            raise EncryptionUnavailable(
+                f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, though "
+                "its entry offers them: another program used its key before; run `dmsg discovery delete` with "
+                "that key, or see --encryption"
+            ) from None
+        raise EncryptionUnavailable(
+            f"server {self._session.server.short} gives no reason, as those of 2019 do, which {PLAIN_ONLY}"
+        ) from None
+
+    def reopen(self, stream: ClientStream, timeout: float = REQUEST_TIMEOUT) -> Deferred[None]:
+        """Let a stream, which this client opened, go on through this server.
+
+        What carries it now carries nothing more.  Fails as :meth:`open`; when
+        the stream is over at the other end, with a TransportRefused whose
+        ``final`` is true.
+        """
+        streams = self._streams
+        end = stream.kept
+        peer = stream.getPeer()
+        assert streams is not None and isinstance(peer, DmsgAddress)
+        # what carries the stream is given up only for a way that can be tried
+        if not self._session.connected or not self._core.has_free_id:
+            return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server"))
+        before = end.transport
+        streams.suspend(stream, CloseReason.MOVED)
+        if before is not None:
+            before.carrier.leave(CloseReason.MOVED)
+        end.generation += 1
+        window = end.offer_window()
+        proposal = Proposal(streams.key, peer.public_key, Hello(0, window, resume=end.position()))
+        waiting, transport = self._request(peer.public_key, proposal, end, window, timeout)
+        if transport is None:
+            return waiting  # type: ignore[return-value]  # it failed
+        TransportCarrier(self._session, transport, stream)
+        started = self._reactor.seconds()
+
+        def opened(event: Accepted) -> None:
+            end.round_trip = self._reactor.seconds() - started
+            stream.requeue(event.unsent)
+            self._session.carry(stream, transport)
+            # last: who is told may do anything, also end the stream
+            stream.acknowledged_all(event.tokens)
+
+        return waiting.addCallback(opened)
+
+    def _request(
+        self, remote: PubKey, proposal: Proposal | None, end: SecureEnd | None, told: int, timeout: float
+    ) -> tuple[Deferred[Accepted], ClientTransport | None]:
+        if not self._session.connected:
+            return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")), None
+        try:
+            transport = self._core.request(remote, proposal, end, told)
+        except LocalProtocolError:
+            return fail(), None
+
+        def gave_up(failure: Failure) -> Failure:
+            # refused ones are closed already, lost ones too; this is for a timeout or a cancel
+            if self._session.connected:
+                self._core.close(transport, CloseReason.TIMEOUT)
+                self._session.flush()
+            return failure
+
+        waiting = self.opening.add(transport)
+        waiting.addTimeout(timeout, self._reactor, _no_answer)
+        waiting.addErrback(gave_up)
+        self._session.flush()
+        return waiting, transport
+
+
+def _no_answer(result: object, seconds: float) -> Any:
+    raise DmsgTimeout(f"no answer within {seconds:.3g} s")
