@@ -18,7 +18,7 @@ __all__, __getattr__ = public(
     {
         "dmsg.keys": "PubKey SecKey Signature load_or_create_key read_key_file write_key_file",
         "dmsg.errors": (
-            "CloseReason ConnectFailed DiscoveryError DmsgError DmsgTimeout DropReason "
+            "CloseReason ConnectFailed ConnectTimeout DiscoveryError DmsgError DmsgTimeout DropReason "
             "EncryptionUnavailable EntryError EntryNotFound HandshakeError KeyFileError KeyFormatError "
             "LocalProtocolError PingUnavailable RemoteProtocolError SendBufferFull SignatureError "
             "TransportClosed TransportRefused"
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from dmsg.errors import (
         CloseReason as CloseReason,
         ConnectFailed as ConnectFailed,
+        ConnectTimeout as ConnectTimeout,
         DiscoveryError as DiscoveryError,
         DmsgError as DmsgError,
         DmsgTimeout as DmsgTimeout,

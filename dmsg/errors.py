@@ -90,6 +90,11 @@ def close_reason_text(reason: int) -> str:
     return _CLOSE_TEXTS.get(reason) or f"reason {reason}"  # type: ignore[call-overload]
 
 
+def as_close_reason(reason: int) -> int:
+    """The :class:`CloseReason`, where the byte is a listed one."""
+    return CloseReason(reason) if reason in _CLOSE_TEXTS else reason
+
+
 class DropReason(Enum):
     """Why something was refused, dropped or ended; each value is a metric label."""
 
@@ -181,7 +186,7 @@ class TransportClosed(DmsgError):
 
     def __init__(self, reason: int, text: str = "") -> None:
         super().__init__(text or f"transport closed: {close_reason_text(reason)}")
-        self.reason = reason
+        self.reason = as_close_reason(reason)
 
 
 class TransportRefused(TransportClosed):
@@ -222,6 +227,10 @@ class ConnectFailed(DmsgError):
         tried = "; ".join(f"{server}: {why}" for server, why in attempts)
         super().__init__(f"{text} ({tried})" if tried else text)
         self.attempts = attempts
+
+
+class ConnectTimeout(ConnectFailed, DmsgTimeout):
+    """The time for ``connect`` passed; ``attempts`` says what was tried until then."""
 
 
 class DiscoveryError(DmsgError):

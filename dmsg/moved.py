@@ -130,6 +130,7 @@ RENAMED = {
     "net.noise.NoiseClientEndpoint": "net.links.records.RecordClientEndpoint",
     "net.noise.NoiseLink": "net.links.records.RecordLink",
     "noise.link.LinkHandshake": "noise.xk.XKHandshake",
+    "rmb.relay.Relay": "rmb.relay.rules.Rules",
     "transport.relay.Port": "v2019.core.peers.ConnectionPort",
 }
 """What has another name, too."""

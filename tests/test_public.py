@@ -148,7 +148,7 @@ class MovedTests(SynchronousTestCase):
             from dmsg.transport import client  # type: ignore[import-not-found]
         self.assertIs(client.ClientConnection, import_module("dmsg.v2019.core.table").ClientConnection)
         self.assertIs(OfMessaging, import_module("dmsg.messaging.core.table").ClientConnection)
-        self.assertIs(Relay, import_module("dmsg.rmb.relay.rules").Relay)
+        self.assertIs(Relay, import_module("dmsg.rmb.relay.rules").Rules)
         self.assertEqual(OFFLINE, "destination offline")
 
     def test_what_never_was(self) -> None:

@@ -23,7 +23,7 @@ from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entry import Entry, features as entry_features
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
-from dmsg.errors import ConnectFailed, DmsgTimeout
+from dmsg.errors import ConnectFailed, ConnectTimeout, DmsgTimeout
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
@@ -263,7 +263,7 @@ class DelegatedClient(Service):
 
         def too_late(result: Any, seconds: float) -> Any:
             if isinstance(result, Failure):
-                raise ConnectFailed(f"{remote.short}: not connected within {seconds:g} s", tuple(attempts)) from None
+                raise ConnectTimeout(f"{remote.short}: not connected within {seconds:g} s", tuple(attempts)) from None
             return result
 
         return connecting.addTimeout(timeout, self._reactor, too_late)

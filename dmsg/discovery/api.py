@@ -1,8 +1,8 @@
 """The HTTP face of discovery: routes and the error map, nothing else.
 
 Two families of paths: those of the seed documents (``/discovery/...``) with
-clear status codes, and those of the 2019 client (``/messaging-discovery/...``)
-with that service's codes and bodies, to the letter.
+clear status codes, and those of the 2019 clients (``/messaging-discovery/...``,
+``/dmsg-discovery/...``) with that service's codes and bodies, to the letter.
 """
 
 from __future__ import annotations

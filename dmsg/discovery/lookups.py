@@ -134,7 +134,7 @@ class Lookups:
         answers = await self._gather(ask)
         entries: list[Entry] = [one for one in answers if not isinstance(one, Failure)]
         if entries:
-            # each is signed: one that is older was kept, or is kept back
+            # each is signed: an older one is stale, or the newer one is withheld from us
             return max(entries, key=lambda entry: entry.timestamp)
         errors = [one.value for one in answers]
         # "not found" is the weakest answer: another may have it, or be broken

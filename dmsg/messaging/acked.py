@@ -17,7 +17,7 @@ class AckedEnd:
     """One end of a channel.
 
     :param send: one message of the channel.
-    :param acknowledged: told the token of the payload that the remote has.
+    :param acknowledged: told the ticket of the payload that the remote has.
     :param ready: told that another payload may be sent.
     :param undecided: told that something waits, and nobody knows how to say it.
     :ivar decided: it is known that the remote acknowledges.
@@ -38,7 +38,7 @@ class AckedEnd:
         self._acknowledged = acknowledged
         self._ready = ready
         self._undecided = undecided
-        self._token: Any = None
+        self._ticket: Any = None
         self._free_at = 0.0
         self._payload_last = False
         self._first = True
@@ -64,9 +64,9 @@ class AckedEnd:
             return False
         return True
 
-    def send(self, data: bytes | memoryview, token: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: Any) -> None:
         """A payload."""
-        self._token = token
+        self._ticket = ticket
         self._send(self._layer.payload(data))
         self._payload_last = True
         self._free_at = self._reactor.seconds() + GAP
@@ -95,10 +95,10 @@ class AckedEnd:
         """
         data, acknowledged = self._layer.receive(message)
         if acknowledged:
-            token, self._token = self._token, None
+            ticket, self._ticket = self._ticket, None
             if self._payload_last:
                 self._free_at = 0.0
-            self._acknowledged(token)
+            self._acknowledged(ticket)
             if self._layer.due:
                 self._cancel("acks")
                 self._plan_acks()

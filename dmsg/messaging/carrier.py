@@ -57,14 +57,14 @@ class ChannelCarrier:
         acks = self.stream.acks
         return acks is None or acks.may_send()
 
-    def send(self, data: bytes | memoryview, token: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: Any) -> None:
         stream = self.stream
         stream.sent += len(data)
         if stream.acks is not None:
-            stream.acks.send(data, token)
+            stream.acks.send(data, ticket)
             return
         self.session.core.send(self.channel, data)
-        stream.acknowledged(token)
+        stream.acknowledged(ticket)
 
     def flush(self) -> None:
         self.session.flush()

@@ -99,7 +99,7 @@ class Client(DelegatedClient):
         Tries every server of the remote, those first that this client is
         connected to; with ``via`` only that one.  Fails with :class:`~dmsg.errors.ConnectFailed`, which
         says why each failed, :class:`~dmsg.errors.EntryNotFound`,
-        :class:`~dmsg.errors.DiscoveryError` or :class:`~dmsg.errors.DmsgTimeout`.
+        :class:`~dmsg.errors.DiscoveryError` or, when the time is over, :class:`~dmsg.errors.ConnectTimeout`.
 
         :param port: 0: channels have no ports.
         :raises ValueError: another one.

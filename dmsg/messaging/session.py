@@ -51,7 +51,8 @@ CLOSE_LIMIT = 600.0
 LEAST_RATE = 64 * 1024
 """Bytes a second that a receiver takes at least, as far as it is waited for."""
 CLOSE_TIMEOUT = 1.0
-"""Seconds that ChannelClosed is waited for (the seed's "given timeout"; Go, 2019: 1 s)."""
+"""Seconds that ChannelClosed is waited for at least (the seed's "given timeout"; Go, 2019: 1 s): longer, up to
+``CLOSE_LIMIT``, when much was sent before."""
 UNREAD_PAUSE = 1024 * 1024
 """Bytes that an application leaves unread before the link is read no more."""
 UNREAD_RESUME = UNREAD_PAUSE - 64 * 1024

@@ -17,7 +17,8 @@ class ChannelStream(StreamTransport):
     """A channel, as an application's transport.
 
     ``loseConnection`` sends CloseChannel when all is written; what the remote
-    has sent until it sees that is still received, for a second at most.
+    has sent until it sees that is still received: for a second, or as long as what was sent
+    before may take to arrive (``CLOSE_TIMEOUT``, ``CLOSE_LIMIT`` of :mod:`dmsg.messaging.session`).
     """
 
     channel: ClientChannel

@@ -88,8 +88,8 @@ class TransportCarrier:
     def may_send(self) -> bool:
         return self.session.writable and self.transport.window_open
 
-    def send(self, data: bytes | memoryview, token: Any) -> None:
-        self._core.send(self.transport, data, token)
+    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+        self._core.send(self.transport, data, ticket)
 
     def flush(self) -> None:
         self.session.flush()
@@ -138,7 +138,7 @@ class NoCarrier:
     def may_send(self) -> bool:
         return False
 
-    def send(self, data: bytes | memoryview, token: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: Any) -> None:
         raise AssertionError("not reached")  # pragma: no cover
 
     def flush(self) -> None:

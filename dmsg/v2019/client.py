@@ -159,12 +159,18 @@ class Client(DelegatedClient):
         connected to; with ``via`` only that one.  Fails with :class:`~dmsg.errors.ConnectFailed`, which
         says why each failed, :class:`~dmsg.errors.EntryNotFound`,
         :class:`~dmsg.errors.DiscoveryError`, :class:`~dmsg.errors.EncryptionUnavailable`
-        or :class:`~dmsg.errors.DmsgTimeout`.
+        or, when the time is over, :class:`~dmsg.errors.ConnectTimeout`.
 
-        :param port: whom there: 0 to 65535.
+        :param port: whom there: 0 to 65535; an address names its own.
+        :raises ValueError: the address names another port.
         :param resumable: the stream goes on over another server when its own is lost.
         """
-        address = remote if isinstance(remote, DmsgAddress) else DmsgAddress(remote, port)
+        if isinstance(remote, DmsgAddress):
+            if port and port != remote.port:
+                raise ValueError(f"the address names port {remote.port}, the argument {port}")
+            address = remote
+        else:
+            address = DmsgAddress(remote, port)
 
         def prepare(remote: PubKey, entry: Entry) -> Opening:
             secure = self._agree(remote, entry, address.port)

@@ -171,7 +171,7 @@ class Incoming:
             before.carrier.leave(CloseReason.MOVED)
         end.generation = hello.resume.generation
         try:
-            tokens, unsent = end.resume(hello.resume)
+            tickets, unsent = end.resume(hello.resume)
         except SecureError as error:
             self._core.close(transport, error.reason)
             streams.lost(stream, error.reason, final=True)
@@ -181,7 +181,7 @@ class Incoming:
         self._core.accept_secure(transport, Hello(0, end.offer_window(), resume=end.position()), end)
         self._unconfirmed.add(transport, None)
         # last: who is told may do anything, also end the stream
-        stream.acknowledged_all(tokens)
+        stream.acknowledged_all(tickets, len(tickets))
 
     def _not_confirmed(self, transport: ClientTransport, reason: CloseReason = CloseReason.TIMEOUT) -> None:
         self._unconfirmed.pop(transport)

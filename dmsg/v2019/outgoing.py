@@ -161,17 +161,17 @@ class Outgoing:
             stream.requeue(event.unsent)
             self._session.carry(stream, transport)
             # last: who is told may do anything, also end the stream
-            stream.acknowledged_all(event.tokens)
+            stream.acknowledged_all(event.tickets, len(event.tickets))
 
         return waiting.addCallback(opened)
 
     def _request(
-        self, remote: PubKey, proposal: Proposal | None, end: SecureEnd | None, told: int, timeout: float
+        self, remote: PubKey, proposal: Proposal | None, end: SecureEnd | None, told_window: int, timeout: float
     ) -> tuple[Deferred[Accepted], ClientTransport | None]:
         if not self._session.connected:
             return fail(TransportClosed(CloseReason.PEER_DISCONNECTED, "not connected to the server")), None
         try:
-            transport = self._core.request(remote, proposal, end, told)
+            transport = self._core.request(remote, proposal, end, told_window)
         except LocalProtocolError:
             return fail(), None
 

@@ -58,7 +58,7 @@ from dmsg.v2019.streams import Streams
 EXTENSION_TIME = 5.0
 """Seconds after the first PING in which an end of the connection says that the server does not know PING."""
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
-"""Bytes of answers that a client holds for a server that does not read."""
+"""Bytes queued for a server that does not read, beyond which it is no good: it has us answer, and takes nothing."""
 
 
 _log = Logger()
@@ -319,10 +319,10 @@ class ClientSession:
         event.transport.carrier.stream.data_received(event.data)
 
     def _on_acknowledged(self, event: Acknowledged) -> None:
-        event.transport.carrier.stream.acknowledged(event.token)
+        event.transport.carrier.stream.acknowledged(event.ticket)
 
     def _on_acknowledged_all(self, event: AcknowledgedAll) -> None:
-        event.transport.carrier.stream.acknowledged_all(event.tokens, event.count)
+        event.transport.carrier.stream.acknowledged_all(event.tickets, event.count)
 
     def _on_closed(self, event: Closed) -> None:
         transport = event.transport

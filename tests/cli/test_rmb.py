@@ -96,7 +96,7 @@ class CallTests(CommandCase):
         self.addCleanup(relay.stopService)
         port = port_of((await relay.ready)[0])
         domains = frozenset({f"http://127.0.0.1:{port}"})
-        relay.switch.relay.domains = relay.switch.federation._domains = domains  # type: ignore[union-attr]
+        relay.switch.rules.domains = relay.switch.federation._domains = domains  # type: ignore[union-attr]
         return {"RMB_REGISTRY": url, "RMB_RELAY": f"ws://127.0.0.1:{port}"}
 
     @asynchronous

@@ -511,7 +511,8 @@ class EndTests(StreamCase):
         self.assertIsInstance(self.lost, ConnectionDone)
 
     def test_a_close_that_comes_while_it_has_no_way(self) -> None:
-        nowhere = Carrier(0)
+        nowhere = self.another_carrier()
+        nowhere.window = 0
         nowhere.waiting.append(None)
         self.stream.suspend(nowhere)
         self.stream.loseConnection()

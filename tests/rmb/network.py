@@ -181,7 +181,7 @@ class RmbCase(TestCase):
     async def named_relay(self, **options: Any) -> Any:
         """One that knows its own name, which is its address."""
         relay = await self.relay(domains=frozenset({"http://pending"}), **options)
-        some(relay.switch).relay.domains = some(relay.switch).federation._domains = frozenset({cast(Any, relay).domain})
+        some(relay.switch).rules.domains = some(relay.switch).federation._domains = frozenset({cast(Any, relay).domain})
         return relay
 
     async def raw(self, name: str, relay: Any, sid: str | None = None, **options: Any) -> RawTwin:

@@ -189,7 +189,7 @@ class CallTests(RmbCase):
         meanwhile = Deferred.fromCoroutine(self.a.call(self.ids["B"], "x", keep=True))
         again = await self.relay(
             queue=f"sqlite:{path}",
-            domains=self.one.switch.relay.domains,
+            domains=self.one.switch.rules.domains,
             listen=[f"tcp:{self.one.port}:interface=127.0.0.1"],
         )
         self.assertEqual([b"slow", b"x"], [(await slow).payload, (await meanwhile).payload])
@@ -209,7 +209,7 @@ class CallTests(RmbCase):
         self.assertEqual({self.one.domain, other.domain}, set(some(self.b.twin).relays))
         await self.a.call(self.ids["B"], "x")
         await other.stopService()
-        await self.relay(listen=[f"tcp:{other.port}:interface=127.0.0.1"], domains=other.switch.relay.domains)
+        await self.relay(listen=[f"tcp:{other.port}:interface=127.0.0.1"], domains=other.switch.rules.domains)
         self.assertTrue(some(self.b.uplink).connected)
         reply = await self.a.call(self.ids["B"], "x", timeout=20)
         self.assertEqual(b"x", reply.payload)

@@ -100,7 +100,7 @@ class ForwardTests(FederationCase):
         got = await a.messages.get()
         self.assertEqual("remote relay rejected permanently: destination offline", got.error.message)
         self.assertFalse(got.HasField("destination"))
-        self.assertEqual(1, self.second.switch.relay.drops[Drop.OFFLINE])
+        self.assertEqual(1, self.second.switch.rules.drops[Drop.OFFLINE])
 
     @asynchronous
     async def test_A10_the_second_relay(self) -> None:
@@ -209,7 +209,7 @@ class ForwardTests(FederationCase):
         await first.stopService()
         self.twin("B", second.domain)
         raw = await self.raw("B", second)
-        again = await self.relay(queue=f"sqlite:{path}", domains=first.switch.relay.domains)
+        again = await self.relay(queue=f"sqlite:{path}", domains=first.switch.rules.domains)
         await raw.messages.get()
         self.assertEqual(1, len(raw.raw))
         await self.until(lambda: not len(some(again.switch).queue))

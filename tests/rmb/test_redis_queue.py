@@ -31,7 +31,7 @@ class RedisCase(RmbCase):
     async def two(self, **options: Any) -> None:
         """Two processes of one relay: the same name, the same queue."""
         self.one = await self.named_relay(queue=self.url, **options)
-        self.two_ = await self.relay(queue=self.url, domains=self.one.switch.relay.domains, **options)
+        self.two_ = await self.relay(queue=self.url, domains=self.one.switch.rules.domains, **options)
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         # the subscription is there
         await self.until(lambda: self.redis.pubsub_numsub("rmb.queue")[0][1] == 2)
@@ -189,7 +189,7 @@ class TwoProcessesTests(RedisCase):
         a.send(a.envelope(b.session, uid="moved"), self.now())
         while (await moved.messages.get()).uid != "moved":
             pass  # what the first had not confirmed comes too
-        self.assertEqual(1, self.one.switch.relay.drops[Drop.REPLACED])
+        self.assertEqual(1, self.one.switch.rules.drops[Drop.REPLACED])
 
     @asynchronous
     async def test_of_the_reference(self) -> None:
@@ -225,7 +225,7 @@ class AwayTests(RedisCase):
         got = await a.messages.get()
         self.assertEqual("meanwhile", got.uid)
         self.assertTrue(got.error.message.startswith(f"failed to route message to peer '{c}': redis://127.0.0.1"))
-        self.assertEqual(1, self.one.switch.relay.drops[Drop.QUEUE_FAILED])
+        self.assertEqual(1, self.one.switch.rules.drops[Drop.QUEUE_FAILED])
 
     @asynchronous
     async def test_not_there(self) -> None:

@@ -42,7 +42,7 @@ class PairCase(RmbCase):
         return await self.raw("A", self.one), await self.raw("B", self.one)
 
     def drops(self, drop: Drop) -> int:
-        return int(self.one.switch.relay.drops[drop])
+        return int(self.one.switch.rules.drops[drop])
 
     async def refused(self, raw: RawTwin, envelope: Any, text: str) -> None:
         """The sender gets a relay's error about it."""
@@ -173,7 +173,7 @@ class FloodTests(PairCase):
             self.assertEqual(expected, [wire.decode(data).uid for data in receiver.raw])
         a.socket.ping(b"all of it")
         self.assertEqual(b"all of it", await a.pongs.get())
-        self.assertEqual({}, dict(self.one.switch.relay.drops))
+        self.assertEqual({}, dict(self.one.switch.rules.drops))
         self.assertEqual(0, self.one.switch.dropped_oldest)
 
     @asynchronous
@@ -428,7 +428,7 @@ class SessionTests(PairCase):
         await b.messages.get()
         await self.one.stopService()
         self.assertIn("shutting down", await a.closed)
-        second = await self.relay(queue=f"sqlite:{path}", domains=self.one.switch.relay.domains)
+        second = await self.relay(queue=f"sqlite:{path}", domains=self.one.switch.rules.domains)
         fresh = await self.raw("B", second)
         await fresh.messages.get()
         self.assertEqual(b.raw, fresh.raw)

@@ -21,7 +21,7 @@ from dmsg.rmb.relay.mail import Header
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rounds import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, Rounds
-from dmsg.rmb.relay.rules import Refused, Relay
+from dmsg.rmb.relay.rules import Refused, Rules
 from dmsg.rmb.relay.sessions import SMALL, RelaySession
 from dmsg.rmb.relay.switch import PING_BEHIND, Switch
 from dmsg.rmb.twins.address import Session
@@ -118,7 +118,7 @@ class SwitchCase(SynchronousTestCase):
         domains = frozenset({HERE})
         now = self.clock.seconds
         federation = Federation(self.clock, self.elsewhere, Ranker(), registry, self.queue, now, domains)
-        self.switch = Switch(self.clock, Relay(domains), registry, self.queue, federation, now)
+        self.switch = Switch(self.clock, Rules(domains), registry, self.queue, federation, now)
         self.rounds = Rounds(self.clock, self.switch)
         self.intake = Intake(self.switch)
         self.clock.advance(presence.START_GRACE)
@@ -144,7 +144,7 @@ class SwitchCase(SynchronousTestCase):
             self.rounds.round()
 
     def drops(self) -> dict[Drop, int]:
-        return dict(self.switch.relay.drops)
+        return dict(self.switch.rules.drops)
 
 
 class WayTests(SwitchCase):
@@ -293,6 +293,16 @@ class RoundTests(SwitchCase):
         self.assertIsNone(wire.ended)
         self.pass_time(1)
         self.assertEqual((wire.ended, self.switch.unfinished, session.gone), ("a message that does not end", 0, True))
+
+    def test_large_messages_one_after_the_other(self) -> None:
+        """Each becomes whole in time; that a look always falls into the middle of one says nothing."""
+        _, wire = self.connect(A)
+        for _ in range(2 * int(UNFINISHED_FOR)):
+            cast(Any, wire).grew(10 * SMALL)
+            wire.heard = True
+            self.pass_time(1)
+            cast(Any, wire).grew(SMALL + 1)  # one is whole, and some of the next is there
+        self.assertIsNone(wire.ended)
 
     def test_a_life_that_is_over(self) -> None:
         """Its sender is told."""

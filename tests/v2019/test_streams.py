@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import CloseReason, DmsgTimeout, TransportClosed, TransportRefused
 from dmsg.net.streams import stream as stream_module
-from dmsg.net.streams.address import StreamLost
+from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.v2019.core.agreement import Hello, Proposal
 from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.wire import FWD, Frame
@@ -103,6 +103,26 @@ class ResumeTests(ResumeCase):
         self.find()
         self.successResultOf(sending)
         self.assertEqual(two.data, b"x" * 300_000 + b"y")
+
+    def test_a_move_is_no_traffic(self) -> None:
+        """A stream on which nothing goes is idle, whatever becomes of its servers."""
+        one, two = self.open()
+        one.transport.setIdleTimeout(20)
+        two.transport.setIdleTimeout(20)
+        self.network.clock.advance(15)
+        self.cut("A")
+        self.find()
+        self.assertEqual(self.streams["A"].resumed, 1)
+        self.network.clock.advance(5.1)
+        self.network.settle()
+        self.assertTrue(one.lost.check(StreamTimeout) and two.lost.check(StreamTimeout, StreamLost))
+
+    def test_a_send_after_the_end_says_why_it_ended(self) -> None:
+        one, _ = self.open()
+        one.transport.setReadDeadline(1)
+        self.network.clock.advance(1)
+        error = self.failureResultOf(one.transport.send(b"x"), TransportClosed).value
+        self.assertIs(error.reason, CloseReason.TIMEOUT)
 
     def test_a_limit_on_time(self) -> None:
         one, two = self.open()

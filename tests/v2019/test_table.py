@@ -23,7 +23,7 @@ from dmsg.v2019.core.events import (
     Ponged,
     Requested,
 )
-from dmsg.v2019.core.secure import INITIAL_WINDOW
+from dmsg.v2019.core.secure import INITIAL_WINDOW, MAX_SECURE_DATA
 from dmsg.v2019.core.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.v2019.core.table import RECEIVE_LIMIT, ClientConnection
 from dmsg.v2019.core.wire import (
@@ -185,7 +185,7 @@ class SendTests(ClientCase):
         frames = sent(self.core)
         self.assertEqual(len(frames), 100)
         events = feed(self.core, *[Frame(ACK, 1, frame.payload[:2]) for frame in reversed(frames)])
-        self.assertEqual([event.token for event in events if isinstance(event, Acknowledged)], list(range(99, -1, -1)))
+        self.assertEqual([event.ticket for event in events if isinstance(event, Acknowledged)], list(range(99, -1, -1)))
         self.assertEqual((self.transport.in_flight, self.transport.in_flight_bytes), ({}, 0))
 
     def test_the_window_closes_by_bytes_and_by_frames(self) -> None:
@@ -367,7 +367,7 @@ class SecureTests(SynchronousTestCase):
         for core in (self.a, self.b):
             feed(core, Frame(OK, 0, b""))
         proposal = Proposal(asks, answers.public, Hello(7, INITIAL_WINDOW))
-        self.at_a = self.a.request(answers.public, proposal, told=INITIAL_WINDOW)
+        self.at_a = self.a.request(answers.public, proposal, told_window=INITIAL_WINDOW)
         (event,) = self.to_b()
         assert isinstance(event, Requested)
         self.at_b = event.transport
@@ -393,6 +393,12 @@ class SecureTests(SynchronousTestCase):
         self.assertEqual([type(event) for event in self.to_a()], [Accepted])
         self.assertEqual(self.types(self.a), [ACK])
         self.assertEqual(self.types(self.a), [])
+
+    def test_more_than_one_frame_holds(self) -> None:
+        """A frame of a secure transport has its tag, too."""
+        self.open()
+        self.a.send(self.at_a, bytes(MAX_SECURE_DATA))
+        self.assertRaises(LocalProtocolError, self.a.send, self.at_a, bytes(MAX_SECURE_DATA + 1))
 
     def test_a_window_that_changed_before_that_is_told(self) -> None:
         """As where a stream goes on that is read meanwhile."""

@@ -127,7 +127,7 @@ class CountTests(SynchronousTestCase):
         before: Any = one.transport
         one.attach(Carrier(), pair_result(), Hello(0, 77), 55)
         self.assertEqual((before.delivered, before.secure), ((100, 30), None))
-        self.assertEqual((one.delivered, one.peer_window, one.told), ((0, 0), 77, 55))
+        self.assertEqual((one.delivered, one.peer_window, one.told_window), ((0, 0), 77, 55))
 
     def test_what_has_no_bytes_is_acknowledged_by_a_position(self) -> None:
         one, two = pair(token=bytes(16))
@@ -152,7 +152,7 @@ class CountTests(SynchronousTestCase):
             two.open_data(one.seal_data(bytes(window // 2), None))
             two.open_data(one.seal_data(bytes(window - window // 2), None))
             one.open_ack(two.seal_ack())
-            self.assertEqual((two.told, one.peer_window), (0, 0))
+            self.assertEqual((two.told_window, one.peer_window), (0, 0))
             self.assertFalse(two.consume(enough - 1))
             self.assertTrue(two.consume(1))
 

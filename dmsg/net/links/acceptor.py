@@ -26,7 +26,8 @@ from dmsg.net.links.strangers import Strangers
 from dmsg.net.share import Share
 
 MAX_HANDSHAKES = 512
-"""Handshakes under way; one more evicts the oldest."""
+"""Handshakes under way; one more evicts one of the addresses with most: the first that has said nothing
+sensible, else their oldest."""
 MAX_TOLD = 32
 """Handshakes under way of those for whom there is no room, so that they can be told; others are cut."""
 TOLD_PER_ADDRESS = 4
@@ -194,7 +195,7 @@ class Acceptor(Factory):
         if len(self._handshakes) >= self._max_handshakes:
             self._make_room()
         link = self._make_link()
-        link.accepted = True
+        link.is_server_side = True
         link.share = self.share
         # behind a proxy all come from one address: then each connection is on its own
         link.owner = block if block is not None and self.limits.max_per_address else id(link)

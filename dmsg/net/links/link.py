@@ -70,7 +70,7 @@ class Link(TwistedProtocol):
     """When the connection is gone: bytes that were queued and never left, as far as that can be known."""
     spoken = False
     """The peer's first message of the handshake was a good one."""
-    accepted = False
+    is_server_side = False
     """A server's side: the server says in its log what the peer did wrong."""
     erred = ""
     """What the peer did wrong, in words."""
@@ -238,7 +238,7 @@ class Link(TwistedProtocol):
         if self.ended_for is not None or self._gone:
             return
         self.erred = str(error)
-        if not self.accepted:
+        if not self.is_server_side:
             peer = self.remote.short if self.remote is not None else "unknown key"
             _log.info("link with {peer} ended: {error}", peer=peer, error=self.erred, reason=error.reason.value)
         self.ended_for = error.reason
@@ -421,7 +421,8 @@ class Link(TwistedProtocol):
     # --- the end ---
 
     def close(self, reason: DropReason | None = None) -> None:
-        """End the link when what is queued has left, at the latest after ``CLOSE_TIMEOUT``."""
+        """End the link when what is queued has left, at the latest after ``CLOSE_LIMIT``, or ``CLOSE_TIMEOUT`` in which
+        none of it leaves."""
         if self._closing or self._gone or self.transport is None:
             return
         self.ended_for = self.ended_for or reason

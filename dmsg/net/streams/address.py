@@ -7,7 +7,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.interfaces import IAddress
 from zope.interface import implementer
 
-from dmsg.errors import CloseReason, DmsgTimeout, close_reason_text
+from dmsg.errors import CloseReason, DmsgError, DmsgTimeout, as_close_reason, close_reason_text
 from dmsg.keys import PubKey
 
 
@@ -26,16 +26,15 @@ class DmsgAddress:
         return f"dmsg:{self.public_key}:{self.port}" if self.port else f"dmsg:{self.public_key}"
 
 
-class StreamLost(ConnectionLost):
+class StreamLost(ConnectionLost, DmsgError):
     """The stream was closed for a reason other than that it was done.
 
-    :ivar close_reason: the byte of the CLOSE frame, see
-        :class:`~dmsg.errors.CloseReason`.
+    :ivar close_reason: a :class:`~dmsg.errors.CloseReason`, or the byte of the CLOSE frame where it is none of them.
     """
 
     def __init__(self, close_reason: int) -> None:
         super().__init__(close_reason_text(close_reason))
-        self.close_reason = close_reason
+        self.close_reason = as_close_reason(close_reason)
 
     def __str__(self) -> str:
         # Twisted's own would speak of "a non-clean fashion" before it
@@ -47,6 +46,7 @@ class StreamTimeout(StreamLost, DmsgTimeout):
 
     def __init__(self, text: str) -> None:
         super().__init__(CloseReason.TIMEOUT)
+        self.args = (text,)
         self._text = text
 
     def __str__(self) -> str:

@@ -26,7 +26,7 @@ class StreamCarrier(Protocol):
     def may_send(self) -> bool:
         """Another frame may be sent now."""
 
-    def send(self, data: bytes | memoryview, token: Any) -> None:
+    def send(self, data: bytes | memoryview, ticket: Any) -> None:
         """Send one frame of at most ``max_frame`` bytes of the stream; its ``acknowledged`` follows."""
 
     def flush(self) -> None:

@@ -59,7 +59,7 @@ class StreamTransport:
     disconnecting = False
     disconnected = False
     unacknowledged = 0
-    """Bytes that the other end had not acknowledged when it closed; frames count as one where it says no more."""
+    """Bytes that the other end had not acknowledged when it closed; frames, of carriers that do not know the bytes."""
     _probing = False
     secure = False
     """Nobody but the two ends can read it."""
@@ -86,6 +86,7 @@ class StreamTransport:
         self._delivering = False
         self._unread: deque[bytes] = deque()
         self._lost: Failure | None = None
+        self._reason: int = CloseReason.UNSPECIFIED
 
     # --- the carrier's side ---
 
@@ -114,16 +115,16 @@ class StreamTransport:
             if self._unread:  # came while the application was busy with this
                 self.resume_if_unpaused()
 
-    def acknowledged(self, token: Any) -> None:
+    def acknowledged(self, ticket: Any) -> None:
         """The remote has one of the frames."""
-        self.acknowledged_all((token,))
+        self.acknowledged_all((ticket,))
 
-    def acknowledged_all(self, tokens: Iterable[Any], count: int = 1) -> None:
-        """The remote has frames, those of ``tokens`` among them.
+    def acknowledged_all(self, tickets: Iterable[Any], count: int = 1) -> None:
+        """The remote has frames, those of ``tickets`` among them.
 
         :param count: how many; it may only have said again what it has, and has room for more.
         """
-        self._outbox.acknowledged(tokens)
+        self._outbox.acknowledged(tickets)
         probed, self._probing = self._probing, False
         if self._deadlines.idle is not None and not probed and count:
             self._deadlines.traffic()
@@ -218,7 +219,7 @@ class StreamTransport:
     def send(self, data: bytes, timeout: float | None = None) -> Deferred[None]:
         """Send ``data`` in order; fires when the remote has acknowledged all of it, if :attr:`confirms`.
 
-        At most 65508 bytes travel as one frame, of which the remote sees
+        At most ``max_frame`` bytes travel as one frame, of which the remote sees
         nothing: this is a stream.  Nothing at all travels too: an empty frame
         is acknowledged and not delivered, which measures the round trip.
 
@@ -229,7 +230,7 @@ class StreamTransport:
         before, and with :class:`~dmsg.errors.SendBufferFull` when too much waits.
         """
         if self.disconnecting or self._lost is not None:
-            return fail(TransportClosed(CloseReason.UNSPECIFIED, "transport is closed"))
+            return fail(TransportClosed(self._reason, "" if self._reason else "transport is closed"))
         if self._outbox.size + len(data) > SEND_LIMIT:
             return fail(SendBufferFull(f"more than {SEND_LIMIT} bytes wait to be sent"))
         deferred: Deferred[None] = Deferred()
@@ -308,7 +309,7 @@ class StreamTransport:
     # --- receiving: IPushProducer ---
 
     def pauseProducing(self) -> None:
-        """Deliver nothing for now: ACKs are withheld when ``UNREAD_LIMIT`` is passed."""
+        """Deliver nothing for now: the remote may send no more than its window (``UNREAD_LIMIT`` of a plain stream)."""
         self._paused = True
 
     def resumeProducing(self) -> None:
@@ -353,7 +354,10 @@ class StreamTransport:
     # --- the end ---
 
     def loseConnection(self) -> None:
-        """Close when all that was written is acknowledged, or no ACK comes for ``LINGER`` seconds."""
+        """Close when all that was written is acknowledged, or no ACK comes for ``LINGER`` seconds.
+
+        A stream that looks for another way meanwhile is waited for as long as it may look.
+        """
         if self.disconnecting or self._lost is not None:
             return
         self.disconnecting = True
@@ -400,6 +404,7 @@ class StreamTransport:
         if self._lost is not None:
             return
         self._lost = why
+        self._reason = reason
         self.disconnecting = True
         if self._linger is not None and self._linger.active():
             self._linger.cancel()
@@ -452,9 +457,9 @@ class StreamTransport:
 
     def setWriteDeadline(self, seconds: float | None) -> None:
         """End the stream ``seconds`` from now if something is written and not acknowledged then; None takes it back."""
-        self._deadlines.set(WRITE, seconds, self._is_unconfirmed)
+        self._deadlines.set(WRITE, seconds, self._has_unacknowledged)
 
-    def _is_unconfirmed(self) -> bool:
+    def _has_unacknowledged(self) -> bool:
         """Something was written that the other end does not have."""
         if self._outbox.waiting or self._outbox.tickets:
             return True

@@ -77,6 +77,16 @@ class PeerSettings:
     strict: bool = False
 
 
+@dataclass(frozen=True)
+class _Running:
+    """What is there between start and stop."""
+
+    store: PeerStore
+    registry: CachedRegistry
+    bus: Participant
+    files: FileUploads
+
+
 class RmbPeer(Service):
     """A twin, without session name, for any number of local services and clients.
 
@@ -106,13 +116,10 @@ class RmbPeer(Service):
             strict=settings.strict,
         )
         self._given_registry = registry
-        self._registry: CachedRegistry | None = None
         self._now = wall_clock
         self._random = random or Random()
-        self._bus: Participant | None = None
+        self._running: _Running | None = None
         self.drops: Counter[Drop] = Counter()
-        self._store: PeerStore | None = None
-        self._files: FileUploads | None = None
         self._under_way: dict[str, str] = {}
         self._no_room: list[Deferred[int]] = []
         self._stopping = False
@@ -123,18 +130,24 @@ class RmbPeer(Service):
     @property
     def bus(self) -> Participant:
         """The way to relays, once the registry is there."""
-        assert self._bus is not None
-        return self._bus
+        return self._there.bus
+
+    @property
+    def _there(self) -> _Running:
+        assert self._running is not None
+        return self._running
 
     @property
     def twin(self) -> Twin | None:
         """Who this is, once it is ready."""
-        return self._bus.twin if self._bus is not None and self._bus.is_open else None
+        running = self._running
+        return running.bus.twin if running is not None and running.bus.is_open else None
 
     @property
     def uplink(self) -> Uplink | None:
         """The connections to relays, once it is ready."""
-        return self._bus.uplink if self._bus is not None and self._bus.is_open else None
+        running = self._running
+        return running.bus.uplink if running is not None and running.bus.is_open else None
 
     # --- life ---
 
@@ -145,11 +158,11 @@ class RmbPeer(Service):
 
     async def _start(self) -> None:
         settings = self.settings
-        self._store = PeerStore(self._reactor, settings.redis)
-        await self._store.open()
-        source = self._given_registry or open_registry(settings.registry, self._reactor)
-        self._registry = registry = CachedRegistry(source, self._reactor, most=CACHE_TWINS)
-        self._bus = bus = Participant(
+        store = PeerStore(self._reactor, settings.redis)
+        registry = CachedRegistry(
+            self._given_registry or open_registry(settings.registry, self._reactor), self._reactor, most=CACHE_TWINS
+        )
+        bus = Participant(
             self._reactor,
             self._profile,
             registry,
@@ -159,11 +172,13 @@ class RmbPeer(Service):
             taken=self._taken,
             rejected=self._rejected,
         )
-        self._files = FileUploads(self._reactor, settings.uploads, self._ask, self._store, self._now)
+        files = FileUploads(self._reactor, settings.uploads, self._ask, store, self._now)
+        self._running = _Running(store, registry, bus, files)
+        await store.open()
         await bus.open()
         _log.info("peer of twin {twin}, services and clients at {redis}", twin=bus.twin.id, redis=settings.redis)
         for name, outgoing, taken in ((LOCAL, REQUESTS, self._request_taken), (REPLY, RESPONSES, self._response_taken)):
-            self._store.take_from(name, outgoing, self._now, lambda: str(uuid4()), self._room, taken)
+            store.take_from(name, outgoing, self._now, lambda: str(uuid4()), self._room, taken)
 
     def stopService(self) -> Deferred[None]:
         super().stopService()  # type: ignore[no-untyped-call]
@@ -173,16 +188,15 @@ class RmbPeer(Service):
         self._stopping = True
         self.ready.addErrback(lambda _: None)
         self.ready.cancel()
-        if self._bus is not None:
-            self._bus.disconnect()
-        if self._files is not None:
-            self._files.stop()
-        if self._bus is not None:
-            self._bus.cancel()
-        if self._store is not None:
-            await self._store.close()
-        if self._registry is not None and self._given_registry is None:
-            await self._registry.close()
+        running = self._running
+        if running is None:
+            return
+        running.bus.disconnect()
+        running.files.stop()
+        running.bus.cancel()
+        await running.store.close()
+        if self._given_registry is None:
+            await running.registry.close()
 
     def _room(self) -> Deferred[int]:
         if len(self._under_way) < MAX_UNDER_WAY:
@@ -192,10 +206,9 @@ class RmbPeer(Service):
         return waiting
 
     async def _finished(self, outgoing: str, uid: str) -> None:
-        assert self._store is not None
         if self._stopping:
             return  # what ends now was given up, and is for the next process
-        await self._store.confirmed(outgoing, uid)
+        await self._there.store.confirmed(outgoing, uid)
         self._under_way.pop(uid, None)
         if len(self._under_way) < MAX_UNDER_WAY and self._no_room:
             waiting, self._no_room = self._no_room, []
@@ -240,14 +253,12 @@ class RmbPeer(Service):
             return
         plugin, _, command = request.command.partition(".")
         if plugin == FILE and command == "upload":
-            assert self._files is not None
-            await self._files.upload(uid, request, min(left, SENT_EXPIRATION))
+            await self._there.files.upload(uid, request, min(left, SENT_EXPIRATION))
             return
         await self._ask(uid, request, life.timestamp, min(life.expiration, SENT_EXPIRATION))
 
     async def _ask(self, uid: str, request: LocalRequest, timestamp: int, expiration: int, module: str = "") -> None:
         """Send a request to all its destinations; done when each is confirmed by a relay, or was answered."""
-        assert self._store is not None
         backlog = Backlog(
             uid=uid,
             reference=request.reference,
@@ -256,7 +267,7 @@ class RmbPeer(Service):
             ttl=expiration,
             destinations=request.destinations,
         )
-        await self._store.remember(backlog, expiration)
+        await self._there.store.remember(backlog, expiration)
         under_way = [
             self.bus.run(self._ask_one(uid, request, twin, timestamp, expiration)) for twin in request.destinations
         ]
@@ -292,8 +303,7 @@ class RmbPeer(Service):
         self, reply_to: str, reference: str | None, error: tuple[int, str], *, once: tuple[str, ...] = ()
     ) -> None:
         """An error of this peer: without a source."""
-        assert self._store is not None
-        await self._store.hand_over(reply_to, incoming_response(reference, b"", "", None, 0, error), once=once)
+        await self._there.store.hand_over(reply_to, incoming_response(reference, b"", "", None, 0, error), once=once)
 
     # --- local programs: responses ---
 
@@ -365,12 +375,11 @@ class RmbPeer(Service):
         self.bus.run(self._send_answer(answer, int(self._now()), tags))
 
     async def _requested(self, received: Received) -> None:
-        assert self._store is not None and self._files is not None
         envelope = received.envelope
         command = envelope.request.command
         plugin, dot, rest = command.partition(".")
         if dot and plugin == FILE:
-            await self._files.requested(received, rest, functools.partial(self._answer, envelope))
+            await self._there.files.requested(received, rest, functools.partial(self._answer, envelope))
             return
         if dot and plugin == RMB:
             if rest == "version":
@@ -413,12 +422,11 @@ class RmbPeer(Service):
         return True
 
     async def _once(self, received: Received, key: str, message: bytes) -> None:
-        assert self._store is not None
         envelope = received.envelope
         ttl_left = max(1, envelope.timestamp + envelope.expiration - int(self._now()) + 1)
         same = (str(received.source.twin), envelope.uid, received.kind)
         try:
-            new = await self._store.hand_over(key, message, once=same, ttl=ttl_left)
+            new = await self._there.store.hand_over(key, message, once=same, ttl=ttl_left)
         except DmsgError:
             raise
         except Exception as error:  # what Redis says of this one, as that the key is no list
@@ -431,9 +439,8 @@ class RmbPeer(Service):
             self.drops[Drop.REPLAYED] += 1
 
     async def _answered(self, received: Received) -> None:
-        assert self._store is not None and self._files is not None
         envelope = received.envelope
-        backlog = await self._store.recall(envelope.uid)
+        backlog = await self._there.store.recall(envelope.uid)
         if backlog is None:
             self.drops[Drop.UNKNOWN_REPLY] += 1
             self._say("expired", "received reply of an expired message")
@@ -444,7 +451,7 @@ class RmbPeer(Service):
             return
         error = (envelope.error.code, envelope.error.message) if received.kind == "error" else None
         if backlog.module == FILE:
-            self._files.answered(envelope.uid, received.payload, error, envelope.tags)
+            self._there.files.answered(envelope.uid, received.payload, error, envelope.tags)
             return
         reference = backlog.reference if backlog.HasField("reference") else None
         schema = envelope.schema if envelope.HasField("schema") else None
@@ -453,6 +460,6 @@ class RmbPeer(Service):
         message = incoming_response(reference, data, source, schema, envelope.timestamp, error)
         if received.by_relay and len(backlog.destinations) > 1:
             # a relay does not say which of them it means
-            await self._store.hand_over(backlog.reply_to, message)
+            await self._there.store.hand_over(backlog.reply_to, message)
             return
         await self._once(received, backlog.reply_to, message)

@@ -222,7 +222,8 @@ class Delivery:
             holder.go_on(self)
 
     def look(self) -> None:
-        """Every second: what waited longer than one goes to the queue, so that its sender need not wait for it."""
+        """Every second: when something has waited for two to three, all that waits goes to the queue, in its order, so
+        that no sender need wait for it."""
         if self._line and self._lined - len(self._line) < self._marks[0]:
             self._spill_all()
         self._marks = (self._marks[1], self._lined)

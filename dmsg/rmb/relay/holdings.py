@@ -22,8 +22,9 @@ class SessionHoldings(Looks[RelaySession]):
     """What waits for receivers, what held senders have sent, messages that are not whole, that wait for the registry
     and that are for other relays, by twin.
 
-    A session gives by its end: what it had not confirmed is in its queue then, and what it sent and nobody confirmed it
-    sends again.  For other relays what is not just being sent gives: who sent it is told.
+    A session gives by being ended: what it had not confirmed goes to its queue, and what it sent unconfirmed it
+    sends again.  Of messages for other relays those give that nobody is being asked about just now: their sender is
+    told.
     """
 
     what = "sessions"

@@ -39,7 +39,7 @@ class Intake:
         if receiver is not None and receiver.delivery.offer(mail):
             switch.count_in(mail)
             return taken
-        decision = switch.relay.for_intake(header, twin)
+        decision = switch.rules.for_intake(header, twin)
         if receiver is None and only_connected and decision.action is Action.QUEUE:
             decision = Decision(Action.REFUSE, drop=Drop.OFFLINE)
         if receiver is not None or decision.drop is None:
@@ -82,7 +82,7 @@ class Intake:
             switch.kept(mail.destination, mail, number, others)
 
         def failed(failure: Failure) -> None:
-            switch.relay.drops[Drop.QUEUE_FAILED] += 1
+            switch.rules.drops[Drop.QUEUE_FAILED] += 1
             taken.errback(failure)
 
         switch.count_in(mail)

@@ -62,9 +62,11 @@ class RelayMetrics:
         )
         yield CounterMetricFamily("rmb_queue_dropped", "Oldest messages of full queues", value=switch.dropped_oldest)
         held = GaugeMetricFamily(
-            "rmb_held_bytes", "Bytes held for sessions in memory, at the last look", labels=["kind"]
+            "rmb_held_bytes",
+            "Bytes held in memory for sessions, lookups and other relays, at the last look",
+            labels=["kind"],
         )
-        for kind in ("messages", "parked"):
+        for kind in ("messages", "parked", "unfinished", "registry", "federation"):
             held.add_metric([kind], self._memory.held[kind])
         yield held
         yield GaugeMetricFamily("rmb_memory_limit_bytes", "Bytes that may be held", value=self._memory.limit)
@@ -76,7 +78,7 @@ class RelayMetrics:
         yield limited
         drops = CounterMetricFamily("rmb_drops", "What was refused, dropped or ended, by reason", labels=["reason"])
         for drop in Drop:
-            drops.add_metric([drop.value], switch.relay.drops[drop])
+            drops.add_metric([drop.value], switch.rules.drops[drop])
         yield drops
 
     def render(self) -> bytes:

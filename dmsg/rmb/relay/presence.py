@@ -14,7 +14,7 @@ from dmsg.rmb.twins.address import Session
 START_GRACE = 10.0
 """Seconds after the start in which a session that is not there is given time to come back."""
 COME_BACK = 2.0
-"""Seconds of that."""
+"""Seconds for which one session is waited for."""
 MAX_COMING_BACK = 10_000
 """Sessions that are waited for after a start."""
 

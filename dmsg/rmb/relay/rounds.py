@@ -21,7 +21,7 @@ SILENT_AFTER = 75.0
 STALLED_AFTER = 60.0
 """Seconds without a confirmation after which a session is ended."""
 UNFINISHED_FOR = 60.0
-"""Seconds for a whole message, however large."""
+"""Seconds for a message to become whole, from when more than ``SMALL`` bytes of it are there."""
 PRESENT_EVERY = 30.0
 """Seconds between notes of who is connected, for other processes on the same queue."""
 POLLED = 1000

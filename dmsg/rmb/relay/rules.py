@@ -55,8 +55,8 @@ class Refused(Exception):
         self.drop = drop
 
 
-class Relay:
-    """The rules of one relay.
+class Rules:
+    """What one relay decides.
 
     :param domains: names under which twins list this relay; with none, whoever is not connected is elsewhere.
     :param limiter: of what twins may send, or None.
@@ -117,7 +117,7 @@ class Relay:
     def for_intake(self, header: Header, twin: Twin | None) -> Decision:
         """For what another relay brings: nothing is forwarded a second time.
 
-        ``others`` of a QUEUE may be offered it.
+        ``relays`` of a QUEUE may be offered it.
         """
         if twin is None:
             return Decision(Action.REFUSE, drop=Drop.UNKNOWN_DESTINATION)

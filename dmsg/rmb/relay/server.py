@@ -30,7 +30,7 @@ from dmsg.rmb.relay.queue.redis import RedisQueue
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import PERIOD, Ranker
 from dmsg.rmb.relay.rounds import ROUND, Rounds
-from dmsg.rmb.relay.rules import Relay
+from dmsg.rmb.relay.rules import Rules
 from dmsg.rmb.relay.site import CONNECT_RATE, RelaySite
 from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
 from dmsg.rmb.socket.upgrade import UpgradeResource
@@ -169,7 +169,7 @@ class RmbRelay(ListeningService):
         )
         switch = Switch(
             self._reactor,
-            Relay(settings.domains, FixedWindow(*settings.limit) if settings.limit else None),
+            Rules(settings.domains, FixedWindow(*settings.limit) if settings.limit else None),
             registry,
             queue,
             federation,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.delivery import Delivery, Store
-from dmsg.rmb.relay.rules import Relay
+from dmsg.rmb.relay.rules import Rules
 from dmsg.rmb.socket.confirm import Ledger
 from dmsg.rmb.socket.parking import Parking
 from dmsg.rmb.socket.websocket import BAD_DATA, TRY_LATER, Socket
@@ -35,7 +35,7 @@ class Home(Store, Protocol):
 
     durable: bool
     line_messages: int
-    relay: Relay
+    rules: Rules
     counters: Counter[str]
     unfinished: int
     growing: dict[RelaySession, None]
@@ -117,6 +117,8 @@ class RelaySession:
     def _unfinished(self, size: int) -> None:
         if size != self.unfinished and not self.gone:
             self.switch.unfinished += size - self.unfinished
+            if size < self.unfinished:
+                self.unfinished_since = None  # a message became whole: what is left is of the next one
             self.unfinished = size
             if size > SMALL:
                 self.switch.growing[self] = None
@@ -185,7 +187,7 @@ class RelaySession:
 
     def end(self, drop: Drop, code: int, why: str) -> None:
         """End the session, for a reason that is counted."""
-        self.switch.relay.drops[drop] += 1
+        self.switch.rules.drops[drop] += 1
         self.switch.lost(self)
         if self.socket is not None:
             self.socket.close(code, why)

@@ -112,10 +112,10 @@ class RelaySite(Resource):
         """The factory to listen with."""
 
         def refused(reason: str) -> None:
-            self._switch.relay.drops[Drop.INTAKE_RATE if reason == "busy" else Drop.INTAKE_TOO_LARGE] += 1
+            self._switch.rules.drops[Drop.INTAKE_RATE if reason == "busy" else Drop.INTAKE_TOO_LARGE] += 1
 
         def unguarded(why: str) -> None:
-            self._switch.relay.drops[Drop(why)] += 1
+            self._switch.rules.drops[Drop(why)] += 1
 
         site = BoundedSite(self, **bounded(self._reactor, MAX_MESSAGE, refused, IDLE_TIMEOUT))
         site.displayTracebacks = False
@@ -153,7 +153,7 @@ class RelaySite(Resource):
         return without_body(request, text.encode("utf-8", "replace"))
 
     def _refuse(self, request: Request, drop: Drop, status: int, text: str) -> bytes:
-        self._switch.relay.drops[drop] += 1
+        self._switch.rules.drops[drop] += 1
         return self._text(request, status, text)
 
     def _later(self, request: Request, drop: Drop, text: str, seconds: int = 1) -> bytes:
@@ -307,7 +307,7 @@ class RelaySite(Resource):
             self._charge(request)
             return self._refuse(request, Drop.BAD_INTAKE, 400, "bad request: without source or destination")
         try:
-            switch.relay.check_message(header, switch.now())
+            switch.rules.check_message(header, switch.now())
         except Refused as refused:
             if refused.drop is Drop.BAD_TIMES:  # its time comes
                 return self._later(request, refused.drop, f"bad request: {refused}", 10)
@@ -357,7 +357,7 @@ class RelaySite(Resource):
 
     async def _again_if_elsewhere(self, number: int, twin: Twin | None) -> Twin | None:
         """A twin that is not here as far as is remembered may have moved since."""
-        domains = self._switch.relay.domains
+        domains = self._switch.rules.domains
         if not domains or (twin is not None and twin.relays & domains):
             return twin
         self._switch.registry.doubt(number)

@@ -32,7 +32,7 @@ from dmsg.rmb.relay.lookups import LookupLines, Waiting
 from dmsg.rmb.relay.mail import Header, Mail, answer
 from dmsg.rmb.relay.presence import Presence
 from dmsg.rmb.relay.queue.interface import FEDERATION, Queued
-from dmsg.rmb.relay.rules import Action, Refused, Relay
+from dmsg.rmb.relay.rules import Action, Refused, Rules
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.socket.websocket import BAD_DATA, GOING_AWAY, TRY_LATER
@@ -60,7 +60,7 @@ class Switch:
     def __init__(
         self,
         clock: IReactorTime,
-        relay: Relay,
+        rules: Rules,
         registry: CachedRegistry,
         queue: Any,
         federation: Federation,
@@ -78,7 +78,7 @@ class Switch:
         self._to_ping: dict[Delivery, float] = {}
         self.limited = Limited(clock)
         self._clock = clock
-        self.relay = relay
+        self.rules = rules
         self.registry = registry
         self.queue = queue
         self.federation = federation
@@ -192,7 +192,7 @@ class Switch:
             self.lookups.add(Waiting(session, mail))
 
     def _admitted(self, session: RelaySession, data: bytes) -> Mail | None:
-        """The message, a ping as its answer; None where it is refused, or nothing that can be."""
+        """The message, a ping as its answer; None where it is refused, or is no envelope."""
         now = self.now()
         try:
             envelope = decode(data)
@@ -201,7 +201,7 @@ class Switch:
             return None
         header = Header(envelope)
         try:
-            is_ping = self.relay.admit(session.session, header, len(data), now)
+            is_ping = self.rules.admit(session.session, header, len(data), now)
         except Refused as refused:
             if refused.drop is Drop.RATE_LIMITED:
                 self.limited.count(session.session.twin)
@@ -238,7 +238,7 @@ class Switch:
             if not self._delivered(mail):
                 self._route(session, mail, result)
             return
-        self.relay.drops[Drop.REGISTRY_DOWN] += 1
+        self.rules.drops[Drop.REGISTRY_DOWN] += 1
         if mail.header.wants_answer:
             why = f"failed to get twin: {result.value}"
             self._say(mail.header, texts.NOT_ROUTED.format(peer=mail.destination, why=why))
@@ -248,7 +248,7 @@ class Switch:
 
     def _route(self, session: RelaySession, mail: Mail, twin: Twin | None) -> None:
         """Its receiver is not connected here: the rules say what becomes of it."""
-        decision = self.relay.route(mail.header, twin)
+        decision = self.rules.route(mail.header, twin)
         if decision.action is Action.QUEUE:
             self.count_in(mail)
             self._enqueue(mail.destination, mail, others=decision.relays)
@@ -280,7 +280,7 @@ class Switch:
 
         def known(is_back: bool) -> None:
             if not (is_back and self._delivered(mail)):
-                self.relay.drops[Drop.OFFLINE] += 1
+                self.rules.drops[Drop.OFFLINE] += 1
                 self._say(mail.header, texts.OFFLINE)
                 mail.settle()
 
@@ -302,7 +302,7 @@ class Switch:
         """A message for another relay was taken there, or will never be."""
         if error is not None:
             full = Drop.FEDERATION_FULL if error == FULL else Drop.FEDERATION_REFUSED
-            self.relay.drops[Drop.EXPIRED if error == texts.EXPIRED else full] += 1
+            self.rules.drops[Drop.EXPIRED if error == texts.EXPIRED else full] += 1
             # the reference leaves the destination out of this one
             self._say(mail.header, error, addressed=False)
         mail.settle()
@@ -310,7 +310,7 @@ class Switch:
     # --- errors ---
 
     def _refuse(self, header: Header, drop: Drop, to: Session) -> None:
-        self.relay.drops[drop] += 1
+        self.rules.drops[drop] += 1
         self._say(header, texts.TEXTS[drop], to)
 
     def _say(self, header: Header, text: str, to: Session | None = None, *, addressed: bool = True) -> None:
@@ -331,14 +331,14 @@ class Switch:
 
     def answer_expired(self, data: bytes) -> None:
         """A kept message's life is over: its sender, if it is one of this relay's, is told."""
-        self.relay.drops[Drop.EXPIRED] += 1
+        self.rules.drops[Drop.EXPIRED] += 1
         try:
             header = Header.read(data)
         except EnvelopeError:
             return
         twin = self.registry.fresh(header.source.twin)
         # who is away finds the notice in its queue; a session of another relay would not get it
-        if header.source in self.sessions or (twin is not None and twin.relays & self.relay.domains):
+        if header.source in self.sessions or (twin is not None and twin.relays & self.rules.domains):
             self._say(header, texts.EXPIRED)
 
     # --- queues ---
@@ -384,7 +384,7 @@ class Switch:
             self.federation.offers.add(str(session), Queued(number, mail.data), others, mail.until)
 
     def _not_kept(self, session: Session, mail: Message, failure: Failure, *, answers: bool) -> None:
-        self.relay.drops[Drop.QUEUE_FAILED] += 1
+        self.rules.drops[Drop.QUEUE_FAILED] += 1
         why = str(failure.value) if failure.check(DmsgError) else type(failure.value).__name__
         if not failure.check(QueueUnavailable):
             _log.failure("queue failed", failure)
@@ -425,7 +425,7 @@ class Switch:
         return header.until(now)
 
     def _dropped(self, session: str, number: int) -> None:
-        self.relay.drops[Drop.QUEUE_FULL] += number
+        self.rules.drops[Drop.QUEUE_FULL] += number
         self.dropped_oldest += number
 
     def appended_elsewhere(self, name: str) -> None:

@@ -49,8 +49,8 @@ class Resume:
     """Where one end of a stream stands.
 
     :ivar token: 16 bytes, of the stream.
-    :ivar generation: uint32, counts the transports of the stream; a REQUEST
-        with one that was there before is refused.
+    :ivar generation: uint32, counts the tries to move the stream to another transport; a
+        REQUEST with one that was there before is refused.
     :ivar received: uint64, bytes of the stream that have arrived in order.
     :ivar hash: 32 bytes, the rolling hash of them.
     """

@@ -18,9 +18,11 @@ ROUTE_QUEUE_LIMIT = 2 * 1024 * 1024
 PEER_QUEUE_LIMIT = 16 * 1024 * 1024
 """Bytes in a peer's queue beyond which routes that use more than their share are closed."""
 ANSWERS_MAXIMUM = 4 * 1024 * 1024
-"""Bytes of control frames beyond that: others can fill the queue, only the peer itself provokes so many answers."""
+"""Bytes of control frames beyond ``PEER_QUEUE_MAXIMUM``: others can fill the queue, only
+the peer itself provokes so many answers."""
 PEER_QUEUE_MAXIMUM = PEER_QUEUE_LIMIT + 4 * 1024 * 1024
-"""Bytes that a peer's queue never exceeds: beyond, the connection is ended."""
+"""Bytes of forwarded frames in a peer's queue: a transport for which there is no room is closed.  With
+``ANSWERS_MAXIMUM`` more, of control frames, the peer's own connection ends."""
 
 
 class Congestion:

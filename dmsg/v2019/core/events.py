@@ -36,7 +36,7 @@ class Accepted:
 
     transport: ClientTransport
     hello: Hello | None = None
-    tokens: list[Any] = field(default_factory=list)
+    tickets: list[Any] = field(default_factory=list)
     unsent: list[tuple[bytes | memoryview, Any]] = field(default_factory=list)
 
 
@@ -57,19 +57,19 @@ class DataReceived:
 
 @dataclass(slots=True)
 class Acknowledged:
-    """The remote has the frame that was sent with ``token``."""
+    """The remote has the frame that was sent with ``ticket``."""
 
     transport: ClientTransport
-    token: Any
+    ticket: Any
 
 
 @dataclass(slots=True)
 class AcknowledgedAll:
-    """The remote has ``count`` frames more, among them those that were sent with ``tokens``."""
+    """The remote has ``count`` frames more, among them those that were sent with ``tickets``."""
 
     transport: ClientTransport
     count: int
-    tokens: list[Any]
+    tickets: list[Any]
 
 
 class By(Enum):

@@ -21,7 +21,8 @@ MAX_OWED = 65_536
 """Transports that are over of which receipts are waited for; then the one goes that ended longest ago.  Those that are
 open are as many as the server carries."""
 OWED_FOR = 600.0
-"""Seconds after its end for which a transport's receipts are waited for; after the start those of former ones."""
+"""Seconds after its end for which a transport's receipts are waited for; for as long after a start, those of
+transports from before it are taken."""
 MAX_FORMER = 65_536
 """Receipts of transports from before the start that are taken in all."""
 MAX_FORMER_OF_NETWORK = 4096

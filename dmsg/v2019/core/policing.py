@@ -1,7 +1,8 @@
 """How much one client may ask of a server.  No I/O, no clock.
 
-Control frames of each kind have a token bucket per client.  What comes over
-its rate is refused with a reason; who goes on as if nothing had been said
+Control frames of each kind have a token bucket per connection (a key may have a few).  Over
+the rate a REQUEST or ACCEPT is refused with a reason, a PING and a stray frame get no answer, a
+receipt is not kept, and a CLOSE takes effect all the same; who goes on as if nothing had been said
 loses the connection.  Bytes have a bucket too, and over it the server reads
 slower: nothing is dropped.
 """
@@ -23,9 +24,9 @@ MAX_PER_PAIR = 1024
 MAX_PER_ADDRESS = 1024
 """Connections from one address, by default."""
 REQUEST_RATE = 500.0
-"""REQUESTs a second of one client, by default; ACCEPTs and CLOSEs may be four times as many."""
+"""REQUESTs a second of one connection, by default; ACCEPTs and CLOSEs may be four times as many."""
 PING_RATE = 20.0
-"""PINGs a second of one client."""
+"""PINGs a second of one connection."""
 
 
 class Kind(IntEnum):
@@ -46,8 +47,8 @@ class Kind(IntEnum):
 class Limits:
     """What an operator can set, also while the server runs.
 
-    :ivar request_rate: per second and client; 0 means no limit on control frames.
-    :ivar byte_rate: bytes of frames per second and client; 0 means no limit.
+    :ivar request_rate: per second and connection; 0 means no limit on control frames.
+    :ivar byte_rate: bytes of frames per second and connection; 0 means no limit.
     :ivar max_per_address: 0 means no limit.
     """
 

@@ -73,8 +73,8 @@ class SecureError(DmsgError):
 class Budget:
     """Bytes that windows may grow by, all together.
 
-    What one peer has is never more than what is still left: the first may have half, two a third each, and who comes
-    late finds some.
+    A peer takes only what leaves as much as it has then: the first may have half, two that grow in turns a third
+    each, and who comes late finds some.
     """
 
     __slots__ = ("_of", "left")
@@ -108,11 +108,11 @@ class SecureEnd:
     :param window: bytes that this end lets the other have unacknowledged.
     :param token: 16 bytes if the stream can be resumed, else None.
     :param peer: the other end's key, which has its part of the budget.
-    :ivar in_flight: (data, token of the caller) of frames that are not acknowledged.
+    :ivar in_flight: (data, ticket of the caller) of frames that are not acknowledged.
     :ivar acknowledged: bytes of the stream that the other end has.
     :ivar received: bytes of the stream that this end has.
     :ivar consumed: bytes of them that the application has taken.
-    :ivar told: the window that the other end knows.
+    :ivar told_window: the window that the other end knows.
     """
 
     __slots__ = (
@@ -144,7 +144,7 @@ class SecureEnd:
         "received",
         "round_trip",
         "token",
-        "told",
+        "told_window",
         "transport",
         "window",
     )
@@ -187,16 +187,16 @@ class SecureEnd:
         self.measure_at = 1  # the first byte starts the clock
         self._measured_at: float | None = None
         self._budget = BUDGET if budget is None else budget
-        self.told = 0
+        self.told_window = 0
         self._before = (0, 0)
 
     # --- transports come and go ---
 
-    def attach(self, transport: Any, result: HandshakeResult, hello: Hello, told: int) -> None:
+    def attach(self, transport: Any, result: HandshakeResult, hello: Hello, told_window: int) -> None:
         """``transport`` carries the stream from now on.
 
         :param hello: the other end's.
-        :param told: the window that this end named in its own.
+        :param told_window: the window that this end named in its own.
         """
         self.detach()
         self.transport = transport
@@ -208,7 +208,7 @@ class SecureEnd:
         self._next_sequence = 0
         self._acked_sequence = self._received_sequence = 0xFFFF  # of the frame before the first
         self.peer_window = hello.window
-        self.told = told
+        self.told_window = told_window
 
     def detach(self) -> None:
         """There is no transport now."""
@@ -237,25 +237,25 @@ class SecureEnd:
         This end has taken nothing since it said where it stands itself, so
         what either says is where the other goes on.
 
-        :returns: tokens of what it has, and (data, token) of what is to be sent again.
+        :returns: tickets of what it has, and (data, ticket) of what is to be sent again.
         :raises SecureError: that cannot be: the streams have gone apart.
         """
-        tokens: list[Any] = []
+        tickets: list[Any] = []
         in_flight = self.in_flight
         while self.acknowledged < there.received and in_flight:
-            data, token = in_flight.popleft()
+            data, ticket = in_flight.popleft()
             self._sent_hash.update(data)
             self.acknowledged += len(data)
-            tokens.append(token)
+            tickets.append(ticket)
         if self.acknowledged != there.received or self._sent_hash.digest() != there.hash:
             raise SecureError(CloseReason.HASH_MISMATCH)
         while in_flight and not in_flight[0][0]:
             # frames without data are there to be acknowledged: this is the acknowledgement
-            tokens.append(in_flight.popleft()[1])
+            tickets.append(in_flight.popleft()[1])
         unsent = list(in_flight)
         in_flight.clear()
         self.in_flight_bytes = 0
-        return tokens, unsent
+        return tickets, unsent
 
     def release(self) -> None:
         """The stream is over: its share of the budget is free."""
@@ -276,13 +276,13 @@ class SecureEnd:
             and len(self.in_flight) < MAX_FRAMES
         )
 
-    def seal_data(self, data: bytes | memoryview, token: Any) -> bytes:
+    def seal_data(self, data: bytes | memoryview, ticket: Any) -> bytes:
         """The payload of a FWD.  :param data: at most 65492 bytes."""
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
         nonce = self._seal_nonce
         self._seal_nonce = nonce + 1
-        self.in_flight.append((data, token))
+        self.in_flight.append((data, ticket))
         self.in_flight_bytes += len(data)
         return self._encrypt(_nonce(nonce), b"".join((_sequence(sequence), data)), _FWD_DATA)
 
@@ -293,10 +293,10 @@ class SecureEnd:
         """
         window = max(0, self.consumed + self.window - self.received)
         digest = self._received_hash.digest()[:ACK_HASH_SIZE]
-        if window == self.told:
+        if window == self.told_window:
             plain = _ack.pack(self._received_sequence, digest)
         else:
-            self.told = window
+            self.told_window = window
             plain = _long_ack.pack(self._received_sequence, digest, window)
         nonce = self._seal_nonce
         self._seal_nonce = nonce + 1
@@ -335,7 +335,7 @@ class SecureEnd:
         return data
 
     def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[Any]]:
-        """How many frames an ACK acknowledges, and the tokens among them.
+        """How many frames an ACK acknowledges, and the tickets among them.
 
         :raises SecureError: see its reason.
         """
@@ -352,22 +352,22 @@ class SecureEnd:
         if count > len(in_flight):
             raise SecureError(CloseReason.BAD_FRAME)
         self._acked_sequence = sequence
-        tokens = []
+        tickets = []
         sent_hash = self._sent_hash
         size = 0
         for _ in range(count):
-            data, token = in_flight.popleft()
+            data, ticket = in_flight.popleft()
             sent_hash.update(data)
             size += len(data)
-            if token is not None:
-                tokens.append(token)
+            if ticket is not None:
+                tickets.append(ticket)
         self.in_flight_bytes -= size
         self.acknowledged += size
         if self.limit < MAX_WINDOW:
             self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._opening else max(1, size // 8)))
         if sent_hash.digest()[:ACK_HASH_SIZE] != digest:
             raise SecureError(CloseReason.HASH_MISMATCH)
-        return count, tokens
+        return count, tickets
 
     def open_close(self, payload: bytes) -> int | None:
         """The reason of a CLOSE that the other end made; None when a server made it."""
@@ -409,7 +409,7 @@ class SecureEnd:
         :returns: the sender should hear of it now: a quarter of the window is free again.
         """
         self.consumed += size
-        return self.consumed + self.window - self.received - self.told >= self.window // 4
+        return self.consumed + self.window - self.received - self.told_window >= self.window // 4
 
     def measure(self, now: float) -> None:
         """A window full of bytes was taken since the last measure: let it grow if that was quick.

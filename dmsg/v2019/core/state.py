@@ -92,7 +92,7 @@ class ClientTransport:
         "remote",
         "secure",
         "state",
-        "told",
+        "told_window",
         "unread",
     )
 
@@ -113,7 +113,7 @@ class ClientTransport:
         self.secure: SecureEnd | None = None
         self.proposal: Proposal | None = None
         self.offer: Offer | None = None
-        self.told = 0
+        self.told_window = 0
         self.ack_due = False
         self.identity: bytes | None = None
         self.delivered = (0, 0)

@@ -47,7 +47,7 @@ from dmsg.v2019.core.events import (
     Ponged,
     Requested,
 )
-from dmsg.v2019.core.secure import Budget, SecureEnd, SecureError
+from dmsg.v2019.core.secure import MAX_SECURE_DATA, Budget, SecureEnd, SecureError
 from dmsg.v2019.core.state import ClientTransport, Input, State
 from dmsg.v2019.core.transports import TransportTable
 from dmsg.v2019.core.wire import (
@@ -120,13 +120,13 @@ class ClientConnection(TransportTable):
     # --- what the application does ---
 
     def request(
-        self, remote: PubKey, proposal: Proposal | None = None, end: SecureEnd | None = None, told: int = 0
+        self, remote: PubKey, proposal: Proposal | None = None, end: SecureEnd | None = None, told_window: int = 0
     ) -> ClientTransport:
         """Open a transport; :class:`Accepted` or :class:`Closed` follows.
 
         :param proposal: for a secure transport.
         :param end: the stream that it is to carry on; None begins one.
-        :param told: the window that the proposal names.
+        :param told_window: the window that the proposal names.
 
         :raises LocalProtocolError: all 32768 ids are in use.
         """
@@ -136,7 +136,7 @@ class ClientConnection(TransportTable):
         transport.proposal = proposal
         transport.is_secure = proposal is not None
         transport.secure = end
-        transport.told = told
+        transport.told_window = told_window
         self._move(transport, Input.SEND_REQUEST)
         self._outgoing.append(encode_frame(REQUEST, transport_id, payload))
         return transport
@@ -183,8 +183,8 @@ class ClientConnection(TransportTable):
         # the answer is all; the server keeps the route until it is told
         self.close(transport, reason)
 
-    def send(self, transport: ClientTransport, data: bytes | memoryview, token: Any = None) -> None:
-        """Send one FWD; :class:`Acknowledged` with the token follows, or :class:`AcknowledgedAll`.
+    def send(self, transport: ClientTransport, data: bytes | memoryview, ticket: Any = None) -> None:
+        """Send one FWD; :class:`Acknowledged` with the ticket follows, or :class:`AcknowledgedAll`.
 
         :param data: at most 65508 bytes, 65492 on a secure transport.
         :raises LocalProtocolError: not open, window closed, or too long.
@@ -195,12 +195,14 @@ class ClientConnection(TransportTable):
         if size > MAX_FWD_DATA or not transport.window_open:
             raise LocalProtocolError("window is closed or data is too long for one frame")
         if transport.secure is not None:
-            payload = transport.secure.seal_data(data, token)
+            if size > MAX_SECURE_DATA:
+                raise LocalProtocolError("data is too long for one frame of a secure transport")
+            payload = transport.secure.seal_data(data, ticket)
             self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
             return
         sequence = transport.next_sequence
         transport.next_sequence = (sequence + 1) & 0xFFFF
-        transport.in_flight[sequence] = (size, token)
+        transport.in_flight[sequence] = (size, ticket)
         transport.in_flight_bytes += size
         outgoing = self._outgoing
         outgoing.append(encode_fwd_header(transport.id, sequence, size))
@@ -298,8 +300,8 @@ class ClientConnection(TransportTable):
                 if data:
                     events.append(DataReceived(transport, data))
             else:
-                count, tokens = end.open_ack(payload)
-                events.append(AcknowledgedAll(transport, count, tokens))
+                count, tickets = end.open_ack(payload)
+                events.append(AcknowledgedAll(transport, count, tickets))
         except SecureError as error:
             self._fail(transport, error.reason, events)
 
@@ -362,7 +364,7 @@ class ClientConnection(TransportTable):
         proposal, transport.proposal = transport.proposal, None
         assert proposal is not None
         end = transport.secure
-        tokens: list[Any] = []
+        tickets: list[Any] = []
         unsent: list[tuple[bytes | memoryview, Any]] = []
         try:
             result, hello = proposal.accepted(payload)
@@ -372,24 +374,24 @@ class ClientConnection(TransportTable):
                 return
             if end is None:
                 token = hello.token if hello.token == proposal.hello.token else None
-                end = self._new_end(transport, result, True, transport.told, token)
+                end = self._new_end(transport, result, True, transport.told_window, token)
             elif hello.resume is None or hello.resume.token != end.token:
                 raise HandshakeError("ACCEPT resumes no stream, or another")
             else:
-                tokens, unsent = end.resume(hello.resume)
+                tickets, unsent = end.resume(hello.resume)
         except HandshakeError:
             self._fail(transport, CloseReason.NOT_AUTHENTIC, events)
             return
         except SecureError as error:
             self._fail(transport, error.reason, events)
             return
-        end.attach(transport, result, hello, transport.told)
+        end.attach(transport, result, hello, transport.told_window)
         self._identify(transport, payload)
         self._move(transport, Input.RECV_ACCEPT)
         # an ACK of what is there already: it shows the other end that this one holds the keys
         transport.ack_due = True
         self._due.append(transport)
-        events.append(Accepted(transport, hello, tokens, unsent))
+        events.append(Accepted(transport, hello, tickets, unsent))
 
     def _confirm(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
         """The first frame after ACCEPT: if it is authentic, the initiator holds the keys."""
@@ -403,7 +405,7 @@ class ClientConnection(TransportTable):
         if transport.state is State.ANSWERED:
             self._move(transport, Input.RECV_CONFIRM)
             events.append(Confirmed(transport))
-            if transport.secure.offer_window() != transport.secure.told and not transport.ack_due:
+            if transport.secure.offer_window() != transport.secure.told_window and not transport.ack_due:
                 # the application has read since the ACCEPT named the window
                 transport.ack_due = True
                 self._due.append(transport)

@@ -71,7 +71,7 @@ class FrameType(IntEnum):
     REQUEST = 0x1  # initiator pk(33) + responder pk(33)
     ACCEPT = 0x2  # initiator pk(33) + responder pk(33); a secure transport's have a KK message after it
     CLOSE = 0x3  # reason(1); a secure transport's has encrypt(reason(1)) after it
-    # the next three pass only between clients and servers that know of them (docs/protocol/frames.md)
+    # those that follow pass only between clients and servers that know of them (docs/protocol/frames.md)
     PING = 0x4  # anything up to 64 bytes; client to server, id 0
     PONG = 0x5  # what was in the PING
     DRAIN = 0x6  # seconds(2) + pk(33) of other servers; server to client, id 0

@@ -205,7 +205,7 @@ class Federation:
         return dict(self._size_of)
 
     def give_up(self, sender: int) -> None:
-        """Messages of a twin that nobody is being asked about just now will not be taken: it is told so."""
+        """Give up a twin's messages, except those that a relay is being asked about just now; the twin is told."""
         for item in [one for one in self._items if not one.running and one.mail.sender == sender]:
             self._finish(item, FULL)
 
