@@ -41,7 +41,7 @@ class Options(RelayOptions):
         ["max-connections", None, str(MAX_CONNECTIONS), "clients at a time", str],
         ["max-per-pair", None, str(MAX_PER_PAIR), "channels between one client and another", str],
         ["max-per-address", None, str(MAX_PER_ADDRESS), "connections from one address; 0 means no limit", str],
-        ["open-rate", None, str(int(OPEN_RATE)), "OpenChannels a second of one client; 0 means no limit", str],
+        ["open-rate", None, str(int(OPEN_RATE)), "OpenChannels a second of one link; 0 means no limit", str],
     ]
 
     def limits(self) -> Limits:

@@ -36,11 +36,11 @@ class Options(RelayOptions):
     optParameters = [
         *relay_parameters("server", DRAIN_TIMEOUT),
         ["max-connections", None, str(MAX_CONNECTIONS), "clients at a time", str],
-        ["max-transports", None, str(MAX_TRANSPORTS), "transports of one client", str],
-        ["max-per-pair", None, str(MAX_PER_PAIR), "transports between one client and another", str],
+        ["max-transports", None, str(MAX_TRANSPORTS), "transports of one connection", str],
+        ["max-per-pair", None, str(MAX_PER_PAIR), "transports between one connection and another", str],
         ["max-per-address", None, str(MAX_PER_ADDRESS), "connections from one address; 0 means no limit", str],
-        ["request-rate", None, str(int(REQUEST_RATE)), "REQUESTs a second of one client; 0 means no limit", str],
-        ["byte-rate", None, "0", "bytes a second read from one client; 0 means no limit", str],
+        ["request-rate", None, str(int(REQUEST_RATE)), "REQUESTs a second of one connection; 0 means no limit", str],
+        ["byte-rate", None, "0", "bytes a second read from one connection; 0 means no limit", str],
         *TELEMETRY_OPTIONS,
     ]
 

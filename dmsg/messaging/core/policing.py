@@ -15,7 +15,7 @@ MAX_PER_ADDRESS = 1024
 MAX_PER_PAIR = ID_COUNT
 """Channels between one link and another, by default: the 256 that the seed document gives a link."""
 OPEN_RATE = 500.0
-"""OpenChannels a second of one client, by default; those to one client, and strays, may be four times as many."""
+"""OpenChannels a second of one link, by default; those to one link, and strays, may be four times as many."""
 
 
 class Kind(IntEnum):
