@@ -152,7 +152,7 @@ class Incoming:
             self._core.close(transport, CloseReason.REFUSED)
             return
         token = hello.token if streams.resume_timeout > 0 else None
-        end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token))
+        end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token, tags=hello.tags))
         end.token = token
         stream = self._session.make_stream(
             transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote)

@@ -76,7 +76,7 @@ class ClientStreamTests(SynchronousTestCase):
             self.stream.write(b"x")
             self.carrier.turn()
             if end is not None:
-                end.in_flight.append((b"x", None))
+                end.in_flight.append((b"x", None, b"x"))
                 end.in_flight_bytes = 1
             self.stream.loseConnection()
             self.carrier.turn()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
@@ -48,6 +49,7 @@ hellos = st.builds(
     window=st.integers(0, 2**32 - 1),
     token=st.none() | st.binary(min_size=16, max_size=16),
     ended=st.none() | st.integers(0, 255),
+    tags=st.booleans(),
 )
 
 
@@ -57,14 +59,14 @@ class Carrier:
     secure: Any = None
 
 
-def pair(window: int = INITIAL_WINDOW, token: bytes | None = None) -> tuple[SecureEnd, SecureEnd]:
+def pair(window: int = INITIAL_WINDOW, token: bytes | None = None, tags: bool = True) -> tuple[SecureEnd, SecureEnd]:
     """Both ends of a stream, attached."""
     proposal = Proposal(A, B.public, Hello(7, window, token), ephemeral=EPHEMERAL_A)
     offer = Offer(B, proposal.payload, ephemeral=EPHEMERAL_B)
     there, payload = offer.accept(Hello(0, window, token))
     here, hello = proposal.accepted(payload)
-    one = SecureEnd(here.hash, initiator=True, window=window, token=token)
-    two = SecureEnd(there.hash, initiator=False, window=window, token=token)
+    one = SecureEnd(here.hash, initiator=True, window=window, token=token, tags=tags)
+    two = SecureEnd(there.hash, initiator=False, window=window, token=token, tags=tags)
     one.attach(Carrier(), here, hello, window)
     two.attach(Carrier(), there, offer.hello, window)
     return one, two
@@ -705,8 +707,24 @@ class VectorTests(SynchronousTestCase):
 
     def test_vectors(self) -> None:
         """They come out again, bit by bit, from the keys alone."""
-        recorded = json.loads((VECTORS / "secure_transport.json").read_text())
-        self.assertEqual(make_vectors(), recorded)
+        for name, tags in (("secure_transport.json", False), ("secure_transport_tags.json", True)):
+            recorded = json.loads((VECTORS / name).read_text())
+            self.assertEqual(make_vectors(tags), recorded)
+
+    def test_the_rolling_hash_over_tags_by_the_document(self) -> None:
+        """BLAKE2b-256 over handshake hash, direction, the tags of the frames that have data, and the position."""
+        binding = bytes.fromhex(json.loads((VECTORS / "secure_transport_tags.json").read_text())["handshake_hash"])
+        one, two = vector_pair(True)
+        sealed = [one.seal_data(data, None) for data in (b"abc", b"", b"de")]
+        for frame in sealed:
+            two.open_data(frame)
+        expected = binding + b"\2" + sealed[0][-16:] + sealed[2][-16:] + (5).to_bytes(8, "big")
+        self.assertEqual(two.position().hash, hashlib.blake2b(expected, digest_size=32).digest())
+        back = two.seal_data(b"back", None)
+        one.open_data(back)
+        expected = binding + b"\3" + back[-16:] + (4).to_bytes(8, "big")
+        self.assertEqual(one.position().hash, hashlib.blake2b(expected, digest_size=32).digest())
+        self.assertEqual(one.open_ack(two.seal_ack())[0], 3)
 
     def test_the_rolling_hash_by_the_document(self) -> None:
         """BLAKE2b-256 over handshake hash, direction and data."""
@@ -727,25 +745,26 @@ HELLO_A = Hello(7, 262144, bytes(range(16)))
 HELLO_B = Hello(0, 262144, bytes(range(16)))
 
 
-def vector_pair() -> tuple[SecureEnd, SecureEnd]:
+def vector_pair(tags: bool = False) -> tuple[SecureEnd, SecureEnd]:
     """The two ends of the vectors."""
-    proposal = Proposal(A, B.public, HELLO_A, ephemeral=EPHEMERAL_A)
+    proposal = Proposal(A, B.public, replace(HELLO_A, tags=tags), ephemeral=EPHEMERAL_A)
     offer = Offer(B, proposal.payload, ephemeral=EPHEMERAL_B)
-    there, payload = offer.accept(HELLO_B)
+    there, payload = offer.accept(replace(HELLO_B, tags=tags))
     here, hello = proposal.accepted(payload)
-    one = SecureEnd(here.hash, initiator=True, token=HELLO_A.token)
-    two = SecureEnd(there.hash, initiator=False, token=HELLO_A.token)
+    one = SecureEnd(here.hash, initiator=True, token=HELLO_A.token, tags=offer.hello.tags)
+    two = SecureEnd(there.hash, initiator=False, token=HELLO_A.token, tags=hello.tags)
     one.attach(Carrier(), here, hello, HELLO_A.window)
     two.attach(Carrier(), there, offer.hello, HELLO_B.window)
     return one, two
 
 
-def make_vectors() -> dict[str, Any]:
+def make_vectors(tags: bool) -> dict[str, Any]:
     """A whole stream: handshake, data both ways, an ACK with and without window, resumption, the end."""
-    proposal = Proposal(A, B.public, HELLO_A, ephemeral=EPHEMERAL_A)
+    hello_a, hello_b = replace(HELLO_A, tags=tags), replace(HELLO_B, tags=tags)
+    proposal = Proposal(A, B.public, hello_a, ephemeral=EPHEMERAL_A)
     offer = Offer(B, proposal.payload, ephemeral=EPHEMERAL_B)
-    there, accept = offer.accept(HELLO_B)
-    one, two = vector_pair()
+    there, accept = offer.accept(hello_b)
+    one, two = vector_pair(tags)
     frames = []
 
     def note(who: str, what: str, payload: bytes, **more: Any) -> None:
@@ -794,8 +813,8 @@ def make_vectors() -> dict[str, Any]:
         "responder": {"secret": B.hex(), "ephemeral": EPHEMERAL_B.hex()},
         "request": proposal.payload.hex(),
         "accept": accept.hex(),
-        "hello_initiator": HELLO_A.encode().hex(),
-        "hello_responder": HELLO_B.encode().hex(),
+        "hello_initiator": hello_a.encode().hex(),
+        "hello_responder": hello_b.encode().hex(),
         "handshake_hash": there.hash.hex(),
         "key_initiator_to_responder": there.receive_key.hex(),
         "key_responder_to_initiator": there.send_key.hex(),

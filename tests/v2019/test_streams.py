@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest import TestResult, mock
 
 from hypothesis import given, strategies as st
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DmsgTimeout, TransportClosed, TransportRefused
 from dmsg.net.streams import stream as stream_module
 from dmsg.net.streams.address import StreamLost, StreamTimeout
+from dmsg.v2019 import incoming, outgoing
 from dmsg.v2019.core.agreement import Hello, Proposal
 from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.wire import FWD, Frame
@@ -422,3 +426,42 @@ class WalkTests(ResumeCase):
         self.network.settle()
         self.assertTrue(one.lost.check(ConnectionDone) and two.lost.check(ConnectionDone))
         self.assert_empty()
+
+
+def speaking(tags: bool) -> Any:
+    """A hello of a program that knows of tags, or does not."""
+
+    def make(*some: Any, **more: Any) -> Hello:
+        hello = Hello(*some, **more)
+        return replace(hello, tags=hello.tags and tags)
+
+    return make
+
+
+class OlderTests(SynchronousTestCase):
+    """An end from before 0.2 does not speak of tags: both hash the data then, also after a move."""
+
+    def test_either_end(self) -> None:
+        for older in (outgoing, incoming):
+            case = ResumeTests("test_either_end_loses_its_server")
+            with mock.patch.object(older, "Hello", speaking(False)):
+                result = TestResult()
+                case.run(result)
+            self.assertTrue(result.wasSuccessful(), str(result.errors + result.failures))
+            self.assertEqual(result.testsRun, 1)
+
+    def test_what_is_agreed(self) -> None:
+        for mine, theirs in ((True, True), (True, False), (False, True), (False, False)):
+            case = ResumeCase()
+            case.setUp()
+            with (
+                mock.patch.object(outgoing, "Hello", speaking(mine)),
+                mock.patch.object(incoming, "Hello", speaking(theirs)),
+            ):
+                one, two = case.open()
+            ends = one.transport.end, two.transport.end
+            self.assertEqual([end._tags for end in ends], [mine and theirs] * 2)
+            one.transport.write(b"x" * 100_000)
+            case.network.settle()
+            self.assertEqual((len(two.data), ends[0].acknowledged), (100_000, 100_000))
+            case.tearDown()

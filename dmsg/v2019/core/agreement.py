@@ -36,6 +36,7 @@ CRITICAL = 0x80
 """Options from here on must be understood, or the transport is refused."""
 OPTION_END = 0x00
 OPTION_OPEN = 0x01
+OPTION_TAGS = 0x02
 OPTION_RESUME = 0x82
 OPTION_ENDED = 0x83
 OPTION_PROBE = 0x84
@@ -74,6 +75,8 @@ class Hello:
         with its transport.
     :ivar resume: the transport goes on with a stream.
     :ivar ended: that stream was closed by this end with this reason.
+    :ivar tags: of a stream that begins: its rolling hash is over the tags of frames; where one of the two hellos does
+        not say so, as those of programs before 0.2, it is over the data.
     :ivar probe: a ping, which no application sees: 0, of the client; 1, of the client if somebody listens on ``port``.
     """
 
@@ -83,12 +86,15 @@ class Hello:
     resume: Resume | None = None
     ended: int | None = None
     probe: int | None = None
+    tags: bool = False
 
     def encode(self) -> bytes:
         """The bytes on the wire."""
         parts = [_head.pack(self.port, self.window)]
         if self.token is not None:
             parts.append(_option(OPTION_OPEN, self.token))
+        if self.tags:
+            parts.append(_option(OPTION_TAGS, b""))
         if (resume := self.resume) is not None:
             value = _resume.pack(resume.token, resume.generation, resume.received, resume.hash)
             parts.append(_option(OPTION_RESUME, value))
@@ -122,7 +128,7 @@ def _option(kind: int, value: bytes) -> bytes:
     return bytes((kind, len(value))) + value
 
 
-_SIZES = {OPTION_OPEN: TOKEN_SIZE, OPTION_RESUME: _resume.size, OPTION_ENDED: 1, OPTION_PROBE: 1}
+_SIZES = {OPTION_OPEN: TOKEN_SIZE, OPTION_TAGS: 0, OPTION_RESUME: _resume.size, OPTION_ENDED: 1, OPTION_PROBE: 1}
 
 
 def _options(options: dict[int, bytes]) -> dict[str, Any]:
@@ -135,6 +141,8 @@ def _options(options: dict[int, bytes]) -> dict[str, Any]:
             raise HandshakeError(f"option {kind:#x} of the hello has a wrong length")
         elif kind == OPTION_OPEN:
             values["token"] = value
+        elif kind == OPTION_TAGS:
+            values["tags"] = True
         elif kind == OPTION_RESUME:
             values["resume"] = Resume(*_resume.unpack(value))
         elif kind == OPTION_ENDED:

@@ -4,7 +4,8 @@ A :class:`SecureEnd` outlives the transports that carry it.  What belongs to one
 transport (keys, nonces, sequences) is replaced by :meth:`SecureEnd.attach`;
 what belongs to the stream (bytes acknowledged and received, the rolling
 hashes of both, what is not acknowledged) stays, so that the two ends can
-compare where they are and go on.  ``docs/protocol/secure-transport.md`` is
+compare where they are and go on.  The hashes are over the tags of the frames, not over their data, where both
+ends know that.  ``docs/protocol/secure-transport.md`` is
 the specification.  No I/O, no clock.
 """
 
@@ -53,6 +54,7 @@ DIAGNOSE_SIZE = 4096
 """Bytes of the largest frame with which that is done."""
 
 _nonce = struct.Struct("<4xQ").pack
+_position = struct.Struct(">Q").pack
 _sequence = struct.Struct(">H").pack
 _ack = struct.Struct(f">H{ACK_HASH_SIZE}s")
 _long_ack = struct.Struct(f">H{ACK_HASH_SIZE}sI")
@@ -108,7 +110,8 @@ class SecureEnd:
     :param window: bytes that this end lets the other have unacknowledged.
     :param token: 16 bytes if the stream can be resumed, else None.
     :param peer: the other end's key, which has its part of the budget.
-    :ivar in_flight: (data, ticket of the caller) of frames that are not acknowledged.
+    :param tags: the rolling hashes are over the tags of frames, as the two hellos agreed; else over the data.
+    :ivar in_flight: (data, ticket of the caller, what the rolling hash takes of it) of frames that are not acknowledged.
     :ivar acknowledged: bytes of the stream that the other end has.
     :ivar received: bytes of the stream that this end has.
     :ivar consumed: bytes of them that the application has taken.
@@ -130,6 +133,7 @@ class SecureEnd:
         "_received_sequence",
         "_seal_nonce",
         "_sent_hash",
+        "_tags",
         "acknowledged",
         "consumed",
         "generation",
@@ -158,23 +162,25 @@ class SecureEnd:
         token: bytes | None = None,
         budget: Budget | None = None,
         peer: bytes = b"",
+        tags: bool = False,
     ) -> None:
         self.initiator = initiator
+        self._tags = tags
         self._peer = peer
         self.token = token
         self.generation = 0
         self.transport: Any = None
         """The transport that carries it now; None while there is none."""
         # one hash for each direction, so that no direction's word can stand for the other's
-        first = blake2b(binding + b"\0", digest_size=HASH_SIZE)
-        second = blake2b(binding + b"\1", digest_size=HASH_SIZE)
+        first = blake2b(binding + (b"\2" if tags else b"\0"), digest_size=HASH_SIZE)
+        second = blake2b(binding + (b"\3" if tags else b"\1"), digest_size=HASH_SIZE)
         self._sent_hash, self._received_hash = (first, second) if initiator else (second, first)
         self.acknowledged = 0
         self.idle_moves = 0
         self.moved_at: tuple[int, int] | None = None
         self.received = 0
         self.consumed = 0
-        self.in_flight: deque[tuple[bytes | memoryview, Any]] = deque()
+        self.in_flight: deque[tuple[bytes | memoryview, Any, bytes | memoryview]] = deque()
         self.in_flight_bytes = 0
         self.window = window
         self.peer_window = 0
@@ -229,7 +235,14 @@ class SecureEnd:
     def position(self) -> Resume:
         """Where this end stands, for a hello."""
         assert self.token is not None
-        return Resume(self.token, self.generation, self.received, self._received_hash.digest())
+        return Resume(self.token, self.generation, self.received, self._digest(self._received_hash, self.received))
+
+    def _digest(self, rolling: blake2b, position: int) -> bytes:
+        """A rolling hash at a position of the stream: 32 bytes."""
+        if self._tags:
+            rolling = rolling.copy()
+            rolling.update(_position(position))
+        return rolling.digest()
 
     def resume(self, there: Resume) -> tuple[list[Any], list[tuple[bytes | memoryview, Any]]]:
         """The other end says where it stands.
@@ -243,16 +256,17 @@ class SecureEnd:
         tickets: list[Any] = []
         in_flight = self.in_flight
         while self.acknowledged < there.received and in_flight:
-            data, ticket = in_flight.popleft()
-            self._sent_hash.update(data)
+            data, ticket, counted = in_flight.popleft()
+            self._sent_hash.update(counted)
             self.acknowledged += len(data)
             tickets.append(ticket)
-        if self.acknowledged != there.received or self._sent_hash.digest() != there.hash:
+        if self.acknowledged != there.received or self._digest(self._sent_hash, there.received) != there.hash:
             raise SecureError(CloseReason.HASH_MISMATCH)
         while in_flight and not in_flight[0][0]:
             # frames without data are there to be acknowledged: this is the acknowledgement
             tickets.append(in_flight.popleft()[1])
-        unsent = list(in_flight)
+        # what is sent again has other tags
+        unsent = [(data, ticket) for data, ticket, _ in in_flight]
         in_flight.clear()
         self.in_flight_bytes = 0
         return tickets, unsent
@@ -282,9 +296,11 @@ class SecureEnd:
         self._next_sequence = (sequence + 1) & 0xFFFF
         nonce = self._seal_nonce
         self._seal_nonce = nonce + 1
-        self.in_flight.append((data, ticket))
+        payload = self._encrypt(_nonce(nonce), b"".join((_sequence(sequence), data)), _FWD_DATA)
+        # a frame without data has no place in the stream: nothing of it counts
+        self.in_flight.append((data, ticket, payload[-TAG_SIZE:] if self._tags and data else data))
         self.in_flight_bytes += len(data)
-        return self._encrypt(_nonce(nonce), b"".join((_sequence(sequence), data)), _FWD_DATA)
+        return payload
 
     def seal_ack(self) -> bytes:
         """The payload of an ACK of all that was received.
@@ -292,7 +308,7 @@ class SecureEnd:
         It names the window only when it is another than the sender knows.
         """
         window = max(0, self.consumed + self.window - self.received)
-        digest = self._received_hash.digest()[:ACK_HASH_SIZE]
+        digest = self._digest(self._received_hash, self.received)[:ACK_HASH_SIZE]
         if window == self.told_window:
             plain = _ack.pack(self._received_sequence, digest)
         else:
@@ -329,7 +345,8 @@ class SecureEnd:
         data = plain[SEQUENCE_SIZE:]
         size = len(data)
         self.received += size
-        self._received_hash.update(data)
+        if size:
+            self._received_hash.update(payload[-TAG_SIZE:] if self._tags else data)
         if self.received - self.consumed > self.window + MAX_SECURE_DATA:
             raise SecureError(CloseReason.BUFFER_FULL)
         return data
@@ -356,8 +373,8 @@ class SecureEnd:
         sent_hash = self._sent_hash
         size = 0
         for _ in range(count):
-            data, ticket = in_flight.popleft()
-            sent_hash.update(data)
+            data, ticket, counted = in_flight.popleft()
+            sent_hash.update(counted)
             size += len(data)
             if ticket is not None:
                 tickets.append(ticket)
@@ -365,7 +382,7 @@ class SecureEnd:
         self.acknowledged += size
         if self.limit < MAX_WINDOW:
             self.limit = min(MAX_WINDOW, self.limit + (3 * size if self._opening else max(1, size // 8)))
-        if sent_hash.digest()[:ACK_HASH_SIZE] != digest:
+        if self._digest(sent_hash, self.acknowledged)[:ACK_HASH_SIZE] != digest:
             raise SecureError(CloseReason.HASH_MISMATCH)
         return count, tickets
 

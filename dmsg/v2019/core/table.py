@@ -142,10 +142,23 @@ class ClientConnection(TransportTable):
         return transport
 
     def _new_end(
-        self, transport: ClientTransport, result: HandshakeResult, initiator: bool, window: int, token: bytes | None
+        self,
+        transport: ClientTransport,
+        result: HandshakeResult,
+        window: int,
+        token: bytes | None,
+        *,
+        tags: bool,
     ) -> SecureEnd:
-        peer = bytes(transport.remote)
-        return SecureEnd(result.hash, initiator=initiator, window=window, token=token, budget=self._budget, peer=peer)
+        return SecureEnd(
+            result.hash,
+            initiator=transport.initiator,
+            window=window,
+            token=token,
+            budget=self._budget,
+            peer=bytes(transport.remote),
+            tags=tags,
+        )
 
     def accept(self, transport: ClientTransport) -> None:
         """Answer a REQUEST with ACCEPT.
@@ -167,8 +180,8 @@ class ClientConnection(TransportTable):
         assert offer is not None
         result, payload = offer.accept(hello)
         if end is None:
-            token = offer.hello.token
-            end = self._new_end(transport, result, False, hello.window, token)
+            tags = offer.hello.tags and hello.tags
+            end = self._new_end(transport, result, hello.window, offer.hello.token, tags=tags)
         end.attach(transport, result, offer.hello, hello.window)
         self._identify(transport, payload)
         self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
@@ -374,7 +387,8 @@ class ClientConnection(TransportTable):
                 return
             if end is None:
                 token = hello.token if hello.token == proposal.hello.token else None
-                end = self._new_end(transport, result, True, transport.told_window, token)
+                tags = hello.tags and proposal.hello.tags
+                end = self._new_end(transport, result, transport.told_window, token, tags=tags)
             elif hello.resume is None or hello.resume.token != end.token:
                 raise HandshakeError("ACCEPT resumes no stream, or another")
             else:
