@@ -34,7 +34,7 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What :meth:`Relay.route` says.
+    """What :meth:`Rules.route` says.
 
     :ivar relays: other relays, in no order.
     """

@@ -111,7 +111,8 @@ class SecureEnd:
     :param token: 16 bytes if the stream can be resumed, else None.
     :param peer: the other end's key, which has its part of the budget.
     :param tags: the rolling hashes are over the tags of frames, as the two hellos agreed; else over the data.
-    :ivar in_flight: (data, ticket of the caller, what the rolling hash takes of it) of frames that are not acknowledged.
+    :ivar in_flight: (data, ticket of the caller, what the rolling hash takes of it) of each frame that is not
+        acknowledged.
     :ivar acknowledged: bytes of the stream that the other end has.
     :ivar received: bytes of the stream that this end has.
     :ivar consumed: bytes of them that the application has taken.

@@ -1,7 +1,7 @@
 """What a client does with frames: its table of transports on one connection.
 
 No I/O, no clock.  Bytes go in through :meth:`ClientConnection.receive_frames`,
-events come out, frames to send collect until :meth:`ClientConnection.data_to_send`.
+events come out, frames to send collect until :meth:`~dmsg.v2019.core.transports.TransportTable.data_to_send`.
 
 Control frames go through ``TRANSITIONS``; FWD and ACK test one attribute.
 Where the 2019 client waits for each ACK, this one keeps a window in flight

@@ -95,7 +95,7 @@ class TransportTable:
     # --- what is to be sent ---
 
     def ping(self, payload: bytes) -> None:
-        """Ask the server, which must know of it, for :class:`Ponged`."""
+        """Ask the server, which must know of it, for :class:`~dmsg.v2019.core.events.Ponged`."""
         self._pinged = True
         self._outgoing.append(encode_frame(PING, 0, payload))
 

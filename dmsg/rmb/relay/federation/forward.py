@@ -1,9 +1,9 @@
 """Messages for twins of other relays: brought there, tried again, or given up with a word.
 
 Three ways in: :meth:`Federation.forward` for a message that belongs elsewhere,
-:meth:`.Asking.offer` for one try with those who have the session
-connected, :meth:`.Offers.add` for what is kept here and may find its
-receiver at another of its relays.
+:meth:`~dmsg.rmb.relay.federation.asking.Asking.offer` for one try with those who have the
+session connected, :meth:`~dmsg.rmb.relay.federation.offers.Offers.add` for what is kept here
+and may find its receiver at another of its relays.
 """
 
 from __future__ import annotations
