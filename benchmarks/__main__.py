@@ -24,6 +24,7 @@ from benchmarks.path import path_rows
 from benchmarks.relay import connect_row, crowd_row, memory_rows, mixed_rows, relay_rows, transport_row
 from benchmarks.rmb import rmb_rows
 from benchmarks.telemetry import telemetry_rows
+from benchmarks.tunnel import tunnel_rows
 from dmsg.keys import PubKey, SecKey
 
 PARTS = (
@@ -36,6 +37,7 @@ PARTS = (
     "memory",
     "discovery",
     "path",
+    "tunnel",
     "telemetry",
     "messaging",
     "rmb",
@@ -140,6 +142,7 @@ def main() -> None:
         "client": ("through the client API, 64 messages in flight, each acknowledged", client_rows),
         "flood": ("round trips of a pair while another client floods the relay with control frames", flood_rows),
         "path": ("one stream over 100 ms and 1 Gbit/s, beside plain TCP (network namespaces, root)", path_rows),
+        "tunnel": ("TCP through expose and forward over a relay, beside ssh -L and plain loopback (iperf3)", tunnel_rows),
         "connects": ("connections: TCP, handshake, OK", lambda: [connect_row()]),
         "transports": ("transports opened and closed, one after the other", lambda: [transport_row()]),
         "memory": ("resident memory of the relay per idle connection", memory_rows),
