@@ -142,7 +142,7 @@ def main() -> None:
         "client": ("through the client API, 64 messages in flight, each acknowledged", client_rows),
         "flood": ("round trips of a pair while another client floods the relay with control frames", flood_rows),
         "path": ("one stream over 100 ms and 1 Gbit/s, beside plain TCP (network namespaces, root)", path_rows),
-        "tunnel": ("TCP through expose and forward over a relay, beside ssh -L and plain loopback (iperf3)", tunnel_rows),
+        "tunnel": ("TCP through expose and forward over a relay, beside ssh -L and loopback (iperf3)", tunnel_rows),
         "connects": ("connections: TCP, handshake, OK", lambda: [connect_row()]),
         "transports": ("transports opened and closed, one after the other", lambda: [transport_row()]),
         "memory": ("resident memory of the relay per idle connection", memory_rows),

@@ -56,7 +56,7 @@ MOVED = {
     "net.fetch": "net.web.fetch",
     "net.guard": "net.web.guard",
     "net.joint": "apps.joint",
-    "net.link": "net.links.link net.links.interfaces",
+    "net.link": "net.links.link net.links.interfaces net.links.reading",
     "net.noise": "net.links.records",
     "net.plain": "net.links.plain",
     "net.site": "net.web.site",

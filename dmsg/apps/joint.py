@@ -14,10 +14,15 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress, IProtocolFactory, IPushProducer
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.net.socketopts import send_more, write_now
+
+READ_FRAMES = 4
+"""Frames of the stream that one read of the TCP connection beside it fills."""
 MAX_JOINTS = 1024
 """Pairs of connections of one listener at a time; one more is refused."""
 
@@ -40,7 +45,7 @@ class Half(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         if self.other is not None and self.other.transport is not None:
-            self.other.transport.write(data)
+            write_now(self.other.transport, data)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self.over = reason
@@ -86,6 +91,12 @@ def join(one: Half, two: Half) -> None:
         if other.over is not None:
             _end(half.transport, other.over)
             return
+    for half, other in ((one, two), (two, one)):
+        frame = getattr(other.transport, "max_frame", None)
+        if frame is not None and isinstance(half.transport, Connection):
+            # what is read at a time fills its frames, and leaves nothing for a small one behind them
+            half.transport.bufferSize = READ_FRAMES * frame
+            send_more(half.transport)
     one.other, two.other = two, one
     assert one.transport is not None and two.transport is not None
     one.transport.registerProducer(_Source(two.transport), True)  # type: ignore[attr-defined]

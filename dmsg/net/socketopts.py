@@ -24,6 +24,8 @@ USER_TIMEOUT_MS = 30_000
 """Milliseconds that sent data, or a closed receive window, may stay as it is."""
 
 
+SEND_SIZE = 256 * 1024 + 64
+"""Bytes that one call gives to the socket at most: four full records of a link."""
 WORTH_SHEDDING = 256 * 1024
 """Bytes."""
 BACKLOG = 1024
@@ -63,9 +65,16 @@ def _is_set(handle: socket.socket) -> bool:
 def tune(transport: Any) -> None:
     """No delay for small writes; dead peers are found by the kernel."""
     if isinstance(transport, Connection):
+        send_more(transport)
         handle = transport.getHandle()
         if not _is_set(handle):
             _set_options(handle)
+
+
+def send_more(transport: Any) -> None:
+    """Give the socket more at a time than Twisted does."""
+    if isinstance(transport, Connection):
+        transport.SEND_LIMIT = SEND_SIZE
 
 
 def tune_listening(port: Any) -> bool:
@@ -122,8 +131,8 @@ def forget_unsent(transport: Any) -> None:
         transport._tempDataLen = 0
 
 
-def write_now(transport: Any, data: bytes | bytearray) -> None:
-    """``transport.write``, but try the socket first when nothing waits there.
+def write_now(transport: Any, data: bytes | bytearray | memoryview) -> None:
+    """``transport.write``, but try the socket first when nothing waits there.  Nothing of ``data`` is kept.
 
     Saves the pair of epoll_ctl calls that each ``write`` costs, a fifth of the
     CPU of sparse traffic.  Call it once per reactor turn, not per frame.
@@ -136,10 +145,15 @@ def write_now(transport: Any, data: bytes | bytearray) -> None:
         and not transport.dataBuffer
         and not transport._tempDataLen
     ):
-        sent = transport.writeSomeData(data)  # type: ignore[arg-type]  # any buffer will do
-        if isinstance(sent, int):
+        while data:
+            sent = transport.writeSomeData(data)  # type: ignore[arg-type]  # any buffer will do
+            # an error is left for write() to meet again in the proper place
+            if not isinstance(sent, int) or sent <= 0:
+                break
             if sent == len(data):
                 return
-            data = bytes(memoryview(data)[sent:])
-        # an error is left for write() to meet again in the proper place
+            tried = min(len(data), transport.SEND_LIMIT)
+            data = memoryview(data)[sent:]
+            if sent < tried:
+                break  # the socket is full
     transport.write(bytes(data))

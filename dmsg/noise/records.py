@@ -67,9 +67,28 @@ class RecordSealer:
         if size <= COPY_LIMIT:
             return _header.pack(size + OVERHEAD, sequence) + self._encrypt(_nonce(sequence), plaintext, None)
         record = bytearray(HEADER_SIZE + size + TAG_SIZE)
-        _header.pack_into(record, 0, size + OVERHEAD, sequence)
-        self._encrypt_into(_nonce(sequence), plaintext, None, memoryview(record)[HEADER_SIZE:])
+        self._seal_into(plaintext, size, sequence, memoryview(record))
         return record
+
+    def seal_into(self, plaintext: bytes | bytearray | memoryview, buffer: memoryview) -> int:
+        """One record at the start of ``buffer``, which has room for it.
+
+        :returns: its length: 22 bytes more than that of ``plaintext``.
+        :raises LocalProtocolError: as :meth:`seal`.
+        """
+        size = len(plaintext)
+        sequence = self.sequence + 1
+        if size > MAX_PLAINTEXT or sequence > MAX_SEQUENCE:
+            raise LocalProtocolError("record is too long or the connection's nonces are used up")
+        self.sequence = sequence
+        self._seal_into(plaintext, size, sequence, buffer)
+        return HEADER_SIZE + size + TAG_SIZE
+
+    def _seal_into(
+        self, plaintext: bytes | bytearray | memoryview, size: int, sequence: int, buffer: memoryview
+    ) -> None:
+        _header.pack_into(buffer, 0, size + OVERHEAD, sequence)
+        self._encrypt_into(_nonce(sequence), plaintext, None, buffer[HEADER_SIZE : HEADER_SIZE + size + TAG_SIZE])
 
 
 class RecordOpener:
@@ -98,10 +117,10 @@ class RecordOpener:
         """Bytes of a record that is not whole."""
         return 0 if self._held is None else len(self._held)
 
-    def open_into(self, data: bytes, buffer: bytearray, at: int) -> int:
+    def open_into(self, data: bytes | bytearray | memoryview, buffer: bytearray, at: int) -> int:
         """Append the plaintext of every record that ``data`` completes to ``buffer``.
 
-        :param data: the next bytes of the stream.
+        :param data: the next bytes of the stream; nothing of it is kept.
         :param buffer: receives plaintext from ``at`` on; must have room for
             ``len(data) + MAX_RECORD`` bytes from there.
         :returns: the end of the plaintext in ``buffer``; see :attr:`broken` too.
@@ -112,7 +131,7 @@ class RecordOpener:
             self._held += data
             if len(self._held) < self._wanted:
                 return at
-            data = bytes(self._held)
+            data = self._held
             self._held = None
         unpack = _header.unpack_from
         nonce = _nonce

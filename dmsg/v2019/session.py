@@ -403,6 +403,4 @@ class ClientSession:
         """Send what the core has to send, unless that is done at the end of this read."""
         if self._receiving:
             return  # frames_received() does it once for all its events
-        data = self.core.data_to_send()
-        if data and self._link is not None:
-            self._link.send(data)
+        self.core.send_through(self._link.send if self._link is not None else lambda frames: None)

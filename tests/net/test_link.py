@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import given, strategies as st
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
@@ -52,6 +53,36 @@ class Frames:
 
 class ChoiceTests(SynchronousTestCase):
     """The handshake and the kind of frames are two choices."""
+
+    @given(st.lists(st.sampled_from([1, 5, 2048, 2049, 16_383, 16_384, 65_515, 65_516, 140_000, 262_060]), max_size=12))
+    def test_pieces_of_any_sizes(self, sizes: list[int]) -> None:
+        """What is sent in one turn arrives in order, though its buffers are used again."""
+        clock = Clock()
+        received: list[bytes] = []
+
+        class Bytes(Frames):
+            def frames_received(self, buffer: bytearray, end: int) -> int:
+                received.append(bytes(buffer[:end]))
+                return end
+
+        ends = [Frames(), Bytes()]
+        turn = TurnFlush(clock)
+        client = RecordLink(clock, turn, XKHandshake(KEYS["A"], KEYS["S"].public), lambda remote: ends[0])
+        server = RecordLink(clock, turn, XKHandshake(KEYS["S"]), lambda remote: ends[1])
+        pump = iosim.connect(server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False)
+        pump.flush()
+        expected = b""
+        for turns in range(2):
+            for number, size in enumerate(sizes):
+                data = bytearray([(number + turns) % 256]) * size
+                expected += data
+                ends[0].link.send(memoryview(data))
+                data[:] = bytes(size)  # nothing of it is kept
+            self.assertLessEqual(sum(sizes), client._unwritten() + 1)
+            clock.advance(0)
+            pump.flush()
+        self.assertEqual(b"".join(received), expected)
+        self.assertEqual((client._unwritten(), client._buffers), (0, []))
 
     def exchange(self, make: Any) -> bytes:
         """Frames both ways over two links; what was on the wire after the handshake."""

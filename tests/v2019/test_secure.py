@@ -26,6 +26,7 @@ from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.v2019.core.agreement import HELLO_SIZE, OPTION_OPEN, OPTION_RESUME, Hello, Offer, Proposal, Resume
 from dmsg.v2019.core.secure import (
     ACK_HASH_SIZE,
+    DIAGNOSE_SIZE,
     INITIAL_WINDOW,
     MAX_FRAMES,
     MAX_SECURE_DATA,
@@ -33,7 +34,18 @@ from dmsg.v2019.core.secure import (
     SecureEnd,
     SecureError,
 )
-from dmsg.v2019.core.wire import ACK, CLOSE, FWD, HANDSHAKE_PAYLOAD_SIZE, MIN_SECURE_REQUEST, REQUEST, Frame
+from dmsg.v2019.core.wire import (
+    ACK,
+    CLOSE,
+    FWD,
+    HANDSHAKE_PAYLOAD_SIZE,
+    HEADER_SIZE,
+    MAX_FRAME_PAYLOAD,
+    MIN_SECURE_REQUEST,
+    REQUEST,
+    Frame,
+    encode_frame,
+)
 from dmsg.v2019.incoming import MAX_ASKING
 from dmsg.v2019.streams import Encryption
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
@@ -194,6 +206,33 @@ class EndTests(SynchronousTestCase):
             one.open_ack(two.seal_ack())
             two._received_sequence = (two._received_sequence + (1 if sent else -1)) & 0xFFFF
             self.assert_error(CloseReason.BAD_FRAME, one.open_ack, two.seal_ack())
+
+    def test_whole_frames_are_what_their_parts_are(self) -> None:
+        """Sealed in a buffer, opened where they lie: for who receives them it is the same."""
+        for tags in (True, False):
+            for size in (1, DIAGNOSE_SIZE, DIAGNOSE_SIZE + 1, MAX_SECURE_DATA):
+                data = bytes(range(251)) * (size // 251 + 1)
+                data = data[:size]
+                (one, two), (same, _) = pair(tags=tags), pair(tags=tags)
+                frame = bytearray(b"\xff" * (HEADER_SIZE + MAX_FRAME_PAYLOAD))
+                end = one.seal_frame(0x1234, memoryview(data), "ticket", memoryview(frame))
+                payload = same.seal_data(data, "ticket")
+                self.assertEqual(frame[:end], encode_frame(FWD, 0x1234, payload))
+                self.assertEqual(bytes(frame[end:]), b"\xff" * (len(frame) - end))
+                self.assertEqual((one.in_flight_bytes, len(one.in_flight)), (size, 1))
+                received = two.open_data(memoryview(frame)[HEADER_SIZE:end])
+                frame[:] = bytes(len(frame))  # the buffers are used again
+                self.assertEqual(received, data)
+                self.assertEqual(one.open_ack(two.seal_ack()), (1, ["ticket"]))
+
+    def test_a_large_frame_that_was_changed(self) -> None:
+        """Where it lies nothing of it is delivered, and the next one would not open either."""
+        one, two = pair()
+        payload = bytearray(one.seal_data(bytes(MAX_SECURE_DATA), None))
+        payload[100] ^= 1
+        self.assert_error(CloseReason.NOT_AUTHENTIC, two.open_data, memoryview(payload))
+        self.assertEqual((two.received, two.delivered), (0, (0, 0)))
+        self.assert_error(CloseReason.FRAME_MISSING, two.open_data, memoryview(bytearray(one.seal_data(b"x", None))))
 
     def test_a_receiver_that_has_something_else(self) -> None:
         greater = set()

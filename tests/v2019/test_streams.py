@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason, DmsgTimeout, TransportClosed, TransportRefused
 from dmsg.net.streams import stream as stream_module
 from dmsg.net.streams.address import StreamLost, StreamTimeout
+from dmsg.net.streams.producing import SEND_HIGH_WATER
 from dmsg.v2019 import incoming, outgoing
 from dmsg.v2019.core.agreement import Hello, Proposal
 from dmsg.v2019.core.secure import SecureEnd
@@ -165,10 +166,10 @@ class ResumeTests(ResumeCase):
                 told.append("stop")
 
         one.transport.registerProducer(Producer(), True)
-        one.transport.write(bytes(500_000))
+        one.transport.write(bytes(SEND_HIGH_WATER + 1))
         self.assertEqual(told, ["pause"])
         self.find()
-        self.assertEqual((told, len(two.data)), (["pause", "resume"], 500_000))
+        self.assertEqual((told, len(two.data)), (["pause", "resume"], SEND_HIGH_WATER + 1))
 
     def test_closing_while_it_is_away(self) -> None:
         one, two = self.open()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import click
-from twisted.internet.endpoints import HostnameEndpoint, TCP4ServerEndpoint
+from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.interfaces import IAddress
 from twisted.python.failure import Failure
 
@@ -23,6 +23,7 @@ from dmsg.cli.running import (
     with_client,
 )
 from dmsg.keys import PubKey
+from dmsg.net.links.connect import host_endpoint
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
@@ -91,7 +92,7 @@ def expose(
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
-            endpoint = HostnameEndpoint(reactor, host, tcp_port, timeout=timeout)
+            endpoint = host_endpoint(reactor, host, tcp_port, timeout)
             listening = client.listen(
                 JointFactory(endpoint.connect, allowed=only(allow), failed=warn), tcp_port if port is None else port
             )

@@ -23,6 +23,11 @@ def tcp_endpoint(reactor: IReactorTime, address: str, timeout: float) -> Any:
     :raises DmsgError: the address is malformed.
     """
     host, port = parse_address(address)
+    return host_endpoint(reactor, host, port, timeout)
+
+
+def host_endpoint(reactor: IReactorTime, host: str, port: int, timeout: float) -> Any:
+    """A client endpoint for a host, by its name or its address."""
     # a literal address needs no resolver, and its refusal is known at once
     if isIPAddress(host):
         return TCP4ClientEndpoint(reactor, host, port, timeout=timeout)

@@ -22,8 +22,9 @@ from zope.interface import implementer
 from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
+from dmsg.net.links.reading import READ_SIZE, read_kept
 from dmsg.net.share import Share
-from dmsg.net.socketopts import forget_unsent, held, queued, shed, tune, unacknowledged, write_now
+from dmsg.net.socketopts import forget_unsent, held, queued, send_more, shed, tune, unacknowledged, write_now
 from dmsg.net.turn import TurnFlush
 
 HANDSHAKE_TIMEOUT = 10.0
@@ -36,8 +37,6 @@ DIRECT_SIZE = 16 * 1024
 """Bytes from which data is taken where it lies instead of being collected."""
 HIGH_WATER = 256 * 1024
 """Unsent bytes from which a link counts as congested, until all of them are sent."""
-READ_SIZE = 64 * 1024
-"""Bytes from the network handled at a time."""
 MAX_TAIL = 65540
 """Bytes of the longest unfinished frame."""
 
@@ -119,7 +118,7 @@ class Link(TwistedProtocol):
     def _begin(self, handshake: Any) -> None:
         """The handshake is done."""
 
-    def _receive(self, data: bytes) -> None:
+    def _receive(self, data: bytes | memoryview) -> None:
         """Take at most ``READ_SIZE`` bytes of the peer after the handshake."""
         raise NotImplementedError
 
@@ -127,9 +126,12 @@ class Link(TwistedProtocol):
         """Queue whole frames; they leave at the end of the reactor turn."""
         raise NotImplementedError
 
-    def _outgoing(self) -> tuple[Iterable[bytes | bytearray], int]:
+    def _outgoing(self) -> tuple[Iterable[bytes | bytearray | memoryview], int]:
         """What is to be written now, and its size; forget it."""
         raise NotImplementedError
+
+    def _written(self) -> None:
+        """Nobody looks any more at what :meth:`_outgoing` gave."""
 
     def _unwritten(self) -> int:
         """Bytes that :meth:`flush` has not seen."""
@@ -138,20 +140,27 @@ class Link(TwistedProtocol):
     # --- Twisted's side ---
 
     def connectionMade(self) -> None:
-        if not self._tuned:
+        if self._tuned:
+            send_more(self.transport)
+        else:
             tune(self.transport)
         self.made_at = self._reactor.seconds()
         # a socket that is gone does not know it any more
         self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
         self._timer = self._reactor.callLater(self._timeout, self._too_late)
+        read_kept(self.transport, self._received)
         self._send_handshake()
 
     def dataReceived(self, data: bytes) -> None:
+        self._received(data)
+
+    def _received(self, data: bytes | memoryview) -> None:
+        """What has come; a view is no good when this returns."""
         if self._gone or self.ended_for is not None:
             return
         share = self.share
         if self._held or self._left or (share is not None and not share.allows(self.owner)):
-            self._held.append(data)
+            self._held.append(bytes(data))
             self._wait()
         elif share is None:
             self._take(data)
@@ -160,16 +169,16 @@ class Link(TwistedProtocol):
             self._take(data)
             share.used(self.owner, share.now() - began)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes | memoryview) -> None:
         try:
             if not self._up:
-                self._receive_handshake(data)
+                self._receive_handshake(bytes(data))
             elif len(data) <= READ_SIZE:
                 self._receive(data)
             else:
                 for start in range(0, len(data), READ_SIZE):
                     if self._left:
-                        self._held.appendleft(data[start:])
+                        self._held.appendleft(bytes(data[start:]))
                         return
                     self._receive(data[start : start + READ_SIZE])
         except RemoteProtocolError as error:
@@ -184,6 +193,7 @@ class Link(TwistedProtocol):
         self.left_behind = max(self.left_behind, self.queued())
         self._pending.clear()
         self._outgoing()
+        self._written()
         forget_unsent(self.transport)
         user, self._user = self._user, None
         if user is not None:
@@ -361,6 +371,7 @@ class Link(TwistedProtocol):
         transport = self.transport
         for chunk in chunks:
             write_now(transport, chunk)
+        self._written()
         if self._congested:
             self._since_congested += size
         else:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dmsg.net.links.link import DIRECT_SIZE, MAX_TAIL, READ_SIZE, Link
+from dmsg.net.links.link import DIRECT_SIZE, MAX_TAIL, Link
+from dmsg.net.links.reading import READ_SIZE
 
 SCRATCH_SIZE = MAX_TAIL + READ_SIZE
 
@@ -22,10 +23,10 @@ class PlainLink(Link):
     def _begin(self, handshake: Any) -> None:
         self._optional = getattr(handshake, "optional", b"")
 
-    def _receive(self, data: bytes) -> None:
+    def _receive(self, data: bytes | memoryview) -> None:
         if self._optional:
             optional, self._optional = self._optional, b""
-            data = data.removeprefix(optional)
+            data = bytes(data).removeprefix(optional)
         # a buffer of its own for each call under way: nothing breaks when a
         # callback feeds another link before it returns
         buffer = _scratch.pop() if _scratch else bytearray(SCRATCH_SIZE)

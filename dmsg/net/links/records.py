@@ -8,20 +8,24 @@ from typing import Any, Protocol
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
+from dmsg.base.pool import BufferPool
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.connect import LinkClientEndpoint
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
-from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, READ_SIZE, Link
+from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, Link
+from dmsg.net.links.reading import READ_SIZE
 from dmsg.net.turn import TurnFlush
-from dmsg.noise.records import MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
+from dmsg.noise.records import COPY_LIMIT, MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake
 
 SCRATCH_SIZE = MAX_TAIL + READ_SIZE + MAX_RECORD
 NONCE_RESERVE = 1 << 16
 """A link is ended this many records before its nonces are used up."""
 
-_scratch: list[bytearray] = []
+_SCRATCH = BufferPool(SCRATCH_SIZE, 2)
+RECORDS = BufferPool(4 * MAX_RECORD, 16)
+"""For large records, until they are written: at the end of the turn in which they were sealed."""
 
 
 class KeyedHandshake(LinkHandshake, Protocol):
@@ -50,8 +54,11 @@ class RecordLink(Link):
         super().__init__(reactor, turn, handshake, make_user, failed=failed, timeout=timeout, tuned=tuned)
         self._sealer: RecordSealer | None = None
         self._opener: RecordOpener | None = None
-        self._records: list[bytes | bytearray] = []
+        self._records: list[bytes | bytearray | memoryview] = []
         self._records_size = 0
+        self._buffers: list[bytearray] = []
+        self._filled = self._begun = 0
+        """How far the last of the buffers is filled, and where the last of the records' pieces begins in it."""
 
     def _begin(self, handshake: KeyedHandshake) -> None:
         assert handshake.keys is not None
@@ -60,12 +67,12 @@ class RecordLink(Link):
 
     # --- records in ---
 
-    def _receive(self, data: bytes) -> None:
+    def _receive(self, data: bytes | memoryview) -> None:
         opener = self._opener
         assert opener is not None
         # a buffer of its own for each call under way: nothing breaks when a
         # callback feeds another link before it returns
-        buffer = _scratch.pop() if _scratch else bytearray(SCRATCH_SIZE)
+        buffer = _SCRATCH.take()
         try:
             tail = self._tail
             start = len(tail)
@@ -77,7 +84,7 @@ class RecordLink(Link):
             if opener.broken is not None:
                 self.fail_behind(opener.broken)
         finally:
-            _scratch.append(buffer)
+            _SCRATCH.give_back(buffer)
 
     def _unopened(self) -> int:
         return self._opener.held if self._opener is not None else 0
@@ -108,9 +115,26 @@ class RecordLink(Link):
             for start in range(0, len(data), MAX_PLAINTEXT):
                 self._seal(view[start : start + MAX_PLAINTEXT])
             return
-        record = sealer.seal(data)
-        self._records.append(record)
-        self._records_size += len(record)
+        if len(data) <= COPY_LIMIT:
+            record = sealer.seal(data)
+            self._begun = -1
+            self._records.append(record)
+            self._records_size += len(record)
+            return
+        buffers = self._buffers
+        if not buffers or self._filled + MAX_RECORD > len(buffers[-1]):
+            buffers.append(RECORDS.take())
+            self._filled, self._begun = 0, -1
+        start = self._filled
+        view = memoryview(buffers[-1])
+        size = sealer.seal_into(data, view[start:])
+        self._filled = start + size
+        self._records_size += size
+        if self._begun < 0:
+            self._begun = start
+            self._records.append(view[start : self._filled])
+        else:  # behind another one: one piece to write
+            self._records[-1] = view[self._begun : self._filled]
 
     def _seal_pending(self) -> None:
         pending = self._pending
@@ -119,13 +143,19 @@ class RecordLink(Link):
         self._pending_size = 0
         self._seal(data)
 
-    def _outgoing(self) -> tuple[list[bytes | bytearray], int]:
+    def _outgoing(self) -> tuple[list[bytes | bytearray | memoryview], int]:
         if self._pending:
             self._seal_pending()
         records, size = self._records, self._records_size
         self._records = []
         self._records_size = 0
         return records, size
+
+    def _written(self) -> None:
+        for buffer in self._buffers:
+            RECORDS.give_back(buffer)
+        self._buffers.clear()
+        self._filled, self._begun = 0, -1
 
     def _unwritten(self) -> int:
         return self._records_size + self._pending_size

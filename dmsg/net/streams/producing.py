@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twisted.internet.interfaces import IProducer, IPullProducer, IPushProducer
 
-SEND_HIGH_WATER = 128 * 1024
-"""Unsent bytes from which a producer is paused."""
+SEND_HIGH_WATER = 512 * 1024
+"""Unsent bytes from which a producer is paused: twice what a tunnel reads at a time."""
 
 
 class Producing:

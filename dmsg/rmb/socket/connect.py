@@ -9,10 +9,11 @@ from autobahn.twisted.websocket import (
     WebSocketClientProtocol,
 )
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import HostnameEndpoint, wrapClientTLS
+from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.ssl import optionsForClientTLS
 
+from dmsg.net.links.connect import host_endpoint
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb.socket.websocket import HANDSHAKE_TIMEOUT, OPTIONS, Receiver, Socket
 
@@ -47,7 +48,7 @@ def connect(reactor: IReactorTime, url: str, query: str, receiver: Receiver, tur
         return socket
 
     factory.buildProtocol = build  # type: ignore[method-assign]
-    endpoint: Any = HostnameEndpoint(reactor, factory.host, factory.port, timeout=HANDSHAKE_TIMEOUT)
+    endpoint: Any = host_endpoint(reactor, factory.host, factory.port, HANDSHAKE_TIMEOUT)
     if factory.isSecure:
         endpoint = wrapClientTLS(optionsForClientTLS(factory.host), endpoint)
     connecting: Deferred[Any] = endpoint.connect(factory)

@@ -23,7 +23,7 @@ from dmsg.base.tables import uncount
 from dmsg.errors import CloseReason, DmsgError
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.v2019.core.agreement import HASH_SIZE, Hello, Resume
-from dmsg.v2019.core.wire import ACK, CLOSE, FWD, MAX_FRAME_PAYLOAD, SEQUENCE_SIZE
+from dmsg.v2019.core.wire import ACK, CLOSE, FWD, HEADER_SIZE, MAX_FRAME_PAYLOAD, SEQUENCE_SIZE, pack_fwd_into
 
 TAG_SIZE = 16
 ACK_HASH_SIZE = 4
@@ -124,7 +124,9 @@ class SecureEnd:
         "_before",
         "_budget",
         "_decrypt",
+        "_decrypt_into",
         "_encrypt",
+        "_encrypt_into",
         "_measured_at",
         "_next_sequence",
         "_open_nonce",
@@ -209,8 +211,9 @@ class SecureEnd:
         self.transport = transport
         self._before = (self.acknowledged, self.received)
         transport.secure = self
-        self._encrypt = ChaCha20Poly1305(result.send_key).encrypt
-        self._decrypt = ChaCha20Poly1305(result.receive_key).decrypt
+        sealing, opening = ChaCha20Poly1305(result.send_key), ChaCha20Poly1305(result.receive_key)
+        self._encrypt, self._encrypt_into = sealing.encrypt, sealing.encrypt_into
+        self._decrypt, self._decrypt_into = opening.decrypt, opening.decrypt_into
         self._seal_nonce = self._open_nonce = 0
         self._next_sequence = 0
         self._acked_sequence = self._received_sequence = 0xFFFF  # of the frame before the first
@@ -303,6 +306,26 @@ class SecureEnd:
         self.in_flight_bytes += len(data)
         return payload
 
+    def seal_frame(self, transport_id: int, data: bytes | memoryview, ticket: Any, frame: memoryview) -> int:
+        """A whole FWD at the start of ``frame``, which has room for it; as :meth:`seal_data`, with a copy less.
+
+        :returns: its length: 23 bytes more than that of ``data``.
+        """
+        size = len(data)
+        sequence = self._next_sequence
+        self._next_sequence = (sequence + 1) & 0xFFFF
+        nonce = self._seal_nonce
+        self._seal_nonce = nonce + 1
+        plain_end = HEADER_SIZE + SEQUENCE_SIZE + size
+        end = plain_end + TAG_SIZE
+        pack_fwd_into(frame, 0, FWD, transport_id, SEQUENCE_SIZE + size + TAG_SIZE, sequence)
+        frame[HEADER_SIZE + SEQUENCE_SIZE : plain_end] = data
+        # where it lies
+        self._encrypt_into(_nonce(nonce), frame[HEADER_SIZE:plain_end], _FWD_DATA, frame[HEADER_SIZE:end])
+        self.in_flight.append((data, ticket, bytes(frame[plain_end:end]) if self._tags else data))
+        self.in_flight_bytes += size
+        return end
+
     def seal_ack(self) -> bytes:
         """The payload of an ACK of all that was received.
 
@@ -336,14 +359,19 @@ class SecureEnd:
     def open_data(self, payload: bytes | memoryview) -> bytes:
         """The data of a FWD.
 
+        :param payload: a large one that may be written to is opened where it lies; its tag stays.
         :raises SecureError: see its reason.
         """
-        plain = self._open(payload, _FWD_DATA)
+        plain: bytes | memoryview
+        if len(payload) > DIAGNOSE_SIZE and isinstance(payload, memoryview) and not payload.readonly:
+            plain = self._open_in_place(payload, _FWD_DATA)
+        else:
+            plain = self._open(payload, _FWD_DATA)
         sequence = (self._received_sequence + 1) & 0xFFFF
         if len(plain) < SEQUENCE_SIZE or plain[0] << 8 | plain[1] != sequence:
             raise SecureError(CloseReason.BAD_FRAME)
         self._received_sequence = sequence
-        data = plain[SEQUENCE_SIZE:]
+        data = bytes(plain[SEQUENCE_SIZE:])
         size = len(data)
         self.received += size
         if size:
@@ -404,6 +432,15 @@ class SecureEnd:
         except InvalidTag:
             raise SecureError(self._diagnose(bytes(payload), associated)) from None
         self._open_nonce = nonce + 1
+        return plain
+
+    def _open_in_place(self, payload: memoryview, associated: bytes) -> memoryview:
+        plain = payload[:-TAG_SIZE]
+        try:
+            self._decrypt_into(_nonce(self._open_nonce), payload, associated, plain)
+        except InvalidTag:
+            raise SecureError(CloseReason.NOT_AUTHENTIC) from None  # too large to be looked at more closely
+        self._open_nonce += 1
         return plain
 
     def _diagnose(self, payload: bytes, associated: bytes) -> CloseReason:

@@ -49,7 +49,7 @@ from dmsg.v2019.core.events import (
 )
 from dmsg.v2019.core.secure import MAX_SECURE_DATA, Budget, SecureEnd, SecureError
 from dmsg.v2019.core.state import ClientTransport, Input, State
-from dmsg.v2019.core.transports import TransportTable
+from dmsg.v2019.core.transports import FRAMES, LARGE, TransportTable
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -210,6 +210,12 @@ class ClientConnection(TransportTable):
         if transport.secure is not None:
             if size > MAX_SECURE_DATA:
                 raise LocalProtocolError("data is too long for one frame of a secure transport")
+            if size >= LARGE:
+                frame = FRAMES.take()
+                self._outgoing.append(
+                    (frame, transport.secure.seal_frame(transport.id, data, ticket, memoryview(frame)))
+                )
+                return
             payload = transport.secure.seal_data(data, ticket)
             self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
             return

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 
+from dmsg.base.pool import BufferPool
 from dmsg.errors import CloseReason, LocalProtocolError
 from dmsg.keys import PubKey, SecKey
 from dmsg.telemetry.receipts import Receipt, Role
@@ -16,14 +17,22 @@ from dmsg.v2019.core.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.v2019.core.wire import (
     ACK,
     CLOSE,
+    HEADER_SIZE,
     ID_COUNT,
     IDS_PER_SIDE,
+    MAX_FRAME_PAYLOAD,
     PING,
     RECEIPT,
     encode_close,
     encode_frame,
     pack_header,
 )
+
+FRAMES = BufferPool(HEADER_SIZE + MAX_FRAME_PAYLOAD, 16)
+"""For large frames, until they are handed on: at the end of the turn in which they were sealed."""
+LARGE = 16 * 1024
+"""Bytes of user data from which a frame has a buffer of its own; as ``DIRECT_SIZE`` of links, which take such a one
+where it lies."""
 
 
 class TransportTable:
@@ -52,7 +61,8 @@ class TransportTable:
         self.incoming = 0
         self._random = random or Random()
         self._next_id = self._random.randrange(IDS_PER_SIDE) * 2
-        self._outgoing: list[bytes] = []
+        self._outgoing: list[bytes | tuple[bytearray, int]] = []
+        """Pieces of frames, and whole frames in buffers of ``FRAMES`` with their length."""
         self.lost = False
         """The connection is gone: nothing can be handed in any more."""
 
@@ -117,6 +127,15 @@ class TransportTable:
 
     def data_to_send(self) -> bytes:
         """The frames to send, with the ACKs that are due; empties the buffer."""
+        pieces: list[bytes] = []
+        self.send_through(lambda piece: pieces.append(bytes(piece)))
+        return b"".join(pieces)
+
+    def send_through(self, send: Callable[[bytes | memoryview], object]) -> None:
+        """Hand the frames to ``send``, with the ACKs that are due; empties the buffer.
+
+        :param send: gets whole frames; what it gets is there until it returns.
+        """
         outgoing = self._outgoing
         if self._due:
             for transport in self._due:
@@ -126,10 +145,21 @@ class TransportTable:
                     outgoing += (pack_header(ACK, transport.id, len(payload)), payload)
             self._due.clear()
         if not outgoing:
-            return b""
-        data = b"".join(outgoing)
-        outgoing.clear()
-        return data
+            return
+        self._outgoing = []
+        small: list[bytes] = []
+        for piece in outgoing:
+            if not isinstance(piece, tuple):
+                small.append(piece)
+                continue
+            if small:
+                send(b"".join(small))
+                small.clear()
+            frame, size = piece
+            send(memoryview(frame)[:size])
+            FRAMES.give_back(frame)
+        if small:
+            send(b"".join(small))
 
     # --- what is signed at the end ---
 

@@ -1,0 +1,175 @@
+"""Reads into a kept buffer, by sockets of this process and no reactor."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, cast
+
+from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
+from twisted.internet.protocol import Protocol
+from twisted.internet.tcp import Connection
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.net.links.reading import READ_SIZE, read_kept
+from dmsg.net.socketopts import SEND_SIZE, queued, send_more, write_now
+
+
+class Noting(Protocol):
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+
+    def dataReceived(self, data: bytes) -> None:
+        self.data.append(data)
+
+
+class _Reactor:
+    """Who wants to be told of what."""
+
+    def __init__(self) -> None:
+        self.writing = 0
+
+    def addWriter(self, one: Any) -> None:
+        self.writing += 1
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+class SocketCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.here, self.there = socket.socketpair()
+        for one in (self.here, self.there):
+            one.setblocking(False)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+            self.addCleanup(one.close)
+        self.reactor = cast(Any, _Reactor())
+        self.protocol = Noting()
+        self.transport: Any = Connection(self.here, self.protocol, self.reactor)
+        self.transport.connected = True
+
+
+class ReadTests(SocketCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.taken: list[bytes] = []
+        self.views: list[Any] = []
+        self.assertTrue(read_kept(self.transport, self.take))
+
+    def take(self, view: memoryview) -> None:
+        self.taken.append(bytes(view))
+        self.views.append(view.obj)
+
+    def test_what_has_come_in_one_piece(self) -> None:
+        self.assertIs(self.transport.doRead(), None)
+        self.assertEqual(self.taken, [])
+        for size in (1, 100_000):
+            self.there.sendall(bytes([size % 251]) * size)
+            self.assertIs(self.transport.doRead(), None)
+        self.assertEqual(self.taken, [b"\1", bytes([100_000 % 251]) * 100_000])
+        self.assertEqual(self.protocol.data, [])
+        self.assertIs(self.views[0], self.views[1], "the same buffer")
+
+    def test_no_more_than_it_takes(self) -> None:
+        self.there.sendall(bytes(READ_SIZE + 5))
+        sizes: list[int] = []
+        while sum(sizes) < READ_SIZE + 5:
+            self.transport.doRead()
+            sizes = [len(one) for one in self.taken]
+        self.assertLessEqual(max(sizes), READ_SIZE)
+
+    def test_the_end(self) -> None:
+        self.there.sendall(b"last")
+        self.there.close()
+        self.assertIs(self.transport.doRead(), None)
+        self.assertIs(self.transport.doRead(), CONNECTION_DONE)
+        self.assertEqual(self.taken, [b"last"])
+
+    def test_an_error_of_the_socket(self) -> None:
+        self.here.close()
+        self.assertIs(self.transport.doRead(), CONNECTION_LOST)
+
+    def test_a_read_within_a_read(self) -> None:
+        """As of a program that runs the reactor within a callback: it must not write over what is looked at."""
+        inner: list[bytes] = []
+
+        def take(view: memoryview) -> None:
+            if not inner:
+                inner.append(b"")
+                self.there.sendall(b"second")
+                self.transport.doRead()
+                inner[0] = bytes(view)
+
+        read_kept(self.transport, take)
+        self.there.sendall(b"first!")
+        self.transport.doRead()
+        self.assertEqual(inner, [b"first!"])
+
+    def test_an_error_above_gives_the_buffer_back(self) -> None:
+        def fail(view: memoryview) -> None:
+            raise RuntimeError("ours")
+
+        self.there.sendall(b"x")
+        self.transport.doRead()
+        read_kept(self.transport, fail)
+        self.there.sendall(b"x")
+        self.assertRaises(RuntimeError, self.transport.doRead)
+        read_kept(self.transport, self.take)
+        self.there.sendall(b"y")
+        self.transport.doRead()
+        self.assertIs(self.views[0], self.views[-1])
+
+    def test_tls_that_begins_later(self) -> None:
+        self.transport.TLS = True
+        self.there.sendall(b"x")
+        self.transport.doRead()
+        self.assertEqual((self.taken, self.protocol.data), ([], [b"x"]))
+
+    def test_what_reads_in_another_way(self) -> None:
+        class Other(Connection):
+            def doRead(self) -> None:
+                pass
+
+        other: Any = Other(self.there, self.protocol, self.reactor)
+        self.assertFalse(read_kept(other, self.take))
+        self.assertFalse(read_kept(StringTransport(), self.take))
+        secure: Any = Connection(self.there, self.protocol, self.reactor)
+        secure.TLS = True
+        self.assertFalse(read_kept(secure, self.take))
+
+
+class WriteTests(SocketCase):
+    def received(self) -> bytes:
+        data = b""
+        while True:
+            try:
+                data += self.there.recv(1 << 20)
+            except BlockingIOError:
+                return data
+
+    def test_all_at_once(self) -> None:
+        """In as many calls as it takes; nothing waits, and nobody is asked to say when there is room."""
+        for size in (1, 100_000, 300_000):
+            data = bytearray(range(250)) * (size // 250 + 1)
+            write_now(self.transport, memoryview(data)[:size])
+            self.assertEqual(self.received(), bytes(data[:size]))
+        send_more(self.transport)
+        self.assertEqual(self.transport.SEND_LIMIT, SEND_SIZE)
+        write_now(self.transport, bytes(300_000))
+        self.assertEqual((len(self.received()), queued(self.transport), self.reactor.writing), (300_000, 0, 0))
+
+    def test_a_socket_that_is_full(self) -> None:
+        """What does not fit waits, in a copy: the buffer is used again."""
+        self.here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        data = bytearray(b"abc" * 1_000_000)
+        write_now(self.transport, memoryview(data))
+        waiting = queued(self.transport)
+        assert waiting
+        data[:] = bytes(len(data))
+        got = b""
+        for _ in range(10_000):
+            got += self.received()
+            if not queued(self.transport):
+                break
+            self.transport.doWrite()
+        self.assertEqual(got + self.received(), b"abc" * 1_000_000)
