@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
-from importlib.metadata import version
 
 import click
 
@@ -64,7 +63,7 @@ class _Lazy(Group):
 
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
-@click.version_option(version("dmsg"), prog_name="dmsg")
+@click.version_option(package_name="dmsg", prog_name="dmsg", message="%(prog)s %(version)s")
 @click.option("--verbose", "-v", is_flag=True, help="Log to standard error; every command has this, --json and -q.")
 def main(verbose: bool) -> None:
     """dmsg: two programs talk when all they know of each other is a public key.

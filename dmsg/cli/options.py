@@ -7,7 +7,6 @@ stand in a section of their own in its help.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,8 @@ def _set_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
+        from importlib.metadata import version  # a tenth of the time in which a command is there
+
         click.echo(f"dmsg {version('dmsg')}")
         ctx.exit()
 
