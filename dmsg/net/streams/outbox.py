@@ -78,6 +78,9 @@ class Outbox:
     def take(self, largest: int) -> tuple[bytes | memoryview, Ticket | None]:
         """The next frame, of at most ``largest`` bytes; small writes that nobody waits for are joined.
 
+        What is left of a large write, if it is small, is filled up with the next one: a frame of its own would
+        cost each end and the server more than the copy.
+
         :raises IndexError: it is empty.
         """
         queue = self.waiting
@@ -94,19 +97,27 @@ class Outbox:
             piece = memoryview(data)[self._offset :] if self._offset else data
             self._offset = 0
             if ticket is None and size < JOIN_SIZE and queue and queue[0][1] is None:
-                piece, size = self._join(piece, size)
+                piece, size = self._join(piece, size, largest)
         self.size -= size
         return piece, ticket
 
-    def _join(self, first: bytes | memoryview, size: int) -> tuple[bytes, int]:
-        """``first`` with the writes after it, up to ``JOIN_SIZE``."""
+    def _join(self, first: bytes | memoryview, size: int, largest: int) -> tuple[bytes | memoryview, int]:
+        """``first`` with the writes after it, up to ``JOIN_SIZE``, or with the begin of a large one."""
         parts: list[bytes | memoryview] = [first]
         queue = self.waiting
         while queue and queue[0][1] is None and size + len(queue[0][0]) <= JOIN_SIZE:
             data = queue.popleft()[0]
             parts.append(data)
             size += len(data)
-        return b"".join(parts), size
+        room = largest - size
+        if room > 0 and queue and queue[0][1] is None and len(queue[0][0]) > JOIN_SIZE:
+            # no more than what is there: the piece is larger than any room
+            data = memoryview(queue[0][0])
+            room = min(room, len(data) - 1)
+            parts.append(data[:room])
+            self._offset = room
+            size += room
+        return parts[0] if len(parts) == 1 else b"".join(parts), size
 
     def acknowledged(self, tickets: Iterable[Ticket | None]) -> None:
         """Frames of these callers have arrived."""
