@@ -51,7 +51,7 @@ class OutboxTests(SynchronousTestCase):
             expected += data
             outbox.add(data, None)
         self.assertEqual(outbox.size, len(expected))
-        frames = []
+        frames: list[tuple[bytes | memoryview, Ticket | None]] = []
         while outbox.waiting and len(frames) < again:
             frames.append(outbox.take(FRAME))
         outbox.put_back(frames)
