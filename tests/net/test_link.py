@@ -82,7 +82,31 @@ class ChoiceTests(SynchronousTestCase):
             clock.advance(0)
             pump.flush()
         self.assertEqual(b"".join(received), expected)
-        self.assertEqual((client._unwritten(), client._buffers), (0, []))
+        self.assertEqual((client._unwritten(), client._buffers, client._writing), (0, [], []))
+
+    def test_what_is_sent_while_something_is_written(self) -> None:
+        """As by who is told that a link is congested: it has a buffer of its own."""
+        clock = Clock()
+        ends = [Frames(), Frames()]
+        turn = TurnFlush(clock)
+        client = RecordLink(clock, turn, XKHandshake(KEYS["A"], KEYS["S"].public), lambda remote: ends[0])
+        server = RecordLink(clock, turn, XKHandshake(KEYS["S"]), lambda remote: ends[1])
+        pump = iosim.connect(server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False)
+        pump.flush()
+        again = [b"again" * 10_000, b"third" * 10_000]
+        write: Any = client.transport.write  # type: ignore[union-attr]
+
+        def send_more(data: bytes) -> None:
+            if again:
+                client.send(again.pop(0))
+            write(data)
+
+        self.patch(client.transport, "write", send_more)
+        client.send(b"first" * 10_000)
+        for _ in range(4):
+            clock.advance(0)
+            pump.flush()
+        self.assertEqual(ends[1].frames, [b"first"] * 10_000 + [b"again"] * 10_000 + [b"third"] * 10_000)
 
     def exchange(self, make: Any) -> bytes:
         """Frames both ways over two links; what was on the wire after the handshake."""

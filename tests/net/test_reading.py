@@ -11,7 +11,7 @@ from twisted.internet.tcp import Connection
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.net.links.reading import READ_SIZE, read_kept
+from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
 from dmsg.net.socketopts import SEND_SIZE, queued, send_more, write_now
 
 
@@ -54,7 +54,11 @@ class ReadTests(SocketCase):
         super().setUp()
         self.taken: list[bytes] = []
         self.views: list[Any] = []
-        self.assertTrue(read_kept(self.transport, self.take))
+        self.size = READ_SIZE
+        self.assertTrue(read_kept(self.transport, self.take, self.most))
+
+    def most(self) -> int:
+        return self.size
 
     def take(self, view: memoryview) -> None:
         self.taken.append(bytes(view))
@@ -78,6 +82,14 @@ class ReadTests(SocketCase):
             sizes = [len(one) for one in self.taken]
         self.assertLessEqual(max(sizes), READ_SIZE)
 
+    def test_as_much_as_may_be_held(self) -> None:
+        self.size = HELD_SIZE
+        self.there.sendall(bytes(HELD_SIZE + 5))
+        self.transport.doRead()
+        self.transport.doRead()
+        self.assertEqual(sum(map(len, self.taken)), HELD_SIZE + 5)
+        self.assertLessEqual(max(map(len, self.taken)), HELD_SIZE)
+
     def test_the_end(self) -> None:
         self.there.sendall(b"last")
         self.there.close()
@@ -100,7 +112,7 @@ class ReadTests(SocketCase):
                 self.transport.doRead()
                 inner[0] = bytes(view)
 
-        read_kept(self.transport, take)
+        read_kept(self.transport, take, self.most)
         self.there.sendall(b"first!")
         self.transport.doRead()
         self.assertEqual(inner, [b"first!"])
@@ -111,10 +123,10 @@ class ReadTests(SocketCase):
 
         self.there.sendall(b"x")
         self.transport.doRead()
-        read_kept(self.transport, fail)
+        read_kept(self.transport, fail, self.most)
         self.there.sendall(b"x")
         self.assertRaises(RuntimeError, self.transport.doRead)
-        read_kept(self.transport, self.take)
+        read_kept(self.transport, self.take, self.most)
         self.there.sendall(b"y")
         self.transport.doRead()
         self.assertIs(self.views[0], self.views[-1])
@@ -131,11 +143,11 @@ class ReadTests(SocketCase):
                 pass
 
         other: Any = Other(self.there, self.protocol, self.reactor)
-        self.assertFalse(read_kept(other, self.take))
-        self.assertFalse(read_kept(StringTransport(), self.take))
+        self.assertFalse(read_kept(other, self.take, self.most))
+        self.assertFalse(read_kept(StringTransport(), self.take, self.most))
         secure: Any = Connection(self.there, self.protocol, self.reactor)
         secure.TLS = True
-        self.assertFalse(read_kept(secure, self.take))
+        self.assertFalse(read_kept(secure, self.take, self.most))
 
 
 class WriteTests(SocketCase):

@@ -22,7 +22,7 @@ from zope.interface import implementer
 from dmsg.errors import DropReason, HandshakeError, RemoteProtocolError
 from dmsg.keys import PubKey
 from dmsg.net.links.interfaces import LinkHandshake, LinkUser
-from dmsg.net.links.reading import READ_SIZE, read_kept
+from dmsg.net.links.reading import HELD_SIZE, READ_SIZE, read_kept
 from dmsg.net.share import Share
 from dmsg.net.socketopts import forget_unsent, held, queued, send_more, shed, tune, unacknowledged, write_now
 from dmsg.net.turn import TurnFlush
@@ -148,11 +148,15 @@ class Link(TwistedProtocol):
         # a socket that is gone does not know it any more
         self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
         self._timer = self._reactor.callLater(self._timeout, self._too_late)
-        read_kept(self.transport, self._received)
+        read_kept(self.transport, self._received, self._may_read)
         self._send_handshake()
 
     def dataReceived(self, data: bytes) -> None:
         self._received(data)
+
+    def _may_read(self) -> int:
+        share = self.share
+        return READ_SIZE if share is None or share.allows(self.owner) else HELD_SIZE
 
     def _received(self, data: bytes | memoryview) -> None:
         """What has come; a view is no good when this returns."""

@@ -21,25 +21,28 @@ from twisted.internet.tcp import Connection
 
 READ_SIZE = 256 * 1024 + 64
 """Bytes that one read takes at most: four full records of a link."""
+HELD_SIZE = 64 * 1024
+"""Bytes that it takes when they cannot be looked at in this turn, and are held until the next one."""
 
 _AGAIN = (EAGAIN, EWOULDBLOCK, EINTR)
 _buffer: list[memoryview] = []
 
 
-def read_kept(transport: Any, received: Callable[[memoryview], None]) -> bool:
+def read_kept(transport: Any, received: Callable[[memoryview], None], most: Callable[[], int]) -> bool:
     """Let ``transport`` read into the buffer of this process.
 
     :param received: told what has come; it is there until this returns.
+    :param most: how many bytes, up to ``READ_SIZE``, the next read may take.
     :returns: whether it does; else it calls ``dataReceived`` as always.
     """
     # not what derives from it and reads in another way, as TLS does
     if not isinstance(transport, Connection) or transport.TLS or type(transport).doRead is not Connection.doRead:
         return False
-    transport.doRead = partial(_do_read, transport, received)  # type: ignore[method-assign]
+    transport.doRead = partial(_do_read, transport, received, most)  # type: ignore[method-assign]
     return True
 
 
-def _do_read(transport: Connection, received: Callable[[memoryview], None]) -> Any:
+def _do_read(transport: Connection, received: Callable[[memoryview], None], most: Callable[[], int]) -> Any:
     """As ``Connection.doRead``: what it returns ends the connection."""
     if transport.TLS:  # since it was looked at
         return Connection.doRead(transport)
@@ -47,7 +50,7 @@ def _do_read(transport: Connection, received: Callable[[memoryview], None]) -> A
     view = _buffer.pop() if _buffer else memoryview(bytearray(READ_SIZE))
     try:
         try:
-            size = transport.socket.recv_into(view)
+            size = transport.socket.recv_into(view, most())
         except OSError as error:
             return None if error.errno in _AGAIN else CONNECTION_LOST
         if not size:

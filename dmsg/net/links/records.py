@@ -57,6 +57,7 @@ class RecordLink(Link):
         self._records: list[bytes | bytearray | memoryview] = []
         self._records_size = 0
         self._buffers: list[bytearray] = []
+        self._writing: list[bytearray] = []
         self._filled = self._begun = 0
         """How far the last of the buffers is filled, and where the last of the records' pieces begins in it."""
 
@@ -149,13 +150,16 @@ class RecordLink(Link):
         records, size = self._records, self._records_size
         self._records = []
         self._records_size = 0
+        # what is sealed while these are written has others
+        self._writing += self._buffers
+        self._buffers = []
+        self._filled, self._begun = 0, -1
         return records, size
 
     def _written(self) -> None:
-        for buffer in self._buffers:
+        for buffer in self._writing:
             RECORDS.give_back(buffer)
-        self._buffers.clear()
-        self._filled, self._begun = 0, -1
+        self._writing.clear()
 
     def _unwritten(self) -> int:
         return self._records_size + self._pending_size
