@@ -335,6 +335,7 @@ class Federation:
 
     async def stop(self) -> None:
         """Keep what is under way, end all connections."""
+        self.asking.stopped = True  # nothing new begins while what there is goes into the queue
         for item in list(self._items):
             self._keep(item)
         await self.asking.stop()
