@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import (
@@ -48,21 +47,6 @@ _REFUSED = (400, 401)
 """What a discovery says of an entry that is signed in another form than it knows."""
 
 _log = Logger()
-
-
-def check_url(url: str) -> str:
-    """A URL of a discovery.
-
-    :raises ValueError: it cannot be one; the text says so in one line.
-    """
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise ValueError(f"{url[:80]!r} is not a URL, as http://127.0.0.1:9090 is")
-    return url
 
 
 def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:

@@ -72,3 +72,10 @@ def is_public(host: str) -> bool:
 def forwarded_client(header: bytes | None) -> str:
     """Whom our own proxy saw, by X-Forwarded-For: the last; what stands before it anybody can write.  Or empty."""
     return (header or b"").decode("latin-1").rpartition(",")[2].strip()[:MAX_ADDRESS]
+
+
+def parse_port(text: str) -> int:
+    """:raises ValueError: not 0 to 65535."""
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise ValueError(f"{text[:20]!r} is not a port, 0 to 65535")
+    return int(text)

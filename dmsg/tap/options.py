@@ -23,7 +23,7 @@ from twisted.logger import (
 from twisted.python.usage import Options as UsageOptions, UsageError
 
 from dmsg.base.printable import printable
-from dmsg.discovery.lookup import check_url
+from dmsg.discovery.url import check_url
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""

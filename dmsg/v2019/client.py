@@ -42,8 +42,9 @@ from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.dial import SessionEndpoint
 from dmsg.v2019.holdings import StreamHoldings
 from dmsg.v2019.outgoing import PLAIN_ONLY, REQUEST_TIMEOUT
+from dmsg.v2019.patience import RESUME_TIMEOUT
 from dmsg.v2019.session import ClientSession
-from dmsg.v2019.streams import RESUME_TIMEOUT, Encryption, Streams
+from dmsg.v2019.streams import Encryption, Streams
 
 SECURE_SEEN_SIZE = 65536
 """Clients of which is remembered that they offer secure transports."""

@@ -33,9 +33,8 @@ from dmsg.v2019.core.agreement import Resume
 from dmsg.v2019.core.kept import KeptReceipts
 from dmsg.v2019.core.secure import BUDGET, Budget
 from dmsg.v2019.core.wire import INSTANCE_SIZE
+from dmsg.v2019.patience import RESUME_TIMEOUT
 
-RESUME_TIMEOUT = 120.0
-"""Seconds that a stream may be without a transport, by default."""
 MAX_ENDED = 4096
 """Streams that are over and remembered for ``RESUME_TIMEOUT``, to tell an end that lost the news."""
 STALL_CHECK = 5.0

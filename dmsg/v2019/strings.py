@@ -7,19 +7,13 @@ from functools import partial
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
 from dmsg.clients.shared import LazyClient, SharedClients
+from dmsg.net.addresses import parse_port
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.endpoints import DmsgClientEndpoint, DmsgServerEndpoint
 from dmsg.v2019.client import Client
 
 _clients = SharedClients("dmsg", Client)
 shared_client = _clients.get
-
-
-def parse_port(text: str) -> int:
-    """:raises ValueError: not 0 to 65535."""
-    if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise ValueError(f"{text[:20]!r} is not a port, 0 to 65535")
-    return int(text)
 
 
 def client_endpoint(

@@ -14,13 +14,13 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019 import streams as streams_module
 from dmsg.v2019.core.agreement import Resume
 from dmsg.v2019.core.secure import BUDGET, Budget
+from dmsg.v2019.patience import RESUME_TIMEOUT
 from dmsg.v2019.streams import (
     IDLE_MOVES,
     IDLE_PAUSE,
     MAX_PROBES,
     PROBE_AFTER,
     PROBE_TIME,
-    RESUME_TIMEOUT,
     STALL_CHECK,
     STALL_TIME,
     Probes,

@@ -19,7 +19,8 @@ from twisted.python.failure import Failure
 from dmsg.cli.bus.twin import key_option, registry_option
 from dmsg.cli.demos.rmb import demo
 from dmsg.cli.options import group
-from dmsg.cli.running import Seconds, run
+from dmsg.cli.params import Seconds
+from dmsg.cli.running import run
 from dmsg.net.reactor import Reactor
 from dmsg.rmb.client import Reply, RmbClient
 from dmsg.rmb.envelope.wire import JSON

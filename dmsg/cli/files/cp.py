@@ -21,7 +21,8 @@ from dmsg.base.units import human_size
 from dmsg.cli.files.transfer import transfer_progress
 from dmsg.cli.options import DIRECTORY, command, old_spelling, spelled_so_before
 from dmsg.cli.output import notice, say, tell
-from dmsg.cli.running import ClientSettings, Seconds, client_options, run, serve_until_interrupted, with_client
+from dmsg.cli.params import ClientSettings, Seconds, client_options
+from dmsg.cli.running import run, serve_until_interrupted, with_client
 from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names

@@ -19,7 +19,8 @@ from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import say, state, tell
-from dmsg.cli.running import PUBLIC_KEY, ClientSettings, client_options, run, timeout_option, with_client
+from dmsg.cli.params import PUBLIC_KEY, ClientSettings, client_options, timeout_option
+from dmsg.cli.running import run, with_client
 from dmsg.keys import PubKey
 from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client

@@ -30,19 +30,13 @@ from dmsg.base.units import human_size
 from dmsg.cli.files.transfer import transfer_progress
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, say, state, tell, writing
-from dmsg.cli.running import (
-    ClientSettings,
-    client_options,
-    client_options_of,
-    run,
-    serve_until_interrupted,
-    timeout_option,
-    with_client,
-)
+from dmsg.cli.params import ClientSettings, client_options, client_options_of, timeout_option
+from dmsg.cli.running import run, serve_until_interrupted, with_client
 from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.addresses import parse_port
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.endpoints import DmsgClientEndpoint
@@ -50,7 +44,6 @@ from dmsg.net.web.channel import BoundedSite
 from dmsg.net.web.fetch import make_pool
 from dmsg.net.web.site import bounded
 from dmsg.v2019.client import Client
-from dmsg.v2019.strings import parse_port
 
 HTTP_PORT = 80
 SCHEME = "dmsg"

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from dmsg.cli.options import group
 from dmsg.cli.output import say, state, tell
-from dmsg.cli.running import PUBLIC_KEY, discovery_option, run
+from dmsg.cli.params import PUBLIC_KEY, discovery_option
+from dmsg.cli.running import run
 from dmsg.cli.screen import screen
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups

@@ -8,7 +8,8 @@ import click
 
 from dmsg.cli.options import group
 from dmsg.cli.output import tell
-from dmsg.cli.running import discovery_option, run
+from dmsg.cli.params import discovery_option
+from dmsg.cli.running import run
 from dmsg.discovery.entry import ClientMeta, Entry, Successor
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups

@@ -16,7 +16,8 @@ from twisted.python.failure import Failure
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.options import command
 from dmsg.cli.output import state, tell
-from dmsg.cli.running import PUBLIC_KEY, ClientSettings, Seconds, client_options, run, timeout_option, with_client
+from dmsg.cli.params import PUBLIC_KEY, ClientSettings, Seconds, client_options, timeout_option
+from dmsg.cli.running import run, with_client
 from dmsg.cli.screen import screen
 from dmsg.keys import PubKey
 from dmsg.net.reactor import Reactor

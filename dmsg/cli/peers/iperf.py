@@ -19,16 +19,8 @@ from zope.interface import implementer
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.options import command, old_spelling, spelled_so_before
 from dmsg.cli.output import tell
-from dmsg.cli.running import (
-    AddressType,
-    ClientSettings,
-    Seconds,
-    client_options,
-    run,
-    serve_until_interrupted,
-    timeout_option,
-    with_client,
-)
+from dmsg.cli.params import AddressType, ClientSettings, Seconds, client_options, timeout_option
+from dmsg.cli.running import run, serve_until_interrupted, with_client
 from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey

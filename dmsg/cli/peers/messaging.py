@@ -13,8 +13,7 @@ from twisted.internet.task import deferLater
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import group
 from dmsg.cli.output import tell
-from dmsg.cli.peers.pipe import open_one, take_one, wait_option
-from dmsg.cli.running import (
+from dmsg.cli.params import (
     PUBLIC_KEY,
     Seconds,
     client_key,
@@ -23,13 +22,13 @@ from dmsg.cli.running import (
     key_option,
     only_option,
     prefer_option,
-    run,
     servers_option,
     share_option,
     split_urls,
     timeout_option,
-    with_client,
 )
+from dmsg.cli.peers.pipe import open_one, take_one, wait_option
+from dmsg.cli.running import run, with_client
 from dmsg.clients.choice import ServerChoice
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey

@@ -11,7 +11,8 @@ from twisted.internet.task import deferLater
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, tell
-from dmsg.cli.running import WHO, ClientSettings, Seconds, client_options, run, timeout_option, with_client
+from dmsg.cli.params import WHO, ClientSettings, Seconds, client_options, timeout_option
+from dmsg.cli.running import run, with_client
 from dmsg.errors import DmsgTimeout, PingUnavailable
 from dmsg.keys import PubKey
 from dmsg.net.reactor import Reactor

@@ -16,7 +16,8 @@ from twisted.python.failure import Failure
 
 from dmsg.cli.options import command
 from dmsg.cli.output import say
-from dmsg.cli.running import ANY_PORT, ClientSettings, Seconds, client_options, run, timeout_option, with_client
+from dmsg.cli.params import ANY_PORT, ClientSettings, Seconds, client_options, timeout_option
+from dmsg.cli.running import run, with_client
 from dmsg.clients.client import DelegatedClient
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey

@@ -9,8 +9,9 @@ from twisted.internet.defer import CancelledError
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import command
 from dmsg.cli.output import say, state, tell
+from dmsg.cli.params import WHO, ClientSettings, client_options, timeout_option
 from dmsg.cli.peers.ping import open_probe, port_option, who_and_port
-from dmsg.cli.running import WHO, ClientSettings, client_options, run, timeout_option, with_client
+from dmsg.cli.running import run, with_client
 from dmsg.cli.screen import screen
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed

@@ -15,6 +15,7 @@ import click
 from twisted.internet.threads import deferToThread
 
 from dmsg.cli.options import group
+from dmsg.cli.params import Seconds
 from dmsg.cli.pipeline.common import (
     directory_option,
     errors_in_one_line,
@@ -30,7 +31,6 @@ from dmsg.cli.pipeline.keep import forget, migrate, optimize
 from dmsg.cli.pipeline.send import send
 from dmsg.cli.pipeline.show import name, rank, report, tables, top
 from dmsg.cli.pipeline.watch import attention, watch
-from dmsg.cli.running import Seconds
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret

@@ -9,7 +9,8 @@ import click
 from dmsg.base.units import human_size
 from dmsg.cli.options import command
 from dmsg.cli.output import notice
-from dmsg.cli.running import AddressType, discovery_option, run, split_urls
+from dmsg.cli.params import AddressType, discovery_option, split_urls
+from dmsg.cli.running import run
 from dmsg.collector.sender import SpoolSender
 from dmsg.collector.wire import PORT
 from dmsg.errors import DmsgError

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from dmsg.base.printable import printable
 from dmsg.cli.options import command
+from dmsg.cli.params import Seconds, create_option
 from dmsg.cli.pipeline.common import as_of_option, errors_in_one_line, needs_spark, needs_tables, out_option
-from dmsg.cli.running import Seconds, create_option
 from dmsg.cli.screen import screen
 from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
 from dmsg.errors import DmsgError

@@ -19,8 +19,8 @@ from rich.text import Text
 from dmsg.base.printable import printable
 from dmsg.cli.options import command
 from dmsg.cli.output import EXIT_PIPE, writing
+from dmsg.cli.params import Seconds
 from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
-from dmsg.cli.running import Seconds
 from dmsg.cli.screen import screen
 
 if TYPE_CHECKING:

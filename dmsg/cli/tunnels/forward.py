@@ -12,16 +12,8 @@ from twisted.python.failure import Failure
 from dmsg.apps.joint import JointFactory
 from dmsg.cli.options import command
 from dmsg.cli.output import describe, say, tell
-from dmsg.cli.running import (
-    ADDRESS,
-    PUBLIC_KEY,
-    ClientSettings,
-    client_options,
-    run,
-    serve_until_interrupted,
-    timeout_option,
-    with_client,
-)
+from dmsg.cli.params import ADDRESS, PUBLIC_KEY, ClientSettings, client_options, timeout_option
+from dmsg.cli.running import run, serve_until_interrupted, with_client
 from dmsg.keys import PubKey
 from dmsg.net.links.connect import host_endpoint
 from dmsg.net.reactor import Reactor

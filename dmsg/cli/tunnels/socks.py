@@ -15,7 +15,8 @@ from dmsg.apps.joint import MAX_JOINTS, Half
 from dmsg.apps.socks import FAILED, NOT_ALLOWED, REFUSED, UNREACHABLE, SocksProtocol
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
-from dmsg.cli.running import ClientSettings, client_options, run, serve_until_interrupted, timeout_option, with_client
+from dmsg.cli.params import ClientSettings, client_options, timeout_option
+from dmsg.cli.running import run, serve_until_interrupted, with_client
 from dmsg.cli.tunnels.forward import warn
 from dmsg.clients.names import Names, UnknownName
 from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound

@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
-from dmsg.discovery.lookup import check_url
+from dmsg.discovery.url import check_url
 from dmsg.errors import DmsgError
 from dmsg.net.isolate import isolated
 from dmsg.net.retry import retry_delay

@@ -20,7 +20,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
-from dmsg.discovery.lookup import check_url
+from dmsg.discovery.url import check_url
 from dmsg.errors import needs_extra
 from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, make_pool, parse_json
