@@ -118,7 +118,7 @@ MOVED = {
     "transport.service": "v2019.client",
     "transport.session": "v2019.session v2019.incoming v2019.outgoing",
     "transport.state": "v2019.core.state",
-    "transport.streams": "v2019.streams",
+    "transport.streams": "v2019.streams v2019.patience",
     "transport.strings": "v2019.strings",
     "transport.telemetry": "v2019.telemetry",
     "transport.unconfirmed": "v2019.unconfirmed",

@@ -27,6 +27,7 @@ from twisted.logger import Logger
 from dmsg.discovery.dialects import Dialect
 from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
 from dmsg.discovery.rules import Deletion, next_sequence
+from dmsg.discovery.url import check_url  # noqa: F401  # its place until 0.1
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
 from dmsg.keys import PubKey, SecKey
 from dmsg.moved import forwarded

@@ -8,27 +8,25 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from twisted.internet.defer import Deferred
-from twisted.internet.error import ProcessDone, ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
-from twisted.python.failure import Failure
 
 from dmsg.cli.bus.twin import key_option, registry_option
 from dmsg.cli.demos.rmb import demo
 from dmsg.cli.options import group
 from dmsg.cli.params import Seconds
-from dmsg.cli.running import run
-from dmsg.net.reactor import Reactor
-from dmsg.rmb.client import Reply, RmbClient
 from dmsg.rmb.envelope.wire import JSON
-from dmsg.rmb.errors import RmbError
-from dmsg.rmb.peer.local import may_be_called
-from dmsg.rmb.session.handlers import HandlerError, Request
-from dmsg.rmb.session.setup import relay_text
-from dmsg.rmb.twins.secrets import SECRET, read_secret
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.rmb.client import Reply, RmbClient
+    from dmsg.rmb.session.handlers import Request
+
 
 MAX_PAYLOAD = 8 * 1024 * 1024
 """Bytes of what is sent from a file."""
@@ -37,6 +35,8 @@ SERVE_TIMEOUT = 300.0
 
 
 def _relays(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    from dmsg.rmb.session.setup import relay_text
+
     try:
         relay_text(values)
     except ValueError as error:
@@ -84,12 +84,18 @@ rmb.add_command(demo)
 def _client(
     reactor: Reactor, registry: str, relays: tuple[str, ...], key_file: str | None, **options: Any
 ) -> RmbClient:
+    from dmsg.rmb.client import RmbClient
+    from dmsg.rmb.twins.secrets import read_secret
+
     secret = read_secret(key_file)
     return RmbClient(reactor, secret.secret, registry, relays, key_type=secret.key_type, **options)
 
 
 def _payload(text: str | None) -> bytes:
     """``@FILE`` is a file, ``-`` standard input."""
+
+    from dmsg.rmb.errors import RmbError
+
     if text is None:
         return b""
     if text == "-":
@@ -144,6 +150,10 @@ def call(
     each answer is a line of JSON.
     """
 
+    from dmsg.cli.running import run
+    from dmsg.rmb.client import Reply
+    from dmsg.rmb.errors import RmbError
+
     async def main(reactor: Reactor) -> None:
         data = _payload(payload)
         client = _client(
@@ -179,6 +189,8 @@ def call(
 
 
 def _line(number: int, answer: Reply | Exception) -> dict[str, Any]:
+    from dmsg.rmb.client import Reply
+
     if isinstance(answer, Reply):
         return {"twin": number, "data": answer.payload.decode(errors="replace")}
     return {"twin": number, "error": str(answer), "code": getattr(answer, "code", None)}
@@ -188,6 +200,8 @@ class _Program(ProcessProtocol):
     """One run of a program: what it writes, and how it ends."""
 
     def __init__(self, data: bytes) -> None:
+        from twisted.internet.defer import Deferred
+
         self._data = data
         self._out: list[bytes] = []
         self._errors = b""
@@ -211,10 +225,14 @@ class _Program(ProcessProtocol):
         self._errors = (self._errors + data)[-4096:]
 
     def _fail(self, text: str) -> None:
+        from dmsg.rmb.session.handlers import HandlerError
+
         if not self.ended.called:
             self.ended.errback(HandlerError(text))
 
     def processEnded(self, reason: Failure) -> None:
+        from twisted.internet.error import ProcessDone
+
         if reason.check(ProcessDone):
             if not self.ended.called:
                 self.ended.callback(b"".join(self._out))
@@ -224,6 +242,9 @@ class _Program(ProcessProtocol):
 
     def kill(self) -> None:
         """It took too long, or wrote too much."""
+
+        from twisted.internet.error import ProcessExitedAlready
+
         assert self.transport is not None
         with contextlib.suppress(ProcessExitedAlready):
             self.transport.signalProcess("KILL")
@@ -231,6 +252,8 @@ class _Program(ProcessProtocol):
 
 def _handler(reactor: Reactor, shell: str) -> Callable[[Request], Deferred[bytes]]:
     """Runs a program for each request: its input is the payload, its output the answer."""
+
+    from dmsg.rmb.twins.secrets import SECRET
 
     def handle(request: Request) -> Deferred[bytes]:
         told = {"SOURCE": str(request.source), "COMMAND": request.command, "SCHEMA": request.schema or ""}
@@ -271,6 +294,11 @@ def serve(
 ) -> None:
     """Answer calls with the output of programs, until it is ended."""
 
+    from twisted.internet.defer import Deferred
+
+    from dmsg.cli.running import run
+    from dmsg.rmb.peer.local import may_be_called
+
     for command, program in commands:
         if not may_be_called(command) or not program:
             raise click.BadParameter(f"{command!r} is no command, or runs nothing", param_hint="--command")
@@ -300,6 +328,8 @@ def serve(
 @click.option("--count", "-c", default=4, show_default=True, type=click.IntRange(1, 1000))
 def ping(registry: str, relay: tuple[str, ...], key_file: str | None, count: int) -> None:
     """Time the way to the relay and back."""
+
+    from dmsg.cli.running import run
 
     async def main(reactor: Reactor) -> None:
         client = _client(

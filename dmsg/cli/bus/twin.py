@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
-from mnemonic import Mnemonic
 from rich.table import Table
 
 from dmsg.cli.options import group
-from dmsg.cli.running import run
 from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
-from dmsg.net.reactor import Reactor
-from dmsg.rmb.errors import RegistryRefused, RmbError, TwinNotFound
-from dmsg.rmb.registry.service import check_registry, open_registry
-from dmsg.rmb.session.participant import encryption_of
-from dmsg.rmb.twins.identity import KEY_TYPES, parse_account
-from dmsg.rmb.twins.secrets import SECRET, TwinSecret, read_secret, write_secret
-from dmsg.rmb.twins.twin import Twin, check_relay, relay_of_websocket
+from dmsg.rmb.twins.identity import KEY_TYPES
+from dmsg.rmb.twins.secrets import SECRET
+
+if TYPE_CHECKING:
+    from dmsg.net.reactor import Reactor
+    from dmsg.rmb.twins.secrets import TwinSecret
+    from dmsg.rmb.twins.twin import Twin
 
 
 def _registry(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    from dmsg.rmb.registry.service import check_registry
+
     try:
         return check_registry(value)
     except DmsgError as error:
@@ -51,6 +52,9 @@ def relay_name(text: str) -> str:
 
     :raises ValueError: it is neither.
     """
+
+    from dmsg.rmb.twins.twin import check_relay, relay_of_websocket
+
     return relay_of_websocket(text) if text.startswith(("ws:", "wss:")) else check_relay(text)
 
 
@@ -101,6 +105,11 @@ def create(file: str, registry: str, relay: tuple[str, ...], key_type: str, word
     If FILE is there already, its secret is registered.
     """
 
+    from mnemonic import Mnemonic
+
+    from dmsg.cli.running import run
+    from dmsg.rmb.twins.secrets import TwinSecret, read_secret, write_secret
+
     async def main(reactor: Reactor) -> None:
         try:
             secret = read_secret(file)
@@ -117,6 +126,11 @@ def create(file: str, registry: str, relay: tuple[str, ...], key_type: str, word
 
 
 async def _put(reactor: Reactor, registry: str, secret: TwinSecret, relays: tuple[str, ...]) -> int:
+    from dmsg.rmb.errors import RegistryRefused, TwinNotFound
+    from dmsg.rmb.registry.service import open_registry
+    from dmsg.rmb.session.participant import encryption_of
+    from dmsg.rmb.twins.twin import Twin
+
     twins = open_registry(registry, reactor)
     try:
         identity = secret.identity()
@@ -145,6 +159,9 @@ async def _put(reactor: Reactor, registry: str, secret: TwinSecret, relays: tupl
 @registry_option
 def list_twins(registry: str) -> None:
     """Show all twins."""
+
+    from dmsg.cli.running import run
+    from dmsg.rmb.registry.service import open_registry
 
     async def main(reactor: Reactor) -> None:
         twins = open_registry(registry, reactor)
@@ -180,6 +197,12 @@ def list_twins(registry: str) -> None:
 def show(who: str, registry: str) -> None:
     """Show one twin: by its number, its account, or the file of its secret."""
 
+    from dmsg.cli.running import run
+    from dmsg.rmb.errors import RmbError
+    from dmsg.rmb.registry.service import open_registry
+    from dmsg.rmb.twins.identity import parse_account
+    from dmsg.rmb.twins.secrets import read_secret
+
     async def main(reactor: Reactor) -> None:
         twins = open_registry(registry, reactor)
         try:
@@ -208,6 +231,11 @@ def set_twin(
     registry: str, key_file: str | None, relay: tuple[str, ...], strict: bool | None, no_encryption: bool
 ) -> None:
     """Change the relays, or the keys, of a twin; signed with its secret."""
+
+    from dmsg.cli.running import run
+    from dmsg.rmb.registry.service import open_registry
+    from dmsg.rmb.session.participant import encryption_of
+    from dmsg.rmb.twins.secrets import read_secret
 
     async def main(reactor: Reactor) -> None:
         secret = read_secret(key_file)

@@ -5,31 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import Progress
-from twisted.internet.interfaces import IAddress
-from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import LoopingCall, deferLater
-from twisted.python.failure import Failure
+from twisted.internet.protocol import Factory
 
-from dmsg.apps.copying import Copier, CopyCut, Get, Peer, Put
-from dmsg.apps.paths import regular_size
-from dmsg.apps.transfer import TransferError, Transferred
+from dmsg.apps.copying import Copier
 from dmsg.base.units import human_size
-from dmsg.cli.files.transfer import transfer_progress
 from dmsg.cli.options import DIRECTORY, command, old_spelling, spelled_so_before
 from dmsg.cli.output import notice, say, tell
 from dmsg.cli.params import ClientSettings, Seconds, client_options
-from dmsg.cli.running import run, serve_until_interrupted, with_client
-from dmsg.cli.tunnels.forward import allow_option, only
+from dmsg.cli.tunnels.forward import allow_option
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout
 from dmsg.keys import PubKey
-from dmsg.net.reactor import Reactor
-from dmsg.v2019.client import Client
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IAddress
+    from twisted.internet.protocol import Protocol
+    from twisted.python.failure import Failure
+
+    from dmsg.apps.copying import Peer
+    from dmsg.apps.transfer import Transferred
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
 
 PORT = 24
 """Where ``dmsg cp --listen`` listens."""
@@ -49,6 +51,8 @@ class _Peers(Factory):
         self.admits = self._allowed = allowed
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        from twisted.python.failure import Failure
+
         if addr is None or not self._allowed(addr):
             return None
         peer = self._make()
@@ -124,6 +128,11 @@ def cp(
       dmsg cp film.mkv alice:
       dmsg cp alice:notes/today.txt .
     """
+
+    from dmsg.apps.copying import Peer
+    from dmsg.cli.running import run, serve_until_interrupted, with_client
+    from dmsg.cli.tunnels.forward import only
+
     writable = writable or spelled_so_before("writable")
     if (directory is None) == (target is None):
         raise click.UsageError("either SOURCE... TARGET or --listen DIRECTORY is needed")
@@ -163,6 +172,10 @@ def _jobs(sources: tuple[str, ...], target: str) -> list[Job]:
 
     :raises TransferError: it makes no sense.
     """
+
+    from dmsg.apps.paths import regular_size
+    from dmsg.apps.transfer import TransferError
+
     if not sources:
         raise TransferError("nothing to copy: SOURCE... TARGET is needed")
     there = _remote(target)
@@ -199,10 +212,14 @@ def _jobs(sources: tuple[str, ...], target: str) -> list[Job]:
 
 
 def _putter(source: Path, path: str) -> Callable[[Any, Any], Copier]:
+    from dmsg.apps.copying import Put
+
     return lambda reactor, started: Put(reactor, source, path, started=started)
 
 
 def _getter(path: str, target: Path) -> Callable[[Any, Any], Copier]:
+    from dmsg.apps.copying import Get
+
     return lambda reactor, started: Get(reactor, path, target, started=started)
 
 
@@ -216,6 +233,13 @@ async def _copy(
     timeout: float = CONNECT_TIMEOUT,
 ) -> None:
     """One file; goes on after the connection was lost, for ``retry`` seconds without progress."""
+
+    from twisted.internet.task import LoopingCall, deferLater
+
+    from dmsg.apps.copying import CopyCut
+    from dmsg.apps.transfer import TransferError
+    from dmsg.cli.files.transfer import transfer_progress
+
     who = Names().name_of(peer) or peer.short
     with transfer_progress() as progress:
         away = _Away(reactor, progress, who, retry)

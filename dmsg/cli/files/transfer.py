@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.interfaces import IAddress
-from twisted.internet.protocol import Factory, Protocol
-from twisted.python.failure import Failure
+from twisted.internet.protocol import Factory
 
-from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError, Transferred
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import PUBLIC_KEY, ClientSettings, client_options, timeout_option
-from dmsg.cli.running import run, with_client
 from dmsg.keys import PubKey
-from dmsg.net.reactor import Reactor
-from dmsg.v2019.client import Client
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IAddress
+    from twisted.internet.protocol import Protocol
+    from twisted.python.failure import Failure
+
+    from dmsg.apps.transfer import ReceiveFile, Transferred
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
 
 
 def transfer_progress() -> Progress:
@@ -82,6 +85,9 @@ def send(
       dmsg send photo.jpg 02ab... -d http://127.0.0.1:9090
     """
 
+    from dmsg.apps.transfer import SendFile, TransferError
+    from dmsg.cli.running import run, with_client
+
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             with transfer_progress() as progress:
@@ -139,6 +145,12 @@ def receive(
     Example:
       dmsg receive --key-file bob.key --dir inbox -d http://127.0.0.1:9090
     """
+
+    from twisted.internet.defer import Deferred, maybeDeferred
+    from twisted.python.failure import Failure
+
+    from dmsg.apps.transfer import ReceiveFile, TransferError
+    from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
         finished: Deferred[None] = Deferred()

@@ -10,40 +10,39 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import click
-from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
-from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
-from twisted.web.http_headers import Headers
+from twisted.web.client import ResponseDone
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from dmsg.apps.listings import file_site
 from dmsg.base.printable import printable
 from dmsg.base.seldom import Seldom
 from dmsg.base.units import human_size
-from dmsg.cli.files.transfer import transfer_progress
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, say, state, tell, writing
 from dmsg.cli.params import ClientSettings, client_options, client_options_of, timeout_option
-from dmsg.cli.running import run, serve_until_interrupted, with_client
-from dmsg.cli.tunnels.forward import allow_option, only
+from dmsg.cli.tunnels.forward import allow_option
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_port
-from dmsg.net.reactor import Reactor
-from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.streams.endpoints import DmsgClientEndpoint
 from dmsg.net.web.channel import BoundedSite
-from dmsg.net.web.fetch import make_pool
-from dmsg.net.web.site import bounded
-from dmsg.v2019.client import Client
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IAddress
+    from twisted.web.client import FileBodyProducer
+    from twisted.web.http_headers import Headers
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.endpoints import DmsgClientEndpoint
+    from dmsg.v2019.client import Client
+
 
 HTTP_PORT = 80
 SCHEME = "dmsg"
@@ -53,6 +52,9 @@ IDLE_TIMEOUT = 120
 
 class _Site(BoundedSite):
     def __init__(self, reactor: Reactor, resource: Any, allow: tuple[PubKey, ...]) -> None:
+        from dmsg.cli.tunnels.forward import only
+        from dmsg.net.web.site import bounded
+
         seldom = Seldom(reactor.seconds)
 
         def refused(reason: str) -> None:
@@ -67,6 +69,8 @@ class _Site(BoundedSite):
         return super().buildProtocol(addr) if self._allowed(addr) else None
 
     def log(self, request: Any) -> None:
+        from dmsg.net.streams.address import DmsgAddress
+
         peer: IAddress = request.getClientAddress()
         who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
         asked = f"{request.method.decode('ascii', 'replace')} {request.uri.decode('ascii', 'replace')}"
@@ -92,6 +96,9 @@ def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, s
       dmsg curl dmsg://alice/notes.txt
     """
 
+    from dmsg.apps.listings import file_site
+    from dmsg.cli.running import run, serve_until_interrupted, with_client
+
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             title = Names().name_of(client.public_key) or client.public_key.short + "..."
@@ -115,6 +122,9 @@ class DmsgEndpointFactory:
 
     def endpointForURI(self, uri: Any) -> DmsgClientEndpoint:
         """As in :class:`twisted.web.iweb.IAgentEndpointFactory`."""
+
+        from dmsg.net.streams.endpoints import DmsgClientEndpoint
+
         key = Names().find(uri.host.decode("ascii"))
         return DmsgClientEndpoint(self._client, key, self._timeout, port=uri.port)
 
@@ -123,6 +133,8 @@ class _Body(Protocol):
     """Writes what comes to a file."""
 
     def __init__(self, output: IO[bytes], progress: Any) -> None:
+        from twisted.internet.defer import Deferred
+
         self._output = output
         self._progress = progress
         self.size = 0
@@ -214,6 +226,11 @@ def curl(
       dmsg curl dmsg://alice/notes.txt
       dmsg curl -o film.mkv -C - dmsg://alice/film.mkv
     """
+
+    from twisted.web.http_headers import Headers
+
+    from dmsg.cli.running import run
+
     if url is None and continue_at is not None and "/" in continue_at:
         notice("-C takes an offset, as in curl; say -C - for what is there")
         url, continue_at = continue_at, "-"
@@ -284,6 +301,9 @@ class _Wanted:
 
     def producer(self) -> FileBodyProducer | None:
         """What is sent."""
+
+        from twisted.web.client import FileBodyProducer
+
         if self.body is None:
             return None
         return FileBodyProducer(
@@ -292,6 +312,11 @@ class _Wanted:
 
 
 async def _fetch(reactor: Reactor, settings: ClientSettings, wanted: _Wanted, timeout: float) -> None:
+    from twisted.web.client import Agent, BrowserLikeRedirectAgent
+
+    from dmsg.cli.running import with_client
+    from dmsg.net.web.fetch import make_pool
+
     target, producer = _http_url(wanted.url), wanted.producer()
     before = reactor.seconds()
 
@@ -372,6 +397,9 @@ async def _requested(agent: Any, verb: bytes, target: bytes, fields: Headers, pr
 
 async def _save(response: Any, output: Path | None, *, append: bool) -> int:
     """Take the body; how many bytes came."""
+
+    from dmsg.cli.files.transfer import transfer_progress
+
     length = response.length if isinstance(response.length, int) else None
     if output is None:
         body = _Body(sys.stdout.buffer, lambda size: None)
@@ -390,6 +418,8 @@ async def _save(response: Any, output: Path | None, *, append: bool) -> int:
 
 
 async def _arrived(body: _Body, length: int | None) -> None:
+    from twisted.internet.defer import CancelledError
+
     try:
         await body.done
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import TYPE_CHECKING
 
 import click
 from rich.table import Table
@@ -11,15 +12,18 @@ from rich.table import Table
 from dmsg.cli.options import group
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import PUBLIC_KEY, discovery_option
-from dmsg.cli.running import run
 from dmsg.cli.screen import screen
-from dmsg.discovery.lookup import Lookup
-from dmsg.discovery.lookups import Lookups
 from dmsg.keys import PubKey, read_key_file
-from dmsg.net.reactor import Reactor
+
+if TYPE_CHECKING:
+    from dmsg.discovery.lookups import Lookups
+    from dmsg.net.reactor import Reactor
 
 
 def _lookups(reactor: Reactor, urls: tuple[str, ...]) -> Lookups:
+    from dmsg.discovery.lookup import Lookup
+    from dmsg.discovery.lookups import Lookups
+
     return Lookups([Lookup(reactor, url) for one in urls for url in one.split()])
 
 
@@ -39,6 +43,8 @@ def discovery() -> None:
 @discovery_option
 def list_servers(discovery: tuple[str, ...]) -> None:
     """List servers that clients are offered (a random choice, when there are many)."""
+
+    from dmsg.cli.running import run
 
     async def main(reactor: Reactor) -> None:
         entries = await _lookups(reactor, discovery).available_servers()
@@ -65,6 +71,8 @@ def list_servers(discovery: tuple[str, ...]) -> None:
 def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
     """Show the verified entry of PUBLIC_KEY."""
 
+    from dmsg.cli.running import run
+
     async def main(reactor: Reactor) -> None:
         entry = await _lookups(reactor, discovery).entry(public_key)
         say(json.dumps(json.loads(entry.to_json()), indent=None if state.json else 2))
@@ -77,6 +85,8 @@ def show(public_key: PubKey, discovery: tuple[str, ...]) -> None:
 @discovery_option
 def delete(key_file: str, discovery: tuple[str, ...]) -> None:
     """Withdraw the entry of a key that you hold."""
+
+    from dmsg.cli.running import run
 
     async def main(reactor: Reactor) -> None:
         key = read_key_file(key_file)

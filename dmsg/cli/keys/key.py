@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from dmsg.cli.options import group
 from dmsg.cli.output import tell
 from dmsg.cli.params import discovery_option
-from dmsg.cli.running import run
-from dmsg.discovery.entry import ClientMeta, Entry, Successor
-from dmsg.discovery.lookup import Lookup
-from dmsg.discovery.lookups import Lookups
 from dmsg.errors import KeyFileError
 from dmsg.keys import SecKey, read_key_file, write_key_file
-from dmsg.net.reactor import Reactor
+
+if TYPE_CHECKING:
+    from dmsg.discovery.entry import Entry
+    from dmsg.net.reactor import Reactor
 
 
 @group()
@@ -54,6 +54,11 @@ def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
     Example:
       dmsg key succeed alice.key alice-2027.key -d http://127.0.0.1:9090
     """
+
+    from dmsg.cli.running import run
+    from dmsg.discovery.entry import ClientMeta, Successor
+    from dmsg.discovery.lookup import Lookup
+    from dmsg.discovery.lookups import Lookups
 
     async def main(reactor: Reactor) -> None:
         before, after = read_key_file(old), read_key_file(new_file)

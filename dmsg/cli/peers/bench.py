@@ -5,23 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
-from twisted.internet.defer import Deferred
-from twisted.internet.protocol import Factory, Protocol
-from twisted.python.failure import Failure
+from twisted.internet.protocol import Protocol
 
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.options import command
 from dmsg.cli.output import state, tell
 from dmsg.cli.params import PUBLIC_KEY, ClientSettings, Seconds, client_options, timeout_option
-from dmsg.cli.running import run, with_client
 from dmsg.cli.screen import screen
 from dmsg.keys import PubKey
-from dmsg.net.reactor import Reactor
-from dmsg.v2019.client import Client
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
 
 SIZES = (64, 1024, 16 * 1024, 60_000)
 
@@ -35,6 +38,9 @@ class Discard(Protocol):
 
 def discard_factory() -> Any:
     """A factory of :class:`Discard`."""
+
+    from twisted.internet.protocol import Factory
+
     factory = Factory.forProtocol(Discard)
     factory.noisy = False
     return factory
@@ -45,6 +51,9 @@ async def measure(reactor: Reactor, transport: Any, size: int, seconds: float, i
 
     :returns: messages, and the seconds that they took.
     """
+
+    from twisted.internet.defer import Deferred
+
     payload = bytes(size)
     acknowledged = 0
     ended: Deferred[None] = Deferred()
@@ -96,6 +105,9 @@ async def run_bench(
     timeout: float,
 ) -> None:
     """Measure and print a table."""
+
+    from twisted.internet.protocol import Factory
+
     protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout)
     times = await round_trips(protocol.transport, 200)
     p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
@@ -141,6 +153,10 @@ def bench(
       dmsg bench --serve --key-file bob.key
       dmsg bench 02ab... --size 1024 --seconds 10
     """
+
+    from twisted.internet.defer import Deferred
+
+    from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:

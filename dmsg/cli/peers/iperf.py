@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IPushProducer
+from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
@@ -20,13 +18,18 @@ from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.options import command, old_spelling, spelled_so_before
 from dmsg.cli.output import tell
 from dmsg.cli.params import AddressType, ClientSettings, Seconds, client_options, timeout_option
-from dmsg.cli.running import run, serve_until_interrupted, with_client
-from dmsg.cli.tunnels.forward import allow_option, only
+from dmsg.cli.tunnels.forward import allow_option
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.reactor import Reactor
-from dmsg.net.streams.address import DmsgAddress
-from dmsg.v2019.client import Client
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IAddress
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.address import DmsgAddress
+    from dmsg.v2019.client import Client
+
 
 PORT = 5201
 BLOCK = bytes(65492)
@@ -79,6 +82,8 @@ class _Measured(Protocol):
     """Counts what comes; the first line of the client says what it wants."""
 
     def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None) -> None:
+        from twisted.internet.defer import Deferred
+
         self._reactor = reactor
         self._counted = counted
         self._header: bytes | None = b"" if counted is None else None
@@ -164,6 +169,10 @@ def iperf(
       dmsg iperf --serve --key-file alice.key
       dmsg iperf alice -t 5 -P 2
     """
+
+    from dmsg.cli.running import run, serve_until_interrupted, with_client
+    from dmsg.cli.tunnels.forward import only
+
     serving = serve or spelled_so_before("serve")
     if serving == (address is not None):
         raise click.UsageError("one of ADDRESS and --serve is needed")
@@ -192,6 +201,8 @@ async def _measure(
     reverse: bool,
     timeout: float,
 ) -> None:
+    from twisted.internet.task import LoopingCall
+
     measuring = _Measurement(reactor, reverse)
     await measuring.connect(client, address, parallel, timeout)
     telling = LoopingCall(measuring.tell_rate)
@@ -273,6 +284,9 @@ class _Measurement:
 
         :raises DmsgError: a stream was lost before.
         """
+
+        from twisted.internet.defer import gatherResults
+
         ends = await gatherResults([protocol.lost for protocol in self._protocols])
         broken = next((one for one in ends if one), "")
         if broken:
@@ -280,6 +294,9 @@ class _Measurement:
 
     async def sent(self, seconds: float) -> None:
         """So long, unless a stream is lost before; and then until all is acknowledged."""
+
+        from twisted.internet.defer import Deferred
+
         waiting: Deferred[None] = Deferred()
 
         def over(_: Any = None) -> None:

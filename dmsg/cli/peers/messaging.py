@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from twisted.internet.task import deferLater
 
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import group
@@ -27,14 +26,16 @@ from dmsg.cli.params import (
     split_urls,
     timeout_option,
 )
-from dmsg.cli.peers.pipe import open_one, take_one, wait_option
-from dmsg.cli.running import run, with_client
+from dmsg.cli.peers.pipe import wait_option
 from dmsg.clients.choice import ServerChoice
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey
-from dmsg.messaging.client import ACKS, IDS, Client
+from dmsg.messaging.client import ACKS, IDS
 from dmsg.messaging.core.wire import Profile
-from dmsg.net.reactor import Reactor
+
+if TYPE_CHECKING:
+    from dmsg.messaging.client import Client
+    from dmsg.net.reactor import Reactor
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ class MessagingSettings:
 
     def make(self, reactor: Reactor) -> Client:
         """A client, not started."""
+
+        from dmsg.messaging.client import Client
+
         return Client(
             reactor,
             client_key(self.key_file, create=self.create, share=self.share),
@@ -149,6 +153,9 @@ def listen(settings: MessagingSettings, wait: float) -> None:
       dmsg messaging listen --key-file bob.key -w 60 > received
     """
 
+    from dmsg.cli.peers.pipe import take_one
+    from dmsg.cli.running import run, with_client
+
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             await take_one(reactor, client, wait)
@@ -170,6 +177,9 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
     Example:
       echo hello | dmsg messaging connect 02ab...
     """
+
+    from dmsg.cli.peers.pipe import open_one
+    from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -198,6 +208,10 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
     Example:
       dmsg messaging ping 02ab... -c 10
     """
+
+    from twisted.internet.task import deferLater
+
+    from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import deferLater
 
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, tell
 from dmsg.cli.params import WHO, ClientSettings, Seconds, client_options, timeout_option
-from dmsg.cli.running import run, with_client
 from dmsg.errors import DmsgTimeout, PingUnavailable
 from dmsg.keys import PubKey
-from dmsg.net.reactor import Reactor
-from dmsg.v2019.client import Client
+
+if TYPE_CHECKING:
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
 
 port_option = click.option(
     "--port", "-p", type=click.IntRange(0, 65535), help="Somebody has to listen there; else the peer alone is measured."
@@ -36,6 +36,9 @@ def who_and_port(who: tuple[PubKey, int | None], port: int | None) -> tuple[PubK
 
 async def open_probe(client: Client, key: PubKey, port: int | None, timeout: float, via: PubKey | None = None) -> Any:
     """The transport of a stream that measures; programs of the peer see it only where the peer cannot do better."""
+
+    from twisted.internet.protocol import Factory, Protocol
+
     try:
         protocol: Any = await client.probe(key, port, timeout, via=via)
     except PingUnavailable as error:
@@ -69,6 +72,11 @@ def ping(
       dmsg ping 02ab... -c 10
       dmsg ping alice:80
     """
+
+    from twisted.internet.task import deferLater
+
+    from dmsg.cli.running import run, with_client
+
     key, at = who_and_port(who, port)
 
     async def main(reactor: Reactor) -> None:

@@ -7,26 +7,26 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 import click
-from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.stdio import StandardIO
 from twisted.python.failure import Failure
 
 from dmsg.cli.options import command
 from dmsg.cli.output import say
 from dmsg.cli.params import ANY_PORT, ClientSettings, Seconds, client_options, timeout_option
-from dmsg.cli.running import run, with_client
-from dmsg.clients.client import DelegatedClient
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.reactor import Reactor
-from dmsg.net.streams.address import DmsgAddress
-from dmsg.v2019.client import Client
 
 if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IAddress
+    from twisted.internet.stdio import StandardIO
+
+    from dmsg.clients.client import DelegatedClient
     from dmsg.messaging.client import Client as MessagingClient
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.address import DmsgAddress
+    from dmsg.v2019.client import Client
 
 
 class _Console(Protocol):
@@ -72,6 +72,8 @@ class _Stream(Protocol):
         self._failure: Failure | None = None
 
     def connectionMade(self) -> None:
+        from twisted.internet.stdio import StandardIO
+
         self._console = StandardIO(_Half(_Console(self, self._wait)), reactor=self._reactor)
 
     def dataReceived(self, data: bytes) -> None:
@@ -136,6 +138,8 @@ class Once(Factory):
     noisy = False
 
     def __init__(self, reactor: Reactor, wait: float) -> None:
+        from twisted.internet.defer import Deferred
+
         self.done: Deferred[None] = Deferred()
         self._reactor = reactor
         self._wait = wait
@@ -151,6 +155,9 @@ class Once(Factory):
 
 async def take_one(reactor: Reactor, client: DelegatedClient, wait: float, port: int = 0) -> None:
     """Accept one stream and join it to standard input and output, to its end."""
+
+    from twisted.internet.defer import maybeDeferred
+
     factory = Once(reactor, wait)
     listening = client.listen(factory, port)
     say(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
@@ -186,6 +193,8 @@ def listen(port: int, settings: ClientSettings, wait: float) -> None:
       dmsg listen --key-file bob.key -w 60 > received
     """
 
+    from dmsg.cli.running import run, with_client
+
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             await take_one(reactor, client, wait, port)
@@ -207,6 +216,8 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
     Example:
       echo hello | dmsg connect 02ab...
     """
+
+    from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 from rich.table import Table
-from twisted.internet.defer import CancelledError
 
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import command
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import WHO, ClientSettings, client_options, timeout_option
-from dmsg.cli.peers.ping import open_probe, port_option, who_and_port
-from dmsg.cli.running import run, with_client
+from dmsg.cli.peers.ping import port_option
 from dmsg.cli.screen import screen
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey
-from dmsg.net.reactor import Reactor
-from dmsg.v2019.client import Client
-from dmsg.v2019.core.agreement import FEATURE
+
+if TYPE_CHECKING:
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
 
 SAMPLES = 5
 """Round trips measured each way; the shortest is shown."""
@@ -41,6 +43,13 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
       dmsg trace alice
       dmsg trace alice:80
     """
+
+    from twisted.internet.defer import CancelledError
+
+    from dmsg.cli.peers.ping import open_probe, who_and_port
+    from dmsg.cli.running import run, with_client
+    from dmsg.v2019.core.agreement import FEATURE
+
     asked, at = who_and_port(who, port)
 
     async def main(reactor: Reactor) -> None:
@@ -101,6 +110,10 @@ def _cause(error: Exception) -> str:
 async def _row(
     reactor: Reactor, client: Client, peer: PubKey, port: int | None, server: PubKey, timeout: float
 ) -> tuple[str, str, str, str]:
+    from twisted.internet.defer import CancelledError
+
+    from dmsg.cli.peers.ping import open_probe
+
     address = free = to_server = to_peer = "?"
     try:
         entry = await client.entry(server)

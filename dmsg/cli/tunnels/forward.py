@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
-from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.interfaces import IAddress
-from twisted.python.failure import Failure
 
-from dmsg.apps.joint import JointFactory
 from dmsg.cli.options import command
 from dmsg.cli.output import describe, say, tell
 from dmsg.cli.params import ADDRESS, PUBLIC_KEY, ClientSettings, client_options, timeout_option
-from dmsg.cli.running import run, serve_until_interrupted, with_client
 from dmsg.keys import PubKey
-from dmsg.net.links.connect import host_endpoint
-from dmsg.net.reactor import Reactor
-from dmsg.net.streams.address import DmsgAddress
-from dmsg.v2019.client import Client
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IAddress
+    from twisted.python.failure import Failure
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.address import DmsgAddress
+    from dmsg.v2019.client import Client
+
 
 allow_option = click.option(
     "--allow", multiple=True, type=PUBLIC_KEY, metavar="KEY", help="Only this peer; repeatable.  Default: any."
@@ -27,6 +28,9 @@ allow_option = click.option(
 
 def only(allowed: tuple[PubKey, ...]) -> Callable[[IAddress], bool]:
     """Whether a peer is among the keys; everybody is when there are none."""
+
+    from dmsg.net.streams.address import DmsgAddress
+
     keys = frozenset(allowed)
     return lambda address: not keys or (isinstance(address, DmsgAddress) and address.public_key in keys)
 
@@ -51,6 +55,11 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
     Example:
       dmsg forward 8000 alice:80
     """
+
+    from twisted.internet.endpoints import TCP4ServerEndpoint
+
+    from dmsg.apps.joint import JointFactory
+    from dmsg.cli.running import run, serve_until_interrupted, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -81,6 +90,10 @@ def expose(
     Example:
       dmsg expose 22 --key-file home.key --allow laptop
     """
+
+    from dmsg.apps.joint import JointFactory
+    from dmsg.cli.running import run, serve_until_interrupted, with_client
+    from dmsg.net.links.connect import host_endpoint
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:

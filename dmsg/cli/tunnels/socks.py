@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from twisted.internet.defer import Deferred, fail
-from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.interfaces import IAddress
-from twisted.internet.protocol import Factory, Protocol
-from twisted.python.failure import Failure
+from twisted.internet.protocol import Factory
 
-from dmsg.apps.joint import MAX_JOINTS, Half
-from dmsg.apps.socks import FAILED, NOT_ALLOWED, REFUSED, UNREACHABLE, SocksProtocol
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
 from dmsg.cli.params import ClientSettings, client_options, timeout_option
-from dmsg.cli.running import run, serve_until_interrupted, with_client
-from dmsg.cli.tunnels.forward import warn
 from dmsg.clients.names import Names, UnknownName
 from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
-from dmsg.net.reactor import Reactor
-from dmsg.net.streams.address import DmsgAddress
-from dmsg.v2019.client import Client
+
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
+    from twisted.internet.interfaces import IAddress
+    from twisted.internet.protocol import Protocol
+    from twisted.python.failure import Failure
+
+    from dmsg.apps.joint import Half
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.address import DmsgAddress
+    from dmsg.v2019.client import Client
+
 
 SUFFIX = ".dmsg"
 
@@ -36,12 +37,18 @@ def peer_of(host: str, port: int) -> DmsgAddress:
 
     :raises UnknownName: no such peer.
     """
+
+    from dmsg.net.streams.address import DmsgAddress
+
     if not host.lower().endswith(SUFFIX):
         raise NotAPeer(f"{host[:80]!r} is not KEY.dmsg or NAME.dmsg")
     return DmsgAddress(Names().find(host[: -len(SUFFIX)].replace(".", "")), port)
 
 
 def _code_of(failure: Failure) -> int:
+    from dmsg.apps.socks import FAILED, NOT_ALLOWED, REFUSED, UNREACHABLE
+    from dmsg.cli.tunnels.forward import warn
+
     warn(failure)
     if failure.check(NotAPeer):
         return NOT_ALLOWED
@@ -60,6 +67,9 @@ class _Proxy(Factory):
         self._connections = 0
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        from dmsg.apps.joint import MAX_JOINTS
+        from dmsg.apps.socks import SocksProtocol
+
         if self._connections >= MAX_JOINTS:
             return None
         self._connections += 1
@@ -69,6 +79,8 @@ class _Proxy(Factory):
         self._connections -= 1
 
     def _dial(self, host: str, port: int, half: Half) -> Deferred[Any]:
+        from twisted.internet.defer import fail
+
         try:
             address = peer_of(host, port)
         except UnknownName:
@@ -102,6 +114,10 @@ def socks(local_port: int, interface: str, settings: ClientSettings, timeout: fl
       dmsg socks &
       curl --proxy socks5h://127.0.0.1:1080 http://alice.dmsg/
     """
+
+    from twisted.internet.endpoints import TCP4ServerEndpoint
+
+    from dmsg.cli.running import run, serve_until_interrupted, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
