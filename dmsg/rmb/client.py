@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ from twisted.python.failure import Failure
 from dmsg.moved import forwarded
 from dmsg.net.reactor import Reactor
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
-from dmsg.rmb.envelope.texts import OFFLINE
+from dmsg.rmb.envelope.texts import EXPIRED, OFFLINE
 from dmsg.rmb.envelope.wire import FAIL_FAST, JSON, SENT_EXPIRATION, set_address
 from dmsg.rmb.errors import CallTimeout, Drop, RemoteError, RmbError, TwinOffline
 from dmsg.rmb.registry.cache import CachedRegistry
@@ -226,7 +227,8 @@ class RmbClient(Service):
             raise RmbError(f"{MAX_CALLS} calls wait for an answer")
         receiver = await self.registry.get(twin)
         now = self._now()
-        life = max(1, min(int(timeout + 0.999), SENT_EXPIRATION))
+        # the message is stamped with whole seconds: of the present one a part is over
+        life = max(1, min(math.ceil(now % 1 + timeout), SENT_EXPIRATION))
         envelope = Envelope(uid=str(uuid4()), expiration=life)
         envelope.request.command = command
         if schema is not None:
@@ -317,6 +319,10 @@ class RmbClient(Service):
         waiting = called[1]
         if received.kind == "error":
             text, code = envelope.error.message, envelope.error.code
+            if received.by_relay and text == EXPIRED:
+                # a relay's clock was before this one's
+                waiting.errback(CallTimeout(f"twin {called[0]} did not answer: the {text}, a relay says"))
+                return
             offline = received.by_relay and text.endswith(OFFLINE)
             kind = TwinOffline if offline else RemoteError
             waiting.errback(kind(code, text, by_relay=received.by_relay))

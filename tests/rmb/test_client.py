@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
@@ -9,6 +10,8 @@ from twisted.internet.defer import Deferred
 from dmsg.errors import DmsgTimeout
 from dmsg.rmb.client import Reply
 from dmsg.rmb.envelope import wire
+from dmsg.rmb.envelope.envelope_pb2 import Envelope
+from dmsg.rmb.envelope.texts import EXPIRED
 from dmsg.rmb.errors import CallTimeout, Drop, RegistryRefused, RemoteError, TwinNotFound, TwinOffline
 from dmsg.rmb.session.handlers import HandlerError
 from dmsg.rmb.session.seal import Seen
@@ -63,7 +66,7 @@ class CallTests(RmbCase):
         self.assertEqual(
             ("cmd", b"p", "text/plain", "t,fail-fast"), (seen[0].command, seen[0].payload, seen[0].schema, seen[0].tags)
         )
-        self.assertIn(seen[0].left, (19, 20))
+        self.assertIn(seen[0].left, (20, 21), "no less than the caller waits")
 
     @asynchronous
     async def test_errors(self) -> None:
@@ -107,6 +110,39 @@ class CallTests(RmbCase):
         self.b.serve("x", lambda request: Deferred())
         await self.assertFailure(Deferred.fromCoroutine(self.a.call(self.to, "x", timeout=0.1)), CallTimeout)
         self.assertEqual({}, self.a._calls)
+
+    @asynchronous
+    async def test_a_message_lives_as_long_as_is_waited_for_it(self) -> None:
+        """It is stamped with whole seconds: late in one, a second of life would be over at once."""
+        await self.two()
+        lives: list[int] = []
+        never: Deferred[None] = Deferred()
+
+        def send(envelope: Any, *some: Any) -> Deferred[None]:
+            lives.append(envelope.expiration)
+            return never
+
+        self.patch(self.a._bus, "send", send)
+        for now, timeout, life in ((1000.0, 1, 1), (1000.95, 1, 2), (1000.95, 0.04, 1), (1000.5, 20, 21)):
+            self.patch(self.a, "_now", lambda now=now: now)
+            calling = Deferred.fromCoroutine(self.a.call(self.to, "x", timeout=timeout))
+            await self.until(lambda: lives)
+            calling.addErrback(lambda _: None).cancel()
+            self.assertEqual(lives.pop(), life)
+
+    @asynchronous
+    async def test_a_relay_whose_clock_is_before(self) -> None:
+        """It says that the message is over while the caller still waits: to the caller that is the same."""
+        await self.two()
+        self.b.serve("x", lambda request: Deferred())
+        calling = Deferred.fromCoroutine(self.a.call(self.to, "x", timeout=30))
+        await self.until(lambda: self.a._calls)
+        (uid,) = self.a._calls
+        envelope = Envelope(uid=uid)
+        envelope.error.message = EXPIRED
+        self.a._answered(cast(Any, SimpleNamespace(kind="error", envelope=envelope, by_relay=True)))
+        error: Any = await self.assertFailure(calling, CallTimeout)
+        self.assertIn("a relay says", str(error))
 
     @asynchronous
     async def test_several_destinations(self) -> None:
