@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
+from dmsg.cli.loading import loading
 
 
 def entry() -> None:
-    """Run it.  While it is still being loaded Ctrl-C ends it as it ends any program: there is nothing to put away."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from dmsg.cli.main import entry as run
-
-    signal.signal(signal.SIGINT, before)
+    """Run it."""
+    with loading():
+        from dmsg.cli.main import entry as run
     run()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dmsg.cli.loading import load
 from dmsg.clients.choice import MIN_SERVERS, ServerChoice
 from dmsg.clients.names import Names
 from dmsg.discovery.url import check_url
@@ -269,6 +270,7 @@ def _with_client_options(short_discovery: bool, command: Callable[..., Any]) -> 
         share: bool,
         **others: Any,
     ) -> Any:
+        load("dmsg.cli.running", "dmsg.v2019.client")
         urls = split_urls(discovery)
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = ClientSettings(urls, key_file, choice, encryption, resume_timeout, receipts, create, share)

@@ -13,8 +13,19 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
+from twisted.internet.address import IPv4Address
 from twisted.internet.error import AlreadyCalled, AlreadyCancelled, CannotListenError
-from twisted.internet.interfaces import IConnector, IDelayedCall, IListeningPort, IReactorTCP, IReactorTime
+from twisted.internet.interfaces import (
+    IConnector,
+    IDelayedCall,
+    IHostnameResolver,
+    IHostResolution,
+    IListeningPort,
+    IReactorPluggableNameResolver,
+    IReactorTCP,
+    IReactorTime,
+    IResolutionReceiver,
+)
 from twisted.internet.task import Clock
 from zope.interface import implementer
 
@@ -99,7 +110,37 @@ class Network:
         return result
 
 
-@implementer(IReactorTCP, IReactorTime)
+@implementer(IHostResolution)
+class _Resolution:
+    """A name that was looked up."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def cancel(self) -> None:
+        """It is over already."""
+
+
+@implementer(IHostnameResolver)
+class _Names:
+    """Hosts are called by their addresses, which need no looking up."""
+
+    def resolveHostName(
+        self,
+        resolutionReceiver: IResolutionReceiver,
+        hostName: str,
+        portNumber: int = 0,
+        addressTypes: Any = None,
+        transportSemantics: str = "TCP",
+    ) -> IHostResolution:
+        resolution = _Resolution(hostName)
+        resolutionReceiver.resolutionBegan(resolution)
+        resolutionReceiver.addressResolved(IPv4Address("TCP", hostName, portNumber))
+        resolutionReceiver.resolutionComplete()
+        return resolution
+
+
+@implementer(IReactorTCP, IReactorTime, IReactorPluggableNameResolver)
 class Host:
     """The reactor of what runs on one host."""
 
@@ -113,6 +154,11 @@ class Host:
         self.ports: dict[int, Port] = {}
         self.ends: dict[End, None] = {}  # in order: chance has no part in it
         self._next_port = 40_000
+        self.nameResolver: IHostnameResolver = _Names()
+
+    def installNameResolver(self, resolver: IHostnameResolver) -> IHostnameResolver:
+        before, self.nameResolver = self.nameResolver, resolver
+        return before
 
     @property
     def reactor(self) -> Reactor:

@@ -3,7 +3,7 @@
 A secure stream whose transport is lost is *suspended*: the application goes on
 writing, nothing moves, and the end that opened it looks for another way to
 the other (:attr:`Streams.reconnect`).  The other end waits to be found.  After
-:data:`RESUME_TIMEOUT` either gives up and the application learns why.
+:data:`~dmsg.v2019.patience.RESUME_TIMEOUT` either gives up and the application learns why.
 """
 
 from __future__ import annotations

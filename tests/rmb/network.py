@@ -1,13 +1,15 @@
-"""Relays and clients on real TCP, for tests."""
+"""Relays and clients, for tests: on real TCP, or in memory with a time of their own."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+import treq
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
+from twisted.web.client import Agent
 
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb.client import RmbClient
@@ -23,6 +25,7 @@ from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
+from dmsg.testing.network import Network
 from tests.support import some
 
 SECRETS = {name: "0x" + (bytes([number]) * 32).hex() for number, name in enumerate(("A", "B", "C", "D"), 1)}
@@ -34,7 +37,8 @@ class RawTwin:
     :ivar answers_pings: it answers at once, as websocket libraries do.
     """
 
-    def __init__(self, identity: Identity, session: Session, url: str) -> None:
+    def __init__(self, identity: Identity, session: Session, url: str, reactor: Any) -> None:
+        self._reactor = reactor
         self.identity, self.session, self.url = identity, session, url
         self.messages: DeferredQueue[Envelope] = DeferredQueue()
         self.raw: list[bytes] = []
@@ -48,7 +52,7 @@ class RawTwin:
     async def connect(self, now: float, *, query: str | None = None) -> RawTwin:
         if query is None:
             query = token.make(self.identity, self.session, int(now))
-        await connect(reactor, self.url, query, self, TurnFlush(reactor))
+        await connect(self._reactor, self.url, query, self, TurnFlush(self._reactor))
         await self.open
         return self
 
@@ -112,9 +116,14 @@ def pause(seconds: float = 0.0) -> Deferred[None]:
 
 
 class RmbCase(TestCase):
-    """A registry in memory, relays on loopback, twins A to D."""
+    """A registry in memory, relays on loopback, twins A to D.
+
+    :ivar reactor: what all of them run on.
+    """
 
     timeout = 60
+    reactor: Any = reactor
+    host = "127.0.0.1"
 
     def setUp(self) -> None:
         # the same waits, of tenths of a second
@@ -143,7 +152,10 @@ class RmbCase(TestCase):
         for relay in self.relays:
             await relay.stopService()
         await self.registry.close()
-        await pause(0)
+        await self.pause(0)
+
+    def pause(self, seconds: float = 0.0) -> Deferred[None]:
+        return deferLater(self.reactor, seconds)
 
     def now(self) -> float:
         import time
@@ -167,14 +179,14 @@ class RmbCase(TestCase):
         settings = RelaySettings(
             **{"listen": ["tcp:0:interface=127.0.0.1"], "registry": "", "queue": "sqlite::memory:", **options}
         )
-        relay = RmbRelay(reactor, settings, registry=self.registry, wall_clock=self.now)
+        relay = RmbRelay(self.reactor, settings, registry=self.registry, wall_clock=self.now)
         return await self.start(relay)
 
     async def start(self, relay: Any) -> Any:
         relay.startService()
         self.relays.append(relay)
         port = (await relay.ready)[0].getHost().port
-        relay.url, relay.domain = f"ws://127.0.0.1:{port}", f"http://127.0.0.1:{port}"
+        relay.url, relay.domain = f"ws://{self.host}:{port}", f"http://{self.host}:{port}"
         relay.port = port
         return relay
 
@@ -185,7 +197,7 @@ class RmbCase(TestCase):
         return relay
 
     async def raw(self, name: str, relay: Any, sid: str | None = None, **options: Any) -> RawTwin:
-        raw = RawTwin(self.identities[name], Session(self.ids[name], sid), relay.url)
+        raw = RawTwin(self.identities[name], Session(self.ids[name], sid), relay.url, self.reactor)
         for option, value in options.items():
             setattr(raw, option, value)
         self.raws.append(raw)
@@ -193,7 +205,7 @@ class RmbCase(TestCase):
 
     def client(self, name: str, *relays: Any, **options: Any) -> RmbClient:
         client = RmbClient(
-            reactor,
+            self.reactor,
             SECRETS[name],
             self.registry,
             [relay.url for relay in relays],
@@ -203,10 +215,43 @@ class RmbCase(TestCase):
         client.startService()
         return client
 
+    async def status_of(
+        self, url: str, method: str = "GET", data: bytes | None = None, **headers: str
+    ) -> tuple[int, str]:
+        """What a plain HTTP request is answered."""
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        agent = Agent(self.reactor)
+        response = await treq.request(
+            method, url, data=data, headers=cast(Any, names), agent=agent, reactor=self.reactor, persistent=False
+        )
+        return response.code, await response.text()
+
     async def until(self, condition: Any, seconds: float = 30.0) -> None:
         """Wait for something to become true.  The time is for a machine that has other things to do."""
-        deadline = reactor.seconds() + seconds
+        deadline = self.reactor.seconds() + seconds
         while not condition():
-            if reactor.seconds() > deadline:
+            if self.reactor.seconds() > deadline:
                 self.fail(f"that did not come about within {seconds:g} s")
-            await pause(0.01)
+            await self.pause(0.01)
+
+
+class MemoryCase(RmbCase):
+    """The same on one host of the lab's network: no sockets, and time passes as it is let."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.network = Network(1)
+        self.reactor = self.network.host("bus")
+        self.host = self.reactor.address
+
+    def now(self) -> float:
+        return 1.7e9 + self.network.clock.seconds() + self.offset
+
+    def drive(self, running: Deferred[Any]) -> None:
+        """Let time pass until that is over."""
+        self.network.run_until(lambda: running.called, 600.0)
+
+    def tearDown(self) -> Deferred[None]:  # type: ignore[override]
+        ending = Deferred.fromCoroutine(self._tear_down())
+        self.drive(ending)
+        return ending

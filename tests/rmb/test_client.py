@@ -17,11 +17,11 @@ from dmsg.rmb.session.handlers import HandlerError
 from dmsg.rmb.session.seal import Seen
 from dmsg.rmb.session.uplink import MessageTooLarge
 from dmsg.rmb.twins.address import Session
-from tests.rmb.network import RmbCase, pause
+from tests.rmb.network import MemoryCase
 from tests.support import asynchronous, some
 
 
-class CallTests(RmbCase):
+class CallTests(MemoryCase):
     async def two(self, **options: Any) -> None:
         self.one = await self.named_relay()
         for name in "AB":
@@ -38,7 +38,7 @@ class CallTests(RmbCase):
         later: Deferred[bytes] = Deferred()
 
         async def coroutine(request: Any) -> bytes:
-            await pause(0)
+            await self.pause(0)
             return request.payload.upper()
 
         self.b.serve("now", lambda request: request.payload)
@@ -218,7 +218,7 @@ class CallTests(RmbCase):
         self.b.serve("slow", lambda request: held)
         self.b.serve("x", lambda request: b"x")
         slow = Deferred.fromCoroutine(self.a.call(self.ids["B"], "slow"))
-        await pause(0.1)
+        await self.pause(0.1)
         await self.one.stopService()
         await self.until(lambda: not some(self.a.uplink).connected and not some(self.b.uplink).connected)
         held.callback(b"slow")
@@ -292,7 +292,7 @@ def _fail(error: Exception) -> Any:
     return fail(error)
 
 
-class SeenTests(RmbCase):
+class SeenTests(MemoryCase):
     def test_bounds(self) -> None:
         """A twin whose share is used up is told so; others are heard; what has expired makes room."""
         seen = Seen(most=10, of_twin=3)

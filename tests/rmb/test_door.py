@@ -29,7 +29,7 @@ from dmsg.rmb.socket import frames
 from dmsg.rmb.socket.door import DoorFactory, Upgrade, plain_upgrade
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
-from tests.rmb.test_relay import Lines, PairCase
+from tests.rmb.test_relay import Lines, SocketPairCase
 from tests.support import asynchronous
 
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="
@@ -196,7 +196,7 @@ def certificate(path: Path) -> None:
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + pem)
 
 
-class RelayDoorTests(PairCase):
+class RelayDoorTests(SocketPairCase):
     """A real relay: whatever way an upgrade comes in, it is the same session."""
 
     async def connected(self, *pieces: bytes, endpoint: Any = None) -> Lines:

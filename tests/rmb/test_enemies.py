@@ -25,7 +25,7 @@ from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import parse_account
 from tests.rmb.network import RawTwin, pause
 from tests.rmb.test_registry import A, statement
-from tests.rmb.test_relay import PairCase, _deferred, status_of
+from tests.rmb.test_relay import SocketPairCase, _deferred
 from tests.support import asynchronous
 
 
@@ -38,7 +38,7 @@ class AccountTests(SynchronousTestCase):
         self.assertEqual(parse_account(A.address), parse_account("0x" + parse_account(A.address).hex()))
 
 
-class SessionTests(PairCase):
+class SessionTests(SocketPairCase):
     @asynchronous
     async def test_a_token_with_half_a_character(self) -> None:
         """It is refused in words, and makes no traceback."""
@@ -48,7 +48,7 @@ class SessionTests(PairCase):
         head = urlsafe_b64encode(b'{"alg":"\\ud800"}').rstrip(b"=").decode()
         url = f"http://127.0.0.1:{self.one.port}/?{head}.e30.e30"
         upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13"}
-        status, text = await status_of(url, Sec_WebSocket_Key="AQIDBAUGBwgJCgsMDQ4PEA==", **cast(Any, upgrade))
+        status, text = await self.status_of(url, Sec_WebSocket_Key="AQIDBAUGBwgJCgsMDQ4PEA==", **cast(Any, upgrade))
         self.assertEqual(status, 401, text)
         self.assertEqual(self.flushLoggedErrors(), [])
 
@@ -56,7 +56,9 @@ class SessionTests(PairCase):
     async def test_a_token_from_the_future_is_taken_once(self) -> None:
         await self.pair()
         query = token.make(self.identities["A"], Session(self.ids["A"], "s"), int(self.now()) + 60)
-        first, again = (RawTwin(self.identities["A"], Session(self.ids["A"], "s"), self.one.url) for _ in range(2))
+        first, again = (
+            RawTwin(self.identities["A"], Session(self.ids["A"], "s"), self.one.url, self.reactor) for _ in range(2)
+        )
         self.raws += [first, again]
         await first.connect(self.now(), query=query)
         error = await self.assertFailure(_deferred(again.connect(self.now(), query=query)), ConnectionError)
@@ -68,7 +70,7 @@ class SessionTests(PairCase):
         self.patch(site, "MAX_SESSIONS_OF_TWIN", 2)
         a, b = await self.pair()
         await self.raw("A", self.one, "second")
-        third = RawTwin(self.identities["A"], Session(a.session.twin, "third"), self.one.url)
+        third = RawTwin(self.identities["A"], Session(a.session.twin, "third"), self.one.url, self.reactor)
         self.raws.append(third)
         await self.assertFailure(_deferred(third.connect(self.now())), ConnectionError)
         self.assertEqual(self.drops(Drop.TOO_MANY_SESSIONS), 1)

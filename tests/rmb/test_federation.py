@@ -26,8 +26,7 @@ from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin, check_relay
 from tests.ports import port_of
-from tests.rmb.network import RmbCase, pause
-from tests.rmb.test_relay import status_of
+from tests.rmb.network import MemoryCase, RmbCase
 from tests.support import asynchronous, some
 
 
@@ -51,13 +50,13 @@ class Scripted(Resource):
 
 
 class FederationCase(RmbCase):
-    async def scripted(self, *statuses: int | None) -> tuple[str, Scripted]:
-        from twisted.internet import reactor
+    """Two relays, on real TCP."""
 
+    async def scripted(self, *statuses: int | None) -> tuple[str, Scripted]:
         resource = Scripted(*statuses)
-        port = reactor.listenTCP(0, cast(Any, Site(resource)), interface="127.0.0.1")
+        port = self.reactor.listenTCP(0, cast(Any, Site(resource)), interface=self.host)
         self.addCleanup(port.stopListening)
-        return f"http://127.0.0.1:{port_of(port)}", resource
+        return f"http://{self.host}:{port_of(port)}", resource
 
     async def two(self) -> None:
         self.first, self.second = await self.named_relay(), await self.named_relay()
@@ -66,7 +65,11 @@ class FederationCase(RmbCase):
         return "http://127.0.0.1:1"
 
 
-class ForwardTests(FederationCase):
+class MemoryFederationCase(FederationCase, MemoryCase):
+    """The same in memory."""
+
+
+class ForwardTests(MemoryFederationCase):
     @asynchronous
     async def test_A9_across(self) -> None:
         """A message and its answer, the bytes as they were; nothing stays in any queue (A11)."""
@@ -217,10 +220,9 @@ class ForwardTests(FederationCase):
     @asynchronous
     async def test_public_relays_do_not_speak_http(self) -> None:
         """A twin cannot make a relay POST to what is beside it."""
-        from twisted.internet import reactor
 
         target, posts = await self.scripted(202)
-        poster = Poster(reactor, plain=False)
+        poster = Poster(self.reactor, plain=False)
         self.assertEqual(0, await poster.post(target, b"x", only_connected=False))
         self.assertEqual([], posts.posts)
         await poster.close()
@@ -239,14 +241,15 @@ class HostileTests(FederationCase):
         a, c = await self.raw("A", self.first), await self.raw("C", self.second)
         for _ in range(400):
             a.send(a.envelope(Session(self.ids["B"])), self.now())
-        await pause(0.2)
+        await self.pause(0.2)
         a.send(a.envelope(c.session, uid="quick"), self.now())
         self.assertEqual("quick", (await c.messages.get()).uid)
 
     @asynchronous
     async def test_an_answer_without_end(self) -> None:
         """Is read for some kilobytes; the status counts."""
-        from twisted.internet import reactor
+
+        reactor = self.reactor
 
         class Endless(Resource):
             isLeaf = True
@@ -264,21 +267,20 @@ class HostileTests(FederationCase):
                 more()
                 return NOT_DONE_YET
 
-        port = reactor.listenTCP(0, cast(Any, Site(Endless())), interface="127.0.0.1")
+        port = self.reactor.listenTCP(0, cast(Any, Site(Endless())), interface=self.host)
         self.addCleanup(port.stopListening)
-        poster = Poster(reactor, plain=True)
-        url = f"http://127.0.0.1:{port_of(port)}"
+        poster = Poster(self.reactor, plain=True)
+        url = f"http://{self.host}:{port_of(port)}"
         self.assertEqual(202, await poster.post(url, b"x", only_connected=False))
-        await pause(0.2)
+        await self.pause(0.2)
         self.assertLess(Endless.written, 10_000_000)
         await poster.close()
 
     @asynchronous
     async def test_a_name_that_cannot_be_asked(self) -> None:
         """Counts as one that does not answer; nothing hangs on it."""
-        from twisted.internet import reactor
 
-        poster = Poster(reactor, plain=True)
+        poster = Poster(self.reactor, plain=True)
         for name in ("http://a b:1", "http://\xe9:1", "http://a\nb:1", "http://127.0.0.1:1"):
             self.assertEqual(0, await poster.post(name, b"x", only_connected=True))
             if name != "http://127.0.0.1:1":
@@ -312,7 +314,7 @@ class IntakeTests(FederationCase):
 
     async def post(self, envelope: Envelope | bytes) -> tuple[int, str]:
         data = envelope if isinstance(envelope, bytes) else envelope.SerializeToString()
-        return await status_of(f"{self.one.domain}/", "POST", data)
+        return await self.status_of(f"{self.one.domain}/", "POST", data)
 
     @asynchronous
     async def test_signed(self) -> None:
@@ -360,7 +362,7 @@ class IntakeTests(FederationCase):
             self.assertTrue(got[1].startswith(text), got)
         error = wire.error_envelope("u", "text", self.b.session, int(self.now()))
         self.assertEqual(400, (await self.post(error))[0])
-        await pause(0.05)
+        await self.pause(0.05)
         self.assertEqual([], self.b.raw)
 
     @asynchronous
@@ -414,7 +416,7 @@ class IntakeTests(FederationCase):
         self.assertEqual(1, len(self.one.switch.queue))
 
 
-class StartTests(FederationCase):
+class StartTests(MemoryFederationCase):
     """A relay that has just been started: its sessions come back in a moment, and nobody is told that they are away."""
 
     @asynchronous
@@ -429,7 +431,7 @@ class StartTests(FederationCase):
             a.send(a.envelope(Session(b), tags=tags, uid=f"u{tags}"), self.now())
         local = self.twin("C", self.first.domain)
         a.send(a.envelope(Session(local), tags="fail-fast", uid="local"), self.now())
-        await pause(0.2)
+        await self.pause(0.2)
         back, there = await self.raw("B", self.second), await self.raw("C", self.first)
         await self.until(lambda: len(back.raw) == 2 and len(there.raw) == 1)
         self.assertEqual([], a.raw)
@@ -446,7 +448,7 @@ class StartTests(FederationCase):
         self.assertIn("destination offline", (await a.messages.get()).error.message)
 
 
-class LimitTests(FederationCase):
+class LimitTests(MemoryFederationCase):
     @asynchronous
     async def test_who_was_limited_is_said_once_and_counted(self) -> None:
         """A line with the twins, summed up, and a metric with a bound."""

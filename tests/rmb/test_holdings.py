@@ -54,9 +54,8 @@ class MemoryTests(PairCase):
         self.assertGreater(float(held[0].split()[1]), 2 * MIB)
 
     async def metrics(self) -> tuple[int, str]:
-        from tests.rmb.test_relay import status_of
 
-        return await status_of(f"http://127.0.0.1:{self.one.port}/metrics")
+        return await self.status_of(f"http://{self.host}:{self.one.port}/metrics")
 
 
 class ParkingTests(PairCase):

@@ -13,7 +13,7 @@ from dmsg.rmb.relay.queue.interface import FEDERATION, QueueLimits
 from dmsg.rmb.relay.queue.redis import FEDERATION_STREAM, RedisQueue
 from dmsg.rmb.twins.address import Session
 from tests.redis import RedisServer, redis_server, shared_redis
-from tests.rmb.network import RmbCase, pause
+from tests.rmb.network import RmbCase
 from tests.rmb.test_relay import FloodTests, PairCase
 from tests.support import asynchronous
 
@@ -122,10 +122,10 @@ class QueueTests(RedisCase):
         """Which sessions are connected to any process."""
         one, two = await self.queue(), await self.queue()
         one.present(["1", "1:s"])
-        await pause(0.05)
+        await self.pause(0.05)
         self.assertEqual([True, True, False], [await two.elsewhere(name) for name in ("1", "1:s", "2")])
         one.absent("1")
-        await pause(0.05)
+        await self.pause(0.05)
         self.assertFalse(await two.elsewhere("1"))
 
 
@@ -196,7 +196,7 @@ class TwoProcessesTests(RedisCase):
         """What a relay of the reference appended is found, though it tells nobody."""
         await self.two()
         b = await self.raw("B", self.one)
-        await pause(0.05)
+        await self.pause(0.05)
         data = b.envelope(b.session, timestamp=int(self.now())).SerializeToString()
         self.redis.xadd(b.session.stream, {"_": data}, maxlen=10_000)
         await b.messages.get()
@@ -216,9 +216,9 @@ class AwayTests(RedisCase):
         c = self.twin("C", self.one.domain)
         a, b = await self.raw("A", self.one), await self.raw("B", self.one)
         a.send(a.envelope(Session(c), uid="before"), self.now())
-        await pause(0.1)
+        await self.pause(0.1)
         server.stop()
-        await pause(0.1)
+        await self.pause(0.1)
         a.send(a.envelope(b.session), self.now())
         await b.messages.get()
         a.send(a.envelope(Session(c), uid="meanwhile"), self.now())

@@ -6,9 +6,7 @@ import json
 from base64 import urlsafe_b64encode
 from typing import Any, cast
 
-import treq
 from autobahn.twisted.websocket import WebSocketServerProtocol
-from twisted.internet import reactor
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.protocol import Factory, Protocol
 
@@ -20,18 +18,11 @@ from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
-from tests.rmb.network import RawTwin, RmbCase, pause
+from tests.rmb.network import MemoryCase, RawTwin, RmbCase
 from tests.support import asynchronous
 
 
-async def status_of(url: str, method: str = "GET", data: bytes | None = None, **headers: str) -> tuple[int, str]:
-    """What a plain HTTP request is answered."""
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    response = await treq.request(method, url, data=data, headers=cast(Any, names), persistent=False)
-    return response.code, await response.text()
-
-
-class PairCase(RmbCase):
+class _Pair(RmbCase):
     """A relay with A and B connected."""
 
     options: dict[str, Any] = {}
@@ -53,6 +44,14 @@ class PairCase(RmbCase):
         self.assertFalse(got.HasField("source") or got.HasField("signature") or got.HasField("schema"))
         self.assertEqual(raw.session, wire.destination_of(got))
         self.assertEqual(300, got.expiration)
+
+
+class PairCase(_Pair, MemoryCase):
+    """In memory."""
+
+
+class SocketPairCase(_Pair):
+    """On real TCP, for what is about sockets and what HTTP makes of them."""
 
 
 class MessageTests(PairCase):
@@ -151,7 +150,7 @@ class MessageTests(PairCase):
         self.assertEqual(3, self.drops(Drop.RATE_LIMITED))
 
 
-class FloodTests(PairCase):
+class FloodTests(SocketPairCase):
     """A sender that waits for nothing, and a receiver that is there: nothing is dropped for it."""
 
     queue = "sqlite::memory:"
@@ -218,7 +217,7 @@ class DurableTests(PairCase):
     """``--durable``: what a client will not send again is written down before it is delivered."""
 
     async def other(self, name: str, *, asks: bool) -> RawTwin:
-        raw = RawTwin(self.identities[name], Session(self.ids[name]), self.one.url)
+        raw = RawTwin(self.identities[name], Session(self.ids[name]), self.one.url, self.reactor)
         self.raws.append(raw)
         query = token.make(self.identities[name], raw.session, int(self.now()), asks=asks)
         return await raw.connect(self.now(), query=query)
@@ -251,16 +250,16 @@ class DurableTests(PairCase):
         self.one = await self.named_relay()
         self.twin("A", self.one.domain), self.twin("B", self.one.domain)
         b, a = await self.other("B", asks=False), await self.raw("A", self.one)
-        began = reactor.seconds()
+        began = self.reactor.seconds()
         for count in range(3000):
             a.send(a.envelope(b.session, uid=str(count)), self.now())
         await self.until(lambda: len(b.raw) == 3000)
         a.socket.ping(b"settled?")
         await a.pongs.get()
-        passed = reactor.seconds() - began
+        passed = self.reactor.seconds() - began
         self.assertLessEqual(len(b.pings), passed / switch.PING_BEHIND + 2)
         before = len(b.pings)
-        await pause(0.3)
+        await self.pause(0.3)
         self.assertEqual(before, len(b.pings))
 
 
@@ -277,7 +276,7 @@ class SessionTests(PairCase):
         self.assertEqual(b.raw, [(await fresh.messages.get()).SerializeToString()])
         a.send(a.envelope(b.session), self.now())
         await fresh.messages.get()
-        await pause(0.05)
+        await self.pause(0.05)
         self.assertEqual(1, self.drops(Drop.REPLACED))
         self.assertIsNotNone(fresh.socket)
 
@@ -307,10 +306,10 @@ class SessionTests(PairCase):
         for number in range(500):
             a.send(a.envelope(c, uid=str(number)), self.now())
         await self.until(lambda: len(self.one.switch.queue) == 500)
-        began = reactor.seconds()
+        began = self.reactor.seconds()
         raw = await self.raw("C", self.one)
         first = await raw.messages.get()
-        self.assertLess(reactor.seconds() - began, 1.0)  # 100 ms is measured by the benchmark, on a quiet machine
+        self.assertLess(self.reactor.seconds() - began, 1.0)  # 100 ms is measured by the benchmark, on a quiet machine
         got = [first] + [await raw.messages.get() for _ in range(499)]
         self.assertEqual([str(number) for number in range(500)], [one.uid for one in got])
         await self.until(lambda: not len(self.one.switch.queue))
@@ -337,7 +336,7 @@ class SessionTests(PairCase):
         await self.until(lambda: self.one.switch.dropped_oldest == 5)
         raw = await self.raw("C", self.one)
         self.assertEqual([str(number) for number in range(5, 15)], [(await raw.messages.get()).uid for _ in range(10)])
-        _, metrics = await status_of(f"{self.one.domain}/metrics")
+        _, metrics = await self.status_of(f"{self.one.domain}/metrics")
         self.assertIn('rmb_drops_total{reason="queue_full"} 5.0', metrics)
 
     @asynchronous
@@ -364,7 +363,7 @@ class SessionTests(PairCase):
         a.send(a.envelope(b.session), self.now())
         await b.messages.get()
         a.socket.ping(b"settled?")
-        await pause(0.1)
+        await self.pause(0.1)
         self.assertEqual([], a.pongs.pending)
         b.socket.pong(b.pings[-1])
         self.assertEqual(b"settled?", await a.pongs.get())
@@ -444,12 +443,12 @@ class SessionTests(PairCase):
     def relay_fails(self, queue: str) -> Any:
         from dmsg.rmb.relay.server import RelaySettings, RmbRelay
 
-        relay = RmbRelay(reactor, RelaySettings(["tcp:0"], "", queue=queue), registry=self.registry)
+        relay = RmbRelay(self.reactor, RelaySettings(["tcp:0"], "", queue=queue), registry=self.registry)
         relay.startService()
         return relay.ready
 
 
-class HostileTests(PairCase):
+class HostileTests(SocketPairCase):
     """What one twin may not do to a relay, or to others."""
 
     @asynchronous
@@ -486,7 +485,7 @@ class HostileTests(PairCase):
         a.socket.ping(b"?")
         while b.socket is not None:
             b.socket.pong((0).to_bytes(8, "big"))
-            await pause(0.05)
+            await self.pause(0.05)
         self.assertEqual(b"?", await a.pongs.get())
         self.assertEqual(1, self.drops(Drop.STALLED))
 
@@ -521,7 +520,7 @@ class HostileTests(PairCase):
         frame = frames.encode(frames.PING, b"x" * 125, b"mask")
         for _ in range(40):
             socket.transport.write(frame * 2000)
-            await pause(0.01)
+            await self.pause(0.01)
         session = self.one.switch.sessions[a.session]
         await self.until(lambda: "unsent" in session.socket._held)
         held = len(session.socket.transport.dataBuffer) + session.socket.transport._tempDataLen
@@ -546,7 +545,7 @@ class Lines(Protocol):
         self.data += data
 
 
-class SocketTests(PairCase):
+class SocketTests(SocketPairCase):
     """What is rare on a socket, and left to autobahn."""
 
     @asynchronous
@@ -629,7 +628,7 @@ class SocketTests(PairCase):
             ("Sec-WebSocket-Version: 13\r\n" + "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n" * 2, b"400"),
         ):
             query = token.make(a.identity, Session(a.session.twin, "other"), int(self.now()))
-            raw = await clientFromString(reactor, f"tcp:127.0.0.1:{port}").connect(Factory.forProtocol(Lines))
+            raw = await clientFromString(self.reactor, f"tcp:{self.host}:{port}").connect(Factory.forProtocol(Lines))
             request = f"GET /?{query} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{headers}\r\n"
             raw.transport.write(request.encode())
             await self.until(lambda raw=raw: b"\r\n\r\n" in raw.data)
@@ -639,7 +638,7 @@ class SocketTests(PairCase):
             raw.transport.abortConnection()
 
 
-class HTTPTests(PairCase):
+class HTTPTests(SocketPairCase):
     @asynchronous
     async def test_tokens(self) -> None:
         """A15 on the wire: status and text of each refusal; the path does not matter."""
@@ -670,12 +669,12 @@ class HTTPTests(PairCase):
         ]
         for query, status, text in cases:
             self.assertEqual(
-                (status, text), await status_of(f"{url}/any/path{query}", **cast(Any, upgrade)), query[:20]
+                (status, text), await self.status_of(f"{url}/any/path{query}", **cast(Any, upgrade)), query[:20]
             )
         self.patch(self.registry, "get", lambda number: _fail(RegistryUnavailable("it is away")))
         self.one.switch.registry.flush()
         self.assertEqual(
-            (500, "failed to get twin: it is away"), await status_of(f"{url}/?{good}", **cast(Any, upgrade))
+            (500, "failed to get twin: it is away"), await self.status_of(f"{url}/?{good}", **cast(Any, upgrade))
         )
 
     @asynchronous
@@ -684,16 +683,16 @@ class HTTPTests(PairCase):
         relay = await self.named_relay()
         self.twin("A", relay.domain)
         query = token.make(self.identities["A"], Session(self.ids["A"]), int(self.now()) - site.SAME_TIME - 1)
-        first = RawTwin(self.identities["A"], Session(self.ids["A"]), relay.url)
+        first = RawTwin(self.identities["A"], Session(self.ids["A"]), relay.url, self.reactor)
         self.raws.append(first)
         await first.connect(self.now(), query=query)
-        again = RawTwin(self.identities["A"], Session(self.ids["A"]), relay.url)
+        again = RawTwin(self.identities["A"], Session(self.ids["A"]), relay.url, self.reactor)
         error = await self.assertFailure(_deferred(again.connect(self.now(), query=query)), ConnectionError)
         self.assertIn("401: invalid jwt: jwt: was used before", str(error))
         self.assertIsNotNone(first.socket)
         other = await self.named_relay(token_reuse=True)
         for _ in range(2):
-            raw = RawTwin(self.identities["A"], Session(self.ids["A"]), other.url)
+            raw = RawTwin(self.identities["A"], Session(self.ids["A"]), other.url, self.reactor)
             self.raws.append(raw)
             await raw.connect(self.now(), query=query)
 
@@ -706,7 +705,7 @@ class HTTPTests(PairCase):
             session = Session(self.ids["A"], name)
             for _ in range(2):
                 query = token.make(self.identities["A"], session, int(self.now()), unique=False, asks=False)
-                raw = RawTwin(self.identities["A"], session, relay.url)
+                raw = RawTwin(self.identities["A"], session, relay.url, self.reactor)
                 self.raws.append(raw)
                 await raw.connect(self.now(), query=query)
         # another signature over the same claims is another token
@@ -714,10 +713,10 @@ class HTTPTests(PairCase):
         session = Session(self.ids["A"])
         one, two = (token.make(self.identities["A"], session, old, unique=False, asks=asks) for asks in (True, False))
         for query in (one, two):
-            raw = RawTwin(self.identities["A"], session, relay.url)
+            raw = RawTwin(self.identities["A"], session, relay.url, self.reactor)
             self.raws.append(raw)
             await raw.connect(self.now(), query=query)
-        again = RawTwin(self.identities["A"], session, relay.url)
+        again = RawTwin(self.identities["A"], session, relay.url, self.reactor)
         await self.assertFailure(_deferred(again.connect(self.now(), query=two)), ConnectionError)
 
     @asynchronous
@@ -736,7 +735,7 @@ class HTTPTests(PairCase):
         a.send(a.envelope(c.session), self.now())
         while c.socket is not None:
             c.socket.ping(b"not silent")
-            await pause(0.05)
+            await self.pause(0.05)
         self.assertEqual(1, self.drops(Drop.STALLED))
         self.assertEqual(1, len(self.one.switch.queue))
 
@@ -758,7 +757,7 @@ class HTTPTests(PairCase):
         """The registry knows another key for the twin: 401, in words."""
         relay = await self.named_relay()
         self.twin("A", relay.domain)
-        raw = RawTwin(self.identities["B"], Session(self.ids["A"]), relay.url)
+        raw = RawTwin(self.identities["B"], Session(self.ids["A"]), relay.url, self.reactor)
         self.raws.append(raw)
         error = await self.assertFailure(_deferred(raw.connect(self.now())), ConnectionError)
         self.assertIn("401: invalid jwt: jwt: Invalid signature", str(error))
@@ -771,8 +770,8 @@ class HTTPTests(PairCase):
         await b.messages.get()
         url = self.one.domain
         for method, path in (("GET", "/"), ("GET", "/x"), ("POST", "/x"), ("PUT", "/")):
-            self.assertEqual((404, "page not found"), await status_of(url + path, method))
-        status, metrics = await status_of(f"{url}/metrics")
+            self.assertEqual((404, "page not found"), await self.status_of(url + path, method))
+        status, metrics = await self.status_of(f"{url}/metrics")
         self.assertEqual(200, status)
         for line in (
             'relay_worker_connections{worker="0"} 2.0',
@@ -789,14 +788,14 @@ class HTTPTests(PairCase):
             "process_open_fds",
         ):
             self.assertIn(line, metrics)
-        status, health = await status_of(f"{url}/health")
+        status, health = await self.status_of(f"{url}/health")
         self.assertEqual((200, 2), (status, json.loads(health)["sessions"]))
 
     @asynchronous
     async def test_too_many_sessions(self) -> None:
         """503, and those that are there stay."""
         a, b = await self.pair(max_sessions=2)
-        raw = RawTwin(self.identities["A"], Session(a.session.twin, "third"), self.one.url)
+        raw = RawTwin(self.identities["A"], Session(a.session.twin, "third"), self.one.url, self.reactor)
         self.raws.append(raw)
         await self.assertFailure(_deferred(raw.connect(self.now())), ConnectionError)
         self.assertEqual(1, self.drops(Drop.TOO_MANY_SESSIONS))
@@ -824,7 +823,7 @@ class HTTPTests(PairCase):
         a, _ = await self.pair()
         a.socket.transport.write(b"\x82\xff" + (2**40).to_bytes(8, "big") + b"mask")
         await a.closed
-        endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{self.one.port}")
+        endpoint = clientFromString(self.reactor, f"tcp:{self.host}:{self.one.port}")
         raw = await endpoint.connect(Factory.forProtocol(Lines))
         raw.transport.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
         await self.until(lambda: b"413" in raw.data)
@@ -840,7 +839,7 @@ class HTTPTests(PairCase):
         for number in range(60):
             junk = rng.randbytes(rng.randrange(1, 400))
             if number % 3 == 0:
-                endpoint = clientFromString(reactor, f"tcp:127.0.0.1:{self.one.port}")
+                endpoint = clientFromString(self.reactor, f"tcp:{self.host}:{self.one.port}")
                 raw = await endpoint.connect(Factory.forProtocol(Lines))
                 raw.transport.write(junk if number % 2 else b"POST / HTTP/1.1\r\nContent-Length: 99\r\n\r\n" + junk)
                 raw.transport.loseConnection()
@@ -850,7 +849,7 @@ class HTTPTests(PairCase):
                 c.socket.transport.write(junk)
             else:
                 c.socket.transport.write(frames.encode(0x82, junk, b"mask"))
-            await pause(0)
+            await self.pause(0)
             await c.drop()
         a.send(a.envelope(b.session), self.now())
         await b.messages.get()

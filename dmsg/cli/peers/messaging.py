@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dmsg.base.units import milliseconds
+from dmsg.cli.loading import load
 from dmsg.cli.options import group
 from dmsg.cli.output import tell
 from dmsg.cli.params import (
@@ -111,6 +112,7 @@ def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if profile == Profile.SEED.value and (ACKS[acks] or IDS[ids]):
             raise click.UsageError("--acks and --ids are of --profile skywire")
+        load("dmsg.cli.running", "dmsg.messaging.client")
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = MessagingSettings(
             split_urls(discovery), key_file, choice, Profile(profile), create, share, acks, ids
