@@ -14,7 +14,7 @@ from dmsg.rmb.relay.queue.redis import FEDERATION_STREAM, RedisQueue
 from dmsg.rmb.twins.address import Session
 from tests.redis import RedisServer, redis_server, shared_redis
 from tests.rmb.network import RmbCase
-from tests.rmb.test_relay import FloodTests, PairCase
+from tests.rmb.test_relay import FloodTests, SocketPairCase
 from tests.support import asynchronous
 
 
@@ -142,7 +142,7 @@ class RedisFloodTests(RedisCase, FloodTests):
         self.queue = self.url
 
 
-class ExpiryTests(RedisCase, PairCase):
+class ExpiryTests(RedisCase, SocketPairCase):
     @asynchronous
     async def test_a_notice_comes_from_behind_others(self) -> None:
         """The sender is told when the life of its message ends, also where the receiver stays away."""
