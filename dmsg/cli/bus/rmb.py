@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessDone, ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 
 from dmsg.cli.bus.twin import key_option, registry_option
@@ -20,7 +22,6 @@ from dmsg.cli.params import Seconds
 from dmsg.rmb.envelope.wire import JSON
 
 if TYPE_CHECKING:
-    from twisted.internet.defer import Deferred
     from twisted.python.failure import Failure
 
     from dmsg.net.reactor import Reactor
@@ -200,7 +201,6 @@ class _Program(ProcessProtocol):
     """One run of a program: what it writes, and how it ends."""
 
     def __init__(self, data: bytes) -> None:
-        from twisted.internet.defer import Deferred
 
         self._data = data
         self._out: list[bytes] = []
@@ -231,7 +231,6 @@ class _Program(ProcessProtocol):
             self.ended.errback(HandlerError(text))
 
     def processEnded(self, reason: Failure) -> None:
-        from twisted.internet.error import ProcessDone
 
         if reason.check(ProcessDone):
             if not self.ended.called:
@@ -242,8 +241,6 @@ class _Program(ProcessProtocol):
 
     def kill(self) -> None:
         """It took too long, or wrote too much."""
-
-        from twisted.internet.error import ProcessExitedAlready
 
         assert self.transport is not None
         with contextlib.suppress(ProcessExitedAlready):
@@ -293,8 +290,6 @@ def serve(
     no_update: bool,
 ) -> None:
     """Answer calls with the output of programs, until it is ended."""
-
-    from twisted.internet.defer import Deferred
 
     from dmsg.cli.running import run
     from dmsg.rmb.peer.local import may_be_called

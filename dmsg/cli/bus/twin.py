@@ -11,12 +11,11 @@ from rich.table import Table
 from dmsg.cli.options import group
 from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
-from dmsg.rmb.twins.identity import KEY_TYPES
-from dmsg.rmb.twins.secrets import SECRET
+from dmsg.rmb.twins.identity import KEY_TYPES, parse_account
+from dmsg.rmb.twins.secrets import SECRET, TwinSecret, read_secret, write_secret
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
-    from dmsg.rmb.twins.secrets import TwinSecret
     from dmsg.rmb.twins.twin import Twin
 
 
@@ -108,7 +107,6 @@ def create(file: str, registry: str, relay: tuple[str, ...], key_type: str, word
     from mnemonic import Mnemonic
 
     from dmsg.cli.running import run
-    from dmsg.rmb.twins.secrets import TwinSecret, read_secret, write_secret
 
     async def main(reactor: Reactor) -> None:
         try:
@@ -200,8 +198,6 @@ def show(who: str, registry: str) -> None:
     from dmsg.cli.running import run
     from dmsg.rmb.errors import RmbError
     from dmsg.rmb.registry.service import open_registry
-    from dmsg.rmb.twins.identity import parse_account
-    from dmsg.rmb.twins.secrets import read_secret
 
     async def main(reactor: Reactor) -> None:
         twins = open_registry(registry, reactor)
@@ -235,7 +231,6 @@ def set_twin(
     from dmsg.cli.running import run
     from dmsg.rmb.registry.service import open_registry
     from dmsg.rmb.session.participant import encryption_of
-    from dmsg.rmb.twins.secrets import read_secret
 
     async def main(reactor: Reactor) -> None:
         secret = read_secret(key_file)

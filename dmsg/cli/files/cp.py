@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.progress import Progress
 from twisted.internet.protocol import Factory
+from twisted.internet.task import LoopingCall, deferLater
+from twisted.python.failure import Failure
 
-from dmsg.apps.copying import Copier
+from dmsg.apps.copying import Copier, CopyCut, Get, Peer, Put
+from dmsg.apps.paths import regular_size
+from dmsg.apps.transfer import TransferError
 from dmsg.base.units import human_size
 from dmsg.cli.options import DIRECTORY, command, old_spelling, spelled_so_before
 from dmsg.cli.output import notice, say, tell
 from dmsg.cli.params import ClientSettings, Seconds, client_options
-from dmsg.cli.tunnels.forward import allow_option
+from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout
@@ -25,9 +29,7 @@ from dmsg.keys import PubKey
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.internet.protocol import Protocol
-    from twisted.python.failure import Failure
 
-    from dmsg.apps.copying import Peer
     from dmsg.apps.transfer import Transferred
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
@@ -51,7 +53,6 @@ class _Peers(Factory):
         self.admits = self._allowed = allowed
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
-        from twisted.python.failure import Failure
 
         if addr is None or not self._allowed(addr):
             return None
@@ -129,9 +130,7 @@ def cp(
       dmsg cp alice:notes/today.txt .
     """
 
-    from dmsg.apps.copying import Peer
     from dmsg.cli.running import run, serve_until_interrupted, with_client
-    from dmsg.cli.tunnels.forward import only
 
     writable = writable or spelled_so_before("writable")
     if (directory is None) == (target is None):
@@ -173,9 +172,6 @@ def _jobs(sources: tuple[str, ...], target: str) -> list[Job]:
     :raises TransferError: it makes no sense.
     """
 
-    from dmsg.apps.paths import regular_size
-    from dmsg.apps.transfer import TransferError
-
     if not sources:
         raise TransferError("nothing to copy: SOURCE... TARGET is needed")
     there = _remote(target)
@@ -212,13 +208,11 @@ def _jobs(sources: tuple[str, ...], target: str) -> list[Job]:
 
 
 def _putter(source: Path, path: str) -> Callable[[Any, Any], Copier]:
-    from dmsg.apps.copying import Put
 
     return lambda reactor, started: Put(reactor, source, path, started=started)
 
 
 def _getter(path: str, target: Path) -> Callable[[Any, Any], Copier]:
-    from dmsg.apps.copying import Get
 
     return lambda reactor, started: Get(reactor, path, target, started=started)
 
@@ -234,10 +228,6 @@ async def _copy(
 ) -> None:
     """One file; goes on after the connection was lost, for ``retry`` seconds without progress."""
 
-    from twisted.internet.task import LoopingCall, deferLater
-
-    from dmsg.apps.copying import CopyCut
-    from dmsg.apps.transfer import TransferError
     from dmsg.cli.files.transfer import transfer_progress
 
     who = Names().name_of(peer) or peer.short

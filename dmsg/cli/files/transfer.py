@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
 
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
@@ -19,10 +21,8 @@ from dmsg.cli.params import PUBLIC_KEY, ClientSettings, client_options, timeout_
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IAddress
     from twisted.internet.protocol import Protocol
-    from twisted.python.failure import Failure
 
     from dmsg.apps.transfer import ReceiveFile, Transferred
     from dmsg.net.reactor import Reactor
@@ -145,9 +145,6 @@ def receive(
     Example:
       dmsg receive --key-file bob.key --dir inbox -d http://127.0.0.1:9090
     """
-
-    from twisted.internet.defer import Deferred, maybeDeferred
-    from twisted.python.failure import Failure
 
     from dmsg.apps.transfer import ReceiveFile, TransferError
     from dmsg.cli.running import run, with_client

@@ -14,9 +14,10 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import click
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
-from twisted.web.client import ResponseDone
+from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
@@ -26,7 +27,7 @@ from dmsg.base.units import human_size
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, say, state, tell, writing
 from dmsg.cli.params import ClientSettings, client_options, client_options_of, timeout_option
-from dmsg.cli.tunnels.forward import allow_option
+from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -34,9 +35,7 @@ from dmsg.net.addresses import parse_port
 from dmsg.net.web.channel import BoundedSite
 
 if TYPE_CHECKING:
-    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IAddress
-    from twisted.web.client import FileBodyProducer
     from twisted.web.http_headers import Headers
 
     from dmsg.net.reactor import Reactor
@@ -52,7 +51,6 @@ IDLE_TIMEOUT = 120
 
 class _Site(BoundedSite):
     def __init__(self, reactor: Reactor, resource: Any, allow: tuple[PubKey, ...]) -> None:
-        from dmsg.cli.tunnels.forward import only
         from dmsg.net.web.site import bounded
 
         seldom = Seldom(reactor.seconds)
@@ -133,7 +131,6 @@ class _Body(Protocol):
     """Writes what comes to a file."""
 
     def __init__(self, output: IO[bytes], progress: Any) -> None:
-        from twisted.internet.defer import Deferred
 
         self._output = output
         self._progress = progress
@@ -302,8 +299,6 @@ class _Wanted:
     def producer(self) -> FileBodyProducer | None:
         """What is sent."""
 
-        from twisted.web.client import FileBodyProducer
-
         if self.body is None:
             return None
         return FileBodyProducer(
@@ -312,7 +307,6 @@ class _Wanted:
 
 
 async def _fetch(reactor: Reactor, settings: ClientSettings, wanted: _Wanted, timeout: float) -> None:
-    from twisted.web.client import Agent, BrowserLikeRedirectAgent
 
     from dmsg.cli.running import with_client
     from dmsg.net.web.fetch import make_pool
@@ -418,7 +412,6 @@ async def _save(response: Any, output: Path | None, *, append: bool) -> int:
 
 
 async def _arrived(body: _Body, length: int | None) -> None:
-    from twisted.internet.defer import CancelledError
 
     try:
         await body.done

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
-from twisted.internet.protocol import Protocol
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.options import command
@@ -19,7 +20,6 @@ from dmsg.cli.screen import screen
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from twisted.internet.defer import Deferred
     from twisted.python.failure import Failure
 
     from dmsg.net.reactor import Reactor
@@ -39,8 +39,6 @@ class Discard(Protocol):
 def discard_factory() -> Any:
     """A factory of :class:`Discard`."""
 
-    from twisted.internet.protocol import Factory
-
     factory = Factory.forProtocol(Discard)
     factory.noisy = False
     return factory
@@ -51,8 +49,6 @@ async def measure(reactor: Reactor, transport: Any, size: int, seconds: float, i
 
     :returns: messages, and the seconds that they took.
     """
-
-    from twisted.internet.defer import Deferred
 
     payload = bytes(size)
     acknowledged = 0
@@ -106,8 +102,6 @@ async def run_bench(
 ) -> None:
     """Measure and print a table."""
 
-    from twisted.internet.protocol import Factory
-
     protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout)
     times = await round_trips(protocol.transport, 200)
     p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
@@ -153,8 +147,6 @@ def bench(
       dmsg bench --serve --key-file bob.key
       dmsg bench 02ab... --size 1024 --seconds 10
     """
-
-    from twisted.internet.defer import Deferred
 
     from dmsg.cli.running import run, with_client
 

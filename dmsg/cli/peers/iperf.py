@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Factory, Protocol
@@ -18,12 +19,11 @@ from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.options import command, old_spelling, spelled_so_before
 from dmsg.cli.output import tell
 from dmsg.cli.params import AddressType, ClientSettings, Seconds, client_options, timeout_option
-from dmsg.cli.tunnels.forward import allow_option
+from dmsg.cli.tunnels.forward import allow_option, only
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IAddress
 
     from dmsg.net.reactor import Reactor
@@ -82,7 +82,6 @@ class _Measured(Protocol):
     """Counts what comes; the first line of the client says what it wants."""
 
     def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None) -> None:
-        from twisted.internet.defer import Deferred
 
         self._reactor = reactor
         self._counted = counted
@@ -171,7 +170,6 @@ def iperf(
     """
 
     from dmsg.cli.running import run, serve_until_interrupted, with_client
-    from dmsg.cli.tunnels.forward import only
 
     serving = serve or spelled_so_before("serve")
     if serving == (address is not None):
@@ -285,8 +283,6 @@ class _Measurement:
         :raises DmsgError: a stream was lost before.
         """
 
-        from twisted.internet.defer import gatherResults
-
         ends = await gatherResults([protocol.lost for protocol in self._protocols])
         broken = next((one for one in ends if one), "")
         if broken:
@@ -294,8 +290,6 @@ class _Measurement:
 
     async def sent(self, seconds: float) -> None:
         """So long, unless a stream is lost before; and then until all is acknowledged."""
-
-        from twisted.internet.defer import Deferred
 
         waiting: Deferred[None] = Deferred()
 

@@ -27,15 +27,14 @@ from dmsg.cli.params import (
     split_urls,
     timeout_option,
 )
-from dmsg.cli.peers.pipe import wait_option
+from dmsg.cli.peers.pipe import open_one, take_one, wait_option
 from dmsg.clients.choice import ServerChoice
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey
-from dmsg.messaging.client import ACKS, IDS
+from dmsg.messaging.client import ACKS, IDS, Client
 from dmsg.messaging.core.wire import Profile
 
 if TYPE_CHECKING:
-    from dmsg.messaging.client import Client
     from dmsg.net.reactor import Reactor
 
 
@@ -54,8 +53,6 @@ class MessagingSettings:
 
     def make(self, reactor: Reactor) -> Client:
         """A client, not started."""
-
-        from dmsg.messaging.client import Client
 
         return Client(
             reactor,
@@ -112,7 +109,7 @@ def messaging_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if profile == Profile.SEED.value and (ACKS[acks] or IDS[ids]):
             raise click.UsageError("--acks and --ids are of --profile skywire")
-        load("dmsg.cli.running", "dmsg.messaging.client")
+        load("dmsg.cli.running")
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = MessagingSettings(
             split_urls(discovery), key_file, choice, Profile(profile), create, share, acks, ids
@@ -155,7 +152,6 @@ def listen(settings: MessagingSettings, wait: float) -> None:
       dmsg messaging listen --key-file bob.key -w 60 > received
     """
 
-    from dmsg.cli.peers.pipe import take_one
     from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
@@ -180,7 +176,6 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
       echo hello | dmsg messaging connect 02ab...
     """
 
-    from dmsg.cli.peers.pipe import open_one
     from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:

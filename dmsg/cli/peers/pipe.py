@@ -7,7 +7,9 @@ import stat
 from typing import TYPE_CHECKING, Any
 
 import click
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
@@ -18,7 +20,6 @@ from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from twisted.internet.defer import Deferred
     from twisted.internet.interfaces import IAddress
     from twisted.internet.stdio import StandardIO
 
@@ -125,7 +126,6 @@ class _Stream(Protocol):
 
 def _Half(console: _Console) -> Any:
     """Mark as half-closable, so that end of input is told apart from end of all."""
-    from twisted.internet.interfaces import IHalfCloseableProtocol
     from zope.interface import directlyProvides
 
     directlyProvides(console, IHalfCloseableProtocol)
@@ -138,7 +138,6 @@ class Once(Factory):
     noisy = False
 
     def __init__(self, reactor: Reactor, wait: float) -> None:
-        from twisted.internet.defer import Deferred
 
         self.done: Deferred[None] = Deferred()
         self._reactor = reactor
@@ -155,8 +154,6 @@ class Once(Factory):
 
 async def take_one(reactor: Reactor, client: DelegatedClient, wait: float, port: int = 0) -> None:
     """Accept one stream and join it to standard input and output, to its end."""
-
-    from twisted.internet.defer import maybeDeferred
 
     factory = Once(reactor, wait)
     listening = client.listen(factory, port)

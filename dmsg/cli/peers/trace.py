@@ -11,7 +11,7 @@ from dmsg.base.units import milliseconds
 from dmsg.cli.options import command
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import WHO, ClientSettings, client_options, timeout_option
-from dmsg.cli.peers.ping import port_option
+from dmsg.cli.peers.ping import open_probe, port_option, who_and_port
 from dmsg.cli.screen import screen
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed
@@ -46,7 +46,6 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
 
     from twisted.internet.defer import CancelledError
 
-    from dmsg.cli.peers.ping import open_probe, who_and_port
     from dmsg.cli.running import run, with_client
     from dmsg.v2019.core.agreement import FEATURE
 
@@ -111,8 +110,6 @@ async def _row(
     reactor: Reactor, client: Client, peer: PubKey, port: int | None, server: PubKey, timeout: float
 ) -> tuple[str, str, str, str]:
     from twisted.internet.defer import CancelledError
-
-    from dmsg.cli.peers.ping import open_probe
 
     address = free = to_server = to_peer = "?"
     try:

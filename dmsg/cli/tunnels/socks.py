@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from twisted.internet.defer import fail
 from twisted.internet.protocol import Factory
 
 from dmsg.cli.options import command
@@ -79,7 +80,6 @@ class _Proxy(Factory):
         self._connections -= 1
 
     def _dial(self, host: str, port: int, half: Half) -> Deferred[Any]:
-        from twisted.internet.defer import fail
 
         try:
             address = peer_of(host, port)
