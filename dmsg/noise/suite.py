@@ -3,6 +3,9 @@
 The rules are those of the 2019 reference (``noise/dh.go``): DHLEN is 33, the
 length of a public key, so the 32 bytes of the shared secret get one zero byte
 appended; all 33 go into MixKey.
+
+The product's own handshakes do not use it (:mod:`dmsg.noise.handshake`): it is here for programs
+that need another pattern, and for the tests, which compare the two.
 """
 
 from __future__ import annotations
