@@ -11,13 +11,15 @@ import importlib.resources
 import json
 import math
 from collections.abc import Callable, Iterable
+from functools import cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from klein import Klein
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from twisted.web.http import CACHED
 from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException
@@ -51,6 +53,7 @@ from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.moved import forwarded
 from dmsg.net.addresses import block_of, is_public
+from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer, answer_http_error
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
@@ -73,6 +76,13 @@ def _json(request: IRequest, body: bytes, status: int = 200) -> bytes:
     request.setResponseCode(status)
     request.setHeader(b"content-type", b"application/json")
     return body
+
+
+def _entry(request: IRequest, body: bytes) -> bytes:
+    """An entry as it is kept; nothing, for a client that has this one."""
+    if request.setETag(b'"%s"' % blake2b(body, digest_size=12).hexdigest().encode()) is CACHED:
+        return b""
+    return _json(request, body)
 
 
 def _path_key(text: str) -> str:
@@ -100,7 +110,7 @@ def _check_size(entry: Entry) -> None:
         raise EntryInvalid("entry is too long")
 
 
-_app = Klein()
+_app = QuickKlein()
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 """What the service of 2019 does not tell apart."""
 _SEED_ENTRY = [path + "/<static>" for path in Dialect.SEED.entries]
@@ -148,6 +158,7 @@ class DiscoveryAPI:
         self._telemetry = DiscoveryTelemetry(telemetry, wall_clock)
         self._looks = looks
         self._quota = ServerQuota()
+        self._posted = cache(metrics.posted.labels)
         self.charge: Callable[[IRequest, float], None] = lambda request, requests: None
         """Told of requests that were worth nothing."""
         self.client_of: Callable[[IRequest], str] = lambda request: str(getattr(request.getClientAddress(), "host", ""))
@@ -158,8 +169,7 @@ class DiscoveryAPI:
 
     def resource(self) -> IResource:
         """The root resource."""
-        root: IResource = self._app.resource()
-        return root
+        return self._app.resource()
 
     def _post(self, request: IRequest, dialect: Dialect) -> Deferred[bytes]:
         self.requests += 1
@@ -174,7 +184,7 @@ class DiscoveryAPI:
 
         def posted(first: bool) -> bytes:
             result = "first" if first else "next"
-            self._metrics.posted.labels(result).inc()
+            self._posted(result).inc()
             self._telemetry.posted(entry, result)
             if entry.server is not None:
                 self._quota.count(entry.static, poster, self._now())
@@ -238,7 +248,7 @@ class DiscoveryAPI:
                 self._telemetry.absent(request.getClientAddress(), key)
             return failure
 
-        return self._store.ask("get", key).addCallbacks(lambda body: _json(request, body), absent)
+        return self._store.ask("get", key).addCallbacks(lambda body: _entry(request, body), absent)
 
     @_on_all(_SEED_ENTRY, methods=["DELETE"])
     def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
@@ -249,7 +259,7 @@ class DiscoveryAPI:
             raise EntryInvalid("static is not the key of the path")
 
         def deleted(_: None) -> bytes:
-            self._metrics.posted.labels("deleted").inc()
+            self._posted("deleted").inc()
             self._telemetry.deleted(key, deletion)
             return answer(request, 200, "deleted the entry")
 

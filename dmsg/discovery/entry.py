@@ -173,9 +173,12 @@ class Entry:
     def verify(self) -> None:
         """:raises EntrySignatureError: not signed by its own key."""
         try:
-            self.key.verify(self.signing_json(), Signature.from_hex(self.signature))
+            signer = Signature.from_hex(self.signature).recover(self.signing_json())
         except (KeyFormatError, SignatureError) as error:
             raise EntrySignatureError from error
+        # what is recovered is a point of the curve: that of the entry need not be looked at
+        if signer.hex() != self.static:
+            raise EntrySignatureError
         if self.successor is not None:
             self.successor.verify(self.static)
 

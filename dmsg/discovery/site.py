@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
@@ -45,10 +46,14 @@ def make_site(
     def refused(reason: str) -> None:
         metrics.refused.labels(reason).inc()
 
+    # labels are looked up anew each time, which costs more than counting; both are few
+    requests = cache(lambda path, status: metrics.requests.labels(path, str(status)))
+    duration = cache(metrics.seconds.labels)
+
     def finished(request: Any, status: int, seconds: float) -> None:
         path = _path_label(request.path)
-        metrics.requests.labels(path, str(status)).inc()
-        metrics.seconds.labels(path).observe(seconds)
+        requests(path, status).inc()
+        duration(path).observe(seconds)
         metrics.delayed.set(gate.delayed)
 
     site = gated_site(

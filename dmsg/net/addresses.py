@@ -63,6 +63,7 @@ def kind_of(address: Address) -> str:
     return "public" if address.is_global else "private"
 
 
+@lru_cache(maxsize=4096)
 def is_public(host: str) -> bool:
     """A text is an address on the internet: whoever is there is a stranger, and no proxy of ours."""
     found = literal(host)

@@ -307,6 +307,21 @@ class SeedPathTests(APICase):
         self.assertIn('dmsg_discovery_refused_total{reason="undecodable"} 1.0', text)
         self.assertIn("dmsg_discovery_entries 1.0", text)
 
+    def test_who_has_an_entry_is_not_sent_it_again(self) -> None:
+        def ask(tag: str) -> tuple[int, bytes, str]:
+            response = self.successResultOf(cast(Any, self.http).get(url, headers={"If-None-Match": tag}))
+            return response.code, self.successResultOf(response.content()), response.headers.getRawHeaders("etag")[0]
+
+        url = f"http://discovery/discovery/entries/{KEY.public}"
+        entry = self.client_entry()
+        self.request("POST", "/discovery/entries", entry.to_json())
+        status, body, tag = ask('"other"')
+        self.assertEqual((status, body), (200, entry.to_json()))
+        self.assertEqual(ask(tag), (304, b"", tag))
+        later = self.client_entry(1, 2)
+        self.request("POST", "/discovery/entries", later.to_json())
+        self.assertEqual(ask(tag)[:2], (200, later.to_json()))
+
     def test_a_store_that_fails_is_503(self) -> None:
         self.store.get = lambda static: fail(OSError("disk"))
         self.assertEqual(self.message("GET", f"/discovery/entries/{KEY.public}")[0], 503)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from prometheus_client import Histogram
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
@@ -32,6 +33,8 @@ class MeasuredStore:
         self._store = store
         self._metrics = metrics
         self._failing: set[str] = set()
+        # a label is looked up anew each time, which costs more than counting
+        self._seconds: dict[str, Histogram] = {}
         self.full = False
 
     def ask(self, operation: str, *arguments: Any) -> Deferred[Any]:
@@ -39,7 +42,9 @@ class MeasuredStore:
 
         Fails with :class:`StoreUnavailable`, or with what an entry is refused for.
         """
-        seconds = self._metrics.store_seconds.labels(operation)
+        seconds = self._seconds.get(operation)
+        if seconds is None:
+            seconds = self._seconds[operation] = self._metrics.store_seconds.labels(operation)
         began = self._reactor.seconds()
         result: Deferred[Any] = maybeDeferred(getattr(self._store, operation), *arguments)
 

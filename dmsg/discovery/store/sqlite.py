@@ -52,8 +52,13 @@ _COLUMNS = (
 _INDICES = (
     "DROP INDEX IF EXISTS servers",
     "DROP INDEX IF EXISTS looks",
-    "CREATE INDEX IF NOT EXISTS live ON entries (posted) WHERE listable AND NOT quiet AND checked",
-    "CREATE INDEX IF NOT EXISTS live_quiet ON entries (seen) WHERE listable AND quiet AND checked",
+    "DROP INDEX IF EXISTS live",
+    "DROP INDEX IF EXISTS live_quiet",
+    # with all that a draw asks of a server: else each one that could be drawn is looked up in the table
+    "CREATE INDEX IF NOT EXISTS drawn ON entries (posted, listable, quiet, checked) "
+    "WHERE listable AND NOT quiet AND checked",
+    "CREATE INDEX IF NOT EXISTS drawn_quiet ON entries (seen, listable, quiet, checked) "
+    "WHERE listable AND quiet AND checked",
     "CREATE INDEX IF NOT EXISTS looking ON entries (look_at) WHERE listable",
     "CREATE INDEX IF NOT EXISTS oldest ON entries (place, posted)",
     "CREATE INDEX IF NOT EXISTS ending ON entries (ends)",

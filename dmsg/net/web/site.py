@@ -21,6 +21,7 @@ from dmsg.base.tables import uncount
 from dmsg.net.addresses import block_of, forwarded_client
 from dmsg.net.share import Share
 from dmsg.net.web.channel import BoundedSite, PlainRequest
+from dmsg.net.web.routes import finish_with
 
 MAX_WAITING = 4096
 """Requests that are delayed at a time, and ``MAX_WAITING_SIZE`` bytes of them; beyond they are refused."""
@@ -35,7 +36,7 @@ def answer(request: IRequest, status: int, message: str) -> bytes:
     """``{"message": ..., "code": ...}``."""
     request.setResponseCode(status)
     request.setHeader(b"content-type", b"application/json")
-    return json.dumps({"message": message, "code": status}, separators=(",", ":")).encode()
+    return b'{"message":%s,"code":%d}' % (json.dumps(message).encode(), status)
 
 
 def answer_http_error(request: IRequest, failure: Failure) -> bytes:
@@ -289,10 +290,7 @@ class Gate(Resource):
             request.processingFailed(Failure())
             return
         if isinstance(body, bytes):
-            request.setHeader(b"content-length", b"%d" % len(body))
-            if request.method != b"HEAD":
-                request.write(body)
-            request.finish()
+            finish_with(body, request)
 
     def _let_in(self, request: Request) -> int | bytes:
         segments: list[bytes] = request.postpath or []

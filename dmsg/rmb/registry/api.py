@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from klein import Klein
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
@@ -23,6 +22,7 @@ from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException
 
+from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer, answer_http_error
 from dmsg.rmb.errors import IdentityError, NotTheOwner, RegistryConflict, RegistryRefused, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE
@@ -48,7 +48,7 @@ class RegistryAPI:
     :ivar refused: how often each reason occurred.
     """
 
-    _app = Klein()
+    _app = QuickKlein()
 
     def __init__(self, reactor: IReactorTime, table: TableRegistry) -> None:
         self._reactor = reactor
@@ -61,8 +61,7 @@ class RegistryAPI:
 
     def resource(self) -> IResource:
         """The root resource."""
-        root: IResource = self._app.resource()
-        return root
+        return self._app.resource()
 
     def count_refusal(self, reason: str) -> None:
         """A request was refused."""
