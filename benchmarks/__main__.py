@@ -17,11 +17,12 @@ from rich.table import Table
 
 from benchmarks.client import client_rows
 from benchmarks.discovery import discovery_rows
+from benchmarks.entries import many_rows, size_rows
 from benchmarks.flood import flood_rows
 from benchmarks.machine import aead, cores, pin, raise_descriptor_limit
 from benchmarks.messaging import messaging_rows
 from benchmarks.path import path_rows
-from benchmarks.relay import connect_row, crowd_row, memory_rows, mixed_rows, relay_rows, transport_row
+from benchmarks.relay import connect_row, crowd_rows, memory_rows, mixed_rows, relay_rows, transport_row
 from benchmarks.rmb import rmb_rows
 from benchmarks.telemetry import telemetry_rows
 from benchmarks.tunnel import tunnel_rows
@@ -36,6 +37,8 @@ PARTS = (
     "transports",
     "memory",
     "discovery",
+    "entries",
+    "many",
     "path",
     "tunnel",
     "telemetry",
@@ -132,13 +135,13 @@ def main() -> None:
     show(console, "machine", [{k: v for k, v in results["machine"].items() if k != "versions"}])
     pin(cores()[-1])
     wanted = arguments.parts or PARTS
-    redis_url, redis = _redis() if {"discovery", "rmb"} & set(wanted) else (None, None)
+    redis_url, redis = _redis() if {"discovery", "many", "rmb"} & set(wanted) else (None, None)
     measures = {
         "relay": (
             "relayed frames: CPU of the relay per frame, one and eight pairs",
             lambda: relay_rows() + mixed_rows(),
         ),
-        "crowd": ("the cost per frame with 1,000 connections", lambda: [crowd_row()]),
+        "crowd": ("the cost per frame among 1,000 and 9,000 connections, and theirs idle", crowd_rows),
         "client": ("through the client API, 64 messages in flight, each acknowledged", client_rows),
         "flood": ("round trips of a pair while another client floods the relay with control frames", flood_rows),
         "path": ("one stream over 100 ms and 1 Gbit/s, beside plain TCP (network namespaces, root)", path_rows),
@@ -150,6 +153,11 @@ def main() -> None:
         "messaging": ("the Messaging System: the server alone, then through its clients", messaging_rows),
         "rmb": ("the message bus: one relay, two relays, queues, connects, memory", lambda: rmb_rows(redis_url)),
         "discovery": ("discovery, one connection", lambda: discovery_rows(redis_url)),
+        "entries": ("discovery with many entries", size_rows),
+        "many": (
+            "many discoveries on one store: CPU of all for each request",
+            lambda: many_rows(redis_url, redis),
+        ),
     }
     try:
         for part in PARTS:

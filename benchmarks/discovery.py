@@ -17,7 +17,7 @@ DEPTH = 16
 ROUNDS = 7
 
 
-def _exchange(address: tuple[str, int], requests: list[bytes]) -> float:
+def exchange(address: tuple[str, int], requests: list[bytes]) -> float:
     """Send all on one kept connection, a few ahead of the answers; seconds."""
     connection = socket.create_connection(address, 30)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -42,7 +42,7 @@ def _exchange(address: tuple[str, int], requests: list[bytes]) -> float:
     return took
 
 
-def _post(entry: Entry) -> bytes:
+def post_request(entry: Entry) -> bytes:
     body = entry.to_json()
     return b"POST /discovery/entries HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
@@ -56,7 +56,7 @@ def discovery_rows(redis_url: str | None) -> list[dict[str, Any]]:
         for number in range(first, first + COUNT):
             key, sequence = keys[number % KEYS], number // KEYS
             entry = Entry("0.0.1", sequence, number + 1, key.public.hex(), ClientMeta((keys[0].public.hex(),)))
-            posts.append(_post(entry.sign(key)))
+            posts.append(post_request(entry.sign(key)))
         rounds.append(posts)
     paths = [b"/discovery/entries/%s" % keys[number % KEYS].public.hex().encode() for number in range(COUNT)]
     gets = [b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in paths]
@@ -81,7 +81,7 @@ def discovery_rows(redis_url: str | None) -> list[dict[str, Any]]:
             for posts in rounds:
                 for name, requests in (("post", posts), ("get", gets)):
                     before = entity.cpu()
-                    _exchange(address, requests)
+                    exchange(address, requests)
                     rates[name].append(COUNT / (entity.cpu() - before))
             row: dict[str, Any] = {"store": store.partition(":")[0]}
             for name, found in rates.items():

@@ -60,6 +60,11 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {core})
 
 
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process so far, to the nanosecond."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 class Entity:
     """``twistd -n NAME`` in a process of its own, on a core of its own."""
 
@@ -103,7 +108,7 @@ class Entity:
 
     def cpu(self) -> float:
         """CPU seconds of the process so far, to the nanosecond."""
-        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
+        return cpu_of(self.process.pid)
 
     def memory(self) -> int:
         """Resident bytes."""

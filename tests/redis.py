@@ -64,6 +64,11 @@ class RedisServer:
         """For ``--store``."""
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def stop(self) -> None:
         """End it."""
         self._process.kill()

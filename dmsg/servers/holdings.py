@@ -36,13 +36,19 @@ class LinkHoldings(Looks[Link]):
 
     def _holdings(self) -> Iterator[Holding]:
         self.next_look()
-        for session in list(self._factory.sessions):
-            link: Link | None = session.link
-            if link is None or link.remote is None:
+        stirred: set[Link] = self._factory.stirred
+        for link in list(stirred):
+            session: Any = link.user
+            if session is None or link.remote is None:
+                # it will read or write before it holds anything
+                stirred.discard(link)
                 continue
             link.shed()
             size = link.holds + session.backlog
             if size < SMALL:
+                # what it holds now may stay until somebody else makes it more
+                if not size:
+                    stirred.discard(link)
                 continue
             age = self.age(link, link.written - link.queued(), link.written)
             owner = (block_of(link.address), bytes(link.remote))

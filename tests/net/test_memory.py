@@ -69,6 +69,25 @@ class ServerMemoryTests(EntityCase):
         self.assertGreaterEqual(server.counters()["memory_given"][1], 1)
 
     @asynchronous
+    async def test_only_who_reads_or_writes_is_looked_at(self) -> None:
+        """A link that keeps quiet and holds nothing costs a look nothing; with the first byte it is seen again."""
+        url = await self.start_discovery()
+        server = await self.start_server(f"--discovery={url}")
+        factory = server.factory
+        quiet = [await self.raw_client(server) for _ in range(5)]
+        await self.until(lambda: len(factory.sessions) == 5)
+        server.memory.look()
+        server.memory.look()
+        self.assertEqual(factory.stirred, set())
+        quiet[0].transport.write((500).to_bytes(2, "big") + b"the first bytes of a record")  # type: ignore[union-attr]
+        await self.until(lambda: factory.stirred)
+        server.memory.look()
+        (link,) = factory.stirred
+        self.assertEqual(link.holds, 29)
+        quiet[0].transport.abortConnection()  # type: ignore[union-attr]
+        await self.until(lambda: not factory.stirred)
+
+    @asynchronous
     async def test_the_messaging_system(self) -> None:
         url = await self.start_discovery()
         server = await self.start_server(f"--discovery={url}", "--memory=2", "--drain-timeout=0", tap=messaging_tap)

@@ -98,6 +98,8 @@ class Acceptor(Factory):
         self.share = Share(reactor)
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
         self.sessions: set[Any] = set()
+        self.stirred: set[Link] = set()
+        """Links that read or wrote and may hold something; for :class:`~dmsg.servers.holdings.LinkHoldings`."""
         self.connections_opened = 0
         self.tuned = False
         """The listening sockets hand their options down."""
@@ -197,6 +199,7 @@ class Acceptor(Factory):
         link = self._make_link()
         link.is_server_side = True
         link.share = self.share
+        link.stirred = self.stirred
         # behind a proxy all come from one address: then each connection is on its own
         link.owner = block if block is not None and self.limits.max_per_address else id(link)
         self._handshakes[link] = None

@@ -77,6 +77,8 @@ class Link(TwistedProtocol):
     """By which turns of the reactor are shared; a client's side has none."""
     owner: Hashable = None
     """Whom its time is counted for."""
+    stirred: set[Link] | None = None
+    """Where it says that it read or wrote: who wants to know what links hold need not look at all of them."""
 
     def __init__(
         self,
@@ -162,6 +164,8 @@ class Link(TwistedProtocol):
         """What has come; a view is no good when this returns."""
         if self._gone or self.ended_for is not None:
             return
+        if self.stirred is not None:
+            self.stirred.add(self)
         share = self.share
         if self._held or self._left or (share is not None and not share.allows(self.owner)):
             self._held.append(bytes(data))
@@ -193,6 +197,8 @@ class Link(TwistedProtocol):
         while (self._left or (self._held and len(self._tail) <= MAX_TAIL)) and self.ended_for is None:
             self._go_on()
         self._gone = True
+        if self.stirred is not None:
+            self.stirred.discard(self)
         self._cancel_timer()
         self.left_behind = max(self.left_behind, self.queued())
         self._pending.clear()
@@ -370,6 +376,8 @@ class Link(TwistedProtocol):
         self._dirty = False
         if self._gone or not self._up:
             return
+        if self.stirred is not None:
+            self.stirred.add(self)
         chunks, size = self._outgoing()
         self.written += size
         transport = self.transport
@@ -389,6 +397,11 @@ class Link(TwistedProtocol):
         if waiting is None:  # not plain TCP: all that was written since it was empty
             waiting = self._since_congested
         return waiting + self._unwritten()
+
+    @property
+    def user(self) -> LinkUser | None:
+        """What lies above; None before the handshake is done and after the end."""
+        return self._user
 
     @property
     def holds(self) -> int:
