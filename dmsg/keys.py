@@ -15,10 +15,12 @@ import hashlib
 import os
 import stat
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 
 import coincurve
 import coincurve.context
+from coincurve._libsecp256k1 import ffi, lib
 
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 
@@ -27,6 +29,8 @@ SECKEY_SIZE = 32
 SIGNATURE_SIZE = 65
 KEY_FILE_MODE = 0o600
 
+POINTS = 1024
+"""Keys whose points are remembered, those that were asked for last."""
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
@@ -47,6 +51,15 @@ def _from_hex(text: str, size: int, what: str) -> bytes:
         raise KeyFormatError(f"{what} is not hexadecimal") from None
 
 
+@lru_cache(maxsize=POINTS)
+def _point(data: bytes) -> coincurve.PublicKey:
+    """Decompressed, a tenth of what a key agreement costs: a handshake asks two or three times for the same one.
+
+    :raises ValueError: it is none.
+    """
+    return coincurve.PublicKey(data)
+
+
 class PubKey(bytes):
     """A public key: 33 bytes, compressed, on the curve."""
 
@@ -57,7 +70,7 @@ class PubKey(bytes):
         if len(data) != PUBKEY_SIZE:
             raise KeyFormatError(f"public key must be {PUBKEY_SIZE} bytes, not {len(data)}")
         try:
-            coincurve.PublicKey(bytes(data))
+            _point(bytes(data))
         except ValueError:
             raise KeyFormatError("public key is not a point of the curve") from None
         return super().__new__(cls, data)
@@ -198,7 +211,12 @@ class SecKey:
 
     def ecdh(self, public: PubKey) -> bytes:
         """SHA-256 of the compressed product point, 32 bytes (``cipher.ECDH``)."""
-        return self._key.ecdh(public)
+        secret = ffi.new("unsigned char [32]")
+        # as coincurve's own ecdh(), which decompresses the point each time
+        lib.secp256k1_ecdh(
+            self._key.context.ctx, secret, _point(public).public_key, self._key.secret, ffi.NULL, ffi.NULL
+        )
+        return bytes(ffi.buffer(secret, 32))
 
     def hex(self) -> str:
         """64 hexadecimal characters.  Secret."""
