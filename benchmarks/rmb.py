@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bare import bare_connects
-from benchmarks.machine import Entity, away
+from benchmarks.machine import Entity, away, cores
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.socket import frames
@@ -71,6 +71,7 @@ class WebSocket:
         self._frames = frames.Frames(False, wire.MAX_MESSAGE)
         self._rest = b""
         self.pongs = 0
+        self._number = 0
         while b"\r\n\r\n" not in self._rest:
             data = self.socket.recv(65536)
             if not data:
@@ -111,15 +112,27 @@ class WebSocket:
             for ready in select.select(list(sockets), [], [])[0]:
                 sockets[ready].take()
 
-    def message(self, to: Session, payload: bytes = b"x" * PAYLOAD) -> bytes:
-        """A request, as a frame; signed, for other relays ask for that."""
-        envelope = Envelope(uid="x" * 36, timestamp=int(time.time()), expiration=600, schema="application/json")
+    def message(self, to: Session, payload: bytes = b"x" * PAYLOAD, number: int = 0) -> bytes:
+        """A request, as a frame; signed, for other relays ask for that.
+
+        :param number: makes it another message: other relays take each once.
+        """
+        envelope = Envelope(uid=f"{number:036d}", timestamp=int(time.time()), expiration=600, schema="application/json")
         envelope.request.command = "testme"
         wire.set_address(envelope.source, self.session)
         wire.set_address(envelope.destination, to)
         envelope.plain = payload
         envelope.signature = self._identity.sign(wire.challenge(envelope))
         return frames.encode(frames.BINARY, envelope.SerializeToString(), KEY)
+
+    def next(self) -> int:
+        """A number that no message had."""
+        self._number += 1
+        return self._number
+
+    def messages(self, to: Session, number: int) -> bytes:
+        """So many, one behind the other."""
+        return b"".join(self.message(to, number=self.next()) for _ in range(number))
 
     def close(self) -> None:
         self.socket.close()
@@ -134,7 +147,8 @@ def _free_port() -> int:
 class RunningRelay:
     """A relay in a process of its own."""
 
-    def __init__(self, twins: Twins, queue: str) -> None:
+    def __init__(self, twins: Twins, queue: str, core: int | None = None) -> None:
+        """:param core: to run on; None: not the one of the load."""
         self.port = _free_port()
         self.domain = f"http://127.0.0.1:{self.port}"
         self.entity = Entity(
@@ -144,7 +158,7 @@ class RunningRelay:
             f"--registry={twins.url}",
             f"--queue={queue}",
             "--connect-rate=0",
-            core=away(),
+            core=away() if core is None else core,
         )
         self.entity.wait_for("relay listens")
 
@@ -198,9 +212,9 @@ def redis_at_best(url: str, count: int = 20_000) -> float:
 
 def _rate(relay: RunningRelay, sender: WebSocket, receiver: WebSocket, number: int) -> tuple[float, float]:
     """Messages a second, and the relay's CPU for each, in us."""
-    frame = sender.message(receiver.session)
+    frames_ = sender.messages(receiver.session, number)
     before, start = relay.entity.cpu(), time.perf_counter()
-    sending = threading.Thread(target=lambda: sender.socket.sendall(frame * number))
+    sending = threading.Thread(target=lambda: sender.socket.sendall(frames_))
     sending.start()
     receiver.receive(number)
     seconds = time.perf_counter() - start
@@ -211,9 +225,9 @@ def _rate(relay: RunningRelay, sender: WebSocket, receiver: WebSocket, number: i
 
 def _latency(sender: WebSocket, receiver: WebSocket, number: int) -> tuple[float, float]:
     """p50 and p99 of one message at a time, in ms."""
-    frame = sender.message(receiver.session)
+    ready = [sender.message(receiver.session, number=sender.next()) for _ in range(number)]
     times = []
-    for _ in range(number):
+    for frame in ready:
         start = time.perf_counter()
         sender.socket.sendall(frame)
         receiver.receive(1)
@@ -310,14 +324,21 @@ def _of_queue(twins: Twins, queue: str, kind: str, directory: Path, round_trips:
         sender.close()
         receiver.close()
         rows.append({"queue": kind, "way": "idle sessions", "sessions": IDLE, "kib_each": _memory(twins, relay)})
-    one, two = RunningRelay(twins, at("two")), RunningRelay(twins, at("three") if queue == "sqlite" else queue + "5")
+    # each has a core, of which the second one's is the load's, too
+    one = RunningRelay(twins, at("two"))
+    two = RunningRelay(twins, at("three") if queue == "sqlite" else queue + "5", cores()[-1])
     with one.entity, two.entity:
         sender, receiver = _pair(twins, one, two, "f")
         _rate(one, sender, receiver, 200)
-        rate, cpu = _rate(one, sender, receiver, MESSAGES // 20)
+        runs, before = [], two.entity.cpu()
+        for _ in range(RUNS):
+            runs.append(_rate(one, sender, receiver, MESSAGES // 10))
+        second = (two.entity.cpu() - before) / (RUNS * (MESSAGES // 10)) * 1e6
+        rate, cpu = statistics.median(run[0] for run in runs), statistics.median(run[1] for run in runs)
         p50, p99 = _latency(sender, receiver, LATENCIES // 5)
         rows.append(
             {"queue": kind, "way": "two relays", "per_second": rate, "relay_cpu_us": cpu, "p50_ms": p50, "p99_ms": p99}
+            | {"second_relay_cpu_us": second}
         )
         sender.close()
         receiver.close()

@@ -290,7 +290,7 @@ class HostileTests(FederationCase):
     def test_counters_are_bounded(self) -> None:
         """Of relays that twins list."""
         self.patch(asking, "MAX_COUNTED", 2)
-        one = Federation(Clock(), None, Ranker(), None, None, lambda: 0.0, frozenset())
+        one = Federation(Clock(), Answers(), Ranker(), None, None, lambda: 0.0, frozenset())
         for name in "abcab":
             one.asking._count(one.asking.error, name)
         self.assertEqual({"a": 2, "b": 2, "other": 1}, dict(one.asking.error))
@@ -398,13 +398,13 @@ class IntakeTests(FederationCase):
         """Of an address, and of a twin; only what is signed counts against the twin."""
         await self.make()
         page = self.one.ports[0].factory.site.resource
-        page._of_twins.count = 2
+        page._bringing._of_twins.count = 2
         statuses = [(await self.post(self.message()))[0] for _ in range(2)]
         spoilt = self.message("B")
         statuses += [(await self.post(spoilt))[0], (await self.post(self.message()))[0]]
         self.assertEqual([202, 202, 401, 503], statuses)
-        page._intakes._rate, page._intakes._burst = 0.001, 1.0
-        page._intakes._buckets.clear()
+        page._bringing._rate._rate, page._bringing._rate._burst = 0.001, 1.0
+        page._bringing._rate._buckets.clear()
         self.assertEqual([401, 503], [(await self.post(spoilt))[0] for _ in range(2)])
 
     @asynchronous
@@ -491,6 +491,9 @@ class Answers:
     def __init__(self, **codes: list[int]) -> None:
         self.codes = codes
         self.asked: list[str] = []
+
+    def takes_many(self, relay: str) -> bool:
+        return False
 
     async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:
         self.asked.append(relay)

@@ -74,7 +74,9 @@ class SlotsTests(SynchronousTestCase):
         self.slots.done("trap 0", None)
         self.assertFalse(self.slots.is_quick(relays("trap 0")))
         self.assertEqual(set(self.take_all()), {"again", f"trap {MAX_QUICK_OF_SENDER}"})
-        self.assertEqual(self.slots._slow, 1)
+        self.assertEqual(self.slots.take(), None)
+        self.slots.cancel("again")
+        self.assertIsNone(self.slots.take())
 
     def test_relays_that_fail_are_shared(self) -> None:
         """A sender has its turn there however much another waits with."""

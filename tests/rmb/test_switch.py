@@ -97,6 +97,9 @@ class Elsewhere:
     def __init__(self) -> None:
         self.posts: list[tuple[str, bool]] = []
 
+    def takes_many(self, relay: str) -> bool:
+        return False
+
     async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:
         self.posts.append((relay, only_connected))
         return self.code

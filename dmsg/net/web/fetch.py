@@ -39,6 +39,13 @@ class _Bounded(HTTP11ClientProtocol):
 
     _head = 0
 
+    def connectionMade(self) -> None:
+        super().connectionMade()
+        # head and body of a request are two writes: without it the second waits for the peer's acknowledgement
+        no_delay = getattr(self.transport, "setTcpNoDelay", None)
+        if no_delay is not None:
+            no_delay(True)
+
     def request(self, request: Any) -> Deferred[IResponse]:
         self._head = 0
         asking: Deferred[IResponse] = super().request(request)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -17,36 +15,27 @@ from twisted.web.server import NOT_DONE_YET, Request
 
 from dmsg.base.buckets import RateLimit
 from dmsg.errors import DmsgError
+from dmsg.moved import forwarded
 from dmsg.net.addresses import block_of, forwarded_client
 from dmsg.net.web.channel import BoundedSite
 from dmsg.net.web.guard import Guard
 from dmsg.net.web.site import bounded, close_after, without_body
-from dmsg.rmb.envelope.envelope_pb2 import Envelope
-from dmsg.rmb.envelope.texts import OFFLINE
-from dmsg.rmb.envelope.wire import MAX_MESSAGE, challenge, decode
-from dmsg.rmb.errors import Drop, EnvelopeError, SignatureInvalid, TokenError, TwinNotFound
+from dmsg.rmb.envelope.wire import MAX_MESSAGE
+from dmsg.rmb.errors import Drop, EnvelopeError, TokenError, TwinNotFound
+from dmsg.rmb.relay.bringing import TAKEN, Bringing, Verdict
+from dmsg.rmb.relay.federation import batch
 from dmsg.rmb.relay.federation.post import ONLY_CONNECTED
-from dmsg.rmb.relay.intake import Intake
-from dmsg.rmb.relay.limiter import FixedWindow
-from dmsg.rmb.relay.mail import Header
-from dmsg.rmb.relay.rules import Refused
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.door import DoorFactory, Upgrade
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
-from dmsg.rmb.twins.identity import verify
-from dmsg.rmb.twins.twin import Twin
 
 IDLE_TIMEOUT = 60
 """Seconds that a connection without a websocket may be silent."""
-INTAKE_RATE, INTAKE_BURST = 1000.0, 10_000.0
-"""Messages a second of one address, and at once, that other relays may bring."""
 CONNECT_RATE, CONNECT_BURST = 200, 2000
 """Upgrades a second of one address, and at once, by default."""
-INTAKE_COUNT, INTAKE_SIZE = 60_000, 512 * 1024 * 1024
-"""Messages and bytes a minute of one twin that other relays may bring."""
 OTHER_RATE, OTHER_BURST = 50.0, 500.0
 """Other requests a second of one address, and at once: metrics, health, and what is not there."""
 SAME_TIME = 2
@@ -54,14 +43,8 @@ SAME_TIME = 2
 are the same, and clients of the reference put nothing into them but the second."""
 MAX_SESSIONS_OF_TWIN = 1024
 """Sessions of one twin at a time."""
-MAX_TAKEN = 65_536
-"""Messages of other relays that are remembered as long as they are good: each is taken once, and counted once."""
-WORTHLESS = 20
-"""Messages that one counts for which is malformed, or not signed by who is said to have sent it."""
 MAX_USED_TOKENS = 100_000
 """Tokens that are remembered until they expire."""
-MAX_INTAKE = 1024
-"""Messages of other relays under way at once."""
 
 _log = Logger()
 
@@ -92,7 +75,7 @@ class RelaySite(Resource):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._switch = switch
-        self._from_relays = Intake(switch)
+        self._bringing = Bringing(switch)
         self._upgrade = upgrade
         self._reactor = reactor
         self._metrics = metrics
@@ -101,11 +84,7 @@ class RelaySite(Resource):
         self._proxied = proxied
         self._max_token_ttl = max_token_ttl
         self._connects = RateLimit(connect_rate, max(CONNECT_BURST, connect_rate))
-        self._intakes = RateLimit(INTAKE_RATE, INTAKE_BURST)
         self._others = RateLimit(OTHER_RATE, OTHER_BURST)
-        self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
-        self._taking = 0
-        self._taken: OrderedDict[bytes, float] = OrderedDict()
         self._used = None if token_reuse else token.UsedTokens(MAX_USED_TOKENS)
 
     def make_site(self) -> DoorFactory:
@@ -136,6 +115,8 @@ class RelaySite(Resource):
             return self._authenticate(request)
         if request.path == b"/" and request.method == b"POST":
             return self._intake(request)
+        if request.path == b"/" + batch.PATH.encode() and request.method == b"POST":
+            return self._intake_batch(request)
         if not self._others.allow(self._address_of(request), self._reactor.seconds()):
             close_after(request)
             return self._later(request, Drop.RATE_LIMITED, "too many requests")
@@ -273,101 +254,124 @@ class RelaySite(Resource):
     # --- other relays ---
 
     def _intake(self, request: Request) -> Any:
+        """One message, as the reference brings it."""
+        request.setHeader(batch.OFFER, b"1")
+        address, body = self._address_of(request), self._body_from_relay(request)
+        if body is None:
+            return self._refuse(request, Drop.DRAINING, 503, "shutting down")
+        full = self._bringing.too_many(address, self._reactor.seconds())
+        if full is not None:
+            # who goes on all the same shall at least have to connect again
+            close_after(request)
+            return self._judged(request, full)
+        only_connected = request.getHeader(ONLY_CONNECTED) is not None
+
+        def taken(judged: tuple[Verdict, bool]) -> bytes:
+            verdict, worthless = judged
+            if worthless:
+                self._bringing.charge(address, self._reactor.seconds())
+            return self._judged(request, verdict)
+
+        taking = Deferred.fromCoroutine(self._bringing.take(body, only_connected=only_connected))
+        return self._finish(taking.addCallback(taken), request)
+
+    def _body_from_relay(self, request: Request) -> bytes | None:
+        """What another relay brings; None: this process takes nothing any more."""
         if self._admits() is Drop.DRAINING:
             # and not over this connection: the next process has its own
             close_after(request)
-            return self._refuse(request, Drop.DRAINING, 503, "shutting down")
-        address = self._address_of(request)
-        if self._taking >= MAX_INTAKE or not self._intakes.allow(address, self._reactor.seconds()):
-            # who goes on all the same shall at least have to connect again
-            close_after(request)
-            return self._later(request, Drop.INTAKE_RATE, "too many messages")
-        self._taking += 1
-        assert request.content is not None
-        data = request.content.read()
-        request.content.close()  # once is enough
-        taking = Deferred.fromCoroutine(self._take_in(request, data))
-
-        def done(result: Any) -> Any:
-            self._taking -= 1
-            return result
-
-        return self._finish(taking.addBoth(done), request)
-
-    async def _take_in(self, request: Request, data: bytes) -> bytes:
-        switch = self._switch
-        only_connected = request.getHeader(ONLY_CONNECTED) is not None
-        try:
-            envelope = decode(data)
-        except EnvelopeError as error:
-            self._charge(request)
-            return self._refuse(request, Drop.BAD_INTAKE, 400, f"bad request: {error}")
-        header = Header(envelope)
-        if not (header.source.twin and header.destination.twin):
-            self._charge(request)
-            return self._refuse(request, Drop.BAD_INTAKE, 400, "bad request: without source or destination")
-        try:
-            switch.rules.check_message(header, switch.now())
-        except Refused as refused:
-            if refused.drop is Drop.BAD_TIMES:  # its time comes
-                return self._later(request, refused.drop, f"bad request: {refused}", 10)
-            return self._refuse(request, refused.drop, 400, f"bad request: {refused}")
-        try:
-            await self._check_source(envelope)
-            receiver = await self._twin(header.destination.twin)
-        except TwinNotFound as error:  # perhaps its registry is ahead of ours
-            return self._later(request, Drop.INTAKE_SIGNATURE, str(error), 5)
-        except SignatureInvalid as error:
-            self._charge(request)
-            return self._refuse(request, Drop.INTAKE_SIGNATURE, 401, f"bad signature: {error}")
-        except DmsgError as error:
-            return self._later(request, Drop.REGISTRY_DOWN, f"failed to get twin: {error}")
-        # whoever has a message can bring it again: it is there already
-        key = hashlib.sha256(envelope.signature).digest()
-        if self._taken.get(key, 0.0) > switch.now():
-            request.setResponseCode(202)
-            return b""
-        # only what is signed counts, so that nobody can use up what another may send
-        if not self._of_twins.measure(header.source.twin, len(data), switch.now()):
-            switch.limited.count(header.source.twin)
-            return self._later(request, Drop.INTAKE_RATE, "too many messages of this twin", 10)
-        try:
-            receiver = await self._again_if_elsewhere(header.destination.twin, receiver)
-            await self._from_relays.take(header, data, receiver, only_connected=only_connected)
-        except Refused as refused:
-            if refused.drop is Drop.OFFLINE:
-                return self._refuse(request, refused.drop, 404, OFFLINE)
-            # the registry may say so tomorrow, and the other relay may know today
-            return self._later(request, refused.drop, str(refused), 5)
-        except DmsgError as error:
-            return self._later(request, Drop.QUEUE_FAILED, f"switch error: {error}")
-        self._taken[key] = header.timestamp + header.expiration
-        if len(self._taken) > MAX_TAKEN:
-            self._taken.popitem(last=False)
-        request.setResponseCode(202)
-        return b""
-
-    def _charge(self, request: Request) -> None:
-        """What was worth nothing counts as many: checking it is what costs."""
-        self._intakes.charge(self._address_of(request), WORTHLESS, self._reactor.seconds())
-
-    async def _check_source(self, envelope: Envelope) -> None:
-        twin = await self._switch.registry.get(envelope.source.twin)
-        verify(envelope.signature, challenge(envelope), twin.account)
-
-    async def _again_if_elsewhere(self, number: int, twin: Twin | None) -> Twin | None:
-        """A twin that is not here as far as is remembered may have moved since."""
-        domains = self._switch.rules.domains
-        if not domains or (twin is not None and twin.relays & domains):
-            return twin
-        self._switch.registry.doubt(number)
-        try:
-            return await self._twin(number)
-        except DmsgError:
-            return twin
-
-    async def _twin(self, number: int) -> Twin | None:
-        try:
-            return await self._switch.registry.get(number)
-        except TwinNotFound:
             return None
+        assert request.content is not None
+        data: bytes = request.content.read()
+        request.content.close()  # once is enough
+        return data
+
+    def _judged(self, request: Request, verdict: Verdict) -> bytes:
+        if verdict.status == TAKEN.status:
+            request.setResponseCode(verdict.status)
+            return b""
+        if verdict.after is not None:
+            request.setHeader(b"retry-after", b"%d" % verdict.after)
+        return self._text(request, verdict.status, verdict.text)
+
+    def _intake_batch(self, request: Request) -> Any:
+        """Several messages, see :mod:`dmsg.rmb.relay.federation.batch`."""
+        request.setHeader(batch.OFFER, b"1")
+        address, body = self._address_of(request), self._body_from_relay(request)
+        if body is None:
+            return self._refuse(request, Drop.DRAINING, 503, "shutting down")
+        try:
+            messages = batch.decode(body)
+        except EnvelopeError as error:
+            self._bringing.charge(address, self._reactor.seconds())
+            return self._refuse(request, Drop.BAD_INTAKE, 400, f"bad request: {error}")
+        request.setHeader(b"content-type", b"text/plain; charset=utf-8")
+        BatchAnswer(self._bringing, request, address, self._reactor).take_all(messages)
+        return NOT_DONE_YET
+
+
+class BatchAnswer:
+    """What is answered of the messages of one request, as each becomes known."""
+
+    def __init__(self, bringing: Bringing, request: Request, address: str, reactor: IReactorTime) -> None:
+        self._bringing = bringing
+        self._request = request
+        self._address = address
+        self._reactor = reactor
+        self._taking: dict[int, Deferred[Any]] = {}
+        self._lines: list[bytes] = []
+        self._gone = self._soon = False
+        self._left = 0
+        request.notifyFinish().addErrback(self._nobody)
+
+    def take_all(self, messages: list[tuple[bytes, bool]]) -> None:
+        """Each on its own: one that is refused, or has to wait, is nothing to the others."""
+        self._left = len(messages)
+        for number, (data, only_connected) in enumerate(messages):
+            full = self._bringing.too_many(self._address, self._reactor.seconds())
+            if full is not None:
+                self._known(number, full.status)
+                continue
+            taking = Deferred.fromCoroutine(self._bringing.take(data, only_connected=only_connected))
+            self._taking[number] = taking
+            taking.addCallbacks(self._taken, self._failed, callbackArgs=(number,), errbackArgs=(number,))
+
+    def _taken(self, judged: tuple[Verdict, bool], number: int) -> None:
+        verdict, worthless = judged
+        if worthless:
+            self._bringing.charge(self._address, self._reactor.seconds())
+        self._known(number, verdict.status)
+
+    def _failed(self, failure: Failure, number: int) -> None:
+        if not failure.check(CancelledError):
+            _log.failure("request failed", failure)
+            self._known(number, 500)
+
+    def _known(self, number: int, status: int) -> None:
+        self._taking.pop(number, None)
+        self._left -= 1
+        self._lines.append(batch.line(number, status))
+        if not self._soon:
+            # what becomes known in one turn leaves together
+            self._soon = True
+            self._reactor.callLater(0, self._write)
+
+    def _write(self) -> None:
+        self._soon = False
+        if self._gone:
+            return
+        lines, self._lines = self._lines, []
+        self._request.write(b"".join(lines))
+        if not self._left:
+            self._request.finish()
+
+    def _nobody(self, _: Failure) -> None:
+        """The other relay does not want to know any more."""
+        self._gone = True
+        for taking in list(self._taking.values()):
+            taking.cancel()
+
+
+if not TYPE_CHECKING:
+    # until 0.1 these were one module
+    __getattr__ = forwarded(__name__, ["dmsg.rmb.relay.bringing"])

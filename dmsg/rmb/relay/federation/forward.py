@@ -27,7 +27,7 @@ from dmsg.rmb.relay.federation.asking import PART, RETRY_FIRST, RETRY_MOST, Aski
 from dmsg.rmb.relay.federation.offers import Offers
 from dmsg.rmb.relay.federation.slots import Slots
 from dmsg.rmb.relay.mail import Header, Mail
-from dmsg.rmb.relay.queue.interface import FEDERATION, Queued
+from dmsg.rmb.relay.queue.interface import BATCH, FEDERATION, Queued
 from dmsg.rmb.relay.ranker import Ranker
 
 PASSES = 3
@@ -36,8 +36,12 @@ PASS_DELAY = 0.1
 """Seconds between the first two rounds, twice that before the third; and up to half more."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
 """Messages under way, and their bytes; what comes beyond goes to the queue at once."""
+TAKE_UP_BELOW = MAX_ITEMS // PART - BATCH
+"""Messages under way below which more is taken from the queue at once, and not only in the next round: what is taken
+at a time fits into one sender's part then."""
 PASSED_OVER_FOR = 10.0
-"""Seconds between looks through the whole queue for what was passed over."""
+"""Seconds between looks through the whole queue for what was passed over; as many messages as are read at a time may
+be over earlier."""
 REMEMBERED = 1000
 """Messages that were dealt with and are known for a moment."""
 FULL = "too many messages for other relays"
@@ -114,7 +118,7 @@ class Federation:
         self._now = wall_clock
         self._domains = domains
         self._random = random or Random()
-        self._slots: Slots[_Item] = Slots()
+        self._slots: Slots[_Item] = Slots(poster.takes_many)
         self.asking = Asking(reactor, poster, ranker, wall_clock, self._slots)
         self.offers = Offers(reactor, self.asking, queue, wall_clock, max_size // PART)
         self._size = 0
@@ -123,10 +127,14 @@ class Federation:
         self._passed_over = False
         """Something in the queue was not taken up, because its sender has his part under way."""
         self._again_at = 0.0
+        self._over = self._over_before = 0
+        """Messages that were under way and are over; and how many were when the whole queue was looked through last."""
         self._items: dict[_Item, None] = {}
         self._kept: dict[Any, _Item] = {}
         self._finished_ids: deque[Any] = deque(maxlen=REMEMBERED)
         self._taking = False
+        self._behind = False
+        """There may be more in the queue that could be under way."""
         self.finished: Callable[[Mail, str | None], None] = lambda mail, error: None
 
     def __len__(self) -> int:
@@ -157,8 +165,13 @@ class Federation:
         """There are too many under way: into the queue, and taken up from there when there are fewer."""
 
         mail = item.mail
+
+        def kept(number: Any) -> None:
+            self._behind = True
+            mail.settle()
+
         keeping = self._queue.append(FEDERATION, mail.data, mail.until, mail.sender)
-        keeping.addCallbacks(lambda number: mail.settle(), lambda failure: item.done(mail, FULL))
+        keeping.addCallbacks(kept, lambda failure: item.done(mail, FULL))
 
     def _has_room(self, item: _Item) -> bool:
         """Also for its sender, of whom the ``PART``-th part of all may be under way."""
@@ -175,6 +188,23 @@ class Federation:
         self._size += len(item.mail.data)
         self._items_of[item.mail.sender] += 1
         self._size_of[item.mail.sender] += len(item.mail.data)
+
+    def _take_up(self) -> None:
+        """What is in the queue, if there is room for it."""
+        if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < self._max_size // 2:
+            if not self._behind and self._may_begin_again():
+                self._passed_over = False
+                self._again_at = self._reactor.seconds() + PASSED_OVER_FOR
+                self._over_before = self._over
+                self._queue.federation_again()
+            self._taking = True
+            self._queue.take_federation().addCallbacks(self._taken, lambda _: None).addBoth(self._took)
+
+    def _may_begin_again(self) -> bool:
+        """What was passed over is looked for again: from the queue's first message on, however many there are."""
+        return self._passed_over and (
+            self._reactor.seconds() >= self._again_at or self._over - self._over_before >= BATCH
+        )
 
     def _make_ready(self, item: _Item) -> None:
         self._slots.add(item, item.relays, item.mail.sender)
@@ -244,6 +274,9 @@ class Federation:
             self._finished_ids.append(item.kept)
             self._queue.remove(FEDERATION, [item.kept])
         item.done(item.mail, error)
+        self._over += 1
+        if len(self._items) < TAKE_UP_BELOW and (self._behind or self._may_begin_again()):
+            self._take_up()
 
     def _keep(self, item: _Item) -> None:
         """Into the queue, where it survives the process."""
@@ -278,9 +311,7 @@ class Federation:
             elif item.next:
                 item.next = 0.0
                 self.asking.run(self._again(item)).addErrback(self._failed)
-        if not self._taking and len(self._items) < MAX_ITEMS // 2 and self._size < self._max_size // 2:
-            self._taking = True
-            self._queue.take_federation().addCallbacks(self._taken, lambda _: None).addBoth(self._took)
+        self._take_up()
 
     def _failed(self, failure: Failure) -> None:
         if not failure.check(CancelledError):
@@ -306,6 +337,7 @@ class Federation:
         self._make_ready(item)
 
     def _taken(self, batch: list[Queued]) -> None:
+        self._behind = bool(batch)
         for queued in batch:
             if queued.id in self._kept or queued.id in self._finished_ids:
                 continue
@@ -317,16 +349,12 @@ class Federation:
             mail = Mail(queued.data, header.until(self._now()), None, header)
             item = _Item(mail, frozenset(), self.finished, self._reactor.seconds())
             item.kept = queued.id
-            item.next = self._reactor.seconds()
             if self._has_room(item):
                 self._hold(item)
                 self._kept[queued.id] = item
+                self.asking.run(self._again(item)).addErrback(self._failed)
             else:
                 self._passed_over = True
-        if not batch and self._passed_over and self._reactor.seconds() >= self._again_at:
-            self._passed_over = False
-            self._again_at = self._reactor.seconds() + PASSED_OVER_FOR
-            self._queue.federation_again()
 
     def _took(self, result: Any) -> None:
         self._taking = False

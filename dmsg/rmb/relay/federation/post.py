@@ -1,19 +1,25 @@
-"""POSTs to other relays."""
+"""POSTs to other relays: one message each, or several where the other one takes them."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
+from attrs import define, field
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from twisted.web.client import Agent
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IBodyProducer
 from zope.interface import implementer
 
-from dmsg.net.web.body import read_body
+from dmsg.base.tables import remember
+from dmsg.net.web.body import drop, read_body
 from dmsg.net.web.fetch import cancellable, make_pool
+from dmsg.rmb.relay.federation import batch
 from dmsg.rmb.relay.federation.slots import MAX_POSTS
 from dmsg.rmb.twins.twin import relay_url
 
@@ -25,6 +31,12 @@ MAX_ANSWER = 4096
 """Bytes of another relay's answer."""
 ONLY_CONNECTED = b"x-rmb-only-connected"
 """A header: refuse this unless the session is connected.  Relays of the reference do not know it."""
+AT_ONCE = 2
+"""Requests to a relay under way, from which on messages wait a moment for others to leave with."""
+GATHER = 0.002
+"""Seconds; as soon as a batch is full it leaves."""
+REMEMBERED = 1000
+"""Relays that are known to take several messages at once."""
 
 _log = Logger()
 
@@ -51,6 +63,57 @@ class _Body:
         """Everything was written at once."""
 
 
+@define(eq=False)
+class _Posted:
+    """A message on its way in a batch.
+
+    :ivar answer: fires with its status, 0 when there is none; None: the relay takes no batches.
+    """
+
+    data: bytes
+    only_connected: bool
+    answer: Deferred[int | None]
+
+    def tell(self, status: int | None) -> None:
+        """Once; who is not interested any more has cancelled."""
+        if not self.answer.called:
+            self.answer.callback(status)
+
+
+@define(eq=False)
+class _Line:
+    """What goes to one relay.
+
+    :ivar waiting: what has not left.
+    :ivar under_way: requests that are not wholly answered.
+    :ivar leaves: when what waits leaves.
+    """
+
+    waiting: list[_Posted] = field(factory=list)
+    under_way: int = 0
+    leaves: IDelayedCall | None = None
+
+
+class _Statuses(Protocol):
+    """What is answered of a batch, line by line."""
+
+    def __init__(self, posted: list[_Posted]) -> None:
+        self._posted = posted
+        self._lines = batch.Lines()
+        self.over: Deferred[None] = Deferred(lambda _: drop(self.transport))
+
+    def dataReceived(self, data: bytes) -> None:
+        try:
+            for number, status in self._lines.feed(data):
+                self._posted[number].tell(status)
+        except (ValueError, IndexError):
+            drop(self.transport)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if not self.over.called:
+            self.over.callback(None)
+
+
 class Poster:
     """POSTs to other relays.
 
@@ -64,34 +127,134 @@ class Poster:
         self._pool = make_pool(reactor, most=MAX_POSTS)
         self._pool.cachedConnectionTimeout = 50
         self._agent = Agent(reactor, connectTimeout=CONNECT_TIMEOUT, pool=self._pool)
+        self._take_batches: OrderedDict[str, None] = OrderedDict()
+        self._lines: dict[str, _Line] = {}
+
+    def takes_many(self, relay: str) -> bool:
+        """Whether several messages leave for it in one request."""
+        return relay_url(relay) in self._take_batches
 
     async def post(self, relay: str, data: bytes, *, only_connected: bool) -> int:
         """The status that the relay answers; 0 when it does not."""
         url = relay_url(relay)
         if not (self._plain or url.startswith("https:")):
             return 0
+        if url in self._take_batches and len(data) <= batch.MAX_BATCH_SIZE:
+            status = await self._with_others(url, data, only_connected)
+            if status is not None:
+                return status
+        return await self._alone(url, data, only_connected)
+
+    async def _alone(self, url: str, data: bytes, only_connected: bool) -> int:
         headers = Headers({"content-type": ["application/octet-stream"]})
         if only_connected:
             headers.addRawHeader(ONLY_CONNECTED, b"1")
+        response = await self._ask(url, headers, data)
+        if response is None:
+            return 0
+        if response.headers.hasHeader(batch.OFFER):
+            remember(self._take_batches, url, None, REMEMBERED)
+        else:
+            self._take_batches.pop(url, None)
+        code: int = response.code
+        await self._read(response, url)
+        return code
+
+    async def _ask(self, url: str, headers: Headers, data: bytes) -> Any:
+        """The response, whose body is still to come; None when there is none."""
         try:
             request = self._agent.request(b"POST", url.encode("ascii"), headers, _Body(data))
-            response: Any = await cancellable(request.addTimeout(POST_TIMEOUT, self._reactor))
+            return await cancellable(request.addTimeout(POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
         except TimeoutError:
-            return 0
+            return None
         except Exception as error:  # whatever a connection can die of
-            _log.debug("relay {relay}: {error!r}", relay=relay, error=error)
-            return 0
-        code: int = response.code
+            _log.debug("relay {relay}: {error!r}", relay=url, error=error)
+            return None
+
+    async def _read(self, response: Any, url: str) -> None:
+        """It says nothing, and is only read so that the connection can be used again."""
         try:
-            # it says nothing, and is only read so that the connection can be used again
             await cancellable(read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
         except Exception as error:  # whatever a connection can die of: the answer is known
-            _log.debug("relay {relay}: {error!r}", relay=relay, error=error)
-        return code
+            _log.debug("relay {relay}: {error!r}", relay=url, error=error)
+
+    # --- several at once ---
+
+    def _with_others(self, url: str, data: bytes, only_connected: bool) -> Deferred[int | None]:
+        """It leaves with others for the same relay: at the end of this turn, or a moment later where others are on
+        their way."""
+        line = self._lines.get(url)
+        if line is None:
+            line = self._lines[url] = _Line()
+        posted = _Posted(data, only_connected, Deferred())
+        line.waiting.append(posted)
+        if line.leaves is None:
+            wait = GATHER if line.under_way >= AT_ONCE else 0.0
+            line.leaves = self._reactor.callLater(wait, self._leave, url, line)
+        elif len(line.waiting) == batch.MAX_BATCH:
+            line.leaves.reset(0)
+        return posted.answer
+
+    def _leave(self, url: str, line: _Line) -> None:
+        line.leaves = None
+        waiting, line.waiting = line.waiting, []
+        part: list[_Posted] = []
+        size = 0
+        for posted in waiting:
+            if posted.answer.called:
+                continue  # nobody wants it any more
+            if part and (len(part) >= batch.MAX_BATCH or size + len(posted.data) > batch.MAX_BATCH_SIZE):
+                self._send(url, line, part)
+                part, size = [], 0
+            part.append(posted)
+            size += len(posted.data)
+        if part:
+            self._send(url, line, part)
+        elif not line.under_way:
+            self._lines.pop(url, None)
+
+    def _send(self, url: str, line: _Line, part: list[_Posted]) -> None:
+        line.under_way += 1
+
+        def failed(failure: Failure) -> None:
+            _log.failure("a batch for {relay} failed", failure, relay=url)
+
+        def over(_: Any) -> None:
+            line.under_way -= 1
+            for posted in part:
+                posted.tell(0)
+            if not line.under_way and line.leaves is None and self._lines.get(url) is line:
+                del self._lines[url]
+
+        Deferred.fromCoroutine(self._together(url, part)).addErrback(failed).addBoth(over)
+
+    async def _together(self, url: str, part: list[_Posted]) -> None:
+        if len(part) == 1:
+            part[0].tell(await self._alone(url, part[0].data, part[0].only_connected))
+            return
+        body = batch.encode((posted.data, posted.only_connected) for posted in part)
+        headers = Headers({"content-type": [batch.CONTENT_TYPE]})
+        response = await self._ask(url + batch.PATH, headers, body)
+        if response is None:
+            return
+        if response.code == 200 and response.headers.hasHeader(batch.OFFER):
+            statuses = _Statuses(part)
+            response.deliverBody(statuses)
+            try:
+                await statuses.over.addTimeout(POST_TIMEOUT, self._reactor)
+            except (TimeoutError, CancelledError):
+                pass  # of those that are not known by now nobody answered
+            return
+        if response.code != 503:
+            # another program is there now
+            self._take_batches.pop(url, None)
+        for posted in part:
+            posted.tell(503 if response.code == 503 else None)
+        await self._read(response, url)
 
     def close(self) -> Deferred[Any]:
         """End the connections that are kept."""
