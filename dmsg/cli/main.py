@@ -12,7 +12,7 @@ from dmsg.cli import output
 from dmsg.cli.options import Group
 from dmsg.errors import needs_extra
 
-_COMMANDS = {
+COMMANDS = {
     "key": ("dmsg.cli.keys.key", "Make and show keys."),
     "discovery": ("dmsg.cli.keys.discovery", "Ask and change discovery."),
     "listen": ("dmsg.cli.peers.pipe:listen", "Take one transport and join it to standard input and output."),
@@ -43,12 +43,12 @@ class _Lazy(Group):
     """Subcommands by name; starting is quick whatever they need."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
-        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
         try:
             command: click.Command = getattr(importlib.import_module(module), name or cmd_name)
         except ModuleNotFoundError as error:
@@ -59,7 +59,7 @@ class _Lazy(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})

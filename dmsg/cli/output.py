@@ -19,6 +19,8 @@ import click
 
 from dmsg.base.printable import printable
 
+EXIT_INTERRUPTED = 130
+"""128 and SIGINT."""
 EXIT_PIPE = 141
 """128 and SIGPIPE."""
 

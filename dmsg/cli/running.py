@@ -35,8 +35,6 @@ C_co = TypeVar("C_co", bound=DelegatedClient, covariant=True)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-"""128 and SIGINT."""
 EXIT_TERMINATED = 143
 """128 and SIGTERM."""
 EXIT_HUNG_UP = 129
@@ -72,7 +70,7 @@ class _Run:
 
     def __init__(self, reactor: Reactor, main: Callable[[Any], Coroutine[Any, Any, T]]) -> None:
         self._reactor = reactor
-        self._stopped_with = EXIT_INTERRUPTED
+        self._stopped_with = output.EXIT_INTERRUPTED
         self._over: Deferred[None] = Deferred()
         self._running = Deferred.fromCoroutine(self._guarded(main))
         output.state.ended = self._give_up

@@ -26,11 +26,6 @@ from dmsg.moved import forwarded
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 
-ACKS: dict[str, Acks] = {"auto": None, "yes": True, "no": False}
-"""How options name what a client assumes of programs that it does not know."""
-IDS = {"one": False, "two": True}
-"""How they name the ids in the answer to an OpenChannel."""
-
 
 class Client(DelegatedClient):
     """A client of the Messaging System.
@@ -166,4 +161,4 @@ class Client(DelegatedClient):
 
 if not TYPE_CHECKING:
     # until 0.1 this module was what dmsg.messaging.core.table is now
-    __getattr__ = forwarded(__name__, ["dmsg.messaging.core.table"])
+    __getattr__ = forwarded(__name__, ["dmsg.messaging.core.table", "dmsg.messaging.core.dialect"])

@@ -8,8 +8,8 @@ from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
 from dmsg.clients.shared import LazyClient, SharedClients
 from dmsg.keys import SecKey
-from dmsg.messaging.client import ACKS, IDS, Client
-from dmsg.messaging.core.dialect import Acks, Dialect, dialect_of
+from dmsg.messaging.client import Client
+from dmsg.messaging.core.dialect import ACKS, IDS, Acks, Dialect, dialect_of
 from dmsg.messaging.core.wire import Profile
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.endpoints import DmsgClientEndpoint, DmsgServerEndpoint

@@ -15,8 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 import dmsg
 from dmsg.analytics.attention import MOST, MOST_ATTACKS, TABLES, Finding, Urgency, attention, few, needs_attention
 from dmsg.analytics.schemas import DAILY, GOLD
-from dmsg.cli.output import EXIT_PIPE
-from dmsg.cli.running import EXIT_INTERRUPTED
+from dmsg.cli.output import EXIT_INTERRUPTED, EXIT_PIPE
 from tests.analytics.spark_tables import Story
 from tests.analytics.support import NOW, S1, S2, LakeCase
 

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from twisted.internet.defer import Deferred
-from twisted.internet.error import ProcessDone, ProcessExitedAlready
-from twisted.internet.protocol import ProcessProtocol
 
 from dmsg.cli.bus.twin import key_option, registry_option
 from dmsg.cli.demos.rmb import demo
 from dmsg.cli.options import group
 from dmsg.cli.params import Seconds
-from dmsg.rmb.envelope.wire import JSON
 
 if TYPE_CHECKING:
-    from twisted.python.failure import Failure
-
     from dmsg.net.reactor import Reactor
-    from dmsg.rmb.client import Reply, RmbClient
-    from dmsg.rmb.session.handlers import Request
-
-
-MAX_PAYLOAD = 8 * 1024 * 1024
-"""Bytes of what is sent from a file."""
-SERVE_TIMEOUT = 300.0
-"""Seconds that a program may take for an answer."""
 
 
 def _relays(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -82,35 +65,6 @@ def rmb() -> None:
 rmb.add_command(demo)
 
 
-def _client(
-    reactor: Reactor, registry: str, relays: tuple[str, ...], key_file: str | None, **options: Any
-) -> RmbClient:
-    from dmsg.rmb.client import RmbClient
-    from dmsg.rmb.twins.secrets import read_secret
-
-    secret = read_secret(key_file)
-    return RmbClient(reactor, secret.secret, registry, relays, key_type=secret.key_type, **options)
-
-
-def _payload(text: str | None) -> bytes:
-    """``@FILE`` is a file, ``-`` standard input."""
-
-    from dmsg.rmb.errors import RmbError
-
-    if text is None:
-        return b""
-    if text == "-":
-        data = sys.stdin.buffer.read(MAX_PAYLOAD + 1)
-    elif text.startswith("@"):
-        with Path(text[1:]).open("rb") as file:
-            data = file.read(MAX_PAYLOAD + 1)
-    else:
-        data = text.encode()
-    if len(data) > MAX_PAYLOAD:
-        raise RmbError(f"more than {MAX_PAYLOAD} bytes")
-    return data
-
-
 def _twins(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
     numbers = value.split(",")
     if not all(one.isascii() and one.isdigit() and len(one) < 11 and 0 < int(one) < 2**32 for one in numbers):
@@ -128,7 +82,7 @@ def _twins(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int,
 @click.option("--timeout", default=30.0, show_default=True, type=Seconds(0.1, 1800), help="Seconds to wait.")
 @click.option("--session", metavar="NAME", callback=_text, help="The session of the twin that is asked.")
 @click.option("--keep", is_flag=True, help="Let the relay keep the request while the twin is not connected.")
-@click.option("--schema", default=JSON, show_default=True, callback=_text)
+@click.option("--schema", default="application/json", show_default=True, callback=_text)
 @click.option("--no-encryption", is_flag=True, help="Send it plain.")
 @click.option("--no-update", is_flag=True, help="Leave the registry as it is.")
 def call(
@@ -151,13 +105,14 @@ def call(
     each answer is a line of JSON.
     """
 
+    from dmsg.cli.bus.calling import client_for, line_of, payload_of
     from dmsg.cli.running import run
     from dmsg.rmb.client import Reply
     from dmsg.rmb.errors import RmbError
 
     async def main(reactor: Reactor) -> None:
-        data = _payload(payload)
-        client = _client(
+        data = payload_of(payload)
+        client = client_for(
             reactor,
             registry,
             relay,
@@ -180,88 +135,13 @@ def call(
                 return
             answers = await client.call_all(twins, command, data, **options)
             for number, answer in answers.items():
-                click.echo(json.dumps(_line(number, answer)))
+                click.echo(json.dumps(line_of(number, answer)))
             if not any(isinstance(answer, Reply) for answer in answers.values()):
                 raise RmbError("none of them answered")
         finally:
             await client.stopService()
 
     run(main)
-
-
-def _line(number: int, answer: Reply | Exception) -> dict[str, Any]:
-    from dmsg.rmb.client import Reply
-
-    if isinstance(answer, Reply):
-        return {"twin": number, "data": answer.payload.decode(errors="replace")}
-    return {"twin": number, "error": str(answer), "code": getattr(answer, "code", None)}
-
-
-class _Program(ProcessProtocol):
-    """One run of a program: what it writes, and how it ends."""
-
-    def __init__(self, data: bytes) -> None:
-
-        self._data = data
-        self._out: list[bytes] = []
-        self._errors = b""
-        self._size = 0
-        self.ended: Deferred[bytes] = Deferred(lambda _: self.kill())
-
-    def connectionMade(self) -> None:
-        assert self.transport is not None
-        self.transport.write(self._data)
-        self.transport.closeStdin()
-
-    def outReceived(self, data: bytes) -> None:
-        self._size += len(data)
-        if self._size > MAX_PAYLOAD:
-            self.kill()
-            self._fail(f"the answer has more than {MAX_PAYLOAD} bytes")
-        else:
-            self._out.append(data)
-
-    def errReceived(self, data: bytes) -> None:
-        self._errors = (self._errors + data)[-4096:]
-
-    def _fail(self, text: str) -> None:
-        from dmsg.rmb.session.handlers import HandlerError
-
-        if not self.ended.called:
-            self.ended.errback(HandlerError(text))
-
-    def processEnded(self, reason: Failure) -> None:
-
-        if reason.check(ProcessDone):
-            if not self.ended.called:
-                self.ended.callback(b"".join(self._out))
-            return
-        last = self._errors.decode(errors="replace").strip().splitlines()[-1:]
-        self._fail((last or [f"the program failed: {reason.value}"])[0][:500])
-
-    def kill(self) -> None:
-        """It took too long, or wrote too much."""
-
-        assert self.transport is not None
-        with contextlib.suppress(ProcessExitedAlready):
-            self.transport.signalProcess("KILL")
-
-
-def _handler(reactor: Reactor, shell: str) -> Callable[[Request], Deferred[bytes]]:
-    """Runs a program for each request: its input is the payload, its output the answer."""
-
-    from dmsg.rmb.twins.secrets import SECRET
-
-    def handle(request: Request) -> Deferred[bytes]:
-        told = {"SOURCE": str(request.source), "COMMAND": request.command, "SCHEMA": request.schema or ""}
-        environment = {name: value for name, value in os.environ.items() if name != SECRET}
-        environment.update({f"RMB_{name}": value.replace("\0", "") for name, value in told.items()})
-        program = _Program(request.payload)
-        reactor.spawnProcess(program, "/bin/sh", ["/bin/sh", "-c", shell], env=environment)
-        program.ended.addTimeout(SERVE_TIMEOUT, reactor)
-        return program.ended
-
-    return handle
 
 
 @rmb.command()
@@ -291,6 +171,9 @@ def serve(
 ) -> None:
     """Answer calls with the output of programs, until it is ended."""
 
+    from twisted.internet.defer import Deferred
+
+    from dmsg.cli.bus.calling import client_for, handler_for
     from dmsg.cli.running import run
     from dmsg.rmb.peer.local import may_be_called
 
@@ -299,11 +182,11 @@ def serve(
             raise click.BadParameter(f"{command!r} is no command, or runs nothing", param_hint="--command")
 
     async def main(reactor: Reactor) -> None:
-        client = _client(
+        client = client_for(
             reactor, registry, relay, key_file, session=session, encryption=not no_encryption, update=not no_update
         )
         for command, program in commands:
-            client.serve(command, _handler(reactor, program))
+            client.serve(command, handler_for(reactor, program))
         client.startService()
         try:
             await client.when_online(30.0)
@@ -324,10 +207,11 @@ def serve(
 def ping(registry: str, relay: tuple[str, ...], key_file: str | None, count: int) -> None:
     """Time the way to the relay and back."""
 
+    from dmsg.cli.bus.calling import client_for
     from dmsg.cli.running import run
 
     async def main(reactor: Reactor) -> None:
-        client = _client(
+        client = client_for(
             reactor, registry, relay, key_file, session=f"ping-{os.getpid()}-{os.urandom(3).hex()}", update=False
         )
         client.startService()

@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from dmsg.cli.options import group
-from dmsg.cli.screen import Screen
 from dmsg.errors import DmsgError
 from dmsg.rmb.twins.identity import KEY_TYPES, parse_account
 from dmsg.rmb.twins.secrets import SECRET, TwinSecret, read_secret, write_secret
@@ -81,6 +79,8 @@ def twin() -> None:
 
 
 def _show(found: Twin) -> None:
+    from dmsg.cli.screen import Screen
+
     console = Screen(highlight=False, soft_wrap=True)
     console.print(f"twin     {found.id}")
     console.print(f"account  {found.address}")
@@ -157,8 +157,10 @@ async def _put(reactor: Reactor, registry: str, secret: TwinSecret, relays: tupl
 @registry_option
 def list_twins(registry: str) -> None:
     """Show all twins."""
+    from rich.table import Table
 
     from dmsg.cli.running import run
+    from dmsg.cli.screen import Screen
     from dmsg.rmb.registry.service import open_registry
 
     async def main(reactor: Reactor) -> None:

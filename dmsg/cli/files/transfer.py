@@ -7,64 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.protocol import Factory
-from twisted.python.failure import Failure
 
 from dmsg.base.printable import printable
-from dmsg.base.units import human_size
 from dmsg.cli.options import DIRECTORY, command
-from dmsg.cli.output import say, state, tell
+from dmsg.cli.output import say, tell
 from dmsg.cli.params import PUBLIC_KEY, ClientSettings, client_options, timeout_option
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from twisted.internet.interfaces import IAddress
-    from twisted.internet.protocol import Protocol
+    from twisted.python.failure import Failure
 
-    from dmsg.apps.transfer import ReceiveFile, Transferred
+    from dmsg.apps.transfer import ReceiveFile
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
-
-
-def transfer_progress() -> Progress:
-    """A bar for each file, on standard error if that is a terminal."""
-    console = Console(stderr=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        # elsewhere even an empty one leaves a blank line
-        disable=state.quiet or not console.is_terminal or console.is_dumb_terminal,
-    )
-
-
-def beside(progress: Progress, tell_it: Callable[[], None]) -> None:
-    """Print something while bars are shown: they make way for it."""
-    shown = progress.live.is_started
-    if shown:
-        progress.stop()
-    tell_it()
-    if shown:
-        progress.start()
-
-
-def _report(verb: str, done: Transferred, whom: str) -> None:
-    tell(
-        f"{verb} {done.name} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "
-        f"{human_size(done.rate)}/s, sha256 {done.sha256}",
-        **{verb: done.name},
-        peer=whom.rsplit(maxsplit=1)[-1],
-        bytes=done.size,
-        seconds=done.seconds,
-        sha256=done.sha256,
-    )
 
 
 @command()
@@ -85,7 +40,10 @@ def send(
       dmsg send photo.jpg 02ab... -d http://127.0.0.1:9090
     """
 
+    from twisted.internet.protocol import Factory
+
     from dmsg.apps.transfer import SendFile, TransferError
+    from dmsg.cli.files.sending import report, transfer_progress
     from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
@@ -100,24 +58,11 @@ def send(
                     done = await protocol.done
                 except TransferError as error:
                     raise TransferError(f"{file} is not sent to {public_key.short}: {error}") from None
-            _report("sent", done, f"to {public_key}")
+            report("sent", done, f"to {public_key}")
 
         await with_client(reactor, settings, use)
 
     run(main)
-
-
-class _Receiving(Factory):
-    noisy = False
-
-    def __init__(self, make: Callable[[], ReceiveFile], ended: Callable[[Any, str], None]) -> None:
-        self._make = make
-        self._ended = ended
-
-    def buildProtocol(self, addr: IAddress | None) -> Protocol:
-        protocol = self._make()
-        protocol.done.addBoth(self._ended, f"from {str(addr).removeprefix('dmsg:')}")
-        return protocol
 
 
 @command()
@@ -146,7 +91,11 @@ def receive(
       dmsg receive --key-file bob.key --dir inbox -d http://127.0.0.1:9090
     """
 
+    from twisted.internet.defer import Deferred, maybeDeferred
+    from twisted.python.failure import Failure
+
     from dmsg.apps.transfer import ReceiveFile, TransferError
+    from dmsg.cli.files.sending import Receiving, beside, report, transfer_progress
     from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
@@ -178,7 +127,7 @@ def receive(
                         beside(progress, lambda: say(text, err=True))
                         failure: Failure | None = result
                     else:
-                        beside(progress, lambda: _report("received", result, whom))
+                        beside(progress, lambda: report("received", result, whom))
                         failure = None
                     if once and not finished.called:
                         # the answer to the sender leaves before we do
@@ -188,7 +137,7 @@ def receive(
                     if not finished.called:
                         finished.callback(failure)
 
-                port = client.listen(_Receiving(make, ended))
+                port = client.listen(Receiving(make, ended))
                 tell(f"receiving at {client.public_key}", receiving=str(client.public_key))
                 try:
                     await finished

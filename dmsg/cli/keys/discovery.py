@@ -7,12 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from dmsg.cli.options import group
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import PUBLIC_KEY, discovery_option
-from dmsg.cli.screen import screen
 from dmsg.keys import PubKey, read_key_file
 
 if TYPE_CHECKING:
@@ -43,8 +41,10 @@ def discovery() -> None:
 @discovery_option
 def list_servers(discovery: tuple[str, ...]) -> None:
     """List servers that clients are offered (a random choice, when there are many)."""
+    from rich.table import Table
 
     from dmsg.cli.running import run
+    from dmsg.cli.screen import screen
 
     async def main(reactor: Reactor) -> None:
         entries = await _lookups(reactor, discovery).available_servers()

@@ -2,119 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
-from twisted.internet.defer import Deferred
-from twisted.internet.protocol import Factory, Protocol
 
-from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.options import command
-from dmsg.cli.output import state, tell
+from dmsg.cli.output import tell
 from dmsg.cli.params import PUBLIC_KEY, ClientSettings, Seconds, client_options, timeout_option
-from dmsg.cli.screen import screen
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
-    from twisted.python.failure import Failure
-
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
 
 SIZES = (64, 1024, 16 * 1024, 60_000)
-
-
-class Discard(Protocol):
-    """Takes what comes."""
-
-    def dataReceived(self, data: bytes) -> None:
-        pass
-
-
-def discard_factory() -> Any:
-    """A factory of :class:`Discard`."""
-
-    factory = Factory.forProtocol(Discard)
-    factory.noisy = False
-    return factory
-
-
-async def measure(reactor: Reactor, transport: Any, size: int, seconds: float, in_flight: int) -> tuple[int, float]:
-    """Send messages of ``size`` bytes and count those that were acknowledged.
-
-    :returns: messages, and the seconds that they took.
-    """
-
-    payload = bytes(size)
-    acknowledged = 0
-    ended: Deferred[None] = Deferred()
-    waiting = 0
-    start = time.perf_counter()
-    stop_at = start + seconds
-
-    def one_more(_: None) -> None:
-        nonlocal acknowledged, waiting
-        acknowledged += 1
-        waiting -= 1
-        if time.perf_counter() < stop_at:
-            send()
-        elif not waiting and not ended.called:
-            ended.callback(None)
-
-    def fail(failure: Failure) -> None:
-        if not ended.called:
-            ended.errback(failure)
-
-    def send() -> None:
-        nonlocal waiting
-        waiting += 1
-        transport.send(payload).addCallbacks(one_more, fail)
-
-    for _ in range(in_flight):
-        send()
-    await ended
-    return acknowledged, time.perf_counter() - start
-
-
-async def round_trips(transport: Any, count: int) -> list[float]:
-    """Seconds of ``count`` round trips of an empty frame, sorted."""
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        await transport.send(b"")
-        times.append(time.perf_counter() - start)
-    return sorted(times)
-
-
-async def run_bench(
-    reactor: Reactor,
-    client: Client,
-    remote: PubKey,
-    sizes: Sequence[int],
-    seconds: float,
-    in_flight: int,
-    timeout: float,
-) -> None:
-    """Measure and print a table."""
-
-    protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout)
-    times = await round_trips(protocol.transport, 200)
-    p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
-    tell(f"round trip: p50 {milliseconds(p50)}, p99 {milliseconds(p99)}", p50=p50, p99=p99)
-    table = Table("message", "acknowledged/s", "rate", box=None, pad_edge=False)
-    for size in sizes:
-        count, took = await measure(reactor, protocol.transport, size, seconds, in_flight)
-        if state.json:
-            tell("", size=size, acknowledged_a_second=count / took, bytes_a_second=count * size / took)
-        table.add_row(f"{size} B", f"{count / took:,.0f}", f"{human_size(count * size / took)}/s")
-    if not state.json:
-        screen().print(table)
-    protocol.transport.loseConnection()
 
 
 @command()
@@ -148,6 +51,9 @@ def bench(
       dmsg bench 02ab... --size 1024 --seconds 10
     """
 
+    from twisted.internet.defer import Deferred
+
+    from dmsg.cli.peers.benching import discard_factory, run_bench
     from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:

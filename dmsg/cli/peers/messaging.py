@@ -27,14 +27,15 @@ from dmsg.cli.params import (
     split_urls,
     timeout_option,
 )
-from dmsg.cli.peers.pipe import open_one, take_one, wait_option
+from dmsg.cli.peers.pipe import wait_option
 from dmsg.clients.choice import ServerChoice
 from dmsg.errors import ConnectFailed, DmsgTimeout
 from dmsg.keys import PubKey
-from dmsg.messaging.client import ACKS, IDS, Client
+from dmsg.messaging.core.dialect import ACKS, IDS
 from dmsg.messaging.core.wire import Profile
 
 if TYPE_CHECKING:
+    from dmsg.messaging.client import Client
     from dmsg.net.reactor import Reactor
 
 
@@ -53,6 +54,7 @@ class MessagingSettings:
 
     def make(self, reactor: Reactor) -> Client:
         """A client, not started."""
+        from dmsg.messaging.client import Client
 
         return Client(
             reactor,
@@ -152,6 +154,7 @@ def listen(settings: MessagingSettings, wait: float) -> None:
       dmsg messaging listen --key-file bob.key -w 60 > received
     """
 
+    from dmsg.cli.peers.piping import take_one
     from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
@@ -176,6 +179,7 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
       echo hello | dmsg messaging connect 02ab...
     """
 
+    from dmsg.cli.peers.piping import open_one
     from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
 
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import command
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import WHO, ClientSettings, client_options, timeout_option
 from dmsg.cli.peers.ping import open_probe, port_option, who_and_port
-from dmsg.cli.screen import screen
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey
@@ -43,10 +41,11 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
       dmsg trace alice
       dmsg trace alice:80
     """
-
+    from rich.table import Table
     from twisted.internet.defer import CancelledError
 
     from dmsg.cli.running import run, with_client
+    from dmsg.cli.screen import screen
     from dmsg.v2019.core.agreement import FEATURE
 
     asked, at = who_and_port(who, port)

@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from twisted.internet.threads import deferToThread
 
 from dmsg.cli.options import group
 from dmsg.cli.params import Seconds
@@ -32,14 +31,15 @@ from dmsg.cli.pipeline.send import send
 from dmsg.cli.pipeline.show import name, rank, report, tables, top
 from dmsg.cli.pipeline.watch import attention, watch
 from dmsg.errors import DmsgError
-from dmsg.net.reactor import Reactor
-from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
-from dmsg.telemetry.verify import Checked, verify_spool
 
 RECEIPTS = "receipts"
 """Under the tables' directory: checked receipts."""
 SMALL_SIMULATION = 300_000
 """Transports up to which a simulation is short."""
+
+if TYPE_CHECKING:
+    from dmsg.net.reactor import Reactor
+    from dmsg.telemetry.verify import Checked
 
 
 def _is_small(spool: str) -> bool:
@@ -51,6 +51,9 @@ def _is_small(spool: str) -> bool:
 
 def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Checked]:
     """Check what is new; where the checked ones are."""
+    from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
+    from dmsg.telemetry.verify import Checked, verify_spool
+
     source, tables = local_directory(spool), local_directory(out)
     if source is None or tables is None:
         return None, Checked()
@@ -103,6 +106,7 @@ def run(
 ) -> None:
     """Read what is new and bring all tables up to date."""
     from dmsg.analytics import main as jobs
+    from dmsg.telemetry.verify import Checked
 
     started = time.monotonic()
     checked = Checked()
@@ -220,6 +224,9 @@ def verify(spool: Path, out: Path, clear_keys: bool) -> None:
     --out gets a file of checked receipts for each file of the spool; give it to
     run with --receipts.
     """
+    from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
+    from dmsg.telemetry.verify import verify_spool
+
     out.mkdir(parents=True, exist_ok=True)
     checked = verify_spool(spool, out, Pseudonyms(load_or_create_secret(out), clear=clear_keys))
     click.echo(f"{checked.files} files: {checked.believed:,} receipts are believed, {checked.refused:,} are not")
@@ -274,6 +281,8 @@ def simulate(
 def demo(directory: Path | None, seconds: float) -> None:
     """Real servers under load on this machine, then tables and a report."""
     import tempfile
+
+    from twisted.internet.threads import deferToThread
 
     from dmsg.analytics.session import find_java
     from dmsg.cli.demos.pipeline import PipelineDemo, compute

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dmsg.cli.running import EXIT_INTERRUPTED
+from dmsg.cli.output import EXIT_INTERRUPTED
 from dmsg.errors import DmsgError, needs_extra
 
 if TYPE_CHECKING:

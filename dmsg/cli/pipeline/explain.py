@@ -6,14 +6,11 @@ import json
 from datetime import date, datetime
 
 import click
-from rich.text import Text
 
 from dmsg.base.printable import printable
 from dmsg.cli.options import command
 from dmsg.cli.output import writing
 from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
-from dmsg.cli.screen import screen
-from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 
 
@@ -23,6 +20,7 @@ def _whole(known: list[str], said: str) -> str:
     :raises DmsgError: there is none, or there are several.
     """
     from dmsg.analytics.explain import find_server
+    from dmsg.clients.names import Names
 
     found = find_server(known, said)
     if not found:
@@ -58,8 +56,11 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
     Example:
       dmsg analytics explain --out tables 02ab 2026-01-31
     """
+    from rich.text import Text
+
     from dmsg.analytics.explain import explain as sections_of, of_other_days
     from dmsg.analytics.store import Store
+    from dmsg.cli.screen import screen
 
     store = Store(out)
     state = store.computed(as_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,13 +11,12 @@ from dmsg.base.units import human_size
 from dmsg.cli.options import command
 from dmsg.cli.output import notice
 from dmsg.cli.params import AddressType, discovery_option, split_urls
-from dmsg.cli.running import run
-from dmsg.collector.sender import SpoolSender
 from dmsg.collector.wire import PORT
 from dmsg.errors import DmsgError
-from dmsg.net.reactor import Reactor
-from dmsg.net.streams.address import DmsgAddress
-from dmsg.telemetry.spool import recover
+
+if TYPE_CHECKING:
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.address import DmsgAddress
 
 
 @command()
@@ -35,6 +35,9 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
     Example:
       dmsg analytics send /var/lib/dmsg/spool 02ab... -d http://discovery.example.org:9090
     """
+    from dmsg.cli.running import run
+    from dmsg.collector.sender import SpoolSender
+    from dmsg.telemetry.spool import recover
 
     async def main(reactor: Reactor) -> None:
         recover(spool)

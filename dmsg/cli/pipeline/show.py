@@ -9,18 +9,13 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from dmsg.base.printable import printable
 from dmsg.cli.options import command
 from dmsg.cli.params import Seconds, create_option
 from dmsg.cli.pipeline.common import as_of_option, errors_in_one_line, needs_spark, needs_tables, out_option
-from dmsg.cli.screen import screen
-from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, load_or_create_key
-from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret, read_secret_file
 
 RANKING_HOURS = 24.0
 TOP_ROWS = 15
@@ -56,9 +51,12 @@ def report(out: str, html: Path, as_of: datetime | None) -> None:
 def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of: datetime | None) -> None:
     """Show a gold table in the terminal, without Java, at once; `dmsg analytics tables` names them."""
     from pyarrow import compute
+    from rich.table import Table
+    from rich.text import Text
 
     from dmsg.analytics.schemas import DAILY, GOLD
     from dmsg.analytics.store import Store
+    from dmsg.cli.screen import screen
 
     if table not in GOLD:
         raise DmsgError(f"there is no table {table}; there are {', '.join(GOLD)}")
@@ -136,6 +134,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
     """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
     from dmsg.analytics.store import Store
     from dmsg.analytics.whole import write_whole
+    from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
 
     store = Store(out)
     rows = store.gold("placement", store.computed())
@@ -176,6 +175,8 @@ def name(telemetry: Path, secret: Path | None, day: datetime | None, names: tupl
 
     To find out who stands behind a pseudonym, give those that it could be.
     """
+    from dmsg.telemetry.pseudonyms import SECRET_NAME, Pseudonyms, read_secret, read_secret_file
+
     try:
         pseudonyms = Pseudonyms(read_secret(telemetry) if secret is None else read_secret_file(secret))
     except FileNotFoundError:

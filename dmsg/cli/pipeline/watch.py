@@ -11,19 +11,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from dmsg.base.printable import printable
 from dmsg.cli.options import command
 from dmsg.cli.output import EXIT_PIPE, writing
 from dmsg.cli.params import Seconds
 from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
-from dmsg.cli.screen import screen
 
 if TYPE_CHECKING:
+    from rich.console import Console, Group
+
     from dmsg.analytics.attention import Finding
     from dmsg.analytics.runs import State
 
@@ -38,6 +35,8 @@ SHOWN = 8
 @needs_tables
 def attention(out: str, as_json: bool, as_of: datetime | None) -> None:
     """Say what needs attention, the most urgent first; without Java, at once."""
+    from dmsg.cli.screen import screen
+
     state, found, at = _look(out, as_of)
     if as_json:
         for one in found:
@@ -63,8 +62,10 @@ def attention(out: str, as_json: bool, as_of: datetime | None) -> None:
 def watch(out: str, every: float) -> None:
     """Show what needs attention until Ctrl-C, anew after each run, or each batch of `dmsg analytics stream`."""
     from deltalake.exceptions import DeltaError
+    from rich.live import Live
 
     from dmsg.analytics.delta import LakeError
+    from dmsg.cli.screen import screen
 
     console = screen(10_000)
     state, found, at = _look(out, None)
@@ -126,6 +127,10 @@ def _fitting(console: Console, state: State, found: list[Finding], looked: datet
 
 
 def _shown(state: State, found: list[Finding], looked: datetime, problem: str = "", more: str = "") -> Group:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
     from dmsg.analytics.attention import Urgency, few
 
     styles = {Urgency.NOW: "bold red", Urgency.SOON: "yellow", Urgency.NOTE: "dim"}

@@ -2,92 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from twisted.internet.defer import fail
-from twisted.internet.protocol import Factory
 
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
 from dmsg.cli.params import ClientSettings, client_options, timeout_option
-from dmsg.clients.names import Names, UnknownName
-from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
 
 if TYPE_CHECKING:
-    from twisted.internet.defer import Deferred
-    from twisted.internet.interfaces import IAddress
-    from twisted.internet.protocol import Protocol
-    from twisted.python.failure import Failure
-
-    from dmsg.apps.joint import Half
     from dmsg.net.reactor import Reactor
-    from dmsg.net.streams.address import DmsgAddress
     from dmsg.v2019.client import Client
-
-
-SUFFIX = ".dmsg"
-
-
-class NotAPeer(UnknownName):
-    """A host that is not of this network; the proxy leads nowhere else."""
-
-
-def peer_of(host: str, port: int) -> DmsgAddress:
-    """``KEY.dmsg``, ``NAME.dmsg``; a key may be cut by dots, as DNS wants labels of 63 characters at most.
-
-    :raises UnknownName: no such peer.
-    """
-
-    from dmsg.net.streams.address import DmsgAddress
-
-    if not host.lower().endswith(SUFFIX):
-        raise NotAPeer(f"{host[:80]!r} is not KEY.dmsg or NAME.dmsg")
-    return DmsgAddress(Names().find(host[: -len(SUFFIX)].replace(".", "")), port)
-
-
-def _code_of(failure: Failure) -> int:
-    from dmsg.apps.socks import FAILED, NOT_ALLOWED, REFUSED, UNREACHABLE
-    from dmsg.cli.tunnels.forward import warn
-
-    warn(failure)
-    if failure.check(NotAPeer):
-        return NOT_ALLOWED
-    if failure.check(EntryNotFound, UnknownName, DmsgTimeout):
-        return UNREACHABLE
-    return REFUSED if failure.check(ConnectFailed) else FAILED
-
-
-class _Proxy(Factory):
-    noisy = False
-
-    def __init__(self, reactor: Reactor, client: Client, timeout: float) -> None:
-        self._reactor = reactor
-        self._client = client
-        self._timeout = timeout
-        self._connections = 0
-
-    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
-        from dmsg.apps.joint import MAX_JOINTS
-        from dmsg.apps.socks import SocksProtocol
-
-        if self._connections >= MAX_JOINTS:
-            return None
-        self._connections += 1
-        return SocksProtocol(self._reactor, self._dial, _code_of, self._lost)
-
-    def _lost(self) -> None:
-        self._connections -= 1
-
-    def _dial(self, host: str, port: int, half: Half) -> Deferred[Any]:
-
-        try:
-            address = peer_of(host, port)
-        except UnknownName:
-            return fail()
-        factory = Factory.forProtocol(lambda: half)
-        factory.noisy = False
-        return self._client.connect(address, factory, self._timeout)
 
 
 @command()
@@ -118,11 +43,12 @@ def socks(local_port: int, interface: str, settings: ClientSettings, timeout: fl
     from twisted.internet.endpoints import TCP4ServerEndpoint
 
     from dmsg.cli.running import run, serve_until_interrupted, with_client
+    from dmsg.cli.tunnels.proxy import Proxy
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             endpoint = TCP4ServerEndpoint(reactor, local_port, interface=interface)
-            port = await endpoint.listen(_Proxy(reactor, client, timeout))
+            port = await endpoint.listen(Proxy(reactor, client, timeout))
             tell(f"SOCKS5 at {interface}:{port.getHost().port}", listening=f"{interface}:{port.getHost().port}")
             await serve_until_interrupted(port)
 

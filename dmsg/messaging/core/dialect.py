@@ -8,6 +8,10 @@ from dmsg.messaging.core.wire import Profile
 
 Acks = bool | None
 """Whether a remote acknowledges what it gets; None: its first word says."""
+ACKS: dict[str, Acks] = {"auto": None, "yes": True, "no": False}
+"""How options name what a client assumes of programs that it does not know."""
+IDS = {"one": False, "two": True}
+"""How they name the ids in the answer to an OpenChannel."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,131 @@
+"""What runs ``dmsg rmb call``, ``serve`` and ``ping``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessDone, ProcessExitedAlready
+from twisted.internet.protocol import ProcessProtocol
+
+if TYPE_CHECKING:
+    from twisted.python.failure import Failure
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.rmb.client import Reply, RmbClient
+    from dmsg.rmb.session.handlers import Request
+
+
+MAX_PAYLOAD = 8 * 1024 * 1024
+"""Bytes of what is sent from a file."""
+SERVE_TIMEOUT = 300.0
+"""Seconds that a program may take for an answer."""
+
+
+def client_for(
+    reactor: Reactor, registry: str, relays: tuple[str, ...], key_file: str | None, **options: Any
+) -> RmbClient:
+    from dmsg.rmb.client import RmbClient
+    from dmsg.rmb.twins.secrets import read_secret
+
+    secret = read_secret(key_file)
+    return RmbClient(reactor, secret.secret, registry, relays, key_type=secret.key_type, **options)
+
+
+def payload_of(text: str | None) -> bytes:
+    """``@FILE`` is a file, ``-`` standard input."""
+
+    from dmsg.rmb.errors import RmbError
+
+    if text is None:
+        return b""
+    if text == "-":
+        data = sys.stdin.buffer.read(MAX_PAYLOAD + 1)
+    elif text.startswith("@"):
+        with Path(text[1:]).open("rb") as file:
+            data = file.read(MAX_PAYLOAD + 1)
+    else:
+        data = text.encode()
+    if len(data) > MAX_PAYLOAD:
+        raise RmbError(f"more than {MAX_PAYLOAD} bytes")
+    return data
+
+
+def line_of(number: int, answer: Reply | Exception) -> dict[str, Any]:
+    from dmsg.rmb.client import Reply
+
+    if isinstance(answer, Reply):
+        return {"twin": number, "data": answer.payload.decode(errors="replace")}
+    return {"twin": number, "error": str(answer), "code": getattr(answer, "code", None)}
+
+
+class _Program(ProcessProtocol):
+    """One run of a program: what it writes, and how it ends."""
+
+    def __init__(self, data: bytes) -> None:
+
+        self._data = data
+        self._out: list[bytes] = []
+        self._errors = b""
+        self._size = 0
+        self.ended: Deferred[bytes] = Deferred(lambda _: self.kill())
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self.transport.write(self._data)
+        self.transport.closeStdin()
+
+    def outReceived(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > MAX_PAYLOAD:
+            self.kill()
+            self._fail(f"the answer has more than {MAX_PAYLOAD} bytes")
+        else:
+            self._out.append(data)
+
+    def errReceived(self, data: bytes) -> None:
+        self._errors = (self._errors + data)[-4096:]
+
+    def _fail(self, text: str) -> None:
+        from dmsg.rmb.session.handlers import HandlerError
+
+        if not self.ended.called:
+            self.ended.errback(HandlerError(text))
+
+    def processEnded(self, reason: Failure) -> None:
+
+        if reason.check(ProcessDone):
+            if not self.ended.called:
+                self.ended.callback(b"".join(self._out))
+            return
+        last = self._errors.decode(errors="replace").strip().splitlines()[-1:]
+        self._fail((last or [f"the program failed: {reason.value}"])[0][:500])
+
+    def kill(self) -> None:
+        """It took too long, or wrote too much."""
+
+        assert self.transport is not None
+        with contextlib.suppress(ProcessExitedAlready):
+            self.transport.signalProcess("KILL")
+
+
+def handler_for(reactor: Reactor, shell: str) -> Callable[[Request], Deferred[bytes]]:
+    """Runs a program for each request: its input is the payload, its output the answer."""
+
+    from dmsg.rmb.twins.secrets import SECRET
+
+    def handle(request: Request) -> Deferred[bytes]:
+        told = {"SOURCE": str(request.source), "COMMAND": request.command, "SCHEMA": request.schema or ""}
+        environment = {name: value for name, value in os.environ.items() if name != SECRET}
+        environment.update({f"RMB_{name}": value.replace("\0", "") for name, value in told.items()})
+        program = _Program(request.payload)
+        reactor.spawnProcess(program, "/bin/sh", ["/bin/sh", "-c", shell], env=environment)
+        program.ended.addTimeout(SERVE_TIMEOUT, reactor)
+        return program.ended
+
+    return handle

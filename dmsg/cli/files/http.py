@@ -1,0 +1,287 @@
+"""What runs ``dmsg serve`` and ``dmsg curl``: HTTP over streams."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.protocol import Protocol
+from twisted.python.failure import Failure
+from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
+from twisted.web.iweb import IAgentEndpointFactory
+from zope.interface import implementer
+
+from dmsg.base.printable import printable
+from dmsg.base.seldom import Seldom
+from dmsg.base.units import human_size
+from dmsg.cli.files.web import HTTP_PORT, SCHEME
+from dmsg.cli.output import notice, say, state, writing
+from dmsg.cli.params import ClientSettings
+from dmsg.cli.tunnels.forward import only
+from dmsg.clients.names import Names
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.addresses import parse_port
+from dmsg.net.web.channel import BoundedSite
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IAddress
+    from twisted.web.http_headers import Headers
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.endpoints import DmsgClientEndpoint
+    from dmsg.v2019.client import Client
+
+
+IDLE_TIMEOUT = 120
+"""Seconds that a connection may be silent."""
+
+
+class Site(BoundedSite):
+    def __init__(self, reactor: Reactor, resource: Any, allow: tuple[PubKey, ...]) -> None:
+        from dmsg.net.web.site import bounded
+
+        seldom = Seldom(reactor.seconds)
+
+        def refused(reason: str) -> None:
+            if (more := seldom.more()) is not None:
+                notice(f"a request was refused: {reason}{more}")
+
+        super().__init__(resource, **bounded(reactor, 0, refused, IDLE_TIMEOUT))
+        self.admits = self._allowed = only(allow)
+        self.displayTracebacks = False
+
+    def buildProtocol(self, addr: Any) -> Any:
+        return super().buildProtocol(addr) if self._allowed(addr) else None
+
+    def log(self, request: Any) -> None:
+        from dmsg.net.streams.address import DmsgAddress
+
+        peer: IAddress = request.getClientAddress()
+        who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
+        asked = f"{request.method.decode('ascii', 'replace')} {request.uri.decode('ascii', 'replace')}"
+        say(f"{who} {printable(asked)} {request.code}")
+
+
+@implementer(IAgentEndpointFactory)
+class DmsgEndpointFactory:
+    """For :meth:`twisted.web.client.Agent.usingEndpointFactory`: ``http://KEY/`` and ``http://NAME/`` over dmsg."""
+
+    def __init__(self, client: Client, timeout: float) -> None:
+        self._client = client
+        self._timeout = timeout
+
+    def endpointForURI(self, uri: Any) -> DmsgClientEndpoint:
+        """As in :class:`twisted.web.iweb.IAgentEndpointFactory`."""
+
+        from dmsg.net.streams.endpoints import DmsgClientEndpoint
+
+        key = Names().find(uri.host.decode("ascii"))
+        return DmsgClientEndpoint(self._client, key, self._timeout, port=uri.port)
+
+
+class _Body(Protocol):
+    """Writes what comes to a file."""
+
+    def __init__(self, output: IO[bytes], progress: Any) -> None:
+
+        self._output = output
+        self._progress = progress
+        self.size = 0
+        self.done: Deferred[None] = Deferred()
+
+    def dataReceived(self, data: bytes) -> None:
+        try:
+            self._output.write(data)
+        except OSError:
+            self.transport.stopProducing()  # type: ignore[union-attr]
+            if not self.done.called:
+                self.done.errback(Failure())
+            return
+        self.size += len(data)
+        self._progress(self.size)
+
+    def connectionLost(self, reason: Failure = Failure(ResponseDone())) -> None:
+        if not self.done.called:
+            self.done.callback(None if reason.check(ResponseDone) else reason)
+
+
+def _http_url(url: str) -> bytes:
+    """``dmsg://KEY:PORT/PATH`` as the HTTP client wants it.
+
+    :raises DmsgError: it is none.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"{SCHEME}://{url}")
+        if parts.scheme != SCHEME or not parts.hostname:
+            raise ValueError
+        key = Names().find(parts.hostname)
+        port = parse_port(parts.netloc.rpartition(":")[2]) if ":" in parts.netloc else HTTP_PORT
+    except DmsgError:
+        raise
+    except ValueError:
+        raise DmsgError(f"{url[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return f"http://{key}:{port}{path}".encode()
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What curl is asked for.
+
+    :ivar start: from which byte on.
+    :ivar fails: a status of 400 and more is an error.
+    """
+
+    url: str
+    verb: bytes
+    fields: Headers
+    body: str | None
+    output: Path | None
+    start: int
+    head: bool
+    shows_head: bool
+    fails: bool
+    follows: bool
+    silent: bool
+    write_out: str | None
+
+    def producer(self) -> FileBodyProducer | None:
+        """What is sent."""
+
+        if self.body is None:
+            return None
+        return FileBodyProducer(
+            _body_file(self.body[1:]) if self.body.startswith("@") else io.BytesIO(self.body.encode())
+        )
+
+
+async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, timeout: float) -> None:
+
+    from dmsg.cli.running import with_client
+    from dmsg.net.web.fetch import make_pool
+
+    target, producer = _http_url(wanted.url), wanted.producer()
+    before = reactor.seconds()
+
+    async def use(client: Client) -> None:
+        agent: Any = Agent.usingEndpointFactory(
+            reactor, DmsgEndpointFactory(client, timeout), make_pool(reactor, persistent=False)
+        )
+        if wanted.follows:
+            agent = BrowserLikeRedirectAgent(agent)
+        response = await _requested(agent, wanted.verb, target, wanted.fields, producer)
+        if wanted.shows_head:
+            _show_head(response)
+        if wanted.start and response.code == 416:
+            notice(f"{wanted.output} is whole already")
+            return
+        if response.code >= 400 and wanted.fails:
+            if not wanted.silent:
+                say(f"dmsg: {wanted.url[:200]}: status {response.code}", err=True)
+            raise SystemExit(22)
+        append = bool(wanted.start) and response.code == 206
+        size = 0 if wanted.head else await _save(response, wanted.output, append=append)
+        if wanted.write_out is not None:
+            values = {"http_code": str(response.code), "size_download": str(size)}
+            values["time_total"] = f"{reactor.seconds() - before:.6f}"
+            with writing():
+                sys.stdout.write(_written_out(wanted.write_out, values))
+
+    await with_client(reactor, settings, use)
+
+
+def _show_head(response: Any) -> None:
+    say(f"HTTP/1.1 {response.code} {response.phrase.decode('latin-1')}")
+    for name, values in response.headers.getAllRawHeaders():
+        for value in values:
+            say(f"{name.decode('latin-1')}: {value.decode('latin-1')}")
+    say()
+
+
+def start_at(continue_at: str | None, output: Path | None) -> int:
+    """From which byte on.
+
+    :raises click.UsageError: it is no number.
+    """
+    if continue_at is None or output is None:
+        return 0
+    if continue_at == "-":
+        return output.stat().st_size if output.exists() else 0
+    if not continue_at.isascii() or not continue_at.isdigit():
+        raise click.UsageError(f"{continue_at!r} is no offset: a number of bytes, or - for what is there")
+    return int(continue_at)
+
+
+def _written_out(text: str, values: dict[str, str]) -> str:
+    """As curl's ``-w``: ``%{NAME}``, ``\\n`` and ``\\t``."""
+    text = re.sub(r"%\{(\w+)\}", lambda match: values.get(match[1], ""), text)
+    return text.replace("\\n", "\n").replace("\\t", "\t").replace("%%", "%")
+
+
+def _body_file(path: str) -> IO[bytes]:
+    """:raises OSError: it cannot be read, or is no regular file, which might never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file", path)
+    return os.fdopen(descriptor, "rb")
+
+
+async def _requested(agent: Any, verb: bytes, target: bytes, fields: Headers, producer: Any) -> Any:
+    try:
+        return await agent.request(verb, target, fields, producer)
+    except DmsgError:
+        raise
+    except Exception as error:
+        reasons = getattr(error, "reasons", None)
+        cause = reasons[0].value if reasons else error
+        raise DmsgError(" ".join(str(cause).split()) or type(cause).__name__) from None
+
+
+async def _save(response: Any, output: Path | None, *, append: bool) -> int:
+    """Take the body; how many bytes came."""
+
+    from dmsg.cli.files.sending import transfer_progress
+
+    length = response.length if isinstance(response.length, int) else None
+    if output is None:
+        body = _Body(sys.stdout.buffer, lambda size: None)
+        with writing():
+            response.deliverBody(body)
+            await _arrived(body, length)
+        return body.size
+    with output.open("ab" if append else "wb") as file, transfer_progress() as progress:
+        bar = progress.add_task(output.name, total=length)
+        body = _Body(file, lambda size: progress.update(bar, completed=size))
+        response.deliverBody(body)
+        await _arrived(body, length)
+    if not state.quiet:
+        say(f"{output}: {human_size(body.size)}", err=True)
+    return body.size
+
+
+async def _arrived(body: _Body, length: int | None) -> None:
+
+    try:
+        await body.done
+    except OSError:
+        raise
+    except CancelledError:
+        raise  # Ctrl-C
+    except Exception as error:
+        reasons = getattr(error, "reasons", None)  # as Twisted's web client wraps them
+        if reasons:
+            error = reasons[0].value
+        got = f"{body.size} of {length} bytes" if length is not None else f"{body.size} bytes"
+        raise DmsgError(f"cut after {got}: {' '.join(str(error).split()) or type(error).__name__}") from None

@@ -1,0 +1,255 @@
+"""What runs ``dmsg iperf``: streams to one peer, and how much goes over them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.base.units import human_size, milliseconds
+from dmsg.cli.output import tell
+from dmsg.cli.peers.iperf import MAX_SECONDS
+from dmsg.errors import DmsgError
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IAddress
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.address import DmsgAddress
+    from dmsg.v2019.client import Client
+
+
+BLOCK = bytes(65492)
+HEADER_LIMIT = 256
+AT_ONCE = 16
+"""Blocks written before the transport is asked whether it wants more."""
+
+
+@implementer(IPushProducer)
+class _Source:
+    """Writes as much as the transport takes, until it is told to stop."""
+
+    def __init__(self, reactor: Reactor, transport: Any) -> None:
+        self._reactor = reactor
+        self._transport = transport
+        self._paused = False
+        self._scheduled = False
+        self._stopped = False
+        transport.registerProducer(self, True)
+        self.resumeProducing()
+
+    def pauseProducing(self) -> None:
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+        if not self._scheduled:
+            self._scheduled = True
+            self._reactor.callLater(0, self._write)
+
+    def _write(self) -> None:
+        self._scheduled = False
+        for _ in range(AT_ONCE):
+            if self._paused or self._stopped:
+                return
+            self._transport.write(BLOCK)
+        self.resumeProducing()
+
+    def stopProducing(self) -> None:
+        self._stopped = True
+
+    def finish(self) -> None:
+        """No more."""
+        self._stopped = True
+        self._transport.unregisterProducer()
+
+
+class _Measured(Protocol):
+    """Counts what comes; the first line of the client says what it wants."""
+
+    def __init__(self, reactor: Reactor, counted: Callable[[int], None] | None = None) -> None:
+
+        self._reactor = reactor
+        self._counted = counted
+        self._header: bytes | None = b"" if counted is None else None
+        self._source: _Source | None = None
+        self.lost: Deferred[str] = Deferred()
+        """Fires with why it ended, empty when that was clean."""
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._header is not None:
+            self._header += data
+            line, newline, _ = self._header.partition(b"\n")
+            if not newline:
+                if len(self._header) > HEADER_LIMIT:
+                    self.transport.abortConnection()  # type: ignore[union-attr]
+                return
+            self._header = None
+            try:
+                wanted = json.loads(line)
+                seconds = min(float(wanted["seconds"]), MAX_SECONDS) if wanted.get("reverse") else 0.0
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                self.transport.abortConnection()  # type: ignore[union-attr]
+                return
+            if seconds > 0:
+                self._source = _Source(self._reactor, self.transport)
+                self._reactor.callLater(seconds, self._end)
+        elif self._counted is not None:
+            self._counted(len(data))
+
+    def _end(self) -> None:
+        if self._source is not None and not self.lost.called:
+            self._source.finish()
+            self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self.lost.callback("" if reason.check(ConnectionDone) else str(reason.value))
+
+
+class Measuring(Factory):
+    noisy = False
+
+    def __init__(self, reactor: Reactor, allowed: Callable[[IAddress], bool]) -> None:
+        self._reactor = reactor
+        self.admits = self._allowed = allowed
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        return _Measured(self._reactor) if addr is not None and self._allowed(addr) else None
+
+
+async def measure(
+    reactor: Reactor,
+    client: Client,
+    address: DmsgAddress,
+    seconds: float,
+    parallel: int,
+    reverse: bool,
+    timeout: float,
+) -> None:
+    from twisted.internet.task import LoopingCall
+
+    measuring = _Measurement(reactor, reverse)
+    await measuring.connect(client, address, parallel, timeout)
+    telling = LoopingCall(measuring.tell_rate)
+    telling.clock = reactor
+    measuring.begin(seconds)
+    telling.start(1.0, now=False).addErrback(lambda _: None)
+    try:
+        await (measuring.received() if reverse else measuring.sent(seconds))
+    finally:
+        if telling.running:
+            telling.stop()
+    measuring.tell_result()
+
+
+class _Measurement:
+    """Streams to one peer, and how much went over them."""
+
+    def __init__(self, reactor: Reactor, reverse: bool) -> None:
+        self._reactor = reactor
+        self._reverse = reverse
+        self._counted = 0
+        self._protocols: list[Any] = []
+        self._transports: list[Any] = []
+        self._sources: list[_Source] = []
+        self._acknowledged: list[int] = []
+        """Of each stream, when it began."""
+        self._started = self._told_at = 0.0
+        self._told = 0
+
+    def _count(self, size: int) -> None:
+        self._counted += size
+
+    async def connect(self, client: Client, address: DmsgAddress, parallel: int, timeout: float) -> None:
+        """Open the streams, and say how far the peer is."""
+        factory = Factory.forProtocol(lambda: _Measured(self._reactor, self._count))
+        factory.noisy = False
+        self._protocols = [await client.connect(address, factory, timeout) for _ in range(parallel)]
+        self._transports = [protocol.transport for protocol in self._protocols]
+        first = self._transports[0]
+        before = time.perf_counter()
+        await first.send(b"")
+        took = time.perf_counter() - before
+        tell(
+            f"connected to {address} through {first.server.short}..., {parallel} streams, "
+            f"round trip {milliseconds(took)}",
+            connected=str(address),
+            server=str(first.server),
+            streams=parallel,
+            round_trip=took,
+        )
+
+    def begin(self, seconds: float) -> None:
+        """Tell the peer what is measured, and send unless it does."""
+        self._started = self._told_at = time.perf_counter()
+        self._acknowledged = [one.end.acknowledged if one.end is not None else 0 for one in self._transports]
+        header = json.dumps({"reverse": self._reverse, "seconds": seconds}).encode() + b"\n"
+        for transport in self._transports:
+            transport.write(header)
+            if not self._reverse:
+                self._sources.append(_Source(self._reactor, transport))
+
+    def _total(self) -> int:
+        """Bytes so far: received, or acknowledged."""
+        ends = [transport.end for transport in self._transports]
+        if self._reverse or any(end is None for end in ends):
+            return self._counted
+        return int(sum(end.acknowledged for end in ends) - sum(self._acknowledged))
+
+    def tell_rate(self) -> None:
+        """Since it was told last."""
+        now, total = time.perf_counter(), self._total()
+        rate = (total - self._told) / (now - self._told_at)
+        since, until = self._told_at - self._started, now - self._started
+        tell(f"{since:6.1f} - {until:.1f} s  {human_size(rate)}/s", since=since, until=until, bytes_a_second=rate)
+        self._told_at, self._told = now, total
+
+    async def received(self) -> None:
+        """The peer has sent all of it.
+
+        :raises DmsgError: a stream was lost before.
+        """
+
+        ends = await gatherResults([protocol.lost for protocol in self._protocols])
+        broken = next((one for one in ends if one), "")
+        if broken:
+            raise DmsgError(f"stream was lost: {broken}")
+
+    async def sent(self, seconds: float) -> None:
+        """So long, unless a stream is lost before; and then until all is acknowledged."""
+
+        waiting: Deferred[None] = Deferred()
+
+        def over(_: Any = None) -> None:
+            if not waiting.called:
+                waiting.callback(None)
+
+        self._reactor.callLater(seconds, over)
+        for protocol in self._protocols:
+            protocol.lost.addBoth(over)
+        await waiting
+        for source in self._sources:
+            source.finish()
+        for transport in self._transports:
+            await transport.send(b"")  # what was written before is acknowledged with it
+
+    def tell_result(self) -> None:
+        """All of it, and close the streams.
+
+        :raises DmsgError: nothing was counted.
+        """
+        passed, total = time.perf_counter() - self._started, self._total()
+        if not self._reverse and self._transports[0].end is None:
+            raise DmsgError("a plain transport does not count: use --reverse")
+        text = f"{human_size(total)} in {passed:.2f} s, {human_size(total / passed)}/s"
+        tell(text, bytes=total, seconds=passed, bytes_a_second=total / passed)
+        for transport in self._transports:
+            transport.loseConnection()

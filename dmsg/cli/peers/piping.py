@@ -1,0 +1,170 @@
+"""What runs ``dmsg listen``, ``connect`` and ``nc``: standard input and output over a stream."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IHalfCloseableProtocol
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+
+from dmsg.cli.output import say
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IAddress
+    from twisted.internet.stdio import StandardIO
+
+    from dmsg.clients.client import DelegatedClient
+    from dmsg.messaging.client import Client as MessagingClient
+    from dmsg.net.reactor import Reactor
+    from dmsg.net.streams.address import DmsgAddress
+    from dmsg.v2019.client import Client
+
+
+class _Console(Protocol):
+    """Standard input and output; each side pauses the other."""
+
+    def __init__(self, stream: _Stream, wait: float) -> None:
+        self._stream = stream
+        self._wait = wait
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None and self._stream.transport is not None
+        self._stream.transport.registerProducer(self.transport, True)  # type: ignore[attr-defined]
+        self.transport.registerProducer(self._stream.transport, True)  # type: ignore[attr-defined]
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._stream.transport is not None:
+            self._stream.transport.write(data)
+
+    def readConnectionLost(self) -> None:
+        """End of input."""
+        self._stream.end_of_input(self._wait)
+
+    def writeConnectionLost(self) -> None:
+        """Standard output is closed, or takes nothing."""
+        self._stream.output_failed()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if not reason.check(ConnectionDone):
+            self._stream.output_lost()  # the stream has ended, and not all that came over it was written
+        self._stream.end_of_input(0)
+
+
+class _Stream(Protocol):
+    """The transport; ``done`` fires when it ended, and fails when not cleanly."""
+
+    def __init__(self, reactor: Reactor, done: Deferred[None], wait: float) -> None:
+        self._reactor = reactor
+        self._done = done
+        self._wait = wait
+        self._console: StandardIO | None = None
+        self._ending = False
+        self._over = False
+        self._failure: Failure | None = None
+
+    def connectionMade(self) -> None:
+        from twisted.internet.stdio import StandardIO
+
+        self._console = StandardIO(_Half(_Console(self, self._wait)), reactor=self._reactor)
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self._console is not None
+        self._console.write(data)
+
+    def end_of_input(self, wait: float) -> None:
+        """A transport has no half-close: it stays ``wait`` seconds, then all of it ends."""
+        if not self._ending and self.transport is not None:
+            self._ending = True
+            self._reactor.callLater(wait, self._close)
+
+    def output_failed(self) -> None:
+        """What comes has no place to go: the other end shall know that it did not arrive."""
+        if self._over or self.transport is None:
+            return
+        self._ending = True
+        self.output_lost()
+        self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def output_lost(self) -> None:
+        """Some of what came was not written."""
+        mode = os.fstat(1).st_mode
+        is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
+        error: Exception = BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
+        self._failure = Failure(error)
+
+    def _close(self) -> None:
+        assert self.transport is not None
+        # a stream closes when its producer is done, as TCP does
+        self.transport.unregisterProducer()  # type: ignore[attr-defined]
+        self.transport.loseConnection()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        left = getattr(self.transport, "unacknowledged", 0)
+        if left and reason.check(ConnectionDone):
+            reason = Failure(DmsgError("the other side ended the connection before all of the input had arrived"))
+        self._ending = self._over = True
+        if self._console is not None:
+            self._console.unregisterProducer()
+            self._console.loseConnection()
+        # what was printed leaves first
+        self._reactor.callLater(0.05, self._tell, None if reason.check(ConnectionDone) else reason)
+
+    def _tell(self, reason: Failure | None) -> None:
+        if not self._done.called:
+            self._done.callback(self._failure or reason)
+
+
+def _Half(console: _Console) -> Any:
+    """Mark as half-closable, so that end of input is told apart from end of all."""
+    from zope.interface import directlyProvides
+
+    directlyProvides(console, IHalfCloseableProtocol)
+    return console
+
+
+class Once(Factory):
+    """Builds one protocol and refuses the rest."""
+
+    noisy = False
+
+    def __init__(self, reactor: Reactor, wait: float) -> None:
+
+        self.done: Deferred[None] = Deferred()
+        self._reactor = reactor
+        self._wait = wait
+        self._used = False
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        if self._used:
+            return None
+        self._used = True
+        say(f"connected: {addr}", err=True)
+        return _Stream(self._reactor, self.done, self._wait)
+
+
+async def take_one(reactor: Reactor, client: DelegatedClient, wait: float, port: int = 0) -> None:
+    """Accept one stream and join it to standard input and output, to its end."""
+
+    factory = Once(reactor, wait)
+    listening = client.listen(factory, port)
+    say(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
+    try:
+        await factory.done
+    finally:
+        await maybeDeferred(listening.stopListening)
+
+
+async def open_one(
+    reactor: Reactor, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float
+) -> None:
+    """Open a stream and join it to standard input and output, to its end."""
+    factory = Once(reactor, wait)
+    await client.connect(remote, factory, timeout)
+    await factory.done
