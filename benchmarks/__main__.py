@@ -12,17 +12,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.client import client_rows
 from benchmarks.discovery import discovery_rows
 from benchmarks.entries import many_rows, size_rows
 from benchmarks.flood import flood_rows
+from benchmarks.herd import herd_rows
 from benchmarks.machine import aead, cores, pin, raise_descriptor_limit
 from benchmarks.messaging import messaging_rows
 from benchmarks.path import path_rows
 from benchmarks.relay import connect_row, crowd_rows, memory_rows, mixed_rows, relay_rows, transport_row
+from benchmarks.report import show
 from benchmarks.rmb import rmb_rows
 from benchmarks.telemetry import telemetry_rows
 from benchmarks.tunnel import tunnel_rows
@@ -39,6 +38,7 @@ PARTS = (
     "discovery",
     "entries",
     "many",
+    "herd",
     "path",
     "tunnel",
     "telemetry",
@@ -66,24 +66,6 @@ def machine() -> dict[str, Any]:
         "aead_64_us": aead(71) * 1e6,
         "load": os.getloadavg()[0],
     }
-
-
-def show(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
-    """A table of whatever the rows have."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*[name.replace("_", " ") for name in names], title=title, box=None, header_style="bold")
-    for row in rows:
-        table.add_row(*[_cell(row.get(name, "")) for name in names])
-    console.print(table)
-    console.print()
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return "" if value is None else str(value)
 
 
 def _redis() -> tuple[str | None, Any]:
@@ -125,14 +107,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"unknown part: {', '.join(sorted(unknown))}")
-    console = Console(width=170)
+
     raise_descriptor_limit()
     if arguments.server:
-        show(console, f"relay at {arguments.server}", relay_at(arguments.server, arguments.server_key or ""))
+        show(f"relay at {arguments.server}", relay_at(arguments.server, arguments.server_key or ""))
         return
     SecKey.generate()
     results: dict[str, Any] = {"machine": machine()}
-    show(console, "machine", [{k: v for k, v in results["machine"].items() if k != "versions"}])
+    show("machine", [{k: v for k, v in results["machine"].items() if k != "versions"}])
     pin(cores()[-1])
     wanted = arguments.parts or PARTS
     redis_url, redis = _redis() if {"discovery", "many", "rmb"} & set(wanted) else (None, None)
@@ -144,6 +126,7 @@ def main() -> None:
         "crowd": ("the cost per frame among 1,000 and 9,000 connections, and theirs idle", crowd_rows),
         "client": ("through the client API, 64 messages in flight, each acknowledged", client_rows),
         "flood": ("round trips of a pair while another client floods the relay with control frames", flood_rows),
+        "herd": ("what is asked of discovery and servers when something large goes and comes back", herd_rows),
         "path": ("one stream over 100 ms and 1 Gbit/s, beside plain TCP (network namespaces, root)", path_rows),
         "tunnel": ("TCP through expose and forward over a relay, beside ssh -L and loopback (iperf3)", tunnel_rows),
         "connects": ("connections: TCP, handshake, OK", lambda: [connect_row()]),
@@ -164,13 +147,13 @@ def main() -> None:
             if part in wanted:
                 title, measure = measures[part]
                 results[part] = measure()
-                show(console, title, results[part])
+                show(title, results[part])
     finally:
         if redis is not None:
             redis.stop()
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"figures: {arguments.json}")
+    print(f"figures: {arguments.json}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import duckdb
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from benchmarks.__main__ import show
+from benchmarks.report import show
 from dmsg.analytics.jobs import Pipeline, receipts_source, spool_source
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.schemas import FAMILIES, SILVER
@@ -300,7 +300,7 @@ def main() -> None:
     first = measured(warm.run)
     fixed = {"session_cpu_s": begin[0], "first_small_run_cpu_s": first[0]}
     results: dict[str, Any] = {"fixed": fixed}
-    show(console, "fixed cost, in no other row: start, and a run over 20,000 events that compiles everything", [fixed])
+    show("fixed cost, in no other row: start, and a run over 20,000 events that compiles everything", [fixed])
     before: dict[str, dict[str, Any]] = {}
     try:
         for events in options.events:
@@ -316,7 +316,7 @@ def main() -> None:
             title = (
                 f"{events:,} events of transports, driver of 1 GB, {THREADS} threads, {peak_memory():.0f} MB at most"
             )
-            show(console, title, rows)
+            show(title, rows)
             if options.directory is None:
                 shutil.rmtree(bench.directory, ignore_errors=True)
     finally:

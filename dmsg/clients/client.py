@@ -228,7 +228,7 @@ class DelegatedClient(Service):
             self._lifecycle.server_up()
         else:
             self._lifecycle.no_server()
-        self._publisher.soon()
+        self._publisher.changed()
 
     def _publish_failed(self, error: str) -> None:
         self._set.last_error = error

@@ -20,6 +20,8 @@ from dmsg.net.retry import retry_delay
 
 PUBLISH_DELAY = 0.05
 """Seconds in which changes of the server list are collected into one POST."""
+FEWER_DELAY = 1.0
+"""Seconds, and by chance up to half more or less, before it is said that a server is gone, while there are others."""
 WITHDRAW_TIMEOUT = 2.0
 """Seconds that stopping waits for discovery."""
 REFRESH_EVERY = 1800.0
@@ -91,6 +93,16 @@ class EntryPublisher:
         # after a failure the delay grows; a change does not cut it short
         if not self._failures or not self._again.planned:
             self._again.soon(delay)
+
+    def changed(self) -> None:
+        """The servers are others now.
+
+        One that is gone while others are there waits for the one that takes its place: a client of a server that dies
+        would post twice, with all the others of that server.
+        """
+        wanted = set(self._delegated())
+        only_fewer = bool(wanted) and self.published is not None and wanted < set(self.published)
+        self.soon(FEWER_DELAY * self._random.uniform(0.5, 1.5) if only_fewer else PUBLISH_DELAY)
 
     def publish(self) -> None:
         """Do it now, or right after what is under way."""

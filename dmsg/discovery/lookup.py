@@ -231,6 +231,8 @@ class Lookup:
     async def _update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Entry:
         attempts = 0
         refused: DiscoveryError | None = None
+        # what was posted here last is there still, unless somebody else has written since: then the POST says so
+        trusts = key.public in self._posted
         while True:
             client: ClientMeta | None = None
             server: ServerMeta | None = None
@@ -238,7 +240,7 @@ class Lookup:
             successor: Successor | None = None
             sequence = timestamp = 0
             try:
-                present = await self._entry(key.public)
+                present = self._posted[key.public] if trusts else await self._entry(key.public)
             except EntryNotFound:
                 pass
             else:
@@ -252,6 +254,9 @@ class Lookup:
             try:
                 await self._post(entry)
             except DiscoveryError as error:
+                if trusts and error.status in (*_REFUSED, 422):
+                    trusts = False
+                    continue
                 if refused is not None and error.status in _REFUSED:
                     self._port_signed = not self._port_signed
                     raise refused from None

@@ -541,6 +541,37 @@ class LookupTests(APICase):
 
         return replace(blank, client=ClientMeta(()))
 
+    def asked(self) -> list[str]:
+        """Methods of the requests from now on."""
+        found: list[str] = []
+        inner = cast(Any, self.http).request
+
+        def request(method: str, *args: Any, **options: Any) -> Any:
+            found.append(method)
+            return inner(method, *args, **options)
+
+        self.patch(self.lookup, "_http", type("HTTP", (), {"request": staticmethod(request)})())
+        return found
+
+    def test_who_posted_last_need_not_ask_first(self) -> None:
+        asked = self.asked()
+        for sequence in range(3):
+            entry = self.successResultOf(self.lookup.update(KEY, self.with_client))
+            self.assertEqual(entry.sequence, sequence)
+        self.assertEqual(asked, ["GET", "POST", "POST", "POST"])
+
+    def test_unless_somebody_else_has_written(self) -> None:
+        """Another program with this key, or a discovery that has forgotten everything: what is there is read again."""
+        self.successResultOf(self.lookup.update(KEY, self.with_client))
+        other = Lookup(self.clock, "http://discovery", http=self.http)
+        self.successResultOf(other.update(KEY, lambda blank: replace(self.with_client(blank), version="0.0.1+other1")))
+        asked = self.asked()
+        entry = self.successResultOf(self.lookup.update(KEY, self.with_client))
+        self.assertEqual((entry.sequence, entry.version), (2, "0.0.1+other1"))
+        self.store._remove(KEY.public.hex(), self.store._kept[KEY.public.hex()])
+        self.assertEqual(self.successResultOf(self.lookup.update(KEY, self.with_client)).sequence, 0)
+        self.assertEqual(asked, ["POST", "GET", "POST"] * 2)
+
     def test_an_update_that_loses_a_race_is_tried_again(self) -> None:
         """Another writer of the same key came between GET and POST."""
         self.successResultOf(self.lookup.update(KEY, self.with_client))

@@ -12,7 +12,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients.choice import ServerChoice
-from dmsg.clients.publish import EntryPublisher
+from dmsg.clients.publish import FEWER_DELAY, PUBLISH_DELAY, EntryPublisher
 from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta
 from dmsg.errors import DiscoveryError, EntryNotFound
@@ -165,6 +165,33 @@ class LoopTests(SynchronousTestCase):
                 self.assertGreater(questions.asked, bad, (bad, error))
                 self.assertTrue(questions.posted and publisher.published, (bad, error))
                 publisher._again.stop()
+
+    def test_a_server_less_is_said_with_the_one_in_its_place(self) -> None:
+        """One POST, and not two for each client of a server that died; none other takes longer than before."""
+        clock = Clock()
+        questions: Any = Questions(0, ERRORS[0])
+        servers = ["aa", "bb"]
+        publisher = EntryPublisher(
+            clock, questions, KEY, lambda: tuple(servers), lambda why: None, Random(0), features={}
+        )
+        self.addCleanup(publisher._again.stop)
+        publisher.start()
+        publisher.changed()
+        clock.advance(PUBLISH_DELAY)
+        self.assertEqual(publisher.published, ("aa", "bb"))
+        del servers[0]
+        publisher.changed()
+        clock.advance(FEWER_DELAY / 4)
+        servers.append("cc")
+        publisher.changed()
+        clock.advance(PUBLISH_DELAY)
+        self.assertEqual([entry.client.delegated_servers for entry in questions.posted], [("aa", "bb"), ("bb", "cc")])
+        del servers[0]
+        publisher.changed()
+        clock.advance(FEWER_DELAY / 4)
+        self.assertEqual(publisher.published, ("bb", "cc"))
+        clock.advance(2 * FEWER_DELAY)
+        self.assertEqual(publisher.published, ("cc",))
 
     def test_a_server_that_has_moved(self) -> None:
         """It is looked for where its entry says it is, and nowhere else, once it cannot be reached where it was."""
