@@ -26,7 +26,7 @@ from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.again import Again
 from dmsg.net.isolate import isolated
-from dmsg.net.retry import retry_delay
+from dmsg.net.retry import JITTER, retry_delay
 from dmsg.net.streams.stream import StreamTransport
 
 RACE = 2
@@ -40,7 +40,7 @@ MAX_HINTS, HINTS_FOR = 8, 60.0
 AVOID_FOR = 60.0
 """Seconds that a server that stayed away, was slow or left is not chosen again."""
 CHECK_INTERVAL = 60.0
-"""Seconds between looks at servers and own entry when nothing happens."""
+"""Seconds between looks at servers and own entry when nothing happens, before chance has its share."""
 SLOW_FACTOR = 4.0
 SLOW_SECONDS = 0.05
 """A server is slow whose round trip is both so many times and so much longer than the best one's."""
@@ -184,7 +184,8 @@ class ServerSet:
 
     async def _look_for_servers(self) -> float | None:
         """One look: have so many links that ``min_servers`` of them are good, if there are so many."""
-        delay = CHECK_INTERVAL
+        # by chance, or all that lost one server at the same time would go on asking in step
+        delay = CHECK_INTERVAL * self._random.uniform(1 - JITTER, 1 + JITTER)
         good = self._good()
         missing = self._min_servers - len(good)
         if missing <= 0 and not self._only and not any(link.carries for link in good):
