@@ -30,6 +30,7 @@ SERVE_TIMEOUT = 300.0
 def client_for(
     reactor: Reactor, registry: str, relays: tuple[str, ...], key_file: str | None, **options: Any
 ) -> RmbClient:
+    """A client with the key that the options of a command name."""
     from dmsg.rmb.client import RmbClient
     from dmsg.rmb.twins.secrets import read_secret
 
@@ -57,6 +58,7 @@ def payload_of(text: str | None) -> bytes:
 
 
 def line_of(number: int, answer: Reply | Exception) -> dict[str, Any]:
+    """What is printed of one of several answers."""
     from dmsg.rmb.client import Reply
 
     if isinstance(answer, Reply):

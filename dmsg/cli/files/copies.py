@@ -40,6 +40,8 @@ TELL_AFTER = 2.0
 
 
 class Peers(Factory):
+    """Gives each peer that is allowed an end of a copy."""
+
     noisy = False
 
     def __init__(self, make: Callable[[], Peer], allowed: Callable[[IAddress], bool]) -> None:

@@ -48,6 +48,8 @@ IDLE_TIMEOUT = 120
 
 
 class Site(BoundedSite):
+    """Files for some peers, or for all; a line for each request."""
+
     def __init__(self, reactor: Reactor, resource: Any, allow: tuple[PubKey, ...]) -> None:
         from dmsg.net.web.site import bounded
 
@@ -167,6 +169,7 @@ class Wanted:
 
 
 async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, timeout: float) -> None:
+    """Ask, and write what is answered."""
 
     from dmsg.cli.running import with_client
     from dmsg.net.web.fetch import make_pool

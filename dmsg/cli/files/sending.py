@@ -46,6 +46,7 @@ def beside(progress: Progress, tell_it: Callable[[], None]) -> None:
 
 
 def report(verb: str, done: Transferred, whom: str) -> None:
+    """Say that a file has arrived, and how fast."""
     tell(
         f"{verb} {done.name} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "
         f"{human_size(done.rate)}/s, sha256 {done.sha256}",
@@ -58,6 +59,8 @@ def report(verb: str, done: Transferred, whom: str) -> None:
 
 
 class Receiving(Factory):
+    """Takes a file from each peer, and says what became of it."""
+
     noisy = False
 
     def __init__(self, make: Callable[[], ReceiveFile], ended: Callable[[Any, str], None]) -> None:

@@ -115,6 +115,8 @@ class _Measured(Protocol):
 
 
 class Measuring(Factory):
+    """The side that is measured."""
+
     noisy = False
 
     def __init__(self, reactor: Reactor, allowed: Callable[[IAddress], bool]) -> None:
@@ -134,6 +136,7 @@ async def measure(
     reverse: bool,
     timeout: float,
 ) -> None:
+    """Measure for so long, and say how fast it is each second and in all."""
     from twisted.internet.task import LoopingCall
 
     measuring = _Measurement(reactor, reverse)

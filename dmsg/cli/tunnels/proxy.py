@@ -55,6 +55,8 @@ def _code_of(failure: Failure) -> int:
 
 
 class Proxy(Factory):
+    """So many connections at a time."""
+
     noisy = False
 
     def __init__(self, reactor: Reactor, client: Client, timeout: float) -> None:

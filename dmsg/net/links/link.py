@@ -39,7 +39,6 @@ HIGH_WATER = 256 * 1024
 """Unsent bytes from which a link counts as congested, until all of them are sent."""
 MAX_TAIL = 65540
 """Bytes of the longest unfinished frame."""
-
 TURN_IS_OVER = 1 << 8
 """Why a link is paused that has sent more than it may have handled in one turn."""
 
