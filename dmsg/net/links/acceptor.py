@@ -99,7 +99,7 @@ class Acceptor(Factory):
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
         self.sessions: set[Any] = set()
         self.stirred: set[Link] = set()
-        """Links that read or wrote and may hold something; for :class:`~dmsg.servers.holdings.LinkHoldings`."""
+        """Links that read or wrote, and may hold something; who looks at what they hold takes the others out."""
         self.connections_opened = 0
         self.tuned = False
         """The listening sockets hand their options down."""
