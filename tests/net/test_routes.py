@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, strategies as st
 from klein import Klein
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
@@ -129,6 +129,7 @@ class LaterTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.waiting: list[Deferred[bytes]] = []
         self.cancelled: list[Deferred[Any]] = []
+        self.told: list[Failure] = []
         app = self.app = QuickKlein()
 
         @app.route("/later", methods=["GET"])
@@ -139,6 +140,11 @@ class LaterTests(SynchronousTestCase):
         @app.handle_errors(Refused)
         def of_refused(request: Any, failure: Failure) -> bytes:
             return answer(request, 403, str(failure.value))
+
+        @app.handle_errors(CancelledError)
+        def of_those_who_left(request: Any, failure: Failure) -> bytes:
+            self.told.append(failure)
+            return b""
 
         self.channel, self.transport = connection(app)
 
@@ -173,4 +179,5 @@ class LaterTests(SynchronousTestCase):
         self.ask()
         self.channel.connectionLost(Failure(ConnectionDone()))
         self.assertEqual(self.cancelled, self.waiting)
+        self.assertEqual(self.told, [])
         self.assertEqual(self.flushLoggedErrors(), [])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
-from prometheus_client import Histogram
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
@@ -31,10 +31,9 @@ class MeasuredStore:
     def __init__(self, reactor: IReactorTime, store: Any, metrics: Metrics) -> None:
         self._reactor = reactor
         self._store = store
-        self._metrics = metrics
         self._failing: set[str] = set()
         # a label is looked up anew each time, which costs more than counting
-        self._seconds: dict[str, Histogram] = {}
+        self._seconds = cache(metrics.store_seconds.labels)
         self.full = False
 
     def ask(self, operation: str, *arguments: Any) -> Deferred[Any]:
@@ -42,9 +41,7 @@ class MeasuredStore:
 
         Fails with :class:`StoreUnavailable`, or with what an entry is refused for.
         """
-        seconds = self._seconds.get(operation)
-        if seconds is None:
-            seconds = self._seconds[operation] = self._metrics.store_seconds.labels(operation)
+        seconds = self._seconds(operation)
         began = self._reactor.seconds()
         result: Deferred[Any] = maybeDeferred(getattr(self._store, operation), *arguments)
 

@@ -15,9 +15,12 @@ from typing import Any
 
 from klein import Klein
 from klein.resource import KleinResource
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET
+
+_log = Logger()
 
 _SEGMENT = re.compile(rb"[0-9A-Za-z_-]+")
 _HOST = re.compile(rb"[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)*(:[0-9]{1,5})?")
@@ -81,7 +84,9 @@ class QuickResource(KleinResource):
         return NOT_DONE_YET
 
     def _failed(self, failure: Failure, request: Any) -> Any:
-        """What the error map says; what it does not know goes on."""
+        """What the error map says; what it does not know goes on, and what nobody is there any more to be told."""
+        if request._disconnected:  # noqa: SLF001  # as Twisted's own requests ask
+            return failure
         for kinds, handler in self._app._error_handlers:  # noqa: SLF001  # there is no public way
             if failure.check(*kinds):
                 return self._app.execute_error_handler(handler, request, failure)
@@ -98,5 +103,7 @@ def finish_with(body: bytes, request: Any) -> None:
 
 def _broken(failure: Failure, request: Any) -> None:
     """A fault of this program, or nobody is there any more to be answered."""
-    if not request._disconnected:  # noqa: SLF001  # as Twisted's own requests ask
+    if not request._disconnected:  # noqa: SLF001
         request.processingFailed(failure)
+    elif not failure.check(CancelledError):
+        _log.failure("a request that nobody waits for failed", failure)

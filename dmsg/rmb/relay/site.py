@@ -19,6 +19,7 @@ from dmsg.moved import forwarded
 from dmsg.net.addresses import block_of, forwarded_client
 from dmsg.net.web.channel import BoundedSite
 from dmsg.net.web.guard import Guard
+from dmsg.net.web.routes import finish_with
 from dmsg.net.web.site import bounded, close_after, without_body
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, EnvelopeError, TokenError, TwinNotFound
@@ -162,9 +163,7 @@ class RelaySite(Resource):
 
         def known(body: Any) -> None:
             if not gone and body is not NOT_DONE_YET:
-                request.setHeader(b"content-length", b"%d" % len(body))
-                request.write(body)
-                request.finish()
+                finish_with(body, request)
 
         def failed(failure: Failure) -> None:
             if gone or failure.check(CancelledError):
