@@ -137,6 +137,11 @@ class LaterTests(SynchronousTestCase):
             self.waiting.append(Deferred(self.cancelled.append))
             return self.waiting[-1]
 
+        @app.route("/soon", methods=["GET"])
+        def until_something_is_there_or_nobody_waits(request: Any) -> Deferred[bytes]:
+            self.waiting.append(Deferred(lambda waiting: waiting.callback(b"nothing")))
+            return self.waiting[-1]
+
         @app.handle_errors(Refused)
         def of_refused(request: Any, failure: Failure) -> bytes:
             return answer(request, 403, str(failure.value))
@@ -148,8 +153,8 @@ class LaterTests(SynchronousTestCase):
 
         self.channel, self.transport = connection(app)
 
-    def ask(self, method: str = "GET") -> None:
-        self.channel.dataReceived(f"{method} /later HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    def ask(self, method: str = "GET", path: str = "later") -> None:
+        self.channel.dataReceived(f"{method} /{path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
 
     def test_an_answer(self) -> None:
         self.ask()
@@ -180,4 +185,10 @@ class LaterTests(SynchronousTestCase):
         self.channel.connectionLost(Failure(ConnectionDone()))
         self.assertEqual(self.cancelled, self.waiting)
         self.assertEqual(self.told, [])
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_a_route_that_answers_whoever_leaves(self) -> None:
+        self.ask(path="soon")
+        self.channel.connectionLost(Failure(ConnectionDone()))
+        self.assertTrue(self.waiting[0].called)
         self.assertEqual(self.flushLoggedErrors(), [])

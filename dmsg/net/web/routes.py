@@ -85,7 +85,7 @@ class QuickResource(KleinResource):
 
     def _failed(self, failure: Failure, request: Any) -> Any:
         """What the error map says; what it does not know goes on, and what nobody is there any more to be told."""
-        if request._disconnected:  # noqa: SLF001  # as Twisted's own requests ask
+        if request._disconnected:  # noqa: SLF001
             return failure
         for kinds, handler in self._app._error_handlers:  # noqa: SLF001  # there is no public way
             if failure.check(*kinds):
@@ -94,7 +94,12 @@ class QuickResource(KleinResource):
 
 
 def finish_with(body: bytes, request: Any) -> None:
-    """A whole answer, to a request that was not answered at once; to a HEAD only its length."""
+    """A whole answer, to a request that was not answered at once; to a HEAD only its length.
+
+    Nothing, if who asked has left: a route may answer all the same, because it was told so.
+    """
+    if request._disconnected:  # noqa: SLF001  # as Twisted's own requests ask
+        return
     request.setHeader(b"content-length", b"%d" % len(body))
     if request.method != b"HEAD":
         request.write(body)
