@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.machine import aead, away, start_server, tcp_echo
+from benchmarks.machine import Entity, aead, away, start_server, tcp_echo
 
 SIZES = (64, 1024, 16 * 1024, 60_000)
 SECONDS = 1.5
@@ -58,7 +58,25 @@ def client_rows() -> list[dict[str, Any]]:
                     row["share_of_tcp"] = row["tcp_echo_ms"] / row["p50_ms"]
                 rows.append(row)
             rows[-1]["relay_cpu_s"] = server.cpu() - before
+            if pairs == 1:
+                rows.append({"secure": secure, **_one_at_a_time(server, where)})
     return rows
+
+
+def _one_at_a_time(server: Entity, where: dict[str, Any]) -> dict[str, Any]:
+    """A send waits for the acknowledgement of the one before: what wakes up costs more than what is carried."""
+    receiver = _child("receive", where)
+    assert receiver.stdout is not None
+    where["keys"] = json.loads(receiver.stdout.readline())
+    before = server.cpu()
+    out, _ = _child("one", where).communicate(timeout=120)
+    used = server.cpu() - before
+    receiver.terminate()
+    receiver.wait()
+    row: dict[str, Any] = json.loads(out)
+    # a connection and a transport are in it too: 1 ms of all
+    row["relay_cpu_us"] = used / row["one_at_a_time"] * 1e6
+    return row
 
 
 # --- the children ---
@@ -104,6 +122,36 @@ async def _receive(reactor: Any, where: dict[str, Any]) -> None:
     ]
     print(json.dumps(keys), flush=True)
     await Deferred()
+
+
+async def _one(reactor: Any, where: dict[str, Any]) -> None:
+    from twisted.internet.protocol import Factory, Protocol
+
+    from dmsg.keys import PubKey
+    from dmsg.net.turn import TurnFlush
+
+    _, session = await _session(reactor, TurnFlush(reactor), where, None)
+    protocol = await session.open(
+        PubKey.from_hex(where["keys"][0]), Factory.forProtocol(Protocol), secure=where["secure"]
+    )
+    times = []
+    began, until = cpu_seconds(), time.perf_counter() + 2 * SECONDS
+    while (start := time.perf_counter()) < until:
+        await protocol.transport.send(bytes(64))
+        times.append(time.perf_counter() - start)
+    used = cpu_seconds() - began
+    times.sort()
+    print(
+        json.dumps(
+            {
+                "one_at_a_time": len(times),
+                "p50_us": times[len(times) // 2] * 1e6,
+                "p99_us": times[int(len(times) * 0.99)] * 1e6,
+                "sender_cpu_us": used / len(times) * 1e6,
+            }
+        ),
+        flush=True,
+    )
 
 
 async def _send(reactor: Any, where: dict[str, Any]) -> None:
@@ -170,7 +218,7 @@ def _main() -> None:
     from twisted.internet.task import react
 
     role, where = sys.argv[1], json.loads(sys.argv[2])
-    main = _receive if role == "receive" else _send
+    main = {"receive": _receive, "send": _send, "one": _one}[role]
     react(lambda reactor: Deferred.fromCoroutine(main(reactor, where)))
 
 

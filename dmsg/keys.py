@@ -31,6 +31,8 @@ KEY_FILE_MODE = 0o600
 
 POINTS = 1024
 """Keys whose points are remembered, those that were asked for last."""
+SHARED = 1024
+"""Other keys with which a secret key remembers what it shares, those that were asked for last."""
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
@@ -154,7 +156,7 @@ class _PrivateKey(coincurve.PrivateKey):
 class SecKey:
     """A secret key.  It has no textual form but :meth:`hex`, so that no log shows it."""
 
-    __slots__ = ("_key", "public")
+    __slots__ = ("_key", "_shared", "public")
 
     public: PubKey
     """The public key that belongs to it."""
@@ -166,6 +168,7 @@ class SecKey:
         if not 0 < int.from_bytes(data, "big") < _ORDER:
             raise KeyFormatError("secret key is out of range")
         self._key = _PrivateKey(bytes(data))
+        self._shared: dict[PubKey, bytes] = {}
         self.public = bytes.__new__(PubKey, self._key.public_key.format())
 
     @classmethod
@@ -217,6 +220,16 @@ class SecKey:
             self._key.context.ctx, secret, _point(public).public_key, self._key.secret, ffi.NULL, ffi.NULL
         )
         return bytes(ffi.buffer(secret, 32))
+
+    def lasting_ecdh(self, public: PubKey) -> bytes:
+        """The same, remembered: for two keys that both last, which agree again with each connection."""
+        shared = self._shared.pop(public, None)
+        if shared is None:
+            shared = self.ecdh(public)
+            if len(self._shared) >= SHARED:
+                del self._shared[next(iter(self._shared))]
+        self._shared[public] = shared
+        return shared
 
     def hex(self) -> str:
         """64 hexadecimal characters.  Secret."""

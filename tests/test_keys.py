@@ -10,6 +10,7 @@ from pathlib import Path
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg import keys
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature, load_or_create_key, read_key_file, sha256, write_key_file
 from dmsg.rmb.twins.secrets import TwinSecret, write_secret
@@ -37,6 +38,16 @@ class VectorTests(SynchronousTestCase):
                 self.assertEqual(SecKey(secret).public.hex(), case["pk"])
             else:
                 self.assertRaises(KeyFormatError, SecKey, secret)
+
+    def test_lasting_ecdh(self) -> None:
+        """The same each time, for any number of others; so many are remembered."""
+        self.patch(keys, "SHARED", 2)
+        own = SecKey.generate()
+        others = [SecKey.generate() for _ in range(4)]
+        for other in [*others, *reversed(others)]:
+            self.assertEqual(own.lasting_ecdh(other.public), other.ecdh(own.public))
+            self.assertEqual(own.lasting_ecdh(other.public), other.ecdh(own.public))
+            self.assertLessEqual(len(own._shared), 2)
 
     def test_ecdh(self) -> None:
         for case in self.vectors["ecdh"]["cases"]:

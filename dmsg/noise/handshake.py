@@ -237,7 +237,8 @@ class Handshake:
         public = self._remote if other == "s" else self._remote_ephemeral
         assert secret is not None
         assert public is not None
-        self._chain, key = _hkdf(self._chain, secret.ecdh(public) + b"\0")
+        shared = secret.lasting_ecdh(public) if own == other == "s" else secret.ecdh(public)
+        self._chain, key = _hkdf(self._chain, shared + b"\0")
         self._cipher = ChaCha20Poly1305(key)
         self._nonce = 0
 
