@@ -88,24 +88,33 @@ end
 # counted until its life ends
 _APPEND = """
 local results = {}
-local until_, kept, channel = KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS]
-local total, part = tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])
-for index = 1, #KEYS - 3 do
-  local key, at = KEYS[index], (index - 1) * 7
-  local size, sender = #ARGV[at + 3], ARGV[at + 7]
+local until_, kept, channel, federation = KEYS[#KEYS - 3], KEYS[#KEYS - 2], KEYS[#KEYS - 1], KEYS[#KEYS]
+local total, part, name, prefix = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local of_session, expire, of_federation, federated = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+for index = 1, #KEYS - 4 do
+  local key, at = KEYS[index], 8 + (index - 1) * 3
+  local data, ends, sender = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local size = #data
   if tonumber(redis.call('HGET', kept, 'total') or 0) + size > total then
     results[index] = {'', 0}
   elseif sender ~= '0' and tonumber(redis.call('HGET', kept, 'from:' .. sender) or 0) + size > part then
     results[index] = {'', 1}
   else
     local before = redis.call('XLEN', key)
-    local id = redis.call('XADD', key, 'MAXLEN', '~', ARGV[at + 1], '*', ARGV[at + 2], ARGV[at + 3])
-    if ARGV[at + 4] ~= '0' then redis.call('EXPIRE', key, ARGV[at + 4]) end
-    redis.call('ZADD', until_, ARGV[at + 6], id .. ' ' .. key)
+    local id, session
+    if key == federation then
+      id = redis.call('XADD', key, 'MAXLEN', '~', of_federation, '*', 'msg', data)
+      session = federated
+    else
+      id = redis.call('XADD', key, 'MAXLEN', '~', of_session, '*', '_', data)
+      redis.call('EXPIRE', key, expire)
+      session = string.sub(key, #prefix + 1)
+    end
+    redis.call('ZADD', until_, ends, id .. ' ' .. key)
     redis.call('HSET', kept, id .. ' ' .. key, size .. ' ' .. sender)
     redis.call('HINCRBY', kept, 'total', size)
     if sender ~= '0' then redis.call('HINCRBY', kept, 'from:' .. sender, size) end
-    redis.call('PUBLISH', channel, ARGV[at + 5])
+    redis.call('PUBLISH', channel, name .. ' + ' .. session)
     results[index] = {id, before + 1 - redis.call('XLEN', key)}
   end
 end
@@ -233,20 +242,13 @@ class RedisQueue:
                 one.appended.errback(QueueUnavailable(f"{self._shown}: {why}"))
 
     async def _append(self, batch: list[_Append]) -> None:
-        arguments: list[Any] = []
+        # what is the same for all is said once: writing the call costs as much as Redis takes to carry it out
+        limits = self.limits
+        common = limits.total, limits.part, self._name, STREAM_PREFIX, limits.messages, EXPIRE
+        arguments: list[Any] = [*(str(one) for one in common), str(FEDERATION_LENGTH), FEDERATION]
         for one in batch:
-            federation = one.session == FEDERATION
-            arguments += [
-                str(FEDERATION_LENGTH if federation else self.limits.messages),
-                "msg" if federation else "_",
-                one.data,
-                "0" if federation else str(EXPIRE),
-                f"{self._name} + {one.session}",
-                repr(one.until),
-                str(one.sender),
-            ]
-        arguments += [str(self.limits.total), str(self.limits.part)]
-        keys = [*(self._key(one.session) for one in batch), UNTIL, KEPT, CHANNEL]
+            arguments += one.data, repr(one.until), str(one.sender)
+        keys = [*(self._key(one.session) for one in batch), UNTIL, KEPT, CHANNEL, FEDERATION_STREAM]
         deadline = self._reactor.seconds() + RETRY_FOR
         while True:
             try:
