@@ -35,6 +35,7 @@ from dmsg.discovery.entry import (
     EntrySignatureError,
 )
 from dmsg.discovery.gojson import NULL_KEY, EntryDecodeError, is_key_text
+from dmsg.discovery.nameplates.service import Nameplates, NameplatesInUse
 from dmsg.discovery.quota import ServerQuota
 from dmsg.discovery.rules import decode_deletion
 from dmsg.discovery.settings import (
@@ -152,6 +153,7 @@ class DiscoveryAPI:
         """
         self._reactor = reactor
         self._store = MeasuredStore(reactor, store, metrics)
+        self._nameplates = Nameplates(MeasuredStore(reactor, store.nameplates, metrics), wall_clock)
         self._now = wall_clock
         self._metrics = metrics
         self._settings = settings
@@ -276,6 +278,24 @@ class DiscoveryAPI:
 
         return self._available().addCallback(found)
 
+    @_app.route("/discovery/nameplates", methods=["POST"])
+    def claim_nameplate(self, request: IRequest) -> Deferred[bytes]:
+        """A number that leads to a key, for some minutes."""
+        self.requests += 1
+        return self._nameplates.claim(request, self.client_of(request))
+
+    @_app.route("/discovery/nameplates/<number>", methods=["GET"])
+    def look_at_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
+        """The key that it leads to."""
+        self.requests += 1
+        return self._nameplates.look(request, number, self.charge)
+
+    @_app.route("/discovery/nameplates/<number>", methods=["DELETE"])
+    def release_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
+        """It is needed no more."""
+        self.requests += 1
+        return self._nameplates.release(request, number)
+
     # --- paths of the 2019 client ---
 
     @_on_all(Dialect.GO2019.entries, methods=_METHODS)
@@ -397,6 +417,12 @@ class DiscoveryAPI:
         self._refused(request, "too_many_servers", failure.value)
         request.setHeader(b"retry-after", b"600")
         return answer(request, 429, str(failure.value))
+
+    @_app.handle_errors(NameplatesInUse)
+    def _no_nameplate(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused(request, "nameplates", failure.value)
+        request.setHeader(b"retry-after", b"60")
+        return answer(request, failure.value.status, str(failure.value))
 
     @_app.handle_errors(HTTPException)
     def _http(self, request: IRequest, failure: Failure) -> bytes:

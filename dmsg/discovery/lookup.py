@@ -121,6 +121,13 @@ class Lookup:
         """
         return self._ask(self._withdraw(key, half, frozenset(features)))
 
+    def ask(self, method: str, path: str, body: bytes | None = None) -> Deferred[Any]:
+        """Any other question to this discovery: the JSON of its answer.
+
+        Fails with :class:`~dmsg.errors.DiscoveryError`, whose ``status`` is the one of an answer that is not 200.
+        """
+        return self._ask(self._json(method, path, body))
+
     @property
     def reactor(self) -> Any:
         """The clock by which it waits."""
@@ -173,6 +180,15 @@ class Lookup:
             why = "it is asked nothing any more" if self._closed else _short(error, self._timeout)
             raise DiscoveryError(f"discovery {self.url}: {why}") from None
         return response.code, answer
+
+    async def _json(self, method: str, path: str, body: bytes | None) -> Any:
+        status, answer = await self._request(method, path, body)
+        if status != 200:
+            raise self._error(status, answer)
+        try:
+            return parse_json(answer)
+        except ValueError:
+            raise DiscoveryError(f"discovery {self.url}: its answer is no JSON") from None
 
     def _error(self, status: int, body: bytes) -> DiscoveryError:
         try:

@@ -59,7 +59,7 @@ class OpenAPITests(EntityCase):
             (path, method) for path, item in document["paths"].items() for method in item if method != "parameters"
         }
         routes = {
-            (re.sub(r"<static>", "{public_key}", rule.rule), method.lower())
+            (rule.rule.replace("<static>", "{public_key}").replace("<number>", "{nameplate}"), method.lower())
             for rule in self.discovery_routes()
             for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
             if not rule.rule.startswith(("/messaging-discovery", "/dmsg-discovery")) and rule.rule != "/openapi.json"

@@ -13,6 +13,7 @@ from zope.interface import implementer
 
 from dmsg.base.ranked import Ranked
 from dmsg.discovery.entry import Entry, EntryInvalid
+from dmsg.discovery.nameplates.store import MemoryNameplates
 from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
     NEVER,
@@ -79,6 +80,7 @@ class MemoryStore:
         self._limit = limit
         self._random = random or Random()
         self.dropped: Dropped = nobody_told
+        self.nameplates = MemoryNameplates()
 
     def post(self, entry: Entry, now: float, terms: Terms = Terms()) -> Deferred[bool]:
         static = entry.static

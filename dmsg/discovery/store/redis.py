@@ -15,6 +15,7 @@ from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
 from dmsg.discovery.entry import Entry, EntryInvalid
+from dmsg.discovery.nameplates.store import RedisNameplates
 from dmsg.discovery.rules import (
     WRONG_DELETE_SEQUENCE,
     WRONG_FIRST_SEQUENCE,
@@ -281,6 +282,7 @@ class RedisStore:
         self._random = random or Random()
         self._limit = min(limit, _UNKNOWN_LIMIT)
         self.dropped: Dropped = nobody_told
+        self.nameplates = RedisNameplates(connection, self.prefix)
 
     def _run(self, script: str, keys: list[str], arguments: list[Any]) -> Deferred[Any]:
         result: Deferred[Any] = self._redis.eval(script, [self.prefix + key for key in keys], arguments)

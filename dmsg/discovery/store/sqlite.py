@@ -13,6 +13,7 @@ from zope.interface import implementer
 
 from dmsg.discovery.dialects import Dialect, decode
 from dmsg.discovery.entry import REFRESHING, Entry, EntryInvalid, features
+from dmsg.discovery.nameplates.store import SQLiteNameplates
 from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
     KINDS,
@@ -140,6 +141,7 @@ class SQLiteStore:
             self._db.execute("PRAGMA synchronous=NORMAL")
             with _transaction(self._db):
                 _prepare(self._db)
+                self.nameplates = SQLiteNameplates(self._db)
         except sqlite3.Error as error:
             raise StoreError(f"{path}: {error}") from None
 
