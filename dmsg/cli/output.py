@@ -48,7 +48,7 @@ def say(text: str = "", *, err: bool = False) -> None:
         failed(error, err=err)
 
 
-def tell(text: str, **fields: Any) -> None:
+def tell(text: str, /, **fields: Any) -> None:
     """A result: the text for a person, or with ``--json`` the fields as one object."""
     say(json.dumps(fields) if state.json else text)
 

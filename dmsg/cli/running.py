@@ -114,16 +114,25 @@ class _Run:
 
     def _tell_signals_apart(self) -> None:
         """The reactor stops for either in the same way; who started the command sees by which one."""
-        before: Any = signal.getsignal(signal.SIGTERM)
+        stop: Any = signal.getsignal(signal.SIGTERM)
+        interrupt: Any = signal.getsignal(signal.SIGINT)
+        stopping = False
 
-        def terminated(number: int, frame: Any) -> None:
-            self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
-            before(number, frame)
+        def ended(number: int, frame: Any) -> None:
+            nonlocal stopping
+            if stopping:
+                return  # a reactor that is stopped twice says so with a traceback
+            stopping = True
+            if number != signal.SIGINT:
+                self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
+            (interrupt if number == signal.SIGINT else stop)(number, frame)
 
-        signal.signal(signal.SIGTERM, terminated)
+        signal.signal(signal.SIGTERM, ended)
+        if callable(interrupt):  # not where it is ignored
+            signal.signal(signal.SIGINT, ended)
         # the terminal was closed: others are to hear of it as well; not under nohup
         if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, terminated)
+            signal.signal(signal.SIGHUP, ended)
 
 
 class Settings(Protocol[C_co]):

@@ -23,6 +23,7 @@ from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entry import Entry, features as entry_features
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.nameplates.client import Nameplate, claim, find
 from dmsg.errors import ConnectFailed, ConnectTimeout, DmsgTimeout
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.reactor import Reactor
@@ -168,6 +169,18 @@ class DelegatedClient(Service):
     def resolve(self, remote: PubKey) -> Deferred[tuple[PubKey, Entry]]:
         """The key that ``remote`` stands for now, itself or its successor, and the entry of that one."""
         return Deferred.fromCoroutine(self._entries.successor(remote))
+
+    async def claim_nameplate(self) -> Nameplate:
+        """A short number that leads to this client's key.  :raises DiscoveryError: none can be had."""
+        return await claim(self._lookups, self._key)
+
+    async def find_nameplate(self, number: int) -> PubKey:
+        """The key to which a nameplate leads; nothing vouches for it.
+
+        :raises NoSuchNameplate: there is none.
+        :raises DiscoveryError: nobody could be asked.
+        """
+        return await find(self._lookups, number)
 
     def when_online(self, timeout: float | None = None) -> Deferred[None]:
         """Fires when a server is connected; with a timeout fails with DmsgTimeout that says why not."""

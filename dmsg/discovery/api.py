@@ -422,7 +422,7 @@ class DiscoveryAPI:
     def _no_nameplate(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "nameplates", failure.value)
         request.setHeader(b"retry-after", b"60")
-        return answer(request, failure.value.status, str(failure.value))
+        return answer(request, getattr(failure.value, "status", 503), str(failure.value))
 
     @_app.handle_errors(HTTPException)
     def _http(self, request: IRequest, failure: Failure) -> bytes:

@@ -27,6 +27,10 @@ class ClientStream(StreamTransport):
         assert self.end is not None
         return self.end
 
+    @property
+    def binding(self) -> bytes | None:
+        return None if self.end is None else self.end.binding
+
     def _unacknowledged(self) -> int:
         # not asked of what stands for a transport that is lost: it says more than that, for the sake of closing
         return super()._unacknowledged() if self.end is None else self.end.in_flight_bytes

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
+from dmsg.apps.codes.words import MAX_WORDS, WORDS, Code, completions
 from dmsg.base.printable import printable
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import say, tell
-from dmsg.cli.params import PUBLIC_KEY, ClientSettings, client_options, timeout_option
+from dmsg.cli.params import ClientSettings, client_options, timeout_option
+from dmsg.clients.names import Names
+from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
@@ -22,23 +27,109 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 
+def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Words of the code that is being typed."""
+    return [CompletionItem(code) for code in completions(incomplete)]
+
+
+def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
 @command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path))
-@click.argument("public_key", type=PUBLIC_KEY)
+@click.argument("what", nargs=-1, metavar="FILE... [KEY]", shell_complete=complete_path)
+@click.option("--text", help="Send this text instead of files.")
+@click.option(
+    "--words",
+    default=WORDS,
+    show_default=True,
+    type=click.IntRange(1, MAX_WORDS),
+    help="Words of the code; each is one of 2048.",
+)
+@click.option("--verify", is_flag=True, help="Show a number to compare with the other side's before anything is sent.")
+@click.option("--no-qr", is_flag=True, help="Do not show the code as QR.")
 @client_options
 @timeout_option
 def send(
-    file: Path,
-    public_key: PubKey,
+    what: tuple[str, ...],
+    text: str | None,
+    words: int,
+    verify: bool,
+    no_qr: bool,
     settings: ClientSettings,
     timeout: float,
 ) -> None:
-    """Send FILE to PUBLIC_KEY, where ``dmsg receive`` runs.
+    """Send files, directories, a text or standard input (-) by a code.
+
+    A code such as 7-guitar-alpha is shown; who types it into ``dmsg receive``
+    on another machine gets what is sent, and nobody else does.  Each code is
+    good for one try, with a key of its own.  With a KEY behind one FILE it is
+    sent to that key, where ``dmsg receive`` runs without a code.
 
     \b
-    Example:
-      dmsg send photo.jpg 02ab... -d http://127.0.0.1:9090
+    Examples:
+      dmsg send film.mkv
+      dmsg send notes/ photo.jpg
+      dmsg send --text 'the door is open'
+      tar c . | dmsg send -
+      dmsg send photo.jpg alice
     """
+
+    if text is not None and what:
+        raise click.UsageError("--text, or FILE...; not both")
+    if text is None and not what:
+        raise click.UsageError("what is to be sent?  FILE..., - for standard input, or --text TEXT")
+    key = _key_of(what)
+    if key is not None:
+        _send_to(Path(what[0]), key, settings, timeout)
+    if "-" in what and len(what) > 1:
+        raise click.UsageError("standard input (-) is sent alone")
+    from dmsg.apps.parcels.wire import TEXT_LIMIT
+
+    if text is not None and len(text) > TEXT_LIMIT:
+        raise click.UsageError(f"a text has at most {TEXT_LIMIT} characters; a longer one is a file")
+
+    from dmsg.cli.files.codes import InputToSend, TextToSend, files_to_send, send_by_code
+    from dmsg.cli.files.sending import transfer_progress
+    from dmsg.cli.running import run, with_client
+
+    async def main(reactor: Reactor) -> None:
+        with transfer_progress() as progress:
+            if text is not None:
+                make: Any = TextToSend(progress, text)
+            elif what == ("-",):
+                make = InputToSend(reactor, progress)
+            else:
+                make = await files_to_send([Path(one) for one in what], progress)
+
+            async def use(client: Client) -> None:
+                await send_by_code(reactor, client, make, words, verify=verify, show_qr=not no_qr)
+
+            await with_client(reactor, replace(settings, key_file=None), use, published=True)
+
+    run(main)
+
+
+def _key_of(what: tuple[str, ...]) -> PubKey | None:
+    """The key behind one file, as this command was before there were codes; None: all are files."""
+    if len(what) < 2:
+        return None
+    last = what[-1]
+    if Path(last).exists():
+        return None
+    try:
+        key = Names().find(last.removeprefix("dmsg:"))
+    except DmsgError as error:
+        raise click.UsageError(f"{last}: no such file, and no key: {error}") from None
+    if len(what) > 2:
+        raise click.UsageError("one FILE at a time is sent to a KEY")
+    return key
+
+
+def _send_to(file: Path, public_key: PubKey, settings: ClientSettings, timeout: float) -> NoReturn:
+    if not file.is_file():
+        raise click.UsageError(f"{file}: {'is a directory' if file.is_dir() else 'no such file'}")
 
     from twisted.internet.protocol import Factory
 
@@ -66,6 +157,7 @@ def send(
 
 
 @command()
+@click.argument("code", nargs=-1, metavar="[CODE]", shell_complete=complete_code)
 @click.option(
     "--dir",
     "directory",
@@ -73,23 +165,38 @@ def send(
     type=DIRECTORY,
     help="Where files go; made if only it is absent.",
 )
-@click.option("--once", is_flag=True, help="End after one file.")
+@click.option("--yes", "-y", is_flag=True, help="With CODE: take what is offered without being asked.")
+@click.option("--verify", is_flag=True, help="With CODE: show a number to compare with the other side's.")
+@click.option("--once", is_flag=True, help="Without CODE: end after one file.")
 @click.option("--overwrite", is_flag=True, help="Replace files of the same name.")
-@click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="Refuse larger files.")
+@click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="Refuse what is larger.")
 @client_options
+@timeout_option
 def receive(
+    code: tuple[str, ...],
     directory: Path,
+    yes: bool,
+    verify: bool,
     once: bool,
     overwrite: bool,
     max_size: int | None,
     settings: ClientSettings,
+    timeout: float,
 ) -> None:
-    """Receive files; prints the public key to send them to.
+    """Receive what ``dmsg send`` offers by CODE.
+
+    Without CODE files are received at a key, which is printed, from everybody
+    who sends there.  What a pipe sends goes to standard output.
 
     \b
-    Example:
-      dmsg receive --key-file bob.key --dir inbox -d http://127.0.0.1:9090
+    Examples:
+      dmsg receive 7-guitar-alpha
+      dmsg receive 7-guitar-alpha --yes --dir inbox
+      dmsg receive --key-file bob.key --dir inbox
     """
+
+    if code:
+        _receive_code(" ".join(code), directory, yes, verify, overwrite, max_size, settings, timeout)
 
     from twisted.internet.defer import Deferred, maybeDeferred
     from twisted.python.failure import Failure
@@ -147,5 +254,42 @@ def receive(
                     await maybeDeferred(port.stopListening)
 
         await with_client(reactor, settings, use, published=True)
+
+    run(main)
+
+
+def _receive_code(
+    text: str,
+    directory: Path,
+    yes: bool,
+    verify: bool,
+    overwrite: bool,
+    max_size: int | None,
+    settings: ClientSettings,
+    timeout: float,
+) -> NoReturn:
+    try:
+        code = Code.parse(text)
+    except DmsgError as error:
+        raise click.UsageError(str(error)) from None
+
+    from dmsg.cli.files.codes import receive_by_code
+    from dmsg.cli.running import run, with_client
+
+    async def main(reactor: Reactor) -> None:
+        async def use(client: Client) -> None:
+            await receive_by_code(
+                reactor,
+                client,
+                code,
+                directory,
+                overwrite=overwrite,
+                max_size=max_size,
+                yes=yes,
+                verify=verify,
+                timeout=timeout,
+            )
+
+        await with_client(reactor, replace(settings, key_file=None), use)
 
     run(main)

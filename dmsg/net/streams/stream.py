@@ -177,6 +177,11 @@ class StreamTransport:
         return not self._outbox.waiting
 
     @property
+    def binding(self) -> bytes | None:
+        """32 bytes, the hash of the two ends' handshake, which covers both keys (RFC 5056); None: they made none."""
+        return None
+
+    @property
     def server(self) -> PubKey | None:
         """The server that carries the stream now, or did last."""
         return self._carrier.server

@@ -138,6 +138,7 @@ class SecureEnd:
         "_sent_hash",
         "_tags",
         "acknowledged",
+        "binding",
         "consumed",
         "generation",
         "idle_moves",
@@ -168,6 +169,7 @@ class SecureEnd:
         tags: bool = False,
     ) -> None:
         self.initiator = initiator
+        self.binding = binding
         self._tags = tags
         self._peer = peer
         self.token = token

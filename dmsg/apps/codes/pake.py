@@ -1,0 +1,174 @@
+"""Both ends prove that they know the words, and learn nothing else of each other's: SPAKE2 and two confirmations.
+
+Messages are ``type(1) || length(2) || body``, big endian.  The end that looked the code up (the *receiver*) begins::
+
+    receiver  PAKE     01  version(1) = 1 || element(33)
+    sender    PAKE     01  version(1) = 1 || element(33)
+    receiver  CONFIRM  02  HMAC(32)
+    sender    CONFIRM  02  HMAC(32)        or  WRONG  03  (empty)
+
+Elements are of SPAKE2 over Ed25519 as the package ``spake2`` sends them, one byte for the side before 32.
+The receiver confirms first: a stranger who guesses is found out by the one who made the code.
+No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Callable
+from enum import Enum, auto
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from spake2 import SPAKE2_A, SPAKE2_B
+
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+
+PROTOCOL = b"dmsg code 1"
+"""What every key that is made here is for begins so."""
+VERSION = 1
+PAKE, CONFIRM, WRONG = 1, 2, 3
+HEAD_SIZE = 3
+ELEMENT_SIZE = 33
+MAC_SIZE = 32
+BINDING_SIZE = 32
+MAX_MESSAGE = 256
+"""Bytes of a message's body; those of a later version may be longer than these."""
+VERIFIER_SIZE = 5
+"""Bytes of what people compare: 40 bits."""
+
+
+class WrongCode(DmsgError):
+    """The other end does not know the words, or is not the one at the other end of the stream."""
+
+
+class CodeProtocolError(DmsgError):
+    """What the other end sent is not of this protocol, or of a version that is not known."""
+
+
+class Role(Enum):
+    """Who made the code is the sender, who typed it the receiver, whatever they send each other then."""
+
+    SENDER = auto()
+    RECEIVER = auto()
+
+
+class Agreement:
+    """One end of one run; there is no second run with the same words.
+
+    :param password: of :class:`~dmsg.apps.codes.words.Code`.
+    :param local: this end's key, which the stream has proved; ``remote``: the other's.
+    :param binding: 32 bytes, of the stream: what was agreed over another one is good for nothing.
+    :param entropy: gives so many random bytes; for tests.
+    :ivar verifier: when it is done: what both ends may show and compare.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        password: bytes,
+        *,
+        local: PubKey,
+        remote: PubKey,
+        binding: bytes,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        if len(binding) != BINDING_SIZE:
+            raise ValueError("a binding has 32 bytes")
+        self._role = role
+        sender, receiver = (local, remote) if role is Role.SENDER else (remote, local)
+        side = SPAKE2_A if role is Role.SENDER else SPAKE2_B
+        self._spake = side(
+            password,
+            idA=PROTOCOL + b" sender " + bytes(sender) + binding,
+            idB=PROTOCOL + b" receiver " + bytes(receiver) + binding,
+            entropy_f=entropy,
+        )
+        self._element = self._spake.start()
+        self._buffer = bytearray()
+        self._key: bytes | None = None
+        self._said = role is Role.RECEIVER
+        self._outgoing = _message(PAKE, bytes((VERSION,)) + self._element) if self._said else b""
+        self.verifier: str | None = None
+
+    @property
+    def done(self) -> bool:
+        """Both ends know the words."""
+        return self.verifier is not None
+
+    @property
+    def judges(self) -> bool:
+        """The next message of the other end is its guess."""
+        return self._key is not None and not self.done
+
+    def data_to_send(self) -> bytes:
+        """What is to be sent now; also before an exception of :meth:`receive_data` is acted on."""
+        outgoing, self._outgoing = self._outgoing, b""
+        return outgoing
+
+    def receive_data(self, data: bytes) -> bytes:
+        """Take bytes of the other end.
+
+        :returns: when it is done, those behind its last message.
+        :raises WrongCode: there is no second try.
+        :raises CodeProtocolError: as it says.
+        """
+        self._buffer += data
+        while not self.done:
+            if len(self._buffer) < HEAD_SIZE:
+                return b""
+            kind, size = self._buffer[0], int.from_bytes(self._buffer[1:HEAD_SIZE], "big")
+            if size > MAX_MESSAGE:
+                raise CodeProtocolError("the other side does not speak dmsg's codes")
+            if len(self._buffer) < HEAD_SIZE + size:
+                return b""
+            body = bytes(self._buffer[HEAD_SIZE : HEAD_SIZE + size])
+            del self._buffer[: HEAD_SIZE + size]
+            self._take(kind, body)
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    def _take(self, kind: int, body: bytes) -> None:
+        if kind == PAKE and self._key is None:
+            self._agree(body)
+        elif kind == CONFIRM and self._key is not None:
+            self._judge(body)
+        elif kind == WRONG and not body:
+            raise WrongCode("the code is not right")
+        else:
+            raise CodeProtocolError("the other side does not speak dmsg's codes")
+
+    def _agree(self, body: bytes) -> None:
+        if body[:1] != bytes((VERSION,)) or len(body) != 1 + ELEMENT_SIZE:
+            raise CodeProtocolError("the other side speaks another version of dmsg's codes")
+        try:
+            self._key = self._spake.finish(body[1:])
+        except Exception as error:
+            # not a point, of the wrong side, or our own sent back: the library has a class of its own for each
+            raise CodeProtocolError(f"the other side's message is none: {type(error).__name__}") from None
+        if self._role is Role.SENDER:
+            self._outgoing += _message(PAKE, bytes((VERSION,)) + self._element)
+        else:
+            self._outgoing += _message(CONFIRM, self._derive(b"confirm receiver"))
+
+    def _judge(self, body: bytes) -> None:
+        other = b"confirm receiver" if self._role is Role.SENDER else b"confirm sender"
+        if not hmac.compare_digest(body, self._derive(other)):
+            if self._role is Role.SENDER:
+                self._outgoing += _message(WRONG, b"")
+            raise WrongCode("the code is not right")
+        if self._role is Role.SENDER:
+            self._outgoing += _message(CONFIRM, self._derive(b"confirm sender"))
+        digits = str(int.from_bytes(self._derive(b"verifier", VERIFIER_SIZE), "big")).rjust(13, "0")[-12:]
+        self.verifier = " ".join(digits[at : at + 4] for at in (0, 4, 8))
+
+    def _derive(self, what: bytes, size: int = MAC_SIZE) -> bytes:
+        assert self._key is not None
+        return HKDF(algorithm=SHA256(), length=size, salt=None, info=PROTOCOL + b" " + what).derive(self._key)
+
+
+def _message(kind: int, body: bytes) -> bytes:
+    return bytes((kind,)) + len(body).to_bytes(2, "big") + body

@@ -1,0 +1,209 @@
+"""The agreement of :mod:`dmsg.apps.codes.pake` over a stream; what follows it is another protocol's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IReactorTime
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+
+from dmsg.apps.codes.pake import Agreement, CodeProtocolError, Role, WrongCode
+from dmsg.apps.codes.words import Code
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
+
+PORT = 25
+"""Where who made a code listens."""
+AGREE_TIMEOUT = 30.0
+"""Seconds for the messages of one run."""
+CLOSE_TIMEOUT = 1.0
+"""Seconds in which who guessed wrong is told so."""
+AT_ONCE = 8
+"""Runs at a time of one code: one that stands still keeps nobody else away."""
+UNFINISHED = 64
+"""Runs of one code that may end before there was a guess, as when a connection is lost."""
+
+
+class CodeOver(DmsgError):
+    """A code is used up, and nothing was agreed."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """Both ends know the code.
+
+    :ivar peer: the other end's key.
+    :ivar verifier: 12 digits in three groups, the same at both ends.
+    :ivar go_on: gives the stream to a protocol, with what has come meanwhile.
+    """
+
+    peer: PubKey
+    verifier: str
+    go_on: Callable[[IProtocol], None]
+
+
+class CodeEnd(Protocol):
+    """One end of one run.
+
+    :ivar agreed: fires with :class:`Agreed`; fails with :class:`~dmsg.apps.codes.pake.WrongCode`,
+        :class:`~dmsg.apps.codes.pake.CodeProtocolError` or :class:`CodeOver`.
+    :ivar closed: fires when the connection is gone: what was said last has left then.
+    """
+
+    def __init__(self, reactor: IReactorTime, role: Role, code: Code) -> None:
+        self._reactor = reactor
+        self._role = role
+        self._code = code
+        self._agreement: Agreement | None = None
+        self._timer: IDelayedCall | None = None
+        self._next: IProtocol | None = None
+        self._early: list[bytes] = []
+        self._lost: Failure | None = None
+        self.agreed: Deferred[Agreed] = Deferred(lambda _: self._abort())
+        self.closed: Deferred[None] = Deferred()
+
+    def connectionMade(self) -> None:
+        transport: Any = self.transport
+        peer, host = transport.getPeer(), transport.getHost()
+        binding = getattr(transport, "binding", None)
+        if binding is None or not isinstance(peer, DmsgAddress) or not isinstance(host, DmsgAddress):
+            self._fail(CodeProtocolError("codes need a secure stream"))
+            return
+        self._agreement = Agreement(
+            self._role, self._code.password, local=host.public_key, remote=peer.public_key, binding=binding
+        )
+        self._timer = self._reactor.callLater(AGREE_TIMEOUT, self._too_late)
+        self._send()
+
+    def _send(self) -> None:
+        assert self._agreement is not None
+        data = self._agreement.data_to_send()
+        if data:
+            self.transport.write(data)  # type: ignore[union-attr]
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._next is not None:
+            self._next.dataReceived(data)
+            return
+        agreement = self._agreement
+        if agreement is None or self.agreed.called:
+            self._early.append(data)  # what waits is paused: no more than a window
+            return
+        try:
+            rest = agreement.receive_data(data)
+        except (WrongCode, CodeProtocolError) as error:
+            self._send()
+            self._fail(error, abort=False)
+            return
+        self._send()
+        if agreement.done:
+            self._cancel_timer()
+            if rest:
+                self._early.append(rest)
+            transport: Any = self.transport
+            transport.pauseProducing()
+            assert agreement.verifier is not None
+            self.agreed.callback(Agreed(transport.getPeer().public_key, agreement.verifier, self._go_on))
+
+    def _go_on(self, protocol: IProtocol) -> None:
+        self._next = protocol
+        transport: Any = self.transport
+        protocol.makeConnection(transport)
+        early, self._early = self._early, []
+        for data in early:
+            protocol.dataReceived(data)
+        if self._lost is not None:
+            protocol.connectionLost(self._lost)
+        else:
+            transport.resumeProducing()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._cancel_timer()
+        self._lost = reason
+        if self._next is not None:
+            self._next.connectionLost(reason)
+        elif not self.agreed.called:
+            self.agreed.errback(Failure(CodeOver("the other side ended the connection before the code was compared")))
+        if not self.closed.called:
+            self.closed.callback(None)
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self._fail(CodeOver(f"the other side did not answer within {AGREE_TIMEOUT:g} s"))
+
+    def _fail(self, error: DmsgError, *, abort: bool = True) -> None:
+        self._cancel_timer()
+        if not self.agreed.called:
+            self.agreed.errback(Failure(error))
+        if abort:
+            self._abort()
+        else:
+            self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def _abort(self) -> None:
+        self._cancel_timer()
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()
+
+
+class CodeFactory(Factory):
+    """Waits for the one who knows a code: whoever guesses wrong ends it.
+
+    :ivar agreed: fires once, with :class:`Agreed`; fails with :class:`~dmsg.apps.codes.pake.WrongCode` after one wrong
+        guess, and with :class:`CodeOver` when too many came and guessed nothing.
+    """
+
+    noisy = False
+
+    def __init__(self, reactor: IReactorTime, code: Code) -> None:
+        self._reactor = reactor
+        self._code = code
+        self._running: dict[CodeEnd, None] = {}
+        self._unfinished = 0
+        self._over = False
+        self.agreed: Deferred[Agreed] = Deferred(lambda _: self._end())
+
+    def buildProtocol(self, addr: IAddress | None) -> CodeEnd | None:
+        if self._over or self.agreed.called or len(self._running) >= AT_ONCE:
+            return None
+        end = CodeEnd(self._reactor, Role.SENDER, self._code)
+        self._running[end] = None
+        end.agreed.addBoth(self._ended, end)
+        return end
+
+    def _ended(self, result: Agreed | Failure, end: CodeEnd) -> None:
+        self._running.pop(end, None)
+        if self._over or self.agreed.called:
+            return
+        if isinstance(result, Failure) and result.check(WrongCode) is None:
+            if result.check(CancelledError) is None:
+                self._unfinished += 1
+            if self._unfinished < UNFINISHED:
+                return
+            result = Failure(CodeOver(f"{UNFINISHED} connections came to this code and did not compare it"))
+        agreed = self.agreed
+        self._end()
+        if isinstance(result, Failure):
+            # who guessed wrong hears of it before this program ends
+            self._over = True
+            end.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
+            end.closed.addBoth(lambda _: agreed.callback(result))
+        else:
+            agreed.callback(result)
+
+    def _end(self) -> None:
+        """There is no other guess."""
+        running, self._running = list(self._running), {}
+        for one in running:
+            one.agreed.cancel()

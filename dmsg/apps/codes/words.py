@@ -1,0 +1,105 @@
+"""``7-guitar-alpha``: a nameplate and words of BIP-39's English list, 11 bits each.  No I/O."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from secrets import choice
+
+from dmsg.errors import DmsgError
+
+WORDS = 2
+"""Words of a code, by default: 22 bits.  There is one guess."""
+MAX_WORDS = 12
+"""Words of a code at most."""
+BITS = 11
+"""Of a word."""
+MAX_NAMEPLATE = 9999
+DISTINCT = 4
+"""Letters by which every word of the list differs from all others."""
+
+
+class CodeError(DmsgError):
+    """What was typed is no code."""
+
+
+@cache
+def word_list() -> tuple[str, ...]:
+    """2048 words of three to eight letters, sorted."""
+    from mnemonic import Mnemonic  # reads a file, which most commands need not
+
+    return tuple(Mnemonic("english").wordlist)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A code that both sides know.
+
+    :ivar nameplate: from 1 to 9999; discovery and everybody may know it.
+    :ivar words: secret until the code is used.
+    """
+
+    nameplate: int
+    words: tuple[str, ...]
+
+    @classmethod
+    def make(cls, nameplate: int, words: int = WORDS, draw: Callable[[Sequence[str]], str] = choice) -> Code:
+        """A new one.  :param draw: takes a word of the list; for tests."""
+        return cls(nameplate, tuple(draw(word_list()) for _ in range(words)))
+
+    @classmethod
+    def parse(cls, text: str) -> Code:
+        """What somebody typed: blanks for dashes, capitals, and words cut after four letters are understood.
+
+        :raises CodeError: it is no code; says which word is none, and which was meant perhaps.
+        """
+        number, *words = text.strip().lower().replace("-", " ").split()[: MAX_WORDS + 2] or [""]
+        if not (number.isascii() and number.isdigit() and 1 <= int(number[:9]) <= MAX_NAMEPLATE):
+            raise CodeError(f"{text[:80]!r} is no code: one begins with a number, as 7-guitar-alpha does")
+        if not 1 <= len(words) <= MAX_WORDS:
+            raise CodeError(f"{text[:80]!r} is no code: one has a number and words, as 7-guitar-alpha does")
+        return cls(int(number), tuple(_word(one) for one in words))
+
+    @property
+    def password(self) -> bytes:
+        """What proves that one knows the code: the words alone, in lower case with dashes between them, ASCII."""
+        return "-".join(self.words).encode()
+
+    def __str__(self) -> str:
+        return "-".join((str(self.nameplate), *self.words))
+
+    def __repr__(self) -> str:
+        return f"<Code {self.nameplate}-...>"  # no log shows the words
+
+
+def looks_like_code(text: str) -> bool:
+    """Whether somebody who typed this meant a code, right or not: a number, and something behind a dash or a blank."""
+    number, _, rest = text.strip().replace(" ", "-").partition("-")
+    return number.isascii() and number.isdigit() and len(number) <= 4 and bool(rest)
+
+
+def completions(text: str) -> list[str]:
+    """What the last word of an unfinished code may become, the whole code each."""
+    before, dash, last = text.rpartition("-")
+    if not dash or not looks_like_code(f"{before}-x"):
+        return []
+    words = word_list()
+    at = bisect_left(words, last.lower())
+    found = []
+    while at < len(words) and words[at].startswith(last.lower()):
+        found.append(f"{before}-{words[at]}")
+        at += 1
+    return found
+
+
+def _word(text: str) -> str:
+    words = word_list()
+    at = bisect_left(words, text)
+    if at < len(words) and (words[at] == text or (len(text) >= DISTINCT and words[at].startswith(text))):
+        return words[at]
+    close = get_close_matches(text, words, 1, 0.6)
+    meant = f"; {close[0]!r} perhaps?" if close else ""
+    raise CodeError(f"{text[:40]!r} is no word of codes{meant}")

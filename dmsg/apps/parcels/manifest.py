@@ -1,0 +1,199 @@
+"""What a parcel has: the sender walks its files, the receiver looks at what it is told.
+
+A path is relative, with ``/`` between its parts; the first part is the name of one of the things that are sent.  Names
+are bytes on both sides: what is no UTF-8 travels as surrogates (PEP 383).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dmsg.apps.transfer import TransferError
+
+FILE, DIRECTORY, LINK = "f", "d", "l"
+ENTRIES_LIMIT = 250_000
+"""Files, directories and links of one parcel."""
+NAMES_LIMIT = 32 * 1024 * 1024
+"""Bytes of their paths, and of where links lead, in all."""
+PATH_LIMIT = 4096
+"""Bytes of one path."""
+NAME_LIMIT = 255
+"""Bytes of a part of it."""
+MODE_MASK = 0o777
+"""Of a mode: no bit by which a program gets the rights of somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing of a parcel.
+
+    :ivar kind: ``FILE``, ``DIRECTORY`` or ``LINK``.
+    :ivar size: bytes of a file, else 0.
+    :ivar mode: permissions, nine bits.
+    :ivar mtime: nanoseconds since 1970.
+    :ivar target: where a link leads.
+    """
+
+    path: str
+    kind: str
+    size: int = 0
+    mode: int = 0o644
+    mtime: int = 0
+    target: str = ""
+
+    def to_list(self) -> list[Any]:
+        """As it travels."""
+        fields = [self.path, self.kind, self.size, self.mode, self.mtime]
+        return [*fields, self.target] if self.kind == LINK else fields
+
+
+def parts_of(path: Any) -> list[str]:
+    """The parts of a path.
+
+    :raises TransferError: it would not stay where it belongs.
+    """
+    if not isinstance(path, str) or not path or "\0" in path or len(_bytes(path)) > PATH_LIMIT:
+        raise TransferError("a path is malformed")
+    parts = path.split("/")
+    if any(part in ("", ".", "..") or len(_bytes(part)) > NAME_LIMIT for part in parts):
+        raise TransferError("a path is malformed")
+    return parts
+
+
+def stays_inside(path: str, target: Any) -> bool:
+    """Whether a link at ``path`` leads to something of the same tree, whatever other links are in it.
+
+    Parts that lead up may only stand before all others: behind the name of another link nobody could tell where
+    they lead.
+    """
+    if not isinstance(target, str) or not target or "\0" in target or len(_bytes(target)) > PATH_LIMIT:
+        return False
+    if target.startswith("/"):
+        return False
+    up = 0
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    while up < len(parts) and parts[up] == "..":
+        up += 1
+    # from the directory of the link, up to the tree itself
+    return ".." not in parts[up:] and up <= path.count("/") - 1
+
+
+def decode_entry(value: Any) -> Entry:
+    """What the other side says of one thing.
+
+    :raises TransferError: it is malformed, or not to be had.
+    """
+    if not isinstance(value, list) or not 5 <= len(value) <= 6:
+        raise TransferError("an entry is malformed")
+    path, kind, size, mode, mtime, *rest = value
+    parts_of(path)
+    numbers = ((size, 2**62), (mode, MODE_MASK), (mtime, 2**63 - 1))
+    if any(type(number) is not int or not 0 <= number <= most for number, most in numbers):
+        raise TransferError("an entry is malformed")
+    if kind == LINK:
+        if len(rest) != 1 or not stays_inside(path, rest[0]):
+            raise TransferError("a link leads out of what is sent")
+        return Entry(path, LINK, 0, mode, mtime, rest[0])
+    if rest or kind not in (FILE, DIRECTORY) or (kind == DIRECTORY and size):
+        raise TransferError("an entry is malformed")
+    return Entry(path, kind, size, mode, mtime)
+
+
+class Checked:
+    """Entries in the order in which they come: each path once, behind the directory that it is in."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.size = 0
+        self.files = 0
+        self._kinds: dict[str, str] = {}
+        self._names = 0
+
+    def add(self, entry: Entry) -> None:
+        """:raises TransferError: it does not fit to those before."""
+        above, slash, _ = entry.path.rpartition("/")
+        if entry.path in self._kinds or (slash and self._kinds.get(above) != DIRECTORY):
+            raise TransferError("an entry is out of order")
+        self._names += len(_bytes(entry.path)) + len(_bytes(entry.target))
+        if len(self.entries) >= ENTRIES_LIMIT or self._names > NAMES_LIMIT:
+            raise TransferError(f"more than {ENTRIES_LIMIT:,} files, or names of {NAMES_LIMIT >> 20} MiB")
+        self._kinds[entry.path] = entry.kind
+        self.entries.append(entry)
+        self.size += entry.size
+        self.files += entry.kind != DIRECTORY
+
+
+@dataclass
+class Walked:
+    """What is to be sent.
+
+    :ivar sources: where each entry is on this machine.
+    :ivar left_out: paths of what is not sent: links that lead out of their tree, devices, sockets and the like.
+    """
+
+    checked: Checked
+    sources: list[Path]
+    left_out: list[str]
+
+
+def walk(paths: Sequence[Path]) -> Walked:
+    """All that is to be sent of some files and directories; blocks as long as the disk takes.
+
+    :raises TransferError: two of them have one name, or one cannot be read.
+    """
+    walked = Walked(Checked(), [], [])
+    for path in paths:
+        top = path.absolute()
+        name = top.name or top.resolve().name
+        if name in ("", "..", "."):
+            name = top.resolve().name
+        if not name:
+            raise TransferError(f"{path}: has no name")
+        try:
+            status = top.stat()  # a link that is named is what it leads to
+            for entry, source in _below(top, name, status, walked.left_out):
+                walked.checked.add(entry)
+                walked.sources.append(source)
+        except OSError as error:
+            what = path if error.filename in (None, str(top)) else error.filename
+            raise TransferError(f"{what}: {error.strerror}") from None
+        except TransferError as error:
+            raise TransferError(f"{path}: {error}") from None
+    if not walked.checked.entries:
+        raise TransferError("there is nothing to send")
+    return walked
+
+
+def _below(source: Path, path: str, status: os.stat_result, left_out: list[str]) -> Iterator[tuple[Entry, Path]]:
+    mode, mtime = stat.S_IMODE(status.st_mode) & MODE_MASK, max(0, status.st_mtime_ns)
+    if stat.S_ISREG(status.st_mode):
+        yield Entry(path, FILE, status.st_size, mode, mtime), source
+    elif stat.S_ISDIR(status.st_mode):
+        yield Entry(path, DIRECTORY, 0, mode, mtime), source
+        for name in sorted(os.listdir(source)):
+            below = source / name
+            yield from _below(below, f"{path}/{name}", below.lstat(), left_out)
+    elif stat.S_ISLNK(status.st_mode) and stays_inside(path, target := os.readlink(source)):
+        yield Entry(path, LINK, 0, mode, mtime, target), source
+    else:
+        left_out.append(path)
+
+
+def tops(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """What a person is asked about: name, kind, bytes and files of each thing that is sent."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        name = entry.path.partition("/")[0]
+        top = found.setdefault(name, {"name": name, "kind": entry.kind, "size": 0, "files": 0})
+        top["size"] += entry.size
+        top["files"] += entry.kind != DIRECTORY
+    return list(found.values())
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,327 @@
+"""The side that has a parcel: offers it, and sends what the other side takes."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IPushProducer
+from twisted.internet.protocol import Protocol
+from twisted.internet.task import cooperate
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.apps.parcels.manifest import FILE, Entry, Walked, tops
+from dmsg.apps.parcels.wire import MESSAGE_FULL, PIECE_LIMIT, Messages, encode, numbers
+from dmsg.apps.transfer import TransferError, lost_text
+
+CHUNK = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the other side has.
+
+    :ivar size: bytes that were sent, which is less than there are where it had some of them.
+    :ivar seconds: from when it was taken to the answer.
+    """
+
+    size: int
+    files: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.size / self.seconds if self.seconds else 0.0
+
+
+class Refused(TransferError):
+    """The other side does not want it."""
+
+
+@implementer(IPushProducer)
+class _Flow:
+    """Lets a piece of work wait while the stream has enough."""
+
+    def __init__(self, work: Iterator[Any]) -> None:
+        self.task = cooperate(work)
+        self._paused = False
+
+    def pauseProducing(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self.task.pause()
+
+    def resumeProducing(self) -> None:
+        if self._paused:
+            self._paused = False
+            self.task.resume()
+
+    def stopProducing(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self.task.pause()
+
+
+class ParcelSender(Protocol):
+    """What all kinds of parcels share; ``done`` fires with :class:`Sent`.
+
+    :param taken: told when the other side has said that it takes it.
+    :param progress: told how many bytes of all are with the other side's stream.
+    """
+
+    def __init__(
+        self, *, taken: Callable[[], object] = lambda: None, progress: Callable[[int], object] = lambda done: None
+    ) -> None:
+        self._taken = taken
+        self._progress = progress
+        self._messages = Messages()
+        self._next: Callable[[dict[str, Any]], None] = self._answered
+        self._flow: _Flow | None = None
+        self._began = time.monotonic()
+        self._size = self._files = 0
+        self.done: Deferred[Sent] = Deferred(lambda _: self._give_up("the sender has gone"))
+
+    def connectionMade(self) -> None:
+        self._say(**self._offer())
+
+    def _offer(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        """It is wanted."""
+        raise NotImplementedError
+
+    def _say(self, **message: Any) -> None:
+        self.transport.write(encode(**message))  # type: ignore[union-attr]
+
+    def dataReceived(self, data: bytes) -> None:
+        if self.done.called:
+            return
+        self._messages.feed(data)
+        try:
+            while not self.done.called and (message := self._messages.take()) is not None:
+                self._next(message)
+        except TransferError as error:
+            self._fail(error)
+
+    def _answered(self, message: dict[str, Any]) -> None:
+        if message.get("take") is not True:
+            raise Refused(f"not taken: {str(message.get('why', 'no reason'))[:200]}")
+        self._began = time.monotonic()
+        self._next = self._unexpected
+        self._taken()
+        self._begin()
+
+    def _unexpected(self, message: dict[str, Any]) -> None:
+        raise TransferError("the other side does not speak dmsg's parcels")
+
+    def _arrived(self, message: dict[str, Any]) -> None:
+        if message.get("ok") is not True:
+            self._unexpected(message)
+        if not self.done.called:
+            self.done.callback(Sent(self._size, self._files, time.monotonic() - self._began))
+        self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def _send_all(self, work: Iterator[Any]) -> None:
+        """Write what ``work`` writes, as fast as the stream takes it."""
+        flow = self._flow = _Flow(work)
+        transport: Any = self.transport
+        transport.registerProducer(flow, True)
+
+        def over(result: Any) -> None:
+            stopped = self._flow is not flow
+            if not stopped:
+                self._flow = None
+                transport.unregisterProducer()
+            if isinstance(result, Failure) and not stopped:
+                self._broke(result)
+
+        flow.task.whenDone().addBoth(over)
+
+    def _broke(self, failure: Failure) -> None:
+        error = failure.value
+        if isinstance(error, OSError):
+            error = TransferError(f"{error.filename or 'what is sent'}: {error.strerror}")
+        if isinstance(error, TransferError):
+            self._fail(error)
+        elif not self.done.called:
+            self.done.errback(failure)
+            self.transport.abortConnection()  # type: ignore[union-attr]
+
+    def _fail(self, error: TransferError) -> None:
+        if not self.done.called:
+            self.done.errback(Failure(error))
+        self._stop()
+        self.transport.abortConnection()  # type: ignore[union-attr]
+
+    def _give_up(self, why: str) -> None:
+        self._stop()
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def _stop(self) -> None:
+        flow, self._flow = self._flow, None
+        if flow is not None:
+            self.transport.unregisterProducer()  # type: ignore[union-attr]
+            flow.task.stop()  # which closes the file
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._stop()
+        if not self.done.called:
+            self.done.errback(Failure(TransferError(lost_text(reason))))
+
+
+class TextSender(ParcelSender):
+    """Sends a text."""
+
+    def __init__(self, text: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._text = text
+        self._size = len(text.encode("utf-8", "replace"))
+
+    def _offer(self) -> dict[str, Any]:
+        self._next = self._arrived
+        return {"offer": "text", "text": self._text}
+
+    def _arrived(self, message: dict[str, Any]) -> None:
+        if message.get("take") is False:
+            self._answered(message)
+        super()._arrived(message)
+
+
+class PipeSender(ParcelSender):
+    """Sends what is written to it until it ends: ``source`` is told when to write, as a Twisted producer.
+
+    :param source: registers itself with this, which is a consumer's ``write`` and an ``end()``.
+    """
+
+    def __init__(self, name: str, source: Callable[[PipeSender], object], **options: Any) -> None:
+        super().__init__(**options)
+        self._name = name
+        self._source = source
+        self._hash = hashlib.sha256()
+
+    def _offer(self) -> dict[str, Any]:
+        return {"offer": "pipe", "name": self._name}
+
+    def _begin(self) -> None:
+        self._next = self._arrived
+        self._files = 1
+        self._source(self)
+
+    def write(self, data: bytes) -> None:
+        """More of it."""
+        for at in range(0, len(data), PIECE_LIMIT):
+            piece = data[at : at + PIECE_LIMIT]
+            self._hash.update(piece)
+            self._size += len(piece)
+            self.transport.write(len(piece).to_bytes(4, "big") + piece)  # type: ignore[union-attr]
+        self._progress(self._size)
+
+    def end(self) -> None:
+        """That was all."""
+        if not self.done.called:
+            self.transport.write(bytes(4) + self._hash.digest())  # type: ignore[union-attr]
+
+
+class FilesSender(ParcelSender):
+    """Sends files and directories."""
+
+    def __init__(self, walked: Walked, **options: Any) -> None:
+        super().__init__(**options)
+        self._entries = walked.checked.entries
+        self._sources = walked.sources
+        self._total = walked.checked.size
+        self._files = walked.checked.files
+        self._have: dict[int, tuple[int, str]] = {}
+
+    def _offer(self) -> dict[str, Any]:
+        return {"offer": "files", "things": tops(self._entries), "size": self._total, "files": self._files}
+
+    def _begin(self) -> None:
+        self._next = self._had
+        self._send_all(self._list())
+
+    def _list(self) -> Iterator[None]:
+        some: list[list[Any]] = []
+        size = 0
+        for entry in self._entries:
+            some.append(entry.to_list())
+            size += 6 * (len(entry.path) + len(entry.target)) + 80  # as JSON, at worst
+            if size >= MESSAGE_FULL:
+                self._say(entries=some)
+                some, size = [], 0
+                yield None
+        if some:
+            self._say(entries=some)
+        self._say(whole=True)
+
+    def _had(self, message: dict[str, Any]) -> None:
+        if message.get("whole") is True:
+            self._next = self._arrived
+            self._send_all(self._rest())
+            return
+        for index, size, digest in numbers(message, "have", 3):
+            known = index < len(self._entries) and self._entries[index].kind == FILE
+            if not known or size > self._entries[index].size or not isinstance(digest, str):
+                self._unexpected(message)
+            self._have[index] = size, digest
+
+    def _rest(self) -> Iterator[None]:
+        """Where files go on, and then the rest of each."""
+        digests: dict[int, Any] = {}
+        some: list[list[int]] = []
+        for index, (size, digest) in sorted(self._have.items()):
+            hashed = hashlib.sha256()
+            with self._sources[index].open("rb") as file:
+                left = size
+                while left and (data := file.read(min(CHUNK, left))):
+                    left -= len(data)
+                    hashed.update(data)
+                    yield None
+            if not left and hashed.hexdigest() == digest:
+                digests[index] = hashed
+                some.append([index, size])
+            if len(some) >= 1000:
+                self._say(**{"from": some})
+                some = []
+        if some:
+            self._say(**{"from": some})
+        self._say(whole=True)
+        there = sum(self._have[index][0] for index in digests)
+        self._progress(there)
+        for index, entry in enumerate(self._entries):
+            if entry.kind == FILE:
+                offset = self._have[index][0] if index in digests else 0
+                yield from self._contents(entry, self._sources[index], offset, digests.get(index), there)
+
+    def _contents(self, entry: Entry, source: Path, offset: int, digest: Any, there: int) -> Iterator[None]:
+        digest = digest or hashlib.sha256()
+        left = entry.size - offset
+        file: IO[bytes]
+        with source.open("rb") as file:
+            file.seek(offset)
+            while left:
+                data = file.read(min(CHUNK, left))
+                if not data:
+                    raise TransferError(f"{source} became shorter while it was sent")
+                left -= len(data)
+                digest.update(data)
+                self._size += len(data)
+                self.transport.write(data)  # type: ignore[union-attr]
+                self._progress(there + self._size)
+                yield None
+        self.transport.write(digest.digest())  # type: ignore[union-attr]
+
+
+def gone(failure: Failure) -> bool:
+    """Whether a sender failed because it was told to."""
+    return failure.check(CancelledError) is not None

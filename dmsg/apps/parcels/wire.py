@@ -1,0 +1,115 @@
+"""What the two sides of a parcel say.  No I/O.
+
+Messages are ``length(4) || JSON``, big endian.  The sender offers::
+
+    {"offer": "files", "things": [{"name", "kind", "size", "files"}, ...], "size": N, "files": N}
+    {"offer": "text", "text": T}
+    {"offer": "pipe", "name": NAME}
+
+The receiver says ``{"take": true}``, or ``{"take": false, "why": TEXT}``.  A pipe follows as ``length(4) || bytes``,
+the last one of length 0, and the SHA-256 (32 bytes) of all.  Of files the sender says what there is,
+``{"entries": [...]}`` as often as it takes and ``{"whole": true}``; the receiver answers what it has of them,
+``{"have": [[INDEX, BYTES, SHA256], ...]}``, and ``{"whole": true}``; the sender, where each file goes on if its first
+bytes are the same, ``{"from": [[INDEX, OFFSET], ...]}`` and ``{"whole": true}``; and then, file after file, the rest of
+its bytes and the SHA-256 of the whole of it.  The receiver ends with ``{"ok": true}``.  Either side may say
+``{"error": TEXT}`` instead of a message.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dmsg.apps.transfer import TransferError
+
+MESSAGE_LIMIT = 256 * 1024
+"""Bytes of a message."""
+MESSAGE_FULL = 128 * 1024
+"""Bytes from which entries go into a message of their own."""
+TEXT_LIMIT = 32 * 1024
+"""Characters of a text; a longer one is a file."""
+THINGS_LIMIT = 1000
+"""Things that are offered in one parcel; what is in directories does not count."""
+PIECE_LIMIT = 256 * 1024
+"""Bytes of a piece of a pipe."""
+DIGEST_SIZE = 32
+
+
+def encode(**message: Any) -> bytes:
+    """A message as it travels."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+class Messages:
+    """Messages out of a stream, and the bytes between them."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """More of the stream."""
+        self._buffer += data
+
+    def take(self) -> dict[str, Any] | None:
+        """The next message; None: it is not whole.
+
+        :raises TransferError: it is none, or says that the other side has given up.
+        """
+        if len(self._buffer) < 4:
+            return None
+        size = int.from_bytes(self._buffer[:4], "big")
+        if size > MESSAGE_LIMIT:
+            raise TransferError("the other side does not speak dmsg's parcels")
+        if len(self._buffer) < 4 + size:
+            return None
+        body = bytes(self._buffer[4 : 4 + size])
+        del self._buffer[: 4 + size]
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise TransferError("the other side does not speak dmsg's parcels")
+        if "error" in message:
+            raise TransferError(f"the other side gave up: {str(message['error'])[:200]}")
+        return message
+
+    def piece(self) -> bytes | None:
+        """The next piece of a pipe; None: it is not whole.  :raises TransferError: it is too long."""
+        if len(self._buffer) < 4:
+            return None
+        size = int.from_bytes(self._buffer[:4], "big")
+        if size > PIECE_LIMIT:
+            raise TransferError("the other side does not speak dmsg's parcels")
+        if len(self._buffer) < 4 + size:
+            return None
+        data = bytes(self._buffer[4 : 4 + size])
+        del self._buffer[: 4 + size]
+        return data
+
+    def some(self, most: int) -> bytes:
+        """At most so many bytes of what there is."""
+        data = bytes(self._buffer[:most])
+        del self._buffer[:most]
+        return data
+
+    def exactly(self, size: int) -> bytes | None:
+        """So many bytes; None: there are less."""
+        return self.some(size) if len(self._buffer) >= size else None
+
+
+def numbers(message: dict[str, Any], name: str, fields: int) -> list[list[Any]]:
+    """A list of lists of so many fields, the first of each a number.
+
+    :raises TransferError: it is none.
+    """
+    found = message.get(name)
+    if not isinstance(found, list):
+        raise TransferError("the other side does not speak dmsg's parcels")
+    for one in found:
+        if not isinstance(one, list) or len(one) != fields or any(type(number) is not int for number in one[:2]):
+            raise TransferError("the other side does not speak dmsg's parcels")
+        if one[0] < 0 or one[1] < 0:
+            raise TransferError("the other side does not speak dmsg's parcels")
+    return found

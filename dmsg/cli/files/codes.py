@@ -1,0 +1,421 @@
+"""What runs ``dmsg send`` and ``dmsg receive`` with a code instead of a key."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred, maybeDeferred, succeed
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+from twisted.python.failure import Failure
+
+from dmsg.apps.codes.pake import Role, WrongCode
+from dmsg.apps.codes.stream import PORT, Agreed, CodeEnd, CodeFactory, CodeOver
+from dmsg.apps.codes.words import Code
+from dmsg.apps.parcels.manifest import DIRECTORY, walk
+from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.receiver import Offer, ParcelReceiver
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, TextSender
+from dmsg.apps.transfer import TransferError
+from dmsg.base.printable import printable
+from dmsg.base.units import human_size
+from dmsg.cli.asking import ask, can_ask
+from dmsg.cli.files.sending import beside, transfer_progress
+from dmsg.cli.output import notice, say, state, tell
+from dmsg.errors import DiscoveryError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from dmsg.discovery.nameplates.client import Nameplate
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+SHOWN_THINGS = 5
+"""Things of an offer that are named; of more it is said how many there are."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds in which the other side is told how it ended."""
+LOST_TWICE = 2
+"""Times in a row that a nameplate could not be claimed again when the person is told."""
+
+
+# --- the side that makes the code ---
+
+
+async def send_by_code(
+    reactor: Reactor, client: Client, make: _Making, words: int, *, verify: bool, show_qr: bool
+) -> None:
+    """Make a code, wait for who knows it, and give him what ``make`` makes."""
+    nameplate = await client.claim_nameplate()
+    code = Code.make(nameplate.number, words)
+    offer = CodeFactory(reactor, code)
+    listening = client.listen(offer, PORT)
+    keeping = ensureDeferred(_keep(reactor, nameplate))
+    keeping.addErrback(lambda _: None)
+    tell(f"code: {code}", code=str(code))
+    if show_qr:
+        _show_qr(str(code))
+    notice(f"on the other machine: dmsg receive {code}")
+    try:
+        try:
+            agreed: Agreed = await offer.agreed
+        except WrongCode:
+            raise TransferError("somebody tried a wrong code: this one is used up, make another") from None
+        except CodeOver as error:
+            raise TransferError(f"{error}: this code is used up, make another") from None
+        finally:
+            keeping.cancel()
+            await _release(nameplate)
+        await _compare(reactor, agreed, verify)
+        sender = make(agreed.peer)
+        agreed.go_on(sender)
+        await sender.done
+    finally:
+        offer.agreed.cancel()
+        await maybeDeferred(listening.stopListening)
+
+
+async def _keep(reactor: Reactor, nameplate: Nameplate) -> None:
+    """Claim it again and again, for as long as it is needed."""
+    failed = 0
+    while True:
+        await deferLater(reactor, nameplate.renew_every)
+        try:
+            if not await nameplate.renew():
+                notice("discovery has given the number of this code to somebody else: make another code")
+                return
+            failed = 0
+        except DiscoveryError as error:
+            failed += 1
+            if failed == LOST_TWICE:
+                notice(f"{error}; the code may be lost with it")
+
+
+async def _release(nameplate: Nameplate) -> None:
+    with suppress(DiscoveryError):  # it ends by itself
+        await nameplate.release()
+
+
+async def _compare(reactor: Reactor, agreed: Agreed, verify: bool) -> None:
+    """Show what both sides can compare, if that is wanted."""
+    if not verify:
+        return
+    say(f"verify: {agreed.verifier}", err=True)
+    if can_ask() and not await ask(reactor, "Does the other side show the same?", default=False):
+        raise TransferError("the other side shows something else")
+
+
+def _show_qr(text: str) -> None:
+    """For a telephone that is held before the screen."""
+    if not sys.stderr.isatty() or state.quiet:
+        return
+    import segno
+
+    segno.make(text, micro=False).terminal(out=sys.stderr, border=2, compact=True)
+
+
+class _Making:
+    """What is sent, made when somebody is there who knows the code."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._bar: Any = None
+
+    def __call__(self, peer: Any) -> ParcelSender:
+        raise NotImplementedError
+
+    def _begin(self, name: str, size: int | None) -> None:
+        self._bar = self._progress.add_task(printable(name), total=size)
+
+    def _moved(self, done: int) -> None:
+        if self._bar is not None:
+            self._progress.update(self._bar, completed=done)
+
+    def _report(self, sender: ParcelSender, what: str, **fields: Any) -> None:
+        def done(sent: Any) -> Any:
+            text = f"sent {what}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
+            beside(self._progress, lambda: tell(text, bytes=sent.size, seconds=sent.seconds, **fields))
+            return sent
+
+        sender.done.addCallback(done)
+
+
+class FilesToSend(_Making):
+    """Files and directories."""
+
+    def __init__(self, progress: Progress, paths: Sequence[Path], walked: Any) -> None:
+        super().__init__(progress)
+        self._walked = walked
+        self._names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
+
+    def __call__(self, peer: Any) -> ParcelSender:
+        what = _listed(self._names)
+        sender = FilesSender(
+            self._walked,
+            taken=lambda: self._begin(what, self._walked.checked.size),
+            progress=self._moved,
+        )
+        self._report(sender, what, sent=self._names, files=self._walked.checked.files)
+        return sender
+
+
+class TextToSend(_Making):
+    """A text."""
+
+    def __init__(self, progress: Progress, text: str) -> None:
+        super().__init__(progress)
+        self._text = text
+
+    def __call__(self, peer: Any) -> ParcelSender:
+        sender = TextSender(self._text)
+        self._report(sender, "the text", sent="text")
+        return sender
+
+
+class InputToSend(_Making):
+    """Standard input, to its end."""
+
+    def __init__(self, reactor: Reactor, progress: Progress) -> None:
+        super().__init__(progress)
+        self._reactor = reactor
+
+    def __call__(self, peer: Any) -> ParcelSender:
+        sender = PipeSender(
+            "standard input",
+            lambda pipe: _Input.read(self._reactor, pipe),
+            taken=lambda: self._begin("standard input", None),
+            progress=self._moved,
+        )
+        self._report(sender, "standard input", sent="-")
+        return sender
+
+
+class _Input(Protocol):
+    """Standard input, read as fast as the other side takes it."""
+
+    def __init__(self, pipe: PipeSender) -> None:
+        self._pipe = pipe
+
+    @classmethod
+    def read(cls, reactor: Reactor, pipe: PipeSender) -> None:
+        """Begin."""
+        from twisted.internet.interfaces import IHalfCloseableProtocol
+        from twisted.internet.stdio import StandardIO
+        from zope.interface import directlyProvides
+
+        console = cls(pipe)
+        directlyProvides(console, IHalfCloseableProtocol)
+        StandardIO(console, reactor=reactor)
+
+    def connectionMade(self) -> None:
+        stream: Any = self._pipe.transport
+        stream.registerProducer(self.transport, True)
+
+    def dataReceived(self, data: bytes) -> None:
+        if not self._pipe.done.called:
+            self._pipe.write(data)
+
+    def readConnectionLost(self) -> None:
+        """That was all."""
+        stream: Any = self._pipe.transport
+        stream.unregisterProducer()
+        self._pipe.end()
+
+    def writeConnectionLost(self) -> None:
+        """Standard output is closed; what is read is sent all the same."""
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        pass
+
+
+async def files_to_send(paths: Sequence[Path], progress: Progress) -> FilesToSend:
+    """:raises TransferError: they cannot be sent."""
+    walked = await deferToThread(walk, paths)
+    for path in walked.left_out[:SHOWN_THINGS]:
+        notice(f"{printable(path)} is left out: it is a link that leads out of what is sent, or no file")
+    if len(walked.left_out) > SHOWN_THINGS:
+        notice(f"and {len(walked.left_out) - SHOWN_THINGS} more")
+    return FilesToSend(progress, paths, walked)
+
+
+# --- the side that types it ---
+
+
+async def receive_by_code(
+    reactor: Reactor,
+    client: Client,
+    code: Code,
+    directory: Path,
+    *,
+    overwrite: bool,
+    max_size: int | None,
+    yes: bool,
+    verify: bool,
+    timeout: float,
+) -> None:
+    """Find who made the code, prove it, and take what he offers."""
+    peer = await client.find_nameplate(code.nameplate)
+    end = CodeEnd(reactor, Role.RECEIVER, code)
+    factory = Factory.forProtocol(lambda: end)
+    factory.noisy = False
+    await client.connect(peer, factory, timeout, port=PORT)
+    try:
+        agreed: Agreed = await end.agreed
+    except WrongCode:
+        with suppress(TimeoutError):
+            await end.closed.addTimeout(CLOSE_TIMEOUT, reactor)
+        raise TransferError(
+            "the code is not right, or somebody else answered: it is used up, ask for another"
+        ) from None
+    except CodeOver as error:
+        raise TransferError(f"{error}; the code may be used up") from None
+    await _compare(reactor, agreed, verify)
+    with transfer_progress() as progress:
+        await _Taking(reactor, progress, directory, overwrite, max_size, yes).take(agreed, code)
+
+
+class _Taking:
+    """What is asked of the person, shown to him, and said in the end."""
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        progress: Progress,
+        directory: Path,
+        overwrite: bool,
+        max_size: int | None,
+        yes: bool,
+    ) -> None:
+        self._reactor = reactor
+        self._progress = progress
+        self._directory = directory
+        self._overwrite = overwrite
+        self._max_size = max_size
+        self._yes = yes
+        self._bar: Any = None
+        self._output: _Output | None = None
+
+    async def take(self, agreed: Agreed, code: Code) -> None:
+        """All of it."""
+        receiver = ParcelReceiver(
+            Place(self._directory, overwrite=self._overwrite), self._asked, progress=self._moved, pipe=self._write
+        )
+        self._receiver = receiver
+        agreed.go_on(receiver)
+        try:
+            taken = await receiver.done
+        finally:
+            if self._output is not None:
+                await self._output.close()
+            with suppress(TimeoutError):
+                # the other side hears what became of it before this program ends
+                await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
+        offer = taken.offer
+        if offer.kind == "text":
+            tell(offer.text, text=offer.text)
+            return
+        names = [str(path) for path in taken.paths]
+        what = _listed(names) if names else printable(offer.text)
+        text = f"received {what}: {human_size(taken.size)} in {taken.seconds:.2f} s, {human_size(taken.rate)}/s"
+        fields = {"bytes": taken.size, "files": offer.files, "seconds": taken.seconds}
+        if offer.kind == "pipe":
+            notice(text)  # standard output has what came
+        else:
+            beside(self._progress, lambda: tell(text, received=names, **fields))
+
+    def _asked(self, offer: Offer) -> Deferred[str | None]:
+        if offer.kind == "text":
+            return succeed(None)
+        if self._max_size is not None and offer.size > self._max_size:
+            return succeed(f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}")
+        question = f"{described(offer)}, from a stranger; take it?"
+        if self._yes:
+            asked: Deferred[bool] = succeed(True)
+        elif can_ask():
+            asked = ask(self._reactor, question, default=True)
+        else:
+            notice(f"{question} Nobody can be asked: standard input is no terminal; --yes takes it")
+            return succeed("there is nobody who could be asked")
+
+        def answered(wanted: bool) -> str | None:
+            if not wanted:
+                return "the receiver does not want it"
+            if offer.kind == "pipe":
+                self._output = _Output(self._reactor, self._receiver)
+            self._bar = self._progress.add_task(described(offer), total=offer.size or None)
+            return None
+
+        return asked.addCallback(answered)
+
+    def _moved(self, done: int) -> None:
+        if self._bar is not None:
+            self._progress.update(self._bar, completed=done)
+
+    def _write(self, data: bytes) -> None:
+        assert self._output is not None
+        self._output.write(data)
+
+
+class _Output(Protocol):
+    """Standard output for a pipe; a slow reader slows the sender."""
+
+    def __init__(self, reactor: Reactor, receiver: ParcelReceiver) -> None:
+        from twisted.internet.interfaces import IHalfCloseableProtocol
+        from twisted.internet.stdio import StandardIO
+        from zope.interface import directlyProvides
+
+        self._receiver = receiver
+        self._over: Deferred[None] = Deferred()
+        directlyProvides(self, IHalfCloseableProtocol)
+        self._console: Any = StandardIO(self, reactor=reactor)
+        self._console.registerProducer(receiver.transport, True)
+
+    def write(self, data: bytes) -> None:
+        """More of it."""
+        self._console.write(data)
+
+    def readConnectionLost(self) -> None:
+        """Nothing is read here."""
+
+    def writeConnectionLost(self) -> None:
+        """Nobody takes it any more."""
+        if not self._receiver.done.called:
+            self._receiver.done.errback(Failure(BrokenPipeError()))
+            self._receiver.transport.abortConnection()  # type: ignore[union-attr]
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if not self._over.called:
+            self._over.callback(None)
+
+    def close(self) -> Deferred[None]:
+        """When all is written."""
+        self._console.unregisterProducer()
+        self._console.loseConnection()
+        return self._over
+
+
+def described(offer: Offer) -> str:
+    """What is offered, for a person."""
+    if offer.kind == "pipe":
+        return f"{printable(offer.text)}, of a length that nobody knows"
+    named = [
+        f"{printable(name)}{'/' if kind == DIRECTORY else ''}"
+        + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")
+        for name, kind, _, files in offer.things[:SHOWN_THINGS]
+    ]
+    more = len(offer.things) - SHOWN_THINGS
+    if more > 0:
+        named.append(f"and {more} more")
+    return f"{', '.join(named)}, {human_size(offer.size)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN_THINGS
+    shown = ", ".join(printable(name) for name in names[:SHOWN_THINGS])
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,231 @@
+"""Codes over streams of a network in memory, with strangers on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.apps.codes.pake import Role, WrongCode
+from dmsg.apps.codes.stream import AGREE_TIMEOUT, AT_ONCE, PORT, UNFINISHED, CodeEnd, CodeFactory, CodeOver
+from dmsg.apps.codes.words import Code
+from dmsg.discovery.nameplates.client import claim, find
+from dmsg.testing import Lab
+
+CODE = Code(7, ("guitar", "alpha"))
+GUESS = Code(7, ("guitar", "zoo"))
+
+
+class Recorder(Protocol):
+    """What comes behind the code."""
+
+    def __init__(self, says: bytes = b"") -> None:
+        self.says = says
+        self.got = b""
+        self.lost: Failure | None = None
+
+    def connectionMade(self) -> None:
+        if self.says:
+            self.transport.write(self.says)  # type: ignore[union-attr]
+
+    def dataReceived(self, data: bytes) -> None:
+        self.got += data
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self.lost = reason
+
+
+def factory_of(protocol: Protocol) -> Any:
+    """Of one protocol that is there already."""
+    factory = Factory.forProtocol(lambda: protocol)
+    factory.noisy = False
+    return factory
+
+
+class CodeStreamCase(SynchronousTestCase):
+    """Alice made a code; Bob knows it; Eve does not."""
+
+    def setUp(self) -> None:
+        self.lab = lab = Lab(seed=1)
+        self.addCleanup(lab.stop)
+        lab.add_servers(2)
+        self.alice, self.bob, self.eve = (lab.add_client(name) for name in ("alice", "bob", "eve"))
+        lab.settle()
+        self.clock = lab.network.host("alice")
+        self.offer = CodeFactory(self.clock, CODE)
+        self.results: list[Any] = []
+        self.offer.agreed.addBoth(self.results.append)
+        self.alice.listen(self.offer, PORT)
+
+    def run_until(self, done: Any, seconds: float = 120.0) -> None:
+        self.lab.network.run_until(done, seconds)
+
+    def dial(self, client: Any, code: Code, to: Any = None) -> tuple[CodeEnd, list[Any]]:
+        """One run; what became of it."""
+        end = CodeEnd(self.clock, Role.RECEIVER, code)
+        results: list[Any] = []
+        end.agreed.addBoth(results.append)
+        opening = client.connect((to or self.alice).public_key, factory_of(end), port=PORT)
+        opening.addErrback(results.append)
+        return end, results
+
+    def silent(self) -> Recorder:
+        """Somebody who connects and says nothing."""
+        recorder = Recorder()
+        opening = self.eve.connect(self.alice.public_key, factory_of(recorder), port=PORT)
+        opening.addErrback(lambda _: None)
+        self.run_until(lambda: opening.called)
+        return recorder
+
+
+class CodeStreamTests(CodeStreamCase):
+    """The honest, and who is not."""
+
+    def test_both_know_it(self) -> None:
+        _, results = self.dial(self.bob, CODE)
+        self.run_until(lambda: results and self.results)
+        one, two = results[0], self.results[0]
+        self.assertEqual((one.peer, two.peer), (self.alice.public_key, self.bob.public_key))
+        self.assertEqual(one.verifier, two.verifier)
+        here, there = Recorder(b"from bob"), Recorder(b"from alice")
+        one.go_on(here)
+        # what came before there was anybody to take it is not lost
+        self.lab.network.run(5.0)
+        two.go_on(there)
+        self.run_until(lambda: here.got == b"from alice" and there.got == b"from bob")
+        here.transport.loseConnection()  # type: ignore[union-attr]
+        self.run_until(lambda: here.lost is not None and there.lost is not None)
+
+    def test_one_wrong_guess_ends_it(self) -> None:
+        _, guessed = self.dial(self.eve, GUESS)
+        self.run_until(lambda: guessed and self.results)
+        self.assertIsInstance(self.results[0].value, WrongCode)
+        self.assertIsInstance(guessed[0].value, WrongCode)
+        _, late = self.dial(self.bob, CODE)
+        self.run_until(lambda: late)
+        self.assertIsInstance(late[0], Failure)
+
+    def test_many_guesses_at_once_are_one(self) -> None:
+        """All of them have this end's message before the first is judged."""
+        guesses = [self.dial(self.eve, GUESS)[1] for _ in range(AT_ONCE)]
+        self.run_until(lambda: all(guesses))
+        judged = [one for one in guesses if isinstance(one[0].value, WrongCode)]
+        self.assertEqual(len(judged), 1)
+        self.assertEqual(len(self.results), 1)
+
+    def test_who_stands_still_keeps_nobody_away(self) -> None:
+        recorders = [self.silent() for _ in range(AT_ONCE - 1)]
+        _, results = self.dial(self.bob, CODE)
+        self.run_until(lambda: results and self.results)
+        self.assertEqual(self.results[0].peer, self.bob.public_key)
+        self.run_until(lambda: all(one.lost for one in recorders))
+
+    def test_they_are_let_go(self) -> None:
+        recorders = [self.silent() for _ in range(AT_ONCE)]
+        self.lab.network.run(AGREE_TIMEOUT + 2)
+        self.assertTrue(all(one.lost for one in recorders))
+        _, results = self.dial(self.bob, CODE)
+        self.run_until(lambda: results)
+        self.assertEqual(results[0].peer, self.alice.public_key)
+
+    def test_too_many_who_guess_nothing(self) -> None:
+        for _ in range(UNFINISHED):
+            self.assertEqual(self.results, [])
+            recorder = self.silent()
+            recorder.transport.loseConnection()  # type: ignore[union-attr]
+            self.lab.network.run(0.5)
+        self.assertIsInstance(self.results[0].value, CodeOver)
+
+    def test_a_discovery_that_lies(self) -> None:
+        """The nameplate leads to Eve, who carries every byte between the two: neither takes her for the other."""
+
+        class Carrier(Protocol):
+            other: Any = None
+
+            def dataReceived(self, data: bytes) -> None:
+                self.other.transport.write(data)
+
+        eve = self.eve
+        alice = self.alice
+
+        class Between(Factory):
+            noisy = False
+
+            def buildProtocol(self, addr: Any) -> Protocol:
+                one, two = Carrier(), Carrier()
+                one.other, two.other = two, one
+                opening = eve.connect(alice.public_key, factory_of(two), port=PORT)
+                opening.addErrback(lambda _: None)
+                # Bob's first message waits until there is somebody to give it to
+                waiting: list[bytes] = []
+                one.dataReceived = waiting.append  # type: ignore[method-assign,assignment]
+
+                def connected(_: Any) -> None:
+                    del one.dataReceived
+                    for data in waiting:
+                        two.transport.write(data)  # type: ignore[union-attr]
+
+                opening.addCallback(connected)
+                return one
+
+        self.eve.listen(Between(), PORT)
+        _, results = self.dial(self.bob, CODE, self.eve)
+        self.run_until(lambda: results and self.results)
+        self.assertIsInstance(results[0].value, WrongCode)
+        self.assertIsInstance(self.results[0].value, WrongCode)
+
+    def test_a_plain_stream(self) -> None:
+        """It has no binding: nothing is said over it."""
+        end = CodeEnd(self.clock, Role.RECEIVER, CODE)
+        results: list[Any] = []
+        end.agreed.addBoth(results.append)
+
+        class Plain:
+            binding = None
+            aborted = False
+
+            def getPeer(self) -> None:
+                return None
+
+            getHost = getPeer
+
+            def abortConnection(self) -> None:
+                self.aborted = True
+
+        plain: Any = Plain()
+        end.makeConnection(plain)
+        self.assertIn("need a secure stream", str(results[0].value))
+        self.assertTrue(plain.aborted)
+
+    def test_nameplates_of_the_lab(self) -> None:
+        """Claimed, found and released through the discovery that is there."""
+        lookups = self.alice._lookups
+        claimed: list[Any] = []
+        Deferred.fromCoroutine(claim(lookups, self.alice._key)).addBoth(claimed.append)
+        self.run_until(lambda: claimed)
+        found: list[Any] = []
+        Deferred.fromCoroutine(find(self.bob._lookups, claimed[0].number)).addBoth(found.append)
+        self.run_until(lambda: found)
+        self.assertEqual(found, [self.alice.public_key])
+
+
+class KilledTests(CodeStreamCase):
+    """Either program is killed after any number of steps: the code is good for the next try, or is used."""
+
+    def test_bob_is_killed_at_each_message(self) -> None:
+        for steps in range(0, 60, 6):
+            lab = self.lab
+            bob = lab.add_client(f"bob {steps}")
+            lab.settle()
+            _, results = self.dial(bob, CODE)
+            lab.network.run(steps * 0.005)
+            lab.kill(f"bob {steps}")
+            lab.network.run(AGREE_TIMEOUT + 5)
+            if self.results:
+                self.assertEqual(self.results[0].peer, bob.public_key)
+                return
+        self.fail("he was always killed before the end")

@@ -1,0 +1,238 @@
+"""Codes: what people type, and what proves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings, strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.apps.codes.pake import ELEMENT_SIZE, MAX_MESSAGE, Agreement, CodeProtocolError, Role, WrongCode
+from dmsg.apps.codes.words import Code, CodeError, completions, looks_like_code, word_list
+from dmsg.keys import PubKey, SecKey
+from tests.support import vectors
+
+SENDER, RECEIVER, STRANGER = (SecKey.from_seed(b"code %d" % number).public for number in range(3))
+BINDING = bytes(range(32))
+
+
+class WordTests(SynchronousTestCase):
+    """``7-guitar-alpha``."""
+
+    def test_the_list(self) -> None:
+        words = word_list()
+        self.assertEqual((len(words), words[0], words[-1]), (2048, "abandon", "zoo"))
+        self.assertEqual(sorted(words), list(words))
+
+    @given(st.integers(1, 9999), st.integers(1, 12))
+    def test_any_code_is_understood(self, nameplate: int, words: int) -> None:
+        code = Code.make(nameplate, words)
+        for text in (str(code), str(code).upper(), f" {code}\n".replace("-", " ")):
+            self.assertEqual(Code.parse(text), code)
+        self.assertTrue(looks_like_code(str(code)))
+        self.assertNotIn(code.words[-1], repr(code))
+
+    def test_cut_words(self) -> None:
+        self.assertEqual(Code.parse("7-guit-alph"), Code(7, ("guitar", "alpha")))
+        self.assertEqual(Code.parse("7-act-zoo"), Code(7, ("act", "zoo")))
+        self.assertRaises(CodeError, Code.parse, "7-gui-alpha")
+
+    def test_a_mistyped_word_is_told(self) -> None:
+        error = self.assertRaises(CodeError, Code.parse, "7-guitra-alpha")
+        self.assertIn("'guitra' is no word of codes; 'guitar' perhaps?", str(error))
+        self.assertIn("no word", str(self.assertRaises(CodeError, Code.parse, "7-xqzv-alpha")))
+
+    @given(st.text(max_size=60))
+    def test_whatever_is_typed(self, text: str) -> None:
+        try:
+            code = Code.parse(text)
+        except CodeError as error:
+            self.assertLess(len(str(error)), 300)
+        else:
+            self.assertEqual(Code.parse(str(code)), code)
+
+    def test_what_is_no_code(self) -> None:
+        long = "7" + "-zoo" * 13
+        for text in ("", "7", "7-", "0-guitar-alpha", "10000-guitar-alpha", "guitar-alpha", "²-zoo", long):
+            self.assertRaises(CodeError, Code.parse, text)
+        for text in ("film.mkv", "02" + "ab" * 32, "7", "", "12345-zoo"):
+            self.assertFalse(looks_like_code(text), text)
+
+    def test_completions(self) -> None:
+        self.assertEqual(completions("7-gui"), ["7-guide", "7-guilt", "7-guitar"])
+        self.assertEqual(completions("7-guitar-zo"), ["7-guitar-zone", "7-guitar-zoo"])
+        self.assertEqual(len(completions("7-")), 2048)
+        for text in ("", "7", "gui", "x-gui", "7-guitarx"):
+            self.assertEqual(completions(text), [], text)
+
+
+def run(one: Any, two: Any, change: Any = lambda data, number: data) -> list[Exception]:
+    """Carry messages between two ends until none is left; what each raised."""
+    errors: list[Exception] = []
+    number = 0
+    while True:
+        moved = False
+        for here, there in ((one, two), (two, one)):
+            data = here.data_to_send()
+            if data:
+                moved = True
+                data, number = change(data, number), number + 1
+                try:
+                    there.receive_data(data)
+                except (WrongCode, CodeProtocolError) as error:
+                    errors.append(error)
+        if not moved:
+            return errors
+
+
+def ends(
+    password: bytes = b"guitar-alpha",
+    guess: bytes = b"guitar-alpha",
+    *,
+    seen: PubKey = SENDER,
+    binding: bytes = BINDING,
+) -> tuple[Agreement, Agreement]:
+    """A receiver who sees the key ``seen``, and the sender."""
+    receiver = Agreement(Role.RECEIVER, guess, local=RECEIVER, remote=seen, binding=binding)
+    return receiver, Agreement(Role.SENDER, password, local=SENDER, remote=RECEIVER, binding=BINDING)
+
+
+def chance(known: bytes) -> Callable[[int], bytes]:
+    """As ``os.urandom``, and always the same."""
+    return lambda size: known[:size]
+
+
+class PakeTests(SynchronousTestCase):
+    """Two ends, without a stream."""
+
+    def test_both_know_it(self) -> None:
+        receiver, sender = ends()
+        self.assertEqual(run(receiver, sender), [])
+        self.assertTrue(receiver.done and sender.done)
+        self.assertEqual(receiver.verifier, sender.verifier)
+        self.assertRegex(str(sender.verifier), r"^\d{4} \d{4} \d{4}$")
+
+    def test_neither_learns_who_was_wrong_first(self) -> None:
+        """The receiver is found out by the sender, and told."""
+        receiver, sender = ends(guess=b"guitar-alpine")
+        errors = run(receiver, sender)
+        self.assertEqual([str(error) for error in errors], ["the code is not right"] * 2)
+        self.assertFalse(receiver.done or sender.done)
+
+    def test_another_key_or_another_stream(self) -> None:
+        """A relay or discovery that sits between, with both words right."""
+        for receiver, sender in (ends(seen=STRANGER), ends(binding=bytes(32))):
+            self.assertEqual(len(run(receiver, sender)), 2)
+
+    def test_who_sends_back_what_came(self) -> None:
+        receiver, _ = ends()
+        sent = receiver.data_to_send()
+        self.assertRaises(CodeProtocolError, receiver.receive_data, sent)
+
+    def test_a_confirmation_before_there_is_a_key(self) -> None:
+        _, sender = ends()
+        self.assertRaises(CodeProtocolError, sender.receive_data, b"\x02\x00\x20" + bytes(32))
+        receiver, _ = ends()
+        self.assertRaises(WrongCode, receiver.receive_data, b"\x03\x00\x00")
+
+    def test_what_comes_behind_is_given_back(self) -> None:
+        receiver, sender = ends()
+        sender.receive_data(receiver.data_to_send())
+        receiver.receive_data(sender.data_to_send())
+        self.assertEqual(sender.receive_data(receiver.data_to_send() + b"rest"), b"rest")
+        self.assertEqual(receiver.receive_data(sender.data_to_send() + b"more"), b"more")
+
+    @settings(max_examples=40)
+    @given(st.integers(0, 3), st.integers(0, 10**6), st.integers(1, 255))
+    def test_any_byte_that_a_relay_changes(self, message: int, where: int, by: int) -> None:
+        def change(data: bytes, number: int) -> bytes:
+            if number != message:
+                return data
+            at = where % len(data)
+            return data[:at] + bytes((data[at] ^ by,)) + data[at + 1 :]
+
+        receiver, sender = ends()
+        run(receiver, sender, change)
+        self.assertFalse(receiver.done and sender.done)
+
+    @given(st.binary(max_size=MAX_MESSAGE + 100))
+    def test_whatever_comes(self, data: bytes) -> None:
+        for end in ends():
+            try:
+                end.receive_data(data)
+            except (WrongCode, CodeProtocolError) as error:
+                self.assertLess(len(str(error)), 120)
+            self.assertFalse(end.done)
+            self.assertLessEqual(len(end._buffer), MAX_MESSAGE + 3)
+
+    def test_elements_that_are_none(self) -> None:
+        """Of small order, not on the curve, of this end's own side."""
+        for element in (
+            bytes(32),
+            b"\x01" + bytes(31),
+            b"\xff" * 32,
+            bytes.fromhex("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa"),
+        ):
+            for side in (b"A", b"B", b"S"):
+                for end in ends():
+                    body = b"\x01" + side + element
+                    self.assertEqual(len(body), 1 + ELEMENT_SIZE)
+                    self.assertRaises(CodeProtocolError, end.receive_data, b"\x01\x00\x22" + body)
+
+    def test_vectors(self) -> None:
+        """A whole run with known chance: every message and the verifier."""
+        for case in vectors("codes")["runs"]:
+            keys = {name: SecKey.from_hex(case[name]).public for name in ("sender", "receiver")}
+            binding = bytes.fromhex(case["binding"])
+            made = {}
+            for role, own, other in (
+                (Role.SENDER, "sender", "receiver"),
+                (Role.RECEIVER, "receiver", "sender"),
+            ):
+                entropy = bytes.fromhex(case[f"{own}_entropy"])
+                made[own] = Agreement(
+                    role,
+                    case["password"].encode(),
+                    local=keys[own],
+                    remote=keys[other],
+                    binding=binding,
+                    entropy=chance(entropy),
+                )
+            sent: list[str] = []
+
+            def record(data: bytes, number: int, sent: list[str] = sent) -> bytes:
+                sent.append(data.hex())
+                return data
+
+            self.assertEqual(run(made["receiver"], made["sender"], record), [])
+            self.assertEqual(sent, case["messages"])
+            self.assertEqual({made["sender"].verifier, made["receiver"].verifier}, {case["verifier"]})
+
+
+def make_vectors() -> str:
+    """What ``tests/vectors/codes.json`` has; made once."""
+    runs = []
+    for number, password in enumerate(("guitar-alpha", "zoo", "-".join(["abandon"] * 12))):
+        case: dict[str, Any] = {"password": password, "binding": bytes([number] * 32).hex()}
+        for name in ("sender", "receiver"):
+            case[name] = SecKey.from_seed(f"{name} {number}".encode()).hex()
+            case[f"{name}_entropy"] = (SecKey.from_seed(f"chance {name} {number}".encode()).to_bytes() * 2).hex()
+        keys = {name: SecKey.from_hex(case[name]).public for name in ("sender", "receiver")}
+        made = [
+            Agreement(
+                role,
+                password.encode(),
+                local=keys[own],
+                remote=keys[other],
+                binding=bytes.fromhex(case["binding"]),
+                entropy=chance(bytes.fromhex(case[f"{own}_entropy"])),
+            )
+            for role, own, other in ((Role.RECEIVER, "receiver", "sender"), (Role.SENDER, "sender", "receiver"))
+        ]
+        case["messages"] = []
+        run(made[0], made[1], lambda data, _: (case["messages"].append(data.hex()), data)[1])
+        case["verifier"] = made[0].verifier
+        runs.append(case)
+    return json.dumps({"about": "runs of docs/protocol/codes.md with known chance", "runs": runs}, indent=1) + "\n"

@@ -1,0 +1,581 @@
+"""Parcels: from directory to directory over TCP, and what liars say."""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, strategies as st
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from dmsg.apps.parcels import manifest
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Checked, Entry, decode_entry, stays_inside, walk
+from dmsg.apps.parcels.place import Place, part_name
+from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Refused, Sent, TextSender
+from dmsg.apps.parcels.wire import MESSAGE_LIMIT, encode
+from dmsg.apps.transfer import TransferError
+from tests.support import asynchronous
+
+ODD = (
+    b"plain",
+    b"with blank",
+    b"new\nline",
+    "ünï".encode(),
+    b"not\xffutf8",
+    b"-dash",
+    b"'quote'",
+    b"\x1b[31mred",
+    b"~",
+    b"*",
+)
+
+
+def planted(root: Path, seed: int = 1) -> Path:
+    """A tree with odd names, empty things, links, modes and times."""
+    chance = random.Random(seed)
+    tree = root / "tree"
+    tree.mkdir()
+    for number, name in enumerate(ODD):
+        below = tree / os.fsdecode(name)
+        below.mkdir()
+        (below / "empty").mkdir()
+        for size in (0, 1, 1000, 300_000):
+            file = below / f"{size}.bin"
+            file.write_bytes(chance.randbytes(size))
+            file.chmod(0o600 + chance.choice((0, 0o40, 0o44, 0o100)))
+            os.utime(file, ns=(1, 1_500_000_000_123_456_789 + number))
+        (below / "up").symlink_to("../plain/1.bin")
+        (below / "nowhere").symlink_to("not/there")
+        os.utime(below, ns=(1, 1_400_000_000_000_000_001 + number))
+        below.chmod(0o750)
+    (tree / "read-only").mkdir()
+    (tree / "read-only" / "file").write_bytes(b"x")
+    (tree / "read-only" / "file").chmod(0o400)
+    (tree / "read-only").chmod(0o500)
+    return tree
+
+
+def described(root: Path) -> dict[str, Any]:
+    """All that a copy has to keep."""
+    found: dict[str, Any] = {}
+    for directory, names, files in os.walk(root):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            status = path.lstat()
+            what: Any = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+            mode = 0 if path.is_symlink() else stat.S_IMODE(status.st_mode)
+            found[str(path.relative_to(root))] = (what, mode, status.st_mtime_ns)
+    return found
+
+
+def yes(offer: Offer) -> None:
+    """Take it."""
+    return
+
+
+class ParcelCase(TestCase):
+    """Two directories and a connection."""
+
+    def setUp(self) -> None:
+        self.here, self.there = Path(self.mktemp()), Path(self.mktemp())
+        self.here.mkdir()
+        self.there.mkdir()
+        self.addCleanup(self.writable)
+
+    def writable(self) -> None:
+        for root in (self.here, self.there):
+            for directory, _, _ in os.walk(root):
+                os.chmod(directory, 0o700)
+
+    async def carry(self, sender: Protocol, receiver: Protocol) -> None:
+        """Connect the two."""
+        listening = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(
+            Factory.forProtocol(lambda: receiver)
+        )
+        self.addCleanup(listening.stopListening)
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", listening.getHost().port), sender)
+
+    async def send(self, sender: ParcelSender, asked: Any = yes, **options: Any) -> tuple[Sent, Taken]:
+        overwrite = options.pop("overwrite", False)
+        receiver = ParcelReceiver(Place(self.there, overwrite=overwrite), asked, **options)
+        await self.carry(sender, receiver)
+        taken = await receiver.done
+        return await sender.done, taken
+
+    async def fails(self, sender: ParcelSender, asked: Any = yes, **options: Any) -> tuple[str, str]:
+        """What each side says of it."""
+        receiver = ParcelReceiver(Place(self.there), asked, **options)
+        await self.carry(sender, receiver)
+        said = []
+        for end in (receiver, sender):
+            try:
+                await end.done
+            except TransferError as error:
+                said.append(str(error))
+            else:
+                self.fail("it arrived")
+        return said[0], said[1]
+
+    def left(self) -> list[str]:
+        return sorted(os.listdir(self.there))
+
+
+class FilesTests(ParcelCase):
+    """Files and directories."""
+
+    @asynchronous
+    async def test_a_tree_arrives_as_it_is(self) -> None:
+        tree = planted(self.here)
+        sent, taken = await self.send(FilesSender(walk([tree])))
+        self.assertEqual(described(self.there), described(self.here))
+        self.assertEqual((sent.size, sent.files), (taken.size, taken.offer.files))
+        self.assertEqual(self.left(), ["tree"])
+
+    @asynchronous
+    async def test_several_things(self) -> None:
+        tree = planted(self.here)
+        (self.here / "a.txt").write_bytes(b"a" * 70_000)
+        (self.here / "leads.txt").symlink_to("a.txt")
+        offers: list[Offer] = []
+        walked = walk([self.here / "a.txt", tree, self.here / "leads.txt"])
+        await self.send(FilesSender(walked), offers.append)
+        self.assertEqual([(name, kind, files) for name, kind, _, files in offers[0].things][0], ("a.txt", FILE, 1))
+        self.assertEqual((self.there / "leads.txt").read_bytes(), b"a" * 70_000)
+        self.assertFalse((self.there / "leads.txt").is_symlink())
+        self.assertEqual(described(self.there / "tree"), described(tree))
+
+    @asynchronous
+    async def test_nothing_at_all(self) -> None:
+        (self.here / "empty").write_bytes(b"")
+        (self.here / "hollow").mkdir()
+        await self.send(FilesSender(walk([self.here / "empty", self.here / "hollow"])))
+        self.assertEqual(self.left(), ["empty", "hollow"])
+
+    @asynchronous
+    async def test_what_is_not_wanted(self) -> None:
+        planted(self.here)
+        said = await self.fails(FilesSender(walk([self.here / "tree"])), lambda offer: "no, thank you")
+        self.assertEqual(said, ("no, thank you", "not taken: no, thank you"))
+        self.assertEqual(self.left(), [])
+
+    @asynchronous
+    async def test_who_asks_a_person(self) -> None:
+        (self.here / "a").write_bytes(b"a" * 3_000_000)
+        await self.send(FilesSender(walk([self.here / "a"])), lambda offer: deferLater(reactor, 0.1, lambda: None))
+        self.assertEqual((self.there / "a").stat().st_size, 3_000_000)
+
+    @asynchronous
+    async def test_what_is_there_already(self) -> None:
+        (self.here / "a").write_bytes(b"new")
+        (self.there / "a").write_bytes(b"old")
+        said = await self.fails(FilesSender(walk([self.here / "a"])))
+        self.assertEqual(said[0], "a exists already")
+        self.assertIn("a exists already", said[1])
+        await self.send(FilesSender(walk([self.here / "a"])), overwrite=True)
+        self.assertEqual((self.there / "a").read_bytes(), b"new")
+
+    @asynchronous
+    async def test_one_that_came_meanwhile(self) -> None:
+        (self.here / "a").write_bytes(b"new")
+
+        def asked(offer: Offer) -> None:
+            (self.there / "a").write_bytes(b"old")
+
+        said = await self.fails(FilesSender(walk([self.here / "a"])), asked)
+        self.assertEqual(said[0], "a exists already")
+        self.assertEqual((self.there / "a").read_bytes(), b"old")
+
+    @asynchronous
+    async def test_a_disk_that_is_full(self) -> None:
+        (self.here / "a").write_bytes(bytes(1000))
+        self.patch(Place, "free", lambda self: 999)
+        said = await self.fails(FilesSender(walk([self.here / "a"])))
+        self.assertEqual(said[0], "there is not enough room on the disk")
+
+    @asynchronous
+    async def test_a_file_that_becomes_shorter(self) -> None:
+        file = self.here / "a"
+        file.write_bytes(bytes(2_000_000))
+        sender = FilesSender(walk([file]), taken=lambda: os.truncate(file, 100))
+        said = await self.fails(sender)
+        self.assertIn("became shorter", said[1])
+
+
+class ResumeTests(ParcelCase):
+    """What was cut goes on where it was."""
+
+    async def cut(self, sender: ParcelSender, after: int) -> None:
+        """The receiver is gone when so many bytes are here."""
+        receiver: Any = None
+
+        def progress(done: int) -> None:
+            if done >= after:
+                receiver.transport.abortConnection()
+
+        receiver = ParcelReceiver(Place(self.there), yes, progress=progress)
+        await self.carry(sender, receiver)
+        for end in (receiver, sender):
+            try:
+                await end.done
+            except TransferError:
+                continue
+            self.fail("it was not cut")
+
+    @asynchronous
+    async def test_a_file(self) -> None:
+        data = random.Random(2).randbytes(3_000_000)
+        (self.here / "a").write_bytes(data)
+        await self.cut(FilesSender(walk([self.here / "a"])), 1_000_000)
+        self.assertEqual(self.left(), [part_name("a")])
+        sent, _ = await self.send(FilesSender(walk([self.here / "a"])))
+        self.assertLess(sent.size, 2_100_000)
+        self.assertEqual((self.there / "a").read_bytes(), data)
+        self.assertEqual(self.left(), ["a"])
+
+    @asynchronous
+    async def test_a_tree(self) -> None:
+        tree = planted(self.here)
+        whole = walk([tree]).checked.size
+        sent = None
+        for after in (1, 301_000, 650_000, 1_200_000):
+            await self.cut(FilesSender(walk([tree])), after)
+        sent, _ = await self.send(FilesSender(walk([tree])))
+        self.assertEqual(described(self.there), described(self.here))
+        self.assertLess(sent.size, whole - 1_000_000)
+
+    @asynchronous
+    async def test_another_file_of_that_name(self) -> None:
+        (self.here / "a").write_bytes(b"a" * 2_000_000)
+        await self.cut(FilesSender(walk([self.here / "a"])), 1_000_000)
+        (self.here / "a").write_bytes(b"b" * 1_500_000)
+        sent, _ = await self.send(FilesSender(walk([self.here / "a"])))
+        self.assertEqual(sent.size, 1_500_000)
+        self.assertEqual((self.there / "a").read_bytes(), b"b" * 1_500_000)
+
+    @asynchronous
+    async def test_another_tree_of_that_name(self) -> None:
+        """What only the first one had is not in the second; what was a directory may be a file."""
+        first = planted(self.here)
+        await self.cut(FilesSender(walk([first])), 900_000)
+        self.writable()
+        os.rename(first, self.here / "first")
+        second = self.here / "tree"
+        second.mkdir()
+        (second / "plain").write_bytes(b"a file now")
+        (second / "with blank").symlink_to("plain")
+        (second / "own").mkdir()
+        await self.send(FilesSender(walk([second])))
+        self.assertEqual(described(self.there / "tree"), described(second))
+
+    @asynchronous
+    async def test_links_that_somebody_left_there(self) -> None:
+        """They are not followed, whoever made them."""
+        outside = Path(self.mktemp())
+        outside.mkdir()
+        (outside / "plain").mkdir()
+        tree = planted(self.here)
+        (self.there / part_name("tree")).symlink_to(outside.resolve())
+        await self.send(FilesSender(walk([tree])))
+        self.assertEqual(os.listdir(outside / "plain"), [])
+        self.assertEqual(described(self.there), described(self.here))
+
+    @asynchronous
+    async def test_a_hard_link_that_somebody_left_there(self) -> None:
+        outside = Path(self.mktemp())
+        outside.write_bytes(b"precious")
+        os.link(outside, self.there / part_name("a"))
+        (self.here / "a").write_bytes(b"new and longer")
+        await self.send(FilesSender(walk([self.here / "a"])))
+        self.assertEqual(outside.read_bytes(), b"precious")
+
+
+class OtherTests(ParcelCase):
+    """Texts and pipes."""
+
+    @asynchronous
+    async def test_a_text(self) -> None:
+        offers: list[Offer] = []
+        await self.send(TextSender("words\nü"), offers.append)
+        self.assertEqual((offers[0].kind, offers[0].text), ("text", "words\nü"))
+        said = await self.fails(TextSender("words"), lambda offer: "no")
+        self.assertEqual(said, ("no", "not taken: no"))
+
+    @asynchronous
+    async def test_a_pipe(self) -> None:
+        data = random.Random(3).randbytes(1_000_000)
+        got: list[bytes] = []
+
+        def source(pipe: PipeSender) -> None:
+            pipe.write(data)
+            pipe.end()
+
+        sent, taken = await self.send(PipeSender("stdin", source), pipe=got.append)
+        self.assertEqual(b"".join(got), data)
+        self.assertEqual((sent.size, taken.size, taken.offer.text), (1_000_000, 1_000_000, "stdin"))
+
+    @asynchronous
+    async def test_refused(self) -> None:
+        sender = PipeSender("stdin", lambda pipe: self.fail("it was read"))
+        self.assertEqual((await self.fails(sender, lambda offer: "no"))[0], "no")
+        self.failureResultOf(self.again(sender), Refused)
+
+    def again(self, sender: ParcelSender) -> Deferred[Any]:
+        result: Deferred[Any] = Deferred()
+        sender.done.addErrback(lambda _: None)
+        result.errback(Failure(Refused("not taken")))
+        return result
+
+
+class Liar:
+    """The end of a receiver that a test speaks to."""
+
+    def __init__(self, directory: Path, asked: Any = yes) -> None:
+        self.receiver = ParcelReceiver(Place(directory), asked)
+        self.transport: Any = StringTransport()
+        self.failed: list[Failure] = []
+        self.receiver.done.addErrback(self.failed.append)
+        self.receiver.makeConnection(self.transport)
+
+    def say(self, **message: Any) -> None:
+        self.receiver.dataReceived(encode(**message))
+
+    def offer(self, *things: tuple[str, str, int, int]) -> None:
+        named = [dict(zip(("name", "kind", "size", "files"), thing, strict=True)) for thing in things]
+        self.say(offer="files", things=named, size=sum(one[2] for one in things), files=sum(one[3] for one in things))
+
+    @property
+    def why(self) -> str:
+        return str(self.failed[0].value) if self.failed else ""
+
+
+class LiarTests(TestCase):
+    """A sender who wants more than he was given."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp())
+        self.root.mkdir()
+        self.there = self.root / "inbox"
+        self.there.mkdir()
+
+    def test_names_that_lead_out(self) -> None:
+        for name in ("", ".", "..", "a/b", "/etc", "../x", "a\0b", "x" * 256, "a.dmsg-part", 7, None):
+            liar = Liar(self.there)
+            liar.say(offer="files", things=[{"name": name, "kind": FILE, "size": 1, "files": 1}], size=1, files=1)
+            self.assertIn("malformed", liar.why, repr(name))
+        self.assertEqual(os.listdir(self.there), [])
+
+    def test_offers_that_are_none(self) -> None:
+        for message in (
+            {},
+            {"offer": "files", "things": [], "size": 0, "files": 0},
+            {"offer": "files", "things": [{"name": "a", "kind": FILE, "size": 5, "files": 1}], "size": 1, "files": 1},
+            {"offer": "files", "things": [{"name": "a", "kind": LINK, "size": 0, "files": 1}], "size": 0, "files": 1},
+            {"offer": "files", "things": [{"name": "a", "kind": FILE, "size": -1, "files": 1}], "size": -1, "files": 1},
+            {
+                "offer": "files",
+                "things": [{"name": "a", "kind": FILE, "size": True, "files": 1}],
+                "size": 1,
+                "files": 1,
+            },
+            {
+                "offer": "files",
+                "things": [{"name": "a", "kind": FILE, "size": 1, "files": 1}] * 2,
+                "size": 2,
+                "files": 2,
+            },
+            {"offer": "text", "text": "x" * 40_000},
+            {"offer": "pipe", "name": ""},
+            {"offer": "house"},
+        ):
+            liar = Liar(self.there)
+            liar.say(**message)
+            self.assertIn("malformed", liar.why, message)
+
+    def test_entries_that_lead_out(self) -> None:
+        for path in ("../x", "tree/../x", "tree//x", "/tree/x", "tree/./x", "tree/\0", "other", "tree/a/b", "tree"):
+            checked = Checked()
+            checked.add(Entry("tree", DIRECTORY))
+            try:
+                checked.add(decode_entry([path, FILE, 0, 0, 0]))
+            except TransferError:
+                continue
+            self.assertEqual(path, "other")  # which was not offered, see below
+
+    def test_links(self) -> None:
+        for path, target, inside in (
+            ("tree/l", "file", True),
+            ("tree/l", "a/b/c", True),
+            ("tree/a/l", "../file", True),
+            ("tree/l", "../file", False),
+            ("tree/l", "/etc/passwd", False),
+            ("tree/a/l", "../../x", False),
+            ("tree/a/l", "b/../../x", False),
+            ("tree/a/b/l", "../..", True),
+            ("tree/a/l", "./../x", True),
+            ("tree/l", "", False),
+            ("tree/l", "a\0", False),
+            ("l", "x", False),
+        ):
+            self.assertEqual(stays_inside(path, target), inside, (path, target))
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from("abc"), st.lists(st.sampled_from(["..", ".", "a", "b", "c"]), min_size=1, max_size=5)
+            )
+        )
+    )
+    def test_no_set_of_links_leads_out(self, links: list[tuple[str, list[str]]]) -> None:
+        """Whatever links a tree has, together too."""
+        root = Path(self.mktemp())
+        (root / "tree" / "d" / "d").mkdir(parents=True)
+        made = []
+        for name, parts in links:
+            for at in ("tree", "tree/d", "tree/d/d"):
+                path, target = f"{at}/{name}", "/".join(parts)
+                if stays_inside(path, target) and not os.path.lexists(root / path):
+                    (root / path).symlink_to(target)
+                    made.append(path)
+        inside = (root / "tree").resolve()
+        for path in made:
+            try:
+                found = (root / path).resolve()
+            except (OSError, RuntimeError):  # a circle
+                continue
+            self.assertTrue(found.is_relative_to(inside), (made, path))
+
+    async def lied(self, *entries: Any, offered: Any = (("tree", DIRECTORY, 0, 0),), asked: Any = yes) -> Liar:
+        liar = Liar(self.there, asked)
+        liar.offer(*offered)
+        liar.say(entries=[*entries])
+        liar.say(whole=True)
+        return liar
+
+    @asynchronous
+    async def test_what_was_not_offered(self) -> None:
+        for entries, offered in (
+            ([["tree", DIRECTORY, 0, 0, 0], ["other", FILE, 0, 0, 0]], (("tree", DIRECTORY, 0, 0),)),
+            ([["tree", FILE, 0, 0, 0]], (("tree", DIRECTORY, 0, 0),)),
+            ([["a", FILE, 2, 0, 0]], (("a", FILE, 1, 1),)),
+            ([], (("a", FILE, 1, 1),)),
+        ):
+            liar = await self.lied(*entries, offered=offered)
+            self.assertIn("not what was offered", liar.why)
+        self.assertEqual(os.listdir(self.there), [])
+
+    @asynchronous
+    async def test_entries_that_are_malformed(self) -> None:
+        for entry in (
+            None,
+            [],
+            ["tree/a", FILE, 0, 0],
+            ["tree/a", FILE, 0, 0o4755, 0],
+            ["tree/a", FILE, -1, 0, 0],
+            ["tree/a", "x", 0, 0, 0],
+            ["tree/a", DIRECTORY, 5, 0, 0],
+            ["tree/a", FILE, 0, 0, 2**63],
+            ["tree/a", FILE, 1.0, 0, 0],
+            ["tree/a", LINK, 0, 0, 0],
+            ["tree/a", LINK, 0, 0, 0, "../../etc"],
+            ["tree/a", FILE, 0, 0, 0, "x"],
+            ["tree", DIRECTORY, 0, 0, 0],
+        ):
+            liar = await self.lied(["tree", DIRECTORY, 0, 0, 0], entry)
+            self.assertTrue(liar.why, entry)
+
+    def test_too_many_of_them(self) -> None:
+        self.patch(manifest, "ENTRIES_LIMIT", 3)
+        checked = Checked()
+        for name in "abc":
+            checked.add(Entry(name, FILE))
+        self.assertRaises(TransferError, checked.add, Entry("d", FILE))
+        self.patch(manifest, "NAMES_LIMIT", 10)
+        checked = Checked()
+        checked.add(Entry("a" * 6, FILE))
+        self.assertRaises(TransferError, checked.add, Entry("b" * 6, FILE))
+
+    def test_a_message_without_an_end(self) -> None:
+        liar = Liar(self.there)
+        liar.receiver.dataReceived((MESSAGE_LIMIT + 1).to_bytes(4, "big"))
+        self.assertIn("does not speak", liar.why)
+
+    @given(st.binary(max_size=200))
+    def test_whatever_comes(self, data: bytes) -> None:
+        liar = Liar(self.there)
+        liar.receiver.dataReceived(data)
+        liar.receiver.dataReceived(len(data).to_bytes(4, "big") + data)
+        self.assertEqual(os.listdir(self.there), [])
+
+    @asynchronous
+    async def test_offsets_that_were_not_named(self) -> None:
+        """The receiver has nothing: there is nothing to go on with."""
+        liar = Liar(self.there)
+        liar.offer(("a", FILE, 5, 1))
+        liar.say(entries=[["a", FILE, 5, 0o644, 0]])
+        liar.say(whole=True)
+        while b'"whole":true' not in liar.transport.value():
+            await deferLater(reactor, 0.01)
+        liar.say(**{"from": [[0, 3]]})
+        self.assertIn("does not speak", liar.why)
+
+    @asynchronous
+    async def test_a_hash_that_is_wrong(self) -> None:
+        liar = Liar(self.there)
+        liar.offer(("a", FILE, 5, 1))
+        liar.say(entries=[["a", FILE, 5, 0o644, 0]])
+        liar.say(whole=True)
+        while b'"whole":true' not in liar.transport.value():
+            await deferLater(reactor, 0.01)
+        liar.say(whole=True)
+        liar.receiver.dataReceived(b"12345" + bytes(32))
+        self.assertIn("SHA-256 of a is not", liar.why)
+        self.assertEqual(os.listdir(self.there), [part_name("a")])
+        self.assertEqual((self.there / part_name("a")).stat().st_size, 0)
+
+
+class WalkTests(SynchronousTestCase):
+    """What a sender finds."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp())
+        self.root.mkdir()
+
+    def test_what_is_left_out(self) -> None:
+        tree = self.root / "tree"
+        tree.mkdir()
+        os.mkfifo(tree / "fifo")
+        (tree / "out").symlink_to("/etc/passwd")
+        (tree / "up").symlink_to("../tree")
+        (tree / "in").symlink_to("fifo")
+        walked = walk([tree])
+        self.assertEqual(walked.left_out, ["tree/fifo", "tree/out", "tree/up"])
+        self.assertEqual([one.path for one in walked.checked.entries], ["tree", "tree/in"])
+
+    def test_here(self) -> None:
+        """``.`` is called as its directory is."""
+        tree = self.root.resolve() / "tree"
+        tree.mkdir()
+        before = os.getcwd()
+        self.addCleanup(os.chdir, before)
+        os.chdir(tree)
+        for text in (".", "../tree", "../tree/", "x/.."):
+            if text == "x/..":
+                (tree / "x").mkdir()
+            self.assertEqual(walk([Path(text)]).checked.entries[0].path, "tree", text)
+
+    def test_mistakes(self) -> None:
+        (self.root / "a").write_bytes(b"")
+        for paths in ([self.root / "no"], [self.root / "a", self.root / "a"], [Path("/")], [Path("/dev/null")]):
+            error = self.assertRaises(TransferError, walk, paths)
+            self.assertLess(len(str(error)), 200)
