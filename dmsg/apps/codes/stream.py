@@ -65,7 +65,8 @@ class CodeEnd(Protocol):
         self._next: IProtocol | None = None
         self._early: list[bytes] = []
         self._lost: Failure | None = None
-        self.agreed: Deferred[Agreed] = Deferred(lambda _: self._abort())
+        self._given_up = False
+        self.agreed: Deferred[Agreed] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
 
     def connectionMade(self) -> None:
@@ -128,7 +129,7 @@ class CodeEnd(Protocol):
         self._lost = reason
         if self._next is not None:
             self._next.connectionLost(reason)
-        elif not self.agreed.called:
+        elif not self.agreed.called and not self._given_up:
             self.agreed.errback(Failure(CodeOver("the other side ended the connection before the code was compared")))
         if not self.closed.called:
             self.closed.callback(None)
@@ -145,6 +146,10 @@ class CodeEnd(Protocol):
             self._abort()
         else:
             self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._abort()
 
     def _abort(self) -> None:
         self._cancel_timer()

@@ -71,8 +71,8 @@ Asked = Callable[[Offer], "Deferred[str | None] | str | None"]
 
 
 class ParcelReceiver(Protocol):
-    """``done`` fires with :class:`Taken`, or fails with :class:`~dmsg.apps.transfer.TransferError`; ``closed`` fires when
-    the connection is gone: what was said last has left then.
+    """``done`` fires with :class:`Taken` or fails with :class:`~dmsg.apps.transfer.TransferError`; ``closed`` fires
+    when the connection is gone: what was said last has left then.
 
     :param asked: see :data:`Asked`.
     :param progress: told how many bytes of all are here.
@@ -93,7 +93,7 @@ class ParcelReceiver(Protocol):
         self._pipe = pipe
         self._messages = Messages()
         self._step: Callable[[], bool] = self._take_offer
-        self._waits = False
+        self._waits = self._given_up = False
         self._offer = Offer("text")
         self._began = time.monotonic()
         self._size = self._there = 0
@@ -342,6 +342,7 @@ class ParcelReceiver(Protocol):
         transport.loseConnection()
 
     def _give_up(self) -> None:
+        self._given_up = True
         self._stop()
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
@@ -360,7 +361,7 @@ class ParcelReceiver(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()
-        if not self.done.called:
+        if not self.done.called and not self._given_up:
             self.done.errback(Failure(TransferError(lost_text(reason))))
         if not self.closed.called:
             self.closed.callback(None)

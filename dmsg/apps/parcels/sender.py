@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Protocol
@@ -87,7 +87,8 @@ class ParcelSender(Protocol):
         self._flow: _Flow | None = None
         self._began = time.monotonic()
         self._size = self._files = 0
-        self.done: Deferred[Sent] = Deferred(lambda _: self._give_up("the sender has gone"))
+        self._given_up = False
+        self.done: Deferred[Sent] = Deferred(lambda _: self._give_up())
 
     def connectionMade(self) -> None:
         self._say(**self._offer())
@@ -162,7 +163,8 @@ class ParcelSender(Protocol):
         self._stop()
         self.transport.abortConnection()  # type: ignore[union-attr]
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self) -> None:
+        self._given_up = True
         self._stop()
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
@@ -175,7 +177,7 @@ class ParcelSender(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()
-        if not self.done.called:
+        if not self.done.called and not self._given_up:
             self.done.errback(Failure(TransferError(lost_text(reason))))
 
 
@@ -320,8 +322,3 @@ class FilesSender(ParcelSender):
                 self._progress(there + self._size)
                 yield None
         self.transport.write(digest.digest())  # type: ignore[union-attr]
-
-
-def gone(failure: Failure) -> bool:
-    """Whether a sender failed because it was told to."""
-    return failure.check(CancelledError) is not None

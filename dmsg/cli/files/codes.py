@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred, maybeDeferred, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import deferLater
+from twisted.internet.task import LoopingCall, deferLater
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
@@ -20,8 +20,8 @@ from dmsg.apps.codes.stream import PORT, Agreed, CodeEnd, CodeFactory, CodeOver
 from dmsg.apps.codes.words import Code
 from dmsg.apps.parcels.manifest import DIRECTORY, walk
 from dmsg.apps.parcels.place import Place
-from dmsg.apps.parcels.receiver import Offer, ParcelReceiver
-from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, TextSender
+from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
 from dmsg.apps.transfer import TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 SHOWN_THINGS = 5
 """Things of an offer that are named; of more it is said how many there are."""
+LOOK_INTERVAL = 0.5
+"""Seconds between looks whether the other side is there."""
+TELL_AFTER = 2.0
+"""Seconds after which it is said that it is not."""
 CLOSE_TIMEOUT = 5.0
 """Seconds in which the other side is told how it ended."""
 LOST_TWICE = 2
@@ -75,8 +79,12 @@ async def send_by_code(
         await _compare(reactor, agreed, verify)
         sender = make(agreed.peer)
         agreed.go_on(sender)
-        await sender.done
+        with _watched(reactor, sender, make.say):
+            sent = await sender.done
+        make.stop()
+        make.report(sent)
     finally:
+        make.stop()
         offer.agreed.cancel()
         await maybeDeferred(listening.stopListening)
 
@@ -95,6 +103,30 @@ async def _keep(reactor: Reactor, nameplate: Nameplate) -> None:
             failed += 1
             if failed == LOST_TWICE:
                 notice(f"{error}; the code may be lost with it")
+
+
+@contextmanager
+def _watched(reactor: Reactor, end: Protocol, tell_it: Callable[[str], None]) -> Iterator[None]:
+    """Say when the way to the other side is lost for long, and when it is found again."""
+    away = False
+
+    def look() -> None:
+        nonlocal away
+        since = getattr(end.transport, "away_since", None)
+        if not away and since is not None and reactor.seconds() - since >= TELL_AFTER:
+            away = True
+            tell_it("the other side is away; it goes on when it comes back")
+        elif away and since is None:
+            away = False
+            tell_it("the other side is back")
+
+    looking = LoopingCall(look)
+    looking.clock = reactor
+    looking.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
+    try:
+        yield
+    finally:
+        looking.stop()
 
 
 async def _release(nameplate: Nameplate) -> None:
@@ -121,7 +153,13 @@ def _show_qr(text: str) -> None:
 
 
 class _Making:
-    """What is sent, made when somebody is there who knows the code."""
+    """What is sent, made when somebody is there who knows the code.
+
+    :ivar what: it, for a person; ``fields``: the same with ``--json``.
+    """
+
+    what = ""
+    fields: dict[str, Any]
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -132,18 +170,24 @@ class _Making:
 
     def _begin(self, name: str, size: int | None) -> None:
         self._bar = self._progress.add_task(printable(name), total=size)
+        self._progress.start()
 
     def _moved(self, done: int) -> None:
         if self._bar is not None:
             self._progress.update(self._bar, completed=done)
 
-    def _report(self, sender: ParcelSender, what: str, **fields: Any) -> None:
-        def done(sent: Any) -> Any:
-            text = f"sent {what}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
-            beside(self._progress, lambda: tell(text, bytes=sent.size, seconds=sent.seconds, **fields))
-            return sent
+    def say(self, text: str) -> None:
+        """A notice, beside the bar if there is one."""
+        beside(self._progress, lambda: notice(text))
 
-        sender.done.addCallback(done)
+    def stop(self) -> None:
+        """No bar is shown any more."""
+        self._progress.stop()
+
+    def report(self, sent: Sent) -> None:
+        """Say that it has arrived, when no bar is shown any more."""
+        text = f"sent {self.what}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
+        tell(text, bytes=sent.size, seconds=sent.seconds, **self.fields)
 
 
 class FilesToSend(_Making):
@@ -152,17 +196,15 @@ class FilesToSend(_Making):
     def __init__(self, progress: Progress, paths: Sequence[Path], walked: Any) -> None:
         super().__init__(progress)
         self._walked = walked
-        self._names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
+        names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
+        self.what, self.fields = _listed(names), {"sent": names, "files": walked.checked.files}
 
     def __call__(self, peer: Any) -> ParcelSender:
-        what = _listed(self._names)
-        sender = FilesSender(
+        return FilesSender(
             self._walked,
-            taken=lambda: self._begin(what, self._walked.checked.size),
+            taken=lambda: self._begin(self.what, self._walked.checked.size),
             progress=self._moved,
         )
-        self._report(sender, what, sent=self._names, files=self._walked.checked.files)
-        return sender
 
 
 class TextToSend(_Making):
@@ -171,11 +213,10 @@ class TextToSend(_Making):
     def __init__(self, progress: Progress, text: str) -> None:
         super().__init__(progress)
         self._text = text
+        self.what, self.fields = "the text", {"sent": "text"}
 
     def __call__(self, peer: Any) -> ParcelSender:
-        sender = TextSender(self._text)
-        self._report(sender, "the text", sent="text")
-        return sender
+        return TextSender(self._text)
 
 
 class InputToSend(_Making):
@@ -184,16 +225,15 @@ class InputToSend(_Making):
     def __init__(self, reactor: Reactor, progress: Progress) -> None:
         super().__init__(progress)
         self._reactor = reactor
+        self.what, self.fields = "standard input", {"sent": "-"}
 
     def __call__(self, peer: Any) -> ParcelSender:
-        sender = PipeSender(
+        return PipeSender(
             "standard input",
             lambda pipe: _Input.read(self._reactor, pipe),
-            taken=lambda: self._begin("standard input", None),
+            taken=lambda: self._begin(self.what, None),
             progress=self._moved,
         )
-        self._report(sender, "standard input", sent="-")
-        return sender
 
 
 class _Input(Protocol):
@@ -276,8 +316,12 @@ async def receive_by_code(
     except CodeOver as error:
         raise TransferError(f"{error}; the code may be used up") from None
     await _compare(reactor, agreed, verify)
-    with transfer_progress() as progress:
-        await _Taking(reactor, progress, directory, overwrite, max_size, yes).take(agreed, code)
+    progress = transfer_progress()
+    try:
+        done = await _Taking(reactor, progress, directory, overwrite, max_size, yes).take(agreed)
+    finally:
+        progress.stop()
+    done()
 
 
 class _Taking:
@@ -301,21 +345,25 @@ class _Taking:
         self._bar: Any = None
         self._output: _Output | None = None
 
-    async def take(self, agreed: Agreed, code: Code) -> None:
-        """All of it."""
+    async def take(self, agreed: Agreed) -> Callable[[], None]:
+        """All of it.  :returns: says what has come, when no bar is shown any more."""
         receiver = ParcelReceiver(
             Place(self._directory, overwrite=self._overwrite), self._asked, progress=self._moved, pipe=self._write
         )
         self._receiver = receiver
         agreed.go_on(receiver)
         try:
-            taken = await receiver.done
+            with _watched(self._reactor, receiver, lambda text: beside(self._progress, lambda: notice(text))):
+                taken = await receiver.done
         finally:
             if self._output is not None:
                 await self._output.close()
             with suppress(TimeoutError):
                 # the other side hears what became of it before this program ends
                 await receiver.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
+        return lambda: self._report(taken)
+
+    def _report(self, taken: Taken) -> None:
         offer = taken.offer
         if offer.kind == "text":
             tell(offer.text, text=offer.text)
@@ -327,7 +375,7 @@ class _Taking:
         if offer.kind == "pipe":
             notice(text)  # standard output has what came
         else:
-            beside(self._progress, lambda: tell(text, received=names, **fields))
+            tell(text, received=names, **fields)
 
     def _asked(self, offer: Offer) -> Deferred[str | None]:
         if offer.kind == "text":
@@ -348,7 +396,9 @@ class _Taking:
                 return "the receiver does not want it"
             if offer.kind == "pipe":
                 self._output = _Output(self._reactor, self._receiver)
+            # not before: bars and a question would write over each other
             self._bar = self._progress.add_task(described(offer), total=offer.size or None)
+            self._progress.start()
             return None
 
         return asked.addCallback(answered)

@@ -95,18 +95,18 @@ def send(
     from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
-        with transfer_progress() as progress:
-            if text is not None:
-                make: Any = TextToSend(progress, text)
-            elif what == ("-",):
-                make = InputToSend(reactor, progress)
-            else:
-                make = await files_to_send([Path(one) for one in what], progress)
+        progress = transfer_progress()
+        if text is not None:
+            make: Any = TextToSend(progress, text)
+        elif what == ("-",):
+            make = InputToSend(reactor, progress)
+        else:
+            make = await files_to_send([Path(one) for one in what], progress)
 
-            async def use(client: Client) -> None:
-                await send_by_code(reactor, client, make, words, verify=verify, show_qr=not no_qr)
+        async def use(client: Client) -> None:
+            await send_by_code(reactor, client, make, words, verify=verify, show_qr=not no_qr)
 
-            await with_client(reactor, replace(settings, key_file=None), use, published=True)
+        await with_client(reactor, replace(settings, key_file=None), use, published=True)
 
     run(main)
 

@@ -1,0 +1,245 @@
+"""``dmsg send`` and ``dmsg receive`` with a code: real processes, a person at a terminal, strangers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+
+from dmsg.apps.parcels.place import part_name
+from tests.cli.test_commands import Command
+from tests.cli.test_tools import ToolCase
+from tests.support import asynchronous
+
+
+class CodeCase(ToolCase):
+    """A network, something to send, and where it goes."""
+
+    async def network(self) -> None:
+        self.url = await self.start_discovery()
+        await self.start_server(f"--discovery={self.url}")
+        # a code has a key of its own, whatever the environment says
+        self.environment = {"DMSG_DISCOVERY": self.url, "DMSG_KEY_FILE": "nowhere.key", "DMSG_NAMES": "names"}
+        (self.directory / "inbox").mkdir()
+
+    async def sends(self, *arguments: str) -> tuple[Command, str]:
+        """A sender, and its code."""
+        sender = self.tool("send", "--min-servers=1", *arguments)
+        return sender, (await self.said(sender, r"code: (\S+)"))[1]
+
+    async def receives(self, code: str, *arguments: str) -> tuple[int, str, str]:
+        return await self.run_command("receive", code, "--min-servers=1", "--dir=inbox", *arguments, **self.environment)
+
+    def at_terminal(self, *arguments: str) -> tuple[Command, Any]:
+        """The same as a person sees it: one terminal for all."""
+        command = Command()
+        argv = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", *arguments]
+        environment = {**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm", **self.environment}
+        run: Any = reactor.spawnProcess
+        process = run(command, sys.executable, argv, env=environment, path=str(self.directory), usePTY=True)
+
+        def end() -> Any:
+            if process.pid is None:
+                return None
+            process.signalProcess("KILL")
+            done: Deferred[Any] = Deferred()
+            command.ended.addBoth(done.callback)
+            return done
+
+        self.addCleanup(end)
+        return command, process
+
+    async def ends(self, command: Command, status: int, *texts: str) -> None:
+        self.assertEqual(await command.ended, status, command.err)
+        text = (command.out + command.err).decode()
+        for one in texts:
+            self.assertIn(one, text)
+        self.assertNotIn("Traceback", text)
+
+
+class SendingTests(CodeCase):
+    """From an empty machine: two commands."""
+
+    @asynchronous
+    async def test_files_and_a_directory(self) -> None:
+        await self.network()
+        (self.directory / "film.mkv").write_bytes(os.urandom(3_000_000))
+        (self.directory / "notes" / "more").mkdir(parents=True)
+        (self.directory / "notes" / "more" / "a.txt").write_text("a")
+        (self.directory / "notes" / "out").symlink_to("/etc/passwd")
+        sender, code = await self.sends("film.mkv", "notes/")
+        self.assertRegex(code, r"^\d-[a-z]+-[a-z]+$")
+        status, out, err = await self.receives(code.upper().replace("-", " "), "--yes")
+        self.assertEqual(status, 0, err)
+        self.assertIn("received inbox/film.mkv, inbox/notes: 3.0 MB", out)
+        await self.ends(sender, 0, "sent film.mkv, notes: 3.0 MB", "notes/out is left out")
+        self.assertEqual((self.directory / "inbox" / "notes" / "more" / "a.txt").read_text(), "a")
+        self.assertEqual(
+            (self.directory / "inbox" / "film.mkv").read_bytes(), (self.directory / "film.mkv").read_bytes()
+        )
+
+    @asynchronous
+    async def test_a_text_and_a_pipe(self) -> None:
+        await self.network()
+        sender, code = await self.sends("--text", "the door\nis \x1b[31mopen")
+        self.assertEqual(await self.receives(code), (0, "the door\nis �[31mopen\n", ""))
+        await self.ends(sender, 0, "sent the text")
+        sender, code = await self.sends("-")
+        transport: Any = sender.transport
+        receiver = self.tool("receive", code, "--yes", "--min-servers=1")
+        transport.write(b"line\n" * 100_000)
+        transport.closeStdin()
+        await self.ends(receiver, 0, "received standard input: 500.0 kB")
+        self.assertEqual(receiver.out, b"line\n" * 100_000)
+        await self.ends(sender, 0, "sent standard input")
+
+    @asynchronous
+    async def test_json_and_what_both_show(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"a")
+        sender = self.tool("send", "--json", "--verify", "--words=3", "a", "--min-servers=1")
+        code = (await self.said(sender, r'"code": "(\d-[a-z]+-[a-z]+-[a-z]+)"'))[1]
+        status, out, err = await self.receives(code, "--yes", "--json", "--verify")
+        self.assertEqual(status, 0, err)
+        self.assertEqual(json.loads(out)["received"], ["inbox/a"])
+        await self.ends(sender, 0)
+        self.assertEqual(json.loads(sender.out.splitlines()[1])["sent"], ["a"])
+        shown = {re.findall(r"verify: (\d{4} \d{4} \d{4})", text)[0] for text in (err, sender.err.decode())}
+        self.assertEqual(len(shown), 1)
+
+    @asynchronous
+    async def test_a_receiver_that_is_killed(self) -> None:
+        """What has arrived is not sent again, by another code."""
+        await self.network()
+        film = self.directory / "film.mkv"
+        film.write_bytes(os.urandom(1_000_000) * 150)
+        sender, code = await self.sends("film.mkv", "--resume=4")
+        receiver = self.tool("receive", code, "--yes", "--dir=inbox", "--min-servers=1")
+        part = self.directory / "inbox" / part_name("film.mkv")
+        await self.until(lambda: part.exists() and part.stat().st_size > 1_000_000)
+        transport: Any = receiver.transport
+        transport.signalProcess("KILL")
+        await receiver.ended
+        size = part.stat().st_size
+        await self.ends(sender, 1, "the other side is away", "the connection was lost")
+        sender, code = await self.sends("film.mkv")
+        status, out, err = await self.receives(code, "--yes", "--json")
+        self.assertEqual(status, 0, err)
+        self.assertEqual(json.loads(out)["bytes"], film.stat().st_size - size)
+        self.assertEqual((self.directory / "inbox" / "film.mkv").read_bytes(), film.read_bytes())
+
+
+class RefusingTests(CodeCase):
+    """What does not come to be is said at both ends."""
+
+    @asynchronous
+    async def test_a_wrong_code(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"a")
+        sender, code = await self.sends("a")
+        wrong = f"{code.partition('-')[0]}-zoo-zoo"
+        status, _, err = await self.receives(wrong, "--yes")
+        self.assertEqual((status, err.count("\n")), (1, 1), err)
+        self.assertIn("the code is not right", err)
+        await self.ends(sender, 1, "somebody tried a wrong code")
+        status, _, err = await self.receives(code, "--yes")
+        self.assertEqual(status, 1)
+        self.assertIn("nobody waits at nameplate", err)
+
+    @asynchronous
+    async def test_what_is_there_too_large_or_cannot_be_asked(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"aaaa")
+        (self.directory / "inbox" / "a").write_bytes(b"old")
+        for arguments, here, there in (
+            (["--yes"], "a exists already", "a exists already"),
+            (["--yes", "--overwrite", "--max-size=3"], "4 B is too much", "4 B is too much"),
+            (["--overwrite"], "Nobody can be asked", "nobody who could be asked"),
+        ):
+            sender, code = await self.sends("a")
+            status, _, err = await self.receives(code, *arguments)
+            self.assertEqual(status, 1)
+            self.assertIn(here, err)
+            await self.ends(sender, 1, there)
+        self.assertEqual((self.directory / "inbox" / "a").read_bytes(), b"old")
+
+    @asynchronous
+    async def test_ctrl_c(self) -> None:
+        """The number leads nowhere any more, and the code to nobody."""
+        await self.network()
+        sender, code = await self.sends("--text", "a")
+        transport: Any = sender.transport
+        transport.signalProcess("INT")
+        transport.signalProcess("INT")
+        await self.ends(sender, 130)
+        status, _, err = await self.receives(code)
+        self.assertEqual(status, 1)
+        self.assertIn("nobody waits", err)
+
+    @asynchronous
+    async def test_mistakes(self) -> None:
+        """Each is one line, before anybody is asked."""
+        (self.directory / "a").write_bytes(b"a")
+        away = ("-d", "http://127.0.0.1:1")
+        for arguments, text in (
+            (("send",), "what is to be sent?"),
+            (("send", "nothing"), "nothing: No such file"),
+            (("send", "a", "nobody"), "nobody: no such file, and no key"),
+            (("send", "a", "a", "02" + "ab" * 32), "one FILE at a time"),
+            (("send", "-", "a"), "standard input (-) is sent alone"),
+            (("send", "a", "--text", "x"), "not both"),
+            (("send", "--text", "x" * 40_000), "32768 characters"),
+            (("send", "a", "./a"), "out of order"),
+            (("receive", "7"), "no code"),
+            (("receive", "7-guitra-alpha"), "'guitar' perhaps?"),
+            (("receive", "film.mkv"), "no code"),
+        ):
+            status, _, err = await self.run_command(*arguments, *away, DMSG_NAMES="names")
+            self.assertGreater(status, 0, arguments)
+            self.assertIn(text, err)
+            lines = [line for line in err.splitlines() if line.strip() and not line.startswith(("Usage:", "Try "))]
+            self.assertEqual(len(lines), 1, err)
+
+
+class PersonTests(CodeCase):
+    """At a terminal."""
+
+    @asynchronous
+    async def test_who_is_asked(self) -> None:
+        await self.network()
+        (self.directory / "film.mkv").write_bytes(bytes(1_200_000))
+        for answer, status in ((b"\n", 0), (b"n\n", 1)):
+            sender, _ = self.at_terminal("send", "film.mkv", "--min-servers=1")
+            code = (await self.said(sender, r"code: (\S+)"))[1]
+            # a QR of half blocks for a telephone
+            await self.said(sender, "▀")
+            receiver, typed = self.at_terminal("receive", code, "--dir", "inbox", "--min-servers=1")
+            await self.said(receiver, r"film\.mkv, 1\.2 MB, from a stranger; take it\? \[Y/n\] ")
+            typed.write(answer)
+            self.assertEqual(await receiver.ended, status, receiver.out)
+            self.assertEqual(await sender.ended, status, sender.out)
+            self.assertEqual((self.directory / "inbox" / "film.mkv").exists(), status == 0)
+            if status == 0:
+                (self.directory / "inbox" / "film.mkv").unlink()
+            else:
+                self.assertIn(b"does not want it", sender.out)
+
+    @asynchronous
+    async def test_ctrl_c_at_the_question(self) -> None:
+        await self.network()
+        (self.directory / "a").write_bytes(b"a")
+        sender, _ = self.at_terminal("send", "a", "--no-qr", "--min-servers=1")
+        code = (await self.said(sender, r"code: (\S+)"))[1]
+        receiver, typed = self.at_terminal("receive", code, "--dir", "inbox", "--min-servers=1")
+        await self.said(receiver, r"take it\?")
+        typed.write(b"\x03")
+        self.assertEqual(await receiver.ended, 130)
+        self.assertEqual(await sender.ended, 1)
+        self.assertNotIn("▀", sender.out.decode())
+        for command in (receiver, sender):
+            self.assertNotIn(b"Traceback", command.out)
