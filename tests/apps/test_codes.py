@@ -235,4 +235,4 @@ def make_vectors() -> str:
         run(made[0], made[1], lambda data, _: (case["messages"].append(data.hex()), data)[1])
         case["verifier"] = made[0].verifier
         runs.append(case)
-    return json.dumps({"about": "runs of docs/protocol/codes.md with known chance", "runs": runs}, indent=1) + "\n"
+    return json.dumps({"about": "runs of docs/protocol/word-codes.md with known chance", "runs": runs}, indent=1) + "\n"

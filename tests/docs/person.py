@@ -36,7 +36,8 @@ SERVING = {
     r"twistd .*dmsg-server|twistd .*dmsg-messaging-server": r"registered in discovery",
     r"twistd .*rmb-peer": r"connected|relay",
     r"twistd": r"listens on|listening on",
-    r"dmsg receive": r"receiving at (\S+)",
+    r"dmsg receive(?! \d)": r"receiving at (\S+)",
+    r"dmsg send (?!.*\b0[23][0-9a-f]{64})": r"code: (\S+)",
     r"dmsg (listen|nc -l|messaging listen)": r"listening: (\S+)",
     r"dmsg (cp .*--listen|serve|expose|forward)": r"(is at|leads to)",
     r"dmsg (iperf|bench) --serve": r"(measured|serving) at (\S+)",
@@ -47,6 +48,7 @@ SERVING = {
     r"python \w+\.py &": r"\S",
 }
 _PUBLIC = re.compile(r"\b0[23][0-9a-f]{2}\.\.\.")
+_CODE = re.compile(r"\d-[a-z]+-[a-z]+")
 
 
 class Unexpected(Exception):
@@ -61,6 +63,8 @@ def pattern(line: str) -> str:
             parts.append(
                 re.sub(r"0\[23\]XX", r"(0[23][0-9a-f]{64}|0[23][0-9a-f]{6,})", _escape(_PUBLIC.sub("0[23]XX", word)))
             )
+        elif _CODE.fullmatch(word):
+            parts.append(r"(\d+-[a-z]+-[a-z]+)")
         else:
             parts.append(_escape(word))
     return r"\s+".join(parts)
@@ -259,8 +263,9 @@ class Person:
             rest = rest[match.end() :]
 
     def _learn(self, line: str, match: re.Match[str]) -> None:
-        for shown, key in zip(_PUBLIC.findall(line), match.groups(), strict=False):
-            if len(key) == 66:
+        shown_ones = _PUBLIC.findall(line) or _CODE.findall(line)
+        for shown, key in zip(shown_ones, match.groups(), strict=False):
+            if len(key) == 66 or _CODE.fullmatch(key):
                 self.keys.setdefault(shown, key)
 
     def run_python(self, block: Block) -> None:
