@@ -17,8 +17,9 @@ COMMANDS = {
     "discovery": ("dmsg.cli.keys.discovery", "Ask and change discovery."),
     "listen": ("dmsg.cli.peers.pipe:listen", "Take one transport and join it to standard input and output."),
     "connect": ("dmsg.cli.peers.pipe:connect", "Open a transport and join it to standard input and output."),
-    "send": ("dmsg.cli.files.transfer:send", "Send a file."),
-    "receive": ("dmsg.cli.files.transfer:receive", "Receive files."),
+    "send": ("dmsg.cli.files.transfer:send", "Send files, directories, a text or a pipe, by a code or to a key."),
+    "receive": ("dmsg.cli.files.transfer:receive", "Receive what is sent, by a code or at a key."),
+    "pair": ("dmsg.cli.keys.pair", "Exchange keys with somebody, by a code."),
     "ping": ("dmsg.cli.peers.ping", "Measure round trips to a public key."),
     "bench": ("dmsg.cli.peers.bench", "Measure how fast the network carries data."),
     "iperf": ("dmsg.cli.peers.iperf", "Measure one peer over time, in either direction."),
@@ -71,10 +72,10 @@ def main(verbose: bool) -> None:
     \b
     Examples:
       dmsg demo
-      dmsg key new alice.key
       export DMSG_DISCOVERY=http://127.0.0.1:9090
-      dmsg receive --key-file alice.key
-      dmsg send photo.jpg 02ab...
+      dmsg send photo.jpg
+      dmsg receive 7-guitar-alpha
+      dmsg pair bob --key-file alice.key --create
     """
 
 

@@ -63,6 +63,10 @@ to ``RESUME_MAX_DELAY``.  The peer may have said it, or the server in its name: 
 RESUME_RATE = 200.0
 """REQUESTs a second with which the streams of a client go on, each peer's in turn: when a server is lost all of
 them look for another way at once, and the next server polices them."""
+CLOSING = 2.0
+"""Seconds in which what was written to streams leaves when the client stops."""
+CLOSING_LOOK = 0.02
+"""Seconds between looks whether they have."""
 REFUSED_SIZE = 1024
 """Servers and peers of which is remembered that they were too many."""
 
@@ -273,9 +277,18 @@ class Client(DelegatedClient):
         self.streams.migrate(stream)
 
     async def _stop(self) -> None:
+        await self._let_close()
         self._holdings.stop()
         self.streams.stop()
         await super()._stop()
+
+    async def _let_close(self) -> None:
+        """Streams that are being closed say first what was written to them, as TCP's do when a program has ended."""
+        until = self._reactor.seconds() + CLOSING
+        while self._reactor.seconds() < until and any(
+            one.disconnecting and not one.over for one in self._all_streams()
+        ):
+            await deferLater(self._reactor, CLOSING_LOOK)
 
     # --- secure or not ---
 

@@ -12,6 +12,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
 from dmsg.apps.parcels.place import part_name
+from dmsg.keys import SecKey, read_key_file, write_key_file
 from tests.cli.test_commands import Command
 from tests.cli.test_tools import ToolCase
 from tests.support import asynchronous
@@ -243,3 +244,51 @@ class PersonTests(CodeCase):
         self.assertNotIn("▀", sender.out.decode())
         for command in (receiver, sender):
             self.assertNotIn(b"Traceback", command.out)
+
+
+class PairTests(CodeCase):
+    """``dmsg pair``."""
+
+    async def pairs(self, name: str, *arguments: str, key: str = "alice.key", names: str = "alice.names") -> Command:
+        environment = {**self.environment, "DMSG_KEY_FILE": key, "DMSG_NAMES": names}
+        return self.start("pair", name, *arguments, "--create", "--min-servers=1", **environment)
+
+    @asynchronous
+    async def test_each_has_the_other(self) -> None:
+        await self.network()
+        alice = await self.pairs("bob", "--no-qr", "--verify")
+        code = (await self.said(alice, r"code: (\S+)"))[1]
+        bob = await self.pairs("alice", code, "--verify", key="bob.key", names="bob.names")
+        await self.ends(bob, 0, "alice is 0")
+        await self.ends(alice, 0, "bob is 0")
+        for names, name, key in (("alice.names", "bob", "bob.key"), ("bob.names", "alice", "alice.key")):
+            known = (self.directory / names).read_text().split()
+            self.assertEqual(known, [name, str(read_key_file(self.directory / key).public)])
+
+    @asynchronous
+    async def test_mistakes(self) -> None:
+        await self.network()
+        write_key_file(self.directory / "alice.key", SecKey.generate())
+        (self.directory / "alice.names").write_text(f"bob {SecKey.generate().public}\n")
+        for arguments, text in (
+            (("bob",), "stands for"),
+            (("a b",), "is not a name"),
+            (("carol", "7"), "no code"),
+            (("carol", "7-guitra-alpha"), "'guitar' perhaps?"),
+        ):
+            command = await self.pairs(*arguments)
+            await self.ends(command, 2, text)
+        command = self.start("pair", "carol", DMSG_DISCOVERY=self.url, DMSG_NAMES="alice.names")
+        await self.ends(command, 2, "which key is yours?")
+
+    @asynchronous
+    async def test_who_sends_instead(self) -> None:
+        """The other side runs another command: both hear that it was not that."""
+        await self.network()
+        alice = await self.pairs("bob", "--no-qr")
+        code = (await self.said(alice, r"code: (\S+)"))[1]
+        status, _, err = await self.receives(code, "--yes")
+        self.assertEqual(status, 1)
+        self.assertIn("malformed", err)
+        await self.ends(alice, 1, "the other side")
+        self.assertFalse((self.directory / "alice.names").exists())

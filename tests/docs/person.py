@@ -37,6 +37,7 @@ SERVING = {
     r"twistd .*rmb-peer": r"connected|relay",
     r"twistd": r"listens on|listening on",
     r"dmsg receive(?! \d)": r"receiving at (\S+)",
+    r"dmsg pair \w+ (?!\d)": r"code: (\S+)",
     r"dmsg send (?!.*\b0[23][0-9a-f]{64})": r"code: (\S+)",
     r"dmsg (listen|nc -l|messaging listen)": r"listening: (\S+)",
     r"dmsg (cp .*--listen|serve|expose|forward)": r"(is at|leads to)",

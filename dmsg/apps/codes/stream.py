@@ -140,12 +140,13 @@ class CodeEnd(Protocol):
 
     def _fail(self, error: DmsgError, *, abort: bool = True) -> None:
         self._cancel_timer()
-        if not self.agreed.called:
-            self.agreed.errback(Failure(error))
+        self._given_up = True
         if abort:
             self._abort()
         else:
             self.transport.loseConnection()  # type: ignore[union-attr]
+        if not self.agreed.called:
+            self.agreed.errback(Failure(error))
 
     def _give_up(self) -> None:
         self._given_up = True

@@ -335,11 +335,11 @@ class ParcelReceiver(Protocol):
 
     def _end(self, error: TransferError) -> None:
         self._stop()
-        if not self.done.called:
-            self.done.errback(Failure(error))
         transport: Any = self.transport
         transport.resumeProducing()  # and throw away: who writes and is not read may not read either
         transport.loseConnection()
+        if not self.done.called:
+            self.done.errback(Failure(error))
 
     def _give_up(self) -> None:
         self._given_up = True

@@ -127,9 +127,9 @@ class ParcelSender(Protocol):
     def _arrived(self, message: dict[str, Any]) -> None:
         if message.get("ok") is not True:
             self._unexpected(message)
+        self.transport.loseConnection()  # type: ignore[union-attr]
         if not self.done.called:
             self.done.callback(Sent(self._size, self._files, time.monotonic() - self._began))
-        self.transport.loseConnection()  # type: ignore[union-attr]
 
     def _send_all(self, work: Iterator[Any]) -> None:
         """Write what ``work`` writes, as fast as the stream takes it."""

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred, TimeoutError, ensureDeferred, maybeDeferred, succeed
+from twisted.internet.defer import Deferred, TimeoutError, succeed
 from twisted.internet.error import ConnectionDone
-from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import LoopingCall, deferLater
+from twisted.internet.protocol import Protocol
+from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
-from dmsg.apps.codes.pake import Role, WrongCode
-from dmsg.apps.codes.stream import PORT, Agreed, CodeEnd, CodeFactory, CodeOver
+from dmsg.apps.codes.stream import Agreed
 from dmsg.apps.codes.words import Code
 from dmsg.apps.parcels.manifest import DIRECTORY, walk
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
-from dmsg.apps.transfer import TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.asking import ask, can_ask
 from dmsg.cli.files.sending import beside, transfer_progress
-from dmsg.cli.output import notice, say, state, tell
-from dmsg.errors import DiscoveryError
+from dmsg.cli.output import notice, tell
+from dmsg.cli.wordcodes import CLOSE_TIMEOUT, offer_code, take_code
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from dmsg.discovery.nameplates.client import Nameplate
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -43,10 +39,6 @@ LOOK_INTERVAL = 0.5
 """Seconds between looks whether the other side is there."""
 TELL_AFTER = 2.0
 """Seconds after which it is said that it is not."""
-CLOSE_TIMEOUT = 5.0
-"""Seconds in which the other side is told how it ended."""
-LOST_TWICE = 2
-"""Times in a row that a nameplate could not be claimed again when the person is told."""
 
 
 # --- the side that makes the code ---
@@ -56,27 +48,8 @@ async def send_by_code(
     reactor: Reactor, client: Client, make: _Making, words: int, *, verify: bool, show_qr: bool
 ) -> None:
     """Make a code, wait for who knows it, and give him what ``make`` makes."""
-    nameplate = await client.claim_nameplate()
-    code = Code.make(nameplate.number, words)
-    offer = CodeFactory(reactor, code)
-    listening = client.listen(offer, PORT)
-    keeping = ensureDeferred(_keep(reactor, nameplate))
-    keeping.addErrback(lambda _: None)
-    tell(f"code: {code}", code=str(code))
-    if show_qr:
-        _show_qr(str(code))
-    notice(f"on the other machine: dmsg receive {code}")
+    agreed = await offer_code(reactor, client, words, "dmsg receive", verify=verify, show_qr=show_qr)
     try:
-        try:
-            agreed: Agreed = await offer.agreed
-        except WrongCode:
-            raise TransferError("somebody tried a wrong code: this one is used up, make another") from None
-        except CodeOver as error:
-            raise TransferError(f"{error}: this code is used up, make another") from None
-        finally:
-            keeping.cancel()
-            await _release(nameplate)
-        await _compare(reactor, agreed, verify)
         sender = make(agreed.peer)
         agreed.go_on(sender)
         with _watched(reactor, sender, make.say):
@@ -85,24 +58,6 @@ async def send_by_code(
         make.report(sent)
     finally:
         make.stop()
-        offer.agreed.cancel()
-        await maybeDeferred(listening.stopListening)
-
-
-async def _keep(reactor: Reactor, nameplate: Nameplate) -> None:
-    """Claim it again and again, for as long as it is needed."""
-    failed = 0
-    while True:
-        await deferLater(reactor, nameplate.renew_every)
-        try:
-            if not await nameplate.renew():
-                notice("discovery has given the number of this code to somebody else: make another code")
-                return
-            failed = 0
-        except DiscoveryError as error:
-            failed += 1
-            if failed == LOST_TWICE:
-                notice(f"{error}; the code may be lost with it")
 
 
 @contextmanager
@@ -127,29 +82,6 @@ def _watched(reactor: Reactor, end: Protocol, tell_it: Callable[[str], None]) ->
         yield
     finally:
         looking.stop()
-
-
-async def _release(nameplate: Nameplate) -> None:
-    with suppress(DiscoveryError):  # it ends by itself
-        await nameplate.release()
-
-
-async def _compare(reactor: Reactor, agreed: Agreed, verify: bool) -> None:
-    """Show what both sides can compare, if that is wanted."""
-    if not verify:
-        return
-    say(f"verify: {agreed.verifier}", err=True)
-    if can_ask() and not await ask(reactor, "Does the other side show the same?", default=False):
-        raise TransferError("the other side shows something else")
-
-
-def _show_qr(text: str) -> None:
-    """For a telephone that is held before the screen."""
-    if not sys.stderr.isatty() or state.quiet:
-        return
-    import segno
-
-    segno.make(text, micro=False).terminal(out=sys.stderr, border=2, compact=True)
 
 
 class _Making:
@@ -300,22 +232,7 @@ async def receive_by_code(
     timeout: float,
 ) -> None:
     """Find who made the code, prove it, and take what he offers."""
-    peer = await client.find_nameplate(code.nameplate)
-    end = CodeEnd(reactor, Role.RECEIVER, code)
-    factory = Factory.forProtocol(lambda: end)
-    factory.noisy = False
-    await client.connect(peer, factory, timeout, port=PORT)
-    try:
-        agreed: Agreed = await end.agreed
-    except WrongCode:
-        with suppress(TimeoutError):
-            await end.closed.addTimeout(CLOSE_TIMEOUT, reactor)
-        raise TransferError(
-            "the code is not right, or somebody else answered: it is used up, ask for another"
-        ) from None
-    except CodeOver as error:
-        raise TransferError(f"{error}; the code may be used up") from None
-    await _compare(reactor, agreed, verify)
+    agreed = await take_code(reactor, client, code, verify=verify, timeout=timeout)
     progress = transfer_progress()
     try:
         done = await _Taking(reactor, progress, directory, overwrite, max_size, yes).take(agreed)

@@ -1,0 +1,147 @@
+"""Two people who know a code tell each other the keys by which they want to be known from then on.
+
+Both send ``length(4) || {"key": HEX, "signature": HEX}``, big endian; the signature is the lasting key's over
+``dmsg pair 1 `` and ``sender `` or ``receiver ``, the stream's binding (32 bytes) and the key (33 bytes): nobody gives
+somebody else's key for his own.  ``{"ok": true}`` of both ends it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.protocol import Protocol
+from twisted.python.failure import Failure
+
+from dmsg.apps.codes.pake import Role
+from dmsg.apps.transfer import TransferError, _message, _take_message, lost_text
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey, SecKey, Signature
+
+PROTOCOL = b"dmsg pair 1 "
+PAIR_TIMEOUT = 30.0
+"""Seconds for the whole exchange."""
+
+
+class PairingError(DmsgError):
+    """The keys were not exchanged."""
+
+
+def signed(role: Role, binding: bytes, key: PubKey) -> bytes:
+    """What a lasting key signs.  :param role: whose key it is."""
+    return PROTOCOL + (b"sender " if role is Role.SENDER else b"receiver ") + binding + bytes(key)
+
+
+class Pairing(Protocol):
+    """One end; ``key`` fires with the other's lasting key when it has proved it, ``done`` when both have kept it;
+    the one that comes next fails with :class:`PairingError`.
+
+    Who waits for ``key`` calls :meth:`keep` when it is kept, or :meth:`refuse`.
+    """
+
+    def __init__(self, reactor: IReactorTime, role: Role, key: SecKey) -> None:
+        self._reactor = reactor
+        self._role = role
+        self._key = key
+        self._buffer = bytearray()
+        self._kept = self._is_kept_there = self._given_up = False
+        self._timer: IDelayedCall | None = None
+        self.key: Deferred[PubKey] = Deferred(lambda _: self._give_up())
+        self.done: Deferred[None] = Deferred(lambda _: self._give_up())
+
+    def connectionMade(self) -> None:
+        self._timer = self._reactor.callLater(PAIR_TIMEOUT, self._too_late)
+        transport: Any = self.transport
+        signature = self._key.sign(signed(self._role, transport.binding, self._key.public))
+        self._say(key=self._key.public.hex(), signature=signature.hex())
+
+    def dataReceived(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            while not self.done.called and (message := _take_message(self._buffer)) is not None:
+                self._take(message)
+        except TransferError:
+            self._fail("the other side does not exchange keys: it is to run `dmsg pair`, too")
+        except PairingError as error:
+            self._fail(str(error))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "error" in message:
+            raise PairingError(f"the other side: {str(message['error'])[:200]}")
+        if not self.key.called:
+            self.key.callback(self._proved(message))
+        elif message.get("ok") is True:
+            self._is_kept_there = True
+            self._look()
+        else:
+            raise TransferError
+
+    def _proved(self, message: dict[str, Any]) -> PubKey:
+        other = Role.RECEIVER if self._role is Role.SENDER else Role.SENDER
+        transport: Any = self.transport
+        if "key" not in message:
+            raise TransferError
+        try:
+            key = PubKey.from_hex(str(message["key"]))
+            key.verify(signed(other, transport.binding, key), Signature.from_hex(str(message.get("signature"))))
+        except DmsgError as error:
+            raise PairingError(f"the other side's key is not proved: {error}") from None
+        if key == self._key.public:
+            raise PairingError("both sides have the same key")
+        return key
+
+    def keep(self) -> None:
+        """The other's key is kept here."""
+        self._kept = True
+        self._say(ok=True)
+        self._look()
+
+    def refuse(self, why: str) -> None:
+        """It is not."""
+        self._cancel_timer()
+        self._given_up = True
+        self._say(error=why)
+        self.transport.loseConnection()  # type: ignore[union-attr]
+
+    def _look(self) -> None:
+        if self._kept and self._is_kept_there and not self.done.called:
+            self._cancel_timer()
+            # before who waits is told: he may end the program
+            self.transport.loseConnection()  # type: ignore[union-attr]
+            self.done.callback(None)
+
+    def _say(self, **message: Any) -> None:
+        self.transport.write(_message(message))  # type: ignore[union-attr]
+
+    def _too_late(self) -> None:
+        self._timer = None
+        self._fail(f"the other side did not answer within {PAIR_TIMEOUT:g} s")
+
+    def _fail(self, why: str) -> None:
+        self._cancel_timer()
+        self.transport.loseConnection()  # type: ignore[union-attr]
+        self._lost(why)
+
+    def _lost(self, why: str) -> None:
+        """Who waits for the key hears of it; else who waits for the end."""
+        waiting: Deferred[Any] = self.done if self.key.called else self.key
+        if not waiting.called and not self._given_up:
+            self._given_up = True
+            waiting.errback(Failure(PairingError(why)))
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._cancel_timer()
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def _cancel_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None and timer.active():
+            timer.cancel()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._cancel_timer()
+        self._lost(lost_text(reason))

@@ -1,0 +1,112 @@
+"""``dmsg pair``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from dmsg.apps.codes.words import MAX_WORDS, WORDS, Code, completions
+from dmsg.cli.options import command
+from dmsg.cli.output import say, tell
+from dmsg.cli.params import ClientSettings, client_options, timeout_option
+from dmsg.clients.names import Names, check_name
+from dmsg.errors import DmsgError
+from dmsg.keys import load_or_create_key
+
+if TYPE_CHECKING:
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+
+def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Words of the code that is being typed."""
+    return [CompletionItem(code) for code in completions(incomplete)]
+
+
+@command()
+@click.argument("name")
+@click.argument("code", nargs=-1, metavar="[CODE]", shell_complete=complete_code)
+@click.option(
+    "--words",
+    default=WORDS,
+    show_default=True,
+    type=click.IntRange(1, MAX_WORDS),
+    help="Words of the code; each is one of 2048.",
+)
+@click.option(
+    "--verify", is_flag=True, help="Show a number to compare with the other side's before keys are exchanged."
+)
+@click.option("--replace", "replaces", is_flag=True, help="NAME may stand for another key already.")
+@click.option("--no-qr", is_flag=True, help="Do not show the code as QR.")
+@client_options
+@timeout_option
+def pair(
+    name: str,
+    code: tuple[str, ...],
+    words: int,
+    verify: bool,
+    replaces: bool,
+    no_qr: bool,
+    settings: ClientSettings,
+    timeout: float,
+) -> None:
+    """Exchange keys with somebody by a code; NAME stands for the other's key from then on.
+
+    Without CODE one is shown; the other person types it behind a name of his choice.  Both need a key file: the keys
+    in them are what is exchanged, over a connection with other keys.
+
+    \b
+    Examples:
+      dmsg pair bob --key-file alice.key
+      dmsg pair alice 7-guitar-alpha --key-file bob.key
+    """
+
+    try:
+        name = check_name(name)
+        known = Names().all().get(name)
+        typed = Code.parse(" ".join(code)) if code else None
+    except DmsgError as error:
+        raise click.UsageError(str(error)) from None
+    if settings.key_file is None:
+        raise click.UsageError("which key is yours?  --key-file FILE, with --create to make it, or DMSG_KEY_FILE")
+
+    from dmsg.apps.codes.pairing import Pairing
+    from dmsg.apps.codes.pake import Role
+    from dmsg.cli.running import run, with_client
+    from dmsg.cli.wordcodes import offer_code, take_code
+
+    key_file, create = settings.key_file, settings.create
+
+    async def main(reactor: Reactor) -> None:
+        key = load_or_create_key(key_file, create=create)
+
+        async def use(client: Client) -> None:
+            if typed is None:
+                hint = "dmsg pair NAME"
+                agreed = await offer_code(reactor, client, words, hint, verify=verify, show_qr=not no_qr)
+            else:
+                agreed = await take_code(reactor, client, typed, verify=verify, timeout=timeout)
+            pairing = Pairing(reactor, Role.SENDER if typed is None else Role.RECEIVER, key)
+            agreed.go_on(pairing)
+            other = await pairing.key
+            try:
+                Names().add(name, other, replace=replaces)
+            except DmsgError:
+                pairing.refuse("it did not keep the key")
+                raise
+            pairing.keep()
+            try:
+                await pairing.done
+            except DmsgError as error:
+                say(f"dmsg: {name} is {other.short}... here, but the other side may not have kept your key", err=True)
+                raise error from None
+            tell(f"{name} is {other}", name=name, key=str(other))
+
+        await with_client(reactor, replace(settings, key_file=None), use, published=typed is None)
+
+    if known is not None and not replaces:
+        raise click.UsageError(f"{name} stands for {known.short}... already: choose another name, or --replace")
+    run(main)

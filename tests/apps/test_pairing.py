@@ -1,0 +1,129 @@
+"""Keys that are exchanged behind a code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, strategies as st
+from twisted.internet.error import ConnectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.apps.codes.pairing import PAIR_TIMEOUT, Pairing, PairingError, signed
+from dmsg.apps.codes.pake import Role
+from dmsg.keys import SecKey
+
+ALICE, BOB, EVE = (SecKey.from_seed(b"pair %d" % number) for number in range(3))
+BINDING = bytes(range(32))
+
+
+class End:
+    """One end with what it has said, and what became of it."""
+
+    def __init__(self, role: Role, key: SecKey, binding: bytes = BINDING) -> None:
+        self.clock = Clock()
+        self.pairing = Pairing(self.clock, role, key)
+        transport: Any = StringTransport()
+        transport.binding = binding
+        self.transport = transport
+        self.key: list[Any] = []
+        self.done: list[Any] = []
+        self.pairing.key.addBoth(self.key.append)
+        self.pairing.done.addBoth(self.done.append)
+        self.pairing.makeConnection(self.transport)
+
+    def said(self) -> bytes:
+        data: bytes = self.transport.value()
+        self.transport.clear()
+        return data
+
+    def hears(self, data: bytes) -> None:
+        self.pairing.dataReceived(data)
+
+    def hears_json(self, **message: Any) -> None:
+        body = json.dumps(message).encode()
+        self.hears(len(body).to_bytes(4, "big") + body)
+
+
+class PairingTests(SynchronousTestCase):
+    """Alice made the code, Bob typed it."""
+
+    def setUp(self) -> None:
+        self.alice, self.bob = End(Role.SENDER, ALICE), End(Role.RECEIVER, BOB)
+
+    def test_each_has_the_other(self) -> None:
+        here, there = self.alice.said(), self.bob.said()
+        for byte in here:
+            self.bob.hears(bytes((byte,)))
+        self.alice.hears(there)
+        self.assertEqual((self.alice.key, self.bob.key), ([BOB.public], [ALICE.public]))
+        self.alice.pairing.keep()
+        self.bob.hears(self.alice.said())
+        self.assertEqual(self.bob.done, [])
+        self.bob.pairing.keep()
+        self.alice.hears(self.bob.said())
+        self.assertEqual((self.alice.done, self.bob.done), ([None], [None]))
+        self.assertEqual(self.alice.clock.getDelayedCalls(), [])
+
+    def refused(self, end: End) -> str:
+        self.assertEqual(len(end.key), 1)
+        end.key[0].trap(PairingError)
+        self.assertTrue(end.transport.disconnecting)
+        self.assertEqual(end.clock.getDelayedCalls(), [])
+        return str(end.key[0].value)
+
+    def test_a_key_of_somebody_else(self) -> None:
+        """Eve cannot give Bob's key for hers, nor repeat what he has signed elsewhere, nor send back Alice's own."""
+        key = BOB.public.hex()
+        for signature in (
+            EVE.sign(signed(Role.RECEIVER, BINDING, BOB.public)),
+            BOB.sign(signed(Role.RECEIVER, bytes(32), BOB.public)),
+            BOB.sign(signed(Role.SENDER, BINDING, BOB.public)),
+        ):
+            alice = End(Role.SENDER, ALICE)
+            alice.hears_json(key=key, signature=signature.hex())
+            self.assertIn("not proved", self.refused(alice))
+        self.alice.hears(self.alice.said())
+        self.assertIn("not proved", self.refused(self.alice))
+
+    def test_the_same_key_at_both_ends(self) -> None:
+        other = End(Role.RECEIVER, ALICE)
+        self.alice.hears(other.said())
+        self.assertIn("the same key", self.refused(self.alice))
+
+    def test_who_does_not_keep_it(self) -> None:
+        self.alice.hears(self.bob.said())
+        self.bob.hears(self.alice.said())
+        self.bob.pairing.refuse("it did not keep the key")
+        self.alice.pairing.keep()
+        self.alice.hears(self.bob.said())
+        self.assertIn("did not keep", str(self.alice.done[0].value))
+        self.bob.pairing.connectionLost(Failure(ConnectionDone()))
+        self.assertEqual(self.bob.done, [])
+
+    def test_who_says_nothing(self) -> None:
+        self.alice.clock.advance(PAIR_TIMEOUT)
+        self.assertIn("did not answer", self.refused(self.alice))
+
+    def test_who_leaves(self) -> None:
+        self.alice.pairing.connectionLost(Failure(ConnectionDone()))
+        self.assertEqual(len(self.alice.key), 1)
+        self.bob.hears(self.alice.said())
+        self.bob.pairing.keep()
+        self.bob.pairing.connectionLost(Failure(ConnectionDone()))
+        self.assertEqual(len(self.bob.done), 1)
+
+    @given(st.one_of(st.binary(max_size=60), st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=9))))
+    def test_whatever_comes(self, what: Any) -> None:
+        alice = End(Role.SENDER, ALICE)
+        if isinstance(what, bytes):
+            alice.hears(what)
+        else:
+            alice.hears_json(**what)
+        self.assertEqual(alice.done, [])
+        self.assertFalse(alice.key and not isinstance(alice.key[0], Failure))
+        if not alice.key:
+            alice.pairing.key.cancel()
