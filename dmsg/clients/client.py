@@ -177,7 +177,7 @@ class DelegatedClient(Service):
     async def find_nameplate(self, number: int) -> PubKey:
         """The key to which a nameplate leads; nothing vouches for it.
 
-        :raises NoSuchNameplate: there is none.
+        :raises ~dmsg.discovery.nameplates.client.NoSuchNameplate: there is none.
         :raises DiscoveryError: nobody could be asked.
         """
         return await find(self._lookups, number)

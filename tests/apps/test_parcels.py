@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps.parcels import manifest
-from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Checked, Entry, decode_entry, stays_inside, walk
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Checked, Item, decode_item, stays_inside, walk
 from dmsg.apps.parcels.place import Place, part_name
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Refused, Sent, TextSender
@@ -405,9 +405,9 @@ class LiarTests(TestCase):
     def test_entries_that_lead_out(self) -> None:
         for path in ("../x", "tree/../x", "tree//x", "/tree/x", "tree/./x", "tree/\0", "other", "tree/a/b", "tree"):
             checked = Checked()
-            checked.add(Entry("tree", DIRECTORY))
+            checked.add(Item("tree", DIRECTORY))
             try:
-                checked.add(decode_entry([path, FILE, 0, 0, 0]))
+                checked.add(decode_item([path, FILE, 0, 0, 0]))
             except TransferError:
                 continue
             self.assertEqual(path, "other")  # which was not offered, see below
@@ -498,12 +498,12 @@ class LiarTests(TestCase):
         self.patch(manifest, "ENTRIES_LIMIT", 3)
         checked = Checked()
         for name in "abc":
-            checked.add(Entry(name, FILE))
-        self.assertRaises(TransferError, checked.add, Entry("d", FILE))
+            checked.add(Item(name, FILE))
+        self.assertRaises(TransferError, checked.add, Item("d", FILE))
         self.patch(manifest, "NAMES_LIMIT", 10)
         checked = Checked()
-        checked.add(Entry("a" * 6, FILE))
-        self.assertRaises(TransferError, checked.add, Entry("b" * 6, FILE))
+        checked.add(Item("a" * 6, FILE))
+        self.assertRaises(TransferError, checked.add, Item("b" * 6, FILE))
 
     def test_a_message_without_an_end(self) -> None:
         liar = Liar(self.there)

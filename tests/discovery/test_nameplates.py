@@ -18,6 +18,7 @@ from dmsg.discovery.gojson import EntryDecodeError
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
 from dmsg.discovery.nameplates.client import PATH, NoSuchNameplate, claim, find
+from dmsg.discovery.nameplates.interface import INameplates
 from dmsg.discovery.nameplates.rules import (
     LARGEST,
     LASTS,
@@ -30,7 +31,6 @@ from dmsg.discovery.nameplates.rules import (
     decode_claim,
     decode_release,
 )
-from dmsg.discovery.nameplates.store import INameplates
 from dmsg.discovery.store import MemoryStore, SQLiteStore, open_store
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey

@@ -29,7 +29,7 @@ MODE_MASK = 0o777
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Item:
     """One thing of a parcel.
 
     :ivar kind: ``FILE``, ``DIRECTORY`` or ``LINK``.
@@ -83,7 +83,7 @@ def stays_inside(path: str, target: Any) -> bool:
     return ".." not in parts[up:] and up <= path.count("/") - 1
 
 
-def decode_entry(value: Any) -> Entry:
+def decode_item(value: Any) -> Item:
     """What the other side says of one thing.
 
     :raises TransferError: it is malformed, or not to be had.
@@ -98,23 +98,23 @@ def decode_entry(value: Any) -> Entry:
     if kind == LINK:
         if len(rest) != 1 or not stays_inside(path, rest[0]):
             raise TransferError("a link leads out of what is sent")
-        return Entry(path, LINK, 0, mode, mtime, rest[0])
+        return Item(path, LINK, 0, mode, mtime, rest[0])
     if rest or kind not in (FILE, DIRECTORY) or (kind == DIRECTORY and size):
         raise TransferError("an entry is malformed")
-    return Entry(path, kind, size, mode, mtime)
+    return Item(path, kind, size, mode, mtime)
 
 
 class Checked:
     """Entries in the order in which they come: each path once, behind the directory that it is in."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[Item] = []
         self.size = 0
         self.files = 0
         self._kinds: dict[str, str] = {}
         self._names = 0
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: Item) -> None:
         """:raises TransferError: it does not fit to those before."""
         above, slash, _ = entry.path.rpartition("/")
         if entry.path in self._kinds or (slash and self._kinds.get(above) != DIRECTORY):
@@ -169,22 +169,22 @@ def walk(paths: Sequence[Path]) -> Walked:
     return walked
 
 
-def _below(source: Path, path: str, status: os.stat_result, left_out: list[str]) -> Iterator[tuple[Entry, Path]]:
+def _below(source: Path, path: str, status: os.stat_result, left_out: list[str]) -> Iterator[tuple[Item, Path]]:
     mode, mtime = stat.S_IMODE(status.st_mode) & MODE_MASK, max(0, status.st_mtime_ns)
     if stat.S_ISREG(status.st_mode):
-        yield Entry(path, FILE, status.st_size, mode, mtime), source
+        yield Item(path, FILE, status.st_size, mode, mtime), source
     elif stat.S_ISDIR(status.st_mode):
-        yield Entry(path, DIRECTORY, 0, mode, mtime), source
+        yield Item(path, DIRECTORY, 0, mode, mtime), source
         for name in sorted(os.listdir(source)):
             below = source / name
             yield from _below(below, f"{path}/{name}", below.lstat(), left_out)
     elif stat.S_ISLNK(status.st_mode) and stays_inside(path, target := os.readlink(source)):
-        yield Entry(path, LINK, 0, mode, mtime, target), source
+        yield Item(path, LINK, 0, mode, mtime, target), source
     else:
         left_out.append(path)
 
 
-def tops(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+def tops(entries: Iterable[Item]) -> list[dict[str, Any]]:
     """What a person is asked about: name, kind, bytes and files of each thing that is sent."""
     found: dict[str, dict[str, Any]] = {}
     for entry in entries:

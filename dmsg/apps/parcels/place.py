@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Entry, parts_of
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
 from dmsg.apps.paths import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 
@@ -59,7 +59,7 @@ class Place:
 
     # --- one entry each ---
 
-    def _parent(self, entry: Entry) -> tuple[int, str]:
+    def _parent(self, entry: Item) -> tuple[int, str]:
         """An open directory, which the caller closes, and the name in it."""
         parts = parts_of(entry.path)
         parts[0] = part_name(parts[0])
@@ -74,7 +74,7 @@ class Place:
             raise
         return at, parts[-1]
 
-    def clear(self, entry: Entry) -> int:
+    def clear(self, entry: Item) -> int:
         """Make way for an entry: what lies there and is of another kind goes.
 
         :returns: bytes of a file that are there already.
@@ -99,14 +99,14 @@ class Place:
         finally:
             os.close(at)
 
-    def read(self, entry: Entry, size: int) -> Iterator[bytes]:
+    def read(self, entry: Item, size: int) -> Iterator[bytes]:
         """The first ``size`` bytes that are there, in pieces."""
         with self._open(entry, os.O_RDONLY) as file:
             while size and (data := file.read(min(CHUNK, size))):
                 size -= len(data)
                 yield data
 
-    def _open(self, entry: Entry, flags: int) -> IO[bytes]:
+    def _open(self, entry: Item, flags: int) -> IO[bytes]:
         at, name = self._parent(entry)
         try:
             descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
@@ -114,7 +114,7 @@ class Place:
             os.close(at)
         return os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "r+b", buffering=0)
 
-    def write_from(self, entry: Entry, offset: int) -> IO[bytes]:
+    def write_from(self, entry: Item, offset: int) -> IO[bytes]:
         """A file, open behind its first ``offset`` bytes; what is there beyond them is gone."""
         file = self._open(entry, os.O_RDWR | os.O_CREAT)
         try:
@@ -125,7 +125,7 @@ class Place:
             raise
         return file
 
-    def finish_file(self, entry: Entry, file: IO[bytes]) -> None:
+    def finish_file(self, entry: Item, file: IO[bytes]) -> None:
         """It is whole: give it its mode and time, see that the disk has it, and close it."""
         with file:
             os.fchmod(file.fileno(), entry.mode)
@@ -135,7 +135,7 @@ class Place:
 
     # --- the end ---
 
-    def finish(self, entries: Sequence[Entry]) -> list[Path]:
+    def finish(self, entries: Sequence[Item]) -> list[Path]:
         """All files are whole: links, modes and times of directories, and then their names.
 
         :returns: what is there now.
@@ -173,7 +173,7 @@ class Place:
                 os.rename(part, target)
         return [self._directory / entry.path for entry in done]
 
-    def _take_away_others(self, entry: Entry, at: int, name: str, known: set[str]) -> None:
+    def _take_away_others(self, entry: Item, at: int, name: str, known: set[str]) -> None:
         """What an earlier transfer of another tree left in this directory."""
         inside = os.open(name, _OPEN_DIRECTORY, dir_fd=at)
         try:

@@ -15,7 +15,7 @@ from twisted.internet.protocol import Protocol
 from twisted.internet.task import CooperativeTask, cooperate
 from twisted.python.failure import Failure
 
-from dmsg.apps.parcels.manifest import DIRECTORY, FILE, Checked, Entry, decode_entry
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, Checked, Item, decode_item
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.wire import (
     DIGEST_SIZE,
@@ -101,8 +101,8 @@ class ParcelReceiver(Protocol):
         self._checked = Checked()
         self._have: dict[int, tuple[int, Any]] = {}
         self._from: dict[int, int] = {}
-        self._files: Iterator[tuple[int, Entry]] = iter(())
-        self._entry = Entry("", FILE)
+        self._files: Iterator[tuple[int, Item]] = iter(())
+        self._entry = Item("", FILE)
         self._file: IO[bytes] | None = None
         self._left = 0
         self._task: CooperativeTask[Iterator[None]] | None = None
@@ -222,7 +222,7 @@ class ParcelReceiver(Protocol):
         if not isinstance(entries, list):
             raise TransferError("the other side does not speak dmsg's parcels")
         for one in entries:
-            self._checked.add(decode_entry(one))
+            self._checked.add(decode_item(one))
         return True
 
     def _look_at_place(self) -> None:

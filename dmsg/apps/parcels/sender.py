@@ -17,7 +17,7 @@ from twisted.internet.task import cooperate
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.apps.parcels.manifest import FILE, Entry, Walked, tops
+from dmsg.apps.parcels.manifest import FILE, Item, Walked, tops
 from dmsg.apps.parcels.wire import MESSAGE_FULL, PIECE_LIMIT, Messages, encode, numbers
 from dmsg.apps.transfer import TransferError, lost_text
 
@@ -305,7 +305,7 @@ class FilesSender(ParcelSender):
                 offset = self._have[index][0] if index in digests else 0
                 yield from self._contents(entry, self._sources[index], offset, digests.get(index), there)
 
-    def _contents(self, entry: Entry, source: Path, offset: int, digest: Any, there: int) -> Iterator[None]:
+    def _contents(self, entry: Item, source: Path, offset: int, digest: Any, there: int) -> Iterator[None]:
         digest = digest or hashlib.sha256()
         left = entry.size - offset
         file: IO[bytes]

@@ -42,7 +42,7 @@ class NameplatesInUse(Exception):
 class Nameplates:
     """Claims, looks and releases.
 
-    :param store: asks what provides :class:`~dmsg.discovery.nameplates.store.INameplates`.
+    :param store: asks what provides :class:`~dmsg.discovery.nameplates.interface.INameplates`.
     :param wall_clock: seconds since 1970.
     """
 

@@ -77,7 +77,7 @@ class IEntryStore(Interface):
 
     dropped = Attribute("Dropped: told of entries that the store lets go of; may be set.")
     failures = Attribute("A tuple of the exceptions by which it fails that are not a fault of this program.")
-    nameplates = Attribute("Provides dmsg.discovery.nameplates.store.INameplates: kept beside the entries.")
+    nameplates = Attribute("Provides dmsg.discovery.nameplates.interface.INameplates: kept beside the entries.")
 
     def is_full(error: BaseException) -> bool:
         """Whether ``post`` fails with this because nothing can be written, though it can be read."""
