@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from typing import Any
+import termios
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReadDescriptor
-from twisted.python.failure import Failure
-from zope.interface import implementer
+import click
 
-from dmsg.cli.output import say
-
-ANSWER_LIMIT = 1024
-"""Bytes of a line that is looked at."""
+if TYPE_CHECKING:
+    from twisted.internet.defer import Deferred
 
 
 def can_ask() -> bool:
@@ -22,50 +18,23 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
+def check_can_ask() -> None:
+    """:raises click.UsageError: ``--verify`` asks, and nobody could answer."""
+    if not can_ask():
+        raise click.UsageError("--verify asks whether two numbers are the same: it needs a terminal")
+
+
 def ask(reactor: Any, question: str, *, default: bool) -> Deferred[bool]:
     """Ask, and wait for a line; an empty one is ``default``, the end of input is a no.
 
     Cancelling takes the question back.
     """
+    from dmsg.cli.answering import Line
+
+    with suppress(termios.error, OSError):  # no terminal
+        # what was typed before is no answer to what nobody had seen
+        termios.tcflush(0, termios.TCIFLUSH)
     sys.stderr.write(f"{question} [{'Y/n' if default else 'y/N'}] ")
     sys.stderr.flush()
-    return _Line(reactor, default).answered
 
-
-@implementer(IReadDescriptor)
-class _Line:
-    """One line of standard input; what stands behind it is left to who reads next."""
-
-    def __init__(self, reactor: Any, default: bool) -> None:
-        self._reactor = reactor
-        self._default = default
-        self.answered: Deferred[bool] = Deferred(lambda _: self._end())
-        reactor.addReader(self)
-
-    def fileno(self) -> int:
-        return 0
-
-    def logPrefix(self) -> str:
-        return "question"
-
-    def doRead(self) -> None:
-        try:
-            # a terminal gives one line at a time
-            data = os.read(0, ANSWER_LIMIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        self._end()
-        if not data:
-            say(err=True)  # the cursor is behind the question
-        text = data.split(b"\n")[0].strip().lower()
-        self.answered.callback(bool(data) and ((not text and self._default) or text in (b"y", b"yes")))
-
-    def connectionLost(self, reason: Failure) -> None:
-        self._end()
-        if not self.answered.called:
-            self.answered.callback(False)
-
-    def _end(self) -> None:
-        self._reactor.removeReader(self)
+    return Line(reactor, default).answered

@@ -40,10 +40,13 @@ class _Output:
 state = _Output()
 
 
-def say(text: str = "", *, err: bool = False) -> None:
-    """Print a line; never raises, whoever calls it.  What strangers have put into it does nothing to a terminal."""
+def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
+    """Print a line; never raises, whoever calls it.  What strangers have put into it does nothing to a terminal.
+
+    :param as_it_is: nothing of it is changed: it goes to a file or a program.
+    """
     try:
-        click.echo(printable(text, "\n\t"), err=err)
+        click.echo(text if as_it_is else printable(text, "\n\t"), err=err, color=as_it_is or None)
     except (OSError, ValueError) as error:
         failed(error, err=err)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from twisted.internet.task import deferLater
 from dmsg.apps.codes.pake import Role, WrongCode
 from dmsg.apps.codes.stream import PORT, Agreed, CodeEnd, CodeFactory, CodeOver
 from dmsg.apps.codes.words import Code
-from dmsg.cli.asking import ask, can_ask
+from dmsg.cli.asking import ask
 from dmsg.cli.output import notice, say, state, tell
 from dmsg.errors import DiscoveryError, DmsgError
 
@@ -82,7 +83,7 @@ async def take_code(reactor: Reactor, client: Client, code: Code, *, verify: boo
             await end.closed.addTimeout(CLOSE_TIMEOUT, reactor)
         raise CodeUsedUp("the code is not right, or somebody else answered: it is used up, ask for another") from None
     except CodeOver as error:
-        raise CodeUsedUp(f"{error}; the code may be used up") from None
+        raise CodeUsedUp(str(error)) from None
     await _compare(reactor, agreed, verify)
     return agreed
 
@@ -113,7 +114,7 @@ async def _compare(reactor: Reactor, agreed: Agreed, verify: bool) -> None:
     if not verify:
         return
     say(f"verify: {agreed.verifier}", err=True)
-    if can_ask() and not await ask(reactor, "Does the other side show the same?", default=False):
+    if not await ask(reactor, "Does the other side show the same?", default=False):
         raise CodeUsedUp("the other side shows something else")
 
 
@@ -123,4 +124,11 @@ def _show_qr(text: str) -> None:
         return
     import segno
 
-    segno.make(text, micro=False).terminal(out=sys.stderr, border=2, compact=True)
+    code = segno.make(text, micro=False)
+    width = code.symbol_size(border=2)[0]
+    try:
+        "▀▄█".encode(sys.stderr.encoding or "ascii")
+    except UnicodeEncodeError:
+        return
+    if shutil.get_terminal_size().columns >= width:
+        code.terminal(out=sys.stderr, border=2, compact=True)

@@ -7,16 +7,31 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.apps.codes.pake import Role, WrongCode
-from dmsg.apps.codes.stream import AGREE_TIMEOUT, AT_ONCE, PORT, UNFINISHED, CodeEnd, CodeFactory, CodeOver
+from dmsg.apps.codes.pake import Agreement, Role, WrongCode
+from dmsg.apps.codes.stream import (
+    AGREE_TIMEOUT,
+    AT_ONCE,
+    CLOSE_TIMEOUT,
+    EARLY_LIMIT,
+    PORT,
+    UNFINISHED,
+    CodeEnd,
+    CodeFactory,
+    CodeOver,
+)
 from dmsg.apps.codes.words import Code
 from dmsg.discovery.nameplates.client import claim, find
+from dmsg.keys import SecKey
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.testing import Lab
 
 CODE = Code(7, ("guitar", "alpha"))
+ALICE, BOB = SecKey.from_seed(b"code alice"), SecKey.from_seed(b"code bob")
 GUESS = Code(7, ("guitar", "zoo"))
 
 
@@ -177,6 +192,106 @@ class CodeStreamTests(CodeStreamCase):
         self.run_until(lambda: results and self.results)
         self.assertIsInstance(results[0].value, WrongCode)
         self.assertIsInstance(self.results[0].value, WrongCode)
+
+    def test_who_floods(self) -> None:
+        """Behind rubbish, and behind the last word of the proof: nothing of it is kept without a limit."""
+
+        class Transport(StringTransport):
+            binding = bytes(32)
+            producing = True
+            aborting = False
+
+            def getPeer(self) -> Any:
+                return DmsgAddress(BOB.public)
+
+            def getHost(self) -> Any:
+                return DmsgAddress(ALICE.public)
+
+            def pauseProducing(self) -> None:
+                self.producing = False
+
+            def resumeProducing(self) -> None:
+                self.producing = True
+
+            def abortConnection(self) -> None:
+                self.aborting = True
+
+        def end(role: Role) -> tuple[CodeEnd, Any]:
+            made = CodeEnd(Clock(), role, CODE)
+            transport: Any = Transport()
+            made.makeConnection(transport)
+            return made, transport
+
+        sender, transport = end(Role.SENDER)
+        self.failed = sender.agreed.addErrback(lambda _: None)
+        sender.dataReceived(b"\x09\x00\x00")
+        for _ in range(100):
+            sender.dataReceived(bytes(100_000))
+        self.assertEqual(sender._early, [])
+        sender._reactor.advance(CLOSE_TIMEOUT)  # type: ignore[attr-defined]
+        self.assertTrue(transport.aborting)
+
+        known = Agreement(Role.RECEIVER, CODE.password, local=BOB.public, remote=ALICE.public, binding=bytes(32))
+        sender, transport = end(Role.SENDER)
+        sender.dataReceived(known.data_to_send())
+        known.receive_data(transport.value())
+        sender.dataReceived(known.data_to_send())
+        agreed = self.successResultOf(sender.agreed)
+        self.assertFalse(transport.producing)
+        sender.dataReceived(b"early")
+
+        class Pauses(Protocol):
+            got = b""
+
+            def dataReceived(self, data: bytes) -> None:
+                self.got += data
+                self.transport.pauseProducing()  # type: ignore[union-attr]
+
+        protocol = Pauses()
+        agreed.go_on(protocol)
+        self.assertEqual(protocol.got, b"early")
+        self.assertFalse(transport.producing)  # as it wants
+        sender, transport = end(Role.SENDER)
+        known = Agreement(Role.RECEIVER, CODE.password, local=BOB.public, remote=ALICE.public, binding=bytes(32))
+        sender.dataReceived(known.data_to_send())
+        known.receive_data(transport.value())
+        sender.dataReceived(known.data_to_send())
+        while not transport.aborting:
+            sender.dataReceived(bytes(100_000))
+            self.assertLess(sum(map(len, sender._early)), EARLY_LIMIT + 1)
+
+    def test_the_last_of_too_many_while_others_run(self) -> None:
+        for _ in range(UNFINISHED - 1):
+            recorder = self.silent()
+            recorder.transport.loseConnection()  # type: ignore[union-attr]
+            self.lab.network.run(0.3)
+        others = [self.silent() for _ in range(3)]
+        others[0].transport.loseConnection()  # type: ignore[union-attr]
+        self.lab.network.run(3.0)
+        self.assertIsInstance(self.results[0].value, CodeOver)
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_who_takes_the_guess_and_leaves(self) -> None:
+        """A stranger at whom the nameplate leads: what he does not answer was his guess."""
+
+        class Thief(CodeEnd):
+            def dataReceived(self, data: bytes) -> None:
+                if self._agreement is not None and self._agreement.judges:
+                    self._abort()
+                else:
+                    super().dataReceived(data)
+
+        def thief() -> CodeEnd:
+            end = Thief(self.clock, Role.SENDER, GUESS)
+            end.agreed.addErrback(lambda _: None)
+            return end
+
+        factory = Factory.forProtocol(thief)
+        factory.noisy = False
+        self.eve.listen(factory, PORT)
+        _, results = self.dial(self.bob, CODE, self.eve)
+        self.run_until(lambda: results)
+        self.assertIn("used up, ask for another", str(results[0].value))
 
     def test_a_plain_stream(self) -> None:
         """It has no binding: nothing is said over it."""

@@ -26,7 +26,7 @@ class WordTests(SynchronousTestCase):
         self.assertEqual((len(words), words[0], words[-1]), (2048, "abandon", "zoo"))
         self.assertEqual(sorted(words), list(words))
 
-    @given(st.integers(1, 9999), st.integers(1, 12))
+    @given(st.integers(1, 9999), st.integers(2, 12))
     def test_any_code_is_understood(self, nameplate: int, words: int) -> None:
         code = Code.make(nameplate, words)
         for text in (str(code), str(code).upper(), f" {code}\n".replace("-", " ")):
@@ -55,7 +55,18 @@ class WordTests(SynchronousTestCase):
 
     def test_what_is_no_code(self) -> None:
         long = "7" + "-zoo" * 13
-        for text in ("", "7", "7-", "0-guitar-alpha", "10000-guitar-alpha", "guitar-alpha", "²-zoo", long):
+        for text in (
+            "",
+            "7",
+            "7-",
+            "7-zoo",
+            "7" * 6000 + "-zoo-zoo",
+            "0-guitar-alpha",
+            "10000-guitar-alpha",
+            "guitar-alpha",
+            "²-zoo",
+            long,
+        ):
             self.assertRaises(CodeError, Code.parse, text)
         for text in ("film.mkv", "02" + "ab" * 32, "7", "", "12345-zoo"):
             self.assertFalse(looks_like_code(text), text)
@@ -134,7 +145,12 @@ class PakeTests(SynchronousTestCase):
     def test_a_confirmation_before_there_is_a_key(self) -> None:
         _, sender = ends()
         self.assertRaises(CodeProtocolError, sender.receive_data, b"\x02\x00\x20" + bytes(32))
-        receiver, _ = ends()
+        for end in ends():  # nor does anybody say that it was wrong, the receiver at no time
+            self.assertRaises(CodeProtocolError, end.receive_data, b"\x03\x00\x00")
+        receiver, sender = ends()
+        sender.receive_data(receiver.data_to_send())
+        self.assertRaises(CodeProtocolError, sender.receive_data, b"\x03\x00\x00")
+        receiver.receive_data(sender.data_to_send())
         self.assertRaises(WrongCode, receiver.receive_data, b"\x03\x00\x00")
 
     def test_what_comes_behind_is_given_back(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import stat
@@ -12,6 +13,7 @@ from hypothesis import given, strategies as st
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
+from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.internet.testing import StringTransport
@@ -150,7 +152,7 @@ class FilesTests(ParcelCase):
         offers: list[Offer] = []
         walked = walk([self.here / "a.txt", tree, self.here / "leads.txt"])
         await self.send(FilesSender(walked), offers.append)
-        self.assertEqual([(name, kind, files) for name, kind, _, files in offers[0].things][0], ("a.txt", FILE, 1))
+        self.assertEqual([(name, kind, files) for name, kind, _, files, _ in offers[0].things][0], ("a.txt", FILE, 1))
         self.assertEqual((self.there / "leads.txt").read_bytes(), b"a" * 70_000)
         self.assertFalse((self.there / "leads.txt").is_symlink())
         self.assertEqual(described(self.there / "tree"), described(tree))
@@ -300,6 +302,71 @@ class ResumeTests(ParcelCase):
         self.assertEqual(outside.read_bytes(), b"precious")
 
 
+class PeerTests(TestCase):
+    """A receiver who wants more than he was offered, or says what cannot be."""
+
+    def sender(self, *files: int) -> tuple[FilesSender, Any, list[Any]]:
+        """One with files of these sizes, whose offer has been taken or not yet."""
+        root = Path(self.mktemp())
+        root.mkdir()
+        for number, size in enumerate(files):
+            (root / str(number)).write_bytes(bytes(size))
+        sender = FilesSender(walk([root / str(number) for number in range(len(files))]))
+        transport: Any = StringTransport()
+        transport.abortConnection = transport.loseConnection
+        sender.makeConnection(transport)
+        results: list[Any] = []
+        sender.done.addBoth(results.append)
+        return sender, transport, results
+
+    async def until(self, transport: Any, text: bytes) -> None:
+        while text not in transport.value():
+            await deferLater(reactor, 0.01)
+
+    @asynchronous
+    async def test_an_answer_before_the_question(self) -> None:
+        """It cannot know what there is: no file is read for it."""
+        for message in ({"whole": True}, {"have": [[0, 1, "0" * 64]]}, {"ok": True}):
+            sender, transport, results = self.sender(1000)
+            sender.dataReceived(encode(take=True) + encode(**message))
+            self.assertIn("does not speak", str(results[0].value))
+            sender.connectionLost(Failure(ConnectionDone()))
+            self.assertNotIn(bytes(100), transport.value())
+
+    @asynchronous
+    async def test_what_it_cannot_have(self) -> None:
+        for have in ([1, 1, "0" * 64], [0, 1001, "0" * 64], [0, 1, "x" * 65], [0, 1, "\U0001f600" * 64], [0, 1, None]):
+            sender, transport, results = self.sender(1000)
+            sender.dataReceived(encode(take=True))
+            await self.until(transport, b'"whole":true')
+            sender.dataReceived(encode(have=[have]))
+            self.assertIn("does not speak", str(results[0].value))
+
+    @asynchronous
+    async def test_thanks_for_nothing(self) -> None:
+        """It is not said to have arrived before it was sent."""
+        sender, transport, results = self.sender(20_000_000)
+        sender.dataReceived(encode(take=True))
+        await self.until(transport, b'"whole":true')
+        sender.dataReceived(encode(whole=True) + encode(ok=True))
+        self.assertIn("does not speak", str(results[0].value))
+
+    @asynchronous
+    async def test_a_link_in_place_of_a_file(self) -> None:
+        """Somebody changes the tree while it waits to be sent."""
+        sender, transport, results = self.sender(1000)
+        source = sender._sources[0]
+        source.unlink()
+        source.symlink_to("/etc/passwd")
+        sender.dataReceived(encode(take=True))
+        await self.until(transport, b'"whole":true')
+        sender.dataReceived(encode(whole=True))
+        while not results:
+            await deferLater(reactor, 0.01)
+        results[0].trap(TransferError)
+        self.assertNotIn(b"root:", transport.value())
+
+
 class OtherTests(ParcelCase):
     """Texts and pipes."""
 
@@ -323,6 +390,17 @@ class OtherTests(ParcelCase):
         sent, taken = await self.send(PipeSender("stdin", source), pipe=got.append)
         self.assertEqual(b"".join(got), data)
         self.assertEqual((sent.size, taken.size, taken.offer.text), (1_000_000, 1_000_000, "stdin"))
+
+    @asynchronous
+    async def test_a_pipe_of_more_than_is_wanted(self) -> None:
+        got: list[bytes] = []
+
+        def source(pipe: PipeSender) -> None:
+            pipe.write(bytes(1_000_000))
+
+        said = await self.fails(PipeSender("stdin", source), pipe=got.append, most=600_000)
+        self.assertIn("more than 600000 bytes", said[0])
+        self.assertLessEqual(sum(map(len, got)), 600_000)
 
     @asynchronous
     async def test_refused(self) -> None:
@@ -351,7 +429,10 @@ class Liar:
         self.receiver.dataReceived(encode(**message))
 
     def offer(self, *things: tuple[str, str, int, int]) -> None:
-        named = [dict(zip(("name", "kind", "size", "files"), thing, strict=True)) for thing in things]
+        names = ("name", "kind", "size", "files")
+        named = [
+            {**dict(zip(names, thing, strict=True)), "directories": int(thing[1] == DIRECTORY)} for thing in things
+        ]
         self.say(offer="files", things=named, size=sum(one[2] for one in things), files=sum(one[3] for one in things))
 
     @property
@@ -371,7 +452,12 @@ class LiarTests(TestCase):
     def test_names_that_lead_out(self) -> None:
         for name in ("", ".", "..", "a/b", "/etc", "../x", "a\0b", "x" * 256, "a.dmsg-part", 7, None):
             liar = Liar(self.there)
-            liar.say(offer="files", things=[{"name": name, "kind": FILE, "size": 1, "files": 1}], size=1, files=1)
+            liar.say(
+                offer="files",
+                things=[{"name": name, "kind": FILE, "size": 1, "files": 1, "directories": 0}],
+                size=1,
+                files=1,
+            )
             self.assertIn("malformed", liar.why, repr(name))
         self.assertEqual(os.listdir(self.there), [])
 
@@ -379,18 +465,33 @@ class LiarTests(TestCase):
         for message in (
             {},
             {"offer": "files", "things": [], "size": 0, "files": 0},
-            {"offer": "files", "things": [{"name": "a", "kind": FILE, "size": 5, "files": 1}], "size": 1, "files": 1},
-            {"offer": "files", "things": [{"name": "a", "kind": LINK, "size": 0, "files": 1}], "size": 0, "files": 1},
-            {"offer": "files", "things": [{"name": "a", "kind": FILE, "size": -1, "files": 1}], "size": -1, "files": 1},
             {
                 "offer": "files",
-                "things": [{"name": "a", "kind": FILE, "size": True, "files": 1}],
+                "things": [{"name": "a", "kind": FILE, "size": 5, "files": 1, "directories": 0}],
                 "size": 1,
                 "files": 1,
             },
             {
                 "offer": "files",
-                "things": [{"name": "a", "kind": FILE, "size": 1, "files": 1}] * 2,
+                "things": [{"name": "a", "kind": LINK, "size": 0, "files": 1, "directories": 0}],
+                "size": 0,
+                "files": 1,
+            },
+            {
+                "offer": "files",
+                "things": [{"name": "a", "kind": FILE, "size": -1, "files": 1, "directories": 0}],
+                "size": -1,
+                "files": 1,
+            },
+            {
+                "offer": "files",
+                "things": [{"name": "a", "kind": FILE, "size": True, "files": 1, "directories": 0}],
+                "size": 1,
+                "files": 1,
+            },
+            {
+                "offer": "files",
+                "things": [{"name": "a", "kind": FILE, "size": 1, "files": 1, "directories": 0}] * 2,
                 "size": 2,
                 "files": 2,
             },
@@ -458,7 +559,8 @@ class LiarTests(TestCase):
     async def lied(self, *entries: Any, offered: Any = (("tree", DIRECTORY, 0, 0),), asked: Any = yes) -> Liar:
         liar = Liar(self.there, asked)
         liar.offer(*offered)
-        liar.say(entries=[*entries])
+        if entries:
+            liar.say(entries=[*entries])
         liar.say(whole=True)
         return liar
 
@@ -488,6 +590,9 @@ class LiarTests(TestCase):
             ["tree/a", FILE, 1.0, 0, 0],
             ["tree/a", LINK, 0, 0, 0],
             ["tree/a", LINK, 0, 0, 0, "../../etc"],
+            ["tree/a", LINK, 0, 0, 0, "\ud800"],
+            ["tree/\ud800", FILE, 0, 0, 0],
+            ["/".join(["tree"] * 201), DIRECTORY, 0, 0, 0],
             ["tree/a", FILE, 0, 0, 0, "x"],
             ["tree", DIRECTORY, 0, 0, 0],
         ):
@@ -516,6 +621,31 @@ class LiarTests(TestCase):
         liar.receiver.dataReceived(data)
         liar.receiver.dataReceived(len(data).to_bytes(4, "big") + data)
         self.assertEqual(os.listdir(self.there), [])
+
+    def test_who_sends_while_a_person_is_asked(self) -> None:
+        asked: Deferred[None] = Deferred()
+        liar = Liar(self.there, lambda offer: asked)
+        liar.offer(("a", FILE, 5, 1))
+        for _ in range(20):
+            liar.receiver.dataReceived(bytes(100_000))
+        self.assertIn("not asked for", liar.why)
+        self.assertLess(liar.receiver._messages.held, 1_200_000)
+
+    @asynchronous
+    async def test_a_long_name(self) -> None:
+        """It has room beside it for what it is called until it is whole."""
+        liar = Liar(self.there)
+        name = "n" * 255
+        liar.offer((name, FILE, 0, 1))
+        liar.say(entries=[[name, FILE, 0, 0o644, 0]])
+        liar.say(whole=True)
+        while b'"whole":true' not in liar.transport.value():
+            await deferLater(reactor, 0.01)
+        liar.say(whole=True)
+        liar.receiver.dataReceived(hashlib.sha256().digest())
+        while b'"ok":true' not in liar.transport.value():
+            await deferLater(reactor, 0.01)
+        self.assertEqual(os.listdir(self.there), [name])
 
     @asynchronous
     async def test_offsets_that_were_not_named(self) -> None:
@@ -576,6 +706,13 @@ class WalkTests(SynchronousTestCase):
 
     def test_mistakes(self) -> None:
         (self.root / "a").write_bytes(b"")
+        (self.root / "d").mkdir()
+        (self.root / "d" / "a").write_bytes(b"")
+        os.mkfifo(self.root / "fifo")
+        error = self.assertRaises(TransferError, walk, [self.root / "a", self.root / "d" / "a"])
+        self.assertIn("two of them are called a", str(error))
+        error = self.assertRaises(TransferError, walk, [self.root / "fifo"])
+        self.assertIn("neither file nor directory", str(error))
         for paths in ([self.root / "no"], [self.root / "a", self.root / "a"], [Path("/")], [Path("/dev/null")]):
             error = self.assertRaises(TransferError, walk, paths)
             self.assertLess(len(str(error)), 200)

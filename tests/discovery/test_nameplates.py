@@ -128,6 +128,16 @@ class NameplatesMixin:
         self.assertEqual(await self.claim(ONE, 4, most=1, now=10.0), 4)
         self.assertEqual(await self.claim(TWO, 5, most=1, now=10.0), TOO_MANY)
 
+    @asynchronous
+    async def test_who_keeps_those_of_others(self: Any) -> None:
+        """They are his from then on, as many as he may have."""
+        await self.claim(ONE, 1, place="a")
+        await self.claim(TWO, 2, place="b")
+        self.assertEqual(await self.claim(ONE, 9, place="c", most=1), 1)
+        self.assertEqual(await self.claim(TWO, 9, place="c", most=1), TOO_MANY)
+        self.assertEqual(await self.claim(THREE, 3, place="a", most=1), 3)
+        self.assertEqual(await self.claim(ONE, 9, place="c", most=1, now=5.0), 1)
+
 
 class MemoryTests(NameplatesMixin, TestCase):
     """In memory."""

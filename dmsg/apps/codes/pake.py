@@ -136,7 +136,7 @@ class Agreement:
             self._agree(body)
         elif kind == CONFIRM and self._key is not None:
             self._judge(body)
-        elif kind == WRONG and not body:
+        elif kind == WRONG and not body and self._role is Role.RECEIVER and self._key is not None:
             raise WrongCode("the code is not right")
         else:
             raise CodeProtocolError("the other side does not speak dmsg's codes")

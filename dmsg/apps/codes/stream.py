@@ -22,6 +22,8 @@ PORT = 25
 """Where who made a code listens."""
 AGREE_TIMEOUT = 30.0
 """Seconds for the messages of one run."""
+EARLY_LIMIT = 512 * 1024
+"""Bytes that are kept of what comes before there is a protocol to take it; who sends more is cut off."""
 CLOSE_TIMEOUT = 1.0
 """Seconds in which who guessed wrong is told so."""
 AT_ONCE = 8
@@ -93,8 +95,13 @@ class CodeEnd(Protocol):
             self._next.dataReceived(data)
             return
         agreement = self._agreement
-        if agreement is None or self.agreed.called:
-            self._early.append(data)  # what waits is paused: no more than a window
+        if agreement is None or self._given_up:
+            return  # nobody will take it
+        if agreement.done:
+            self._early.append(data)
+            if sum(map(len, self._early)) > EARLY_LIMIT:
+                self._early.clear()
+                self._abort()
             return
         try:
             rest = agreement.receive_data(data)
@@ -113,16 +120,16 @@ class CodeEnd(Protocol):
             self.agreed.callback(Agreed(transport.getPeer().public_key, agreement.verifier, self._go_on))
 
     def _go_on(self, protocol: IProtocol) -> None:
-        self._next = protocol
         transport: Any = self.transport
+        if self._lost is None:
+            transport.resumeProducing()  # before the protocol has a word: it may want to pause
+        self._next = protocol
         protocol.makeConnection(transport)
-        early, self._early = self._early, []
-        for data in early:
-            protocol.dataReceived(data)
+        early, self._early = b"".join(self._early), []
+        if early:
+            protocol.dataReceived(early)
         if self._lost is not None:
             protocol.connectionLost(self._lost)
-        else:
-            transport.resumeProducing()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._cancel_timer()
@@ -130,7 +137,14 @@ class CodeEnd(Protocol):
         if self._next is not None:
             self._next.connectionLost(reason)
         elif not self.agreed.called and not self._given_up:
-            self.agreed.errback(Failure(CodeOver("the other side ended the connection before the code was compared")))
+            # this end has said its word, and the other one may have judged it: a guess, if it was a stranger
+            judged = self._role is Role.RECEIVER and self._agreement is not None and self._agreement.judges
+            what = (
+                "instead of an answer: the code is used up, ask for another"
+                if judged
+                else "before the code was compared"
+            )
+            self.agreed.errback(Failure(CodeOver(f"the other side ended the connection {what}")))
         if not self.closed.called:
             self.closed.callback(None)
 
@@ -145,6 +159,8 @@ class CodeEnd(Protocol):
             self._abort()
         else:
             self.transport.loseConnection()  # type: ignore[union-attr]
+            # who takes nothing is not waited for
+            self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)
         if not self.agreed.called:
             self.agreed.errback(Failure(error))
 
@@ -199,10 +215,10 @@ class CodeFactory(Factory):
                 return
             result = Failure(CodeOver(f"{UNFINISHED} connections came to this code and did not compare it"))
         agreed = self.agreed
+        self._over = True
         self._end()
         if isinstance(result, Failure):
             # who guessed wrong hears of it before this program ends
-            self._over = True
             end.closed.addTimeout(CLOSE_TIMEOUT, self._reactor)
             end.closed.addBoth(lambda _: agreed.callback(result))
         else:

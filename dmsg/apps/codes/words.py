@@ -13,11 +13,12 @@ from dmsg.errors import DmsgError
 
 WORDS = 2
 """Words of a code, by default: 22 bits.  There is one guess."""
+MIN_WORDS = 2
+"""Words that a code has at least: a code with a word forgotten is none, and not a wrong one."""
 MAX_WORDS = 12
 """Words of a code at most."""
 BITS = 11
 """Of a word."""
-MAX_NAMEPLATE = 9999
 DISTINCT = 4
 """Letters by which every word of the list differs from all others."""
 
@@ -57,10 +58,10 @@ class Code:
         :raises CodeError: it is no code; says which word is none, and which was meant perhaps.
         """
         number, *words = text.strip().lower().replace("-", " ").split()[: MAX_WORDS + 2] or [""]
-        if not (number.isascii() and number.isdigit() and 1 <= int(number[:9]) <= MAX_NAMEPLATE):
+        if not (number.isascii() and number.isdigit() and len(number) <= 4 and int(number)):
             raise CodeError(f"{text[:80]!r} is no code: one begins with a number, as 7-guitar-alpha does")
-        if not 1 <= len(words) <= MAX_WORDS:
-            raise CodeError(f"{text[:80]!r} is no code: one has a number and words, as 7-guitar-alpha does")
+        if not MIN_WORDS <= len(words) <= MAX_WORDS:
+            raise CodeError(f"{text[:80]!r} is no code: one has a number and two words or more, as 7-guitar-alpha does")
         return cls(int(number), tuple(_word(one) for one in words))
 
     @property

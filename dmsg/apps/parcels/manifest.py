@@ -6,6 +6,7 @@ are bytes on both sides: what is no UTF-8 travels as surrogates (PEP 383).
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ NAMES_LIMIT = 32 * 1024 * 1024
 """Bytes of their paths, and of where links lead, in all."""
 PATH_LIMIT = 4096
 """Bytes of one path."""
+DEPTH_LIMIT = 200
+"""Parts of a path."""
 NAME_LIMIT = 255
 """Bytes of a part of it."""
 MODE_MASK = 0o777
@@ -57,9 +60,11 @@ def parts_of(path: Any) -> list[str]:
 
     :raises TransferError: it would not stay where it belongs.
     """
-    if not isinstance(path, str) or not path or "\0" in path or len(_bytes(path)) > PATH_LIMIT:
+    if not isinstance(path, str) or not path or "\0" in path or not _is_name(path):
         raise TransferError("a path is malformed")
     parts = path.split("/")
+    if len(parts) > DEPTH_LIMIT:
+        raise TransferError(f"a path has more than {DEPTH_LIMIT} parts")
     if any(part in ("", ".", "..") or len(_bytes(part)) > NAME_LIMIT for part in parts):
         raise TransferError("a path is malformed")
     return parts
@@ -71,7 +76,7 @@ def stays_inside(path: str, target: Any) -> bool:
     Parts that lead up may only stand before all others: behind the name of another link nobody could tell where
     they lead.
     """
-    if not isinstance(target, str) or not target or "\0" in target or len(_bytes(target)) > PATH_LIMIT:
+    if not isinstance(target, str) or not target or "\0" in target or not _is_name(target):
         return False
     if target.startswith("/"):
         return False
@@ -147,6 +152,7 @@ def walk(paths: Sequence[Path]) -> Walked:
     :raises TransferError: two of them have one name, or one cannot be read.
     """
     walked = Walked(Checked(), [], [])
+    seen: set[str] = set()
     for path in paths:
         top = path.absolute()
         name = top.name or top.resolve().name
@@ -155,12 +161,19 @@ def walk(paths: Sequence[Path]) -> Walked:
         if not name:
             raise TransferError(f"{path}: has no name")
         try:
-            status = top.stat()  # a link that is named is what it leads to
-            for entry, source in _below(top, name, status, walked.left_out):
+            if name in seen:
+                raise TransferError(f"two of them are called {name}")
+            seen.add(name)
+            named = top.resolve()  # a link that is named is what it leads to
+            status = named.stat()
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                raise TransferError("is neither file nor directory; - sends standard input")
+            for entry, source in _below(named, name, status, walked.left_out):
+                parts_of(entry.path)
                 walked.checked.add(entry)
                 walked.sources.append(source)
         except OSError as error:
-            what = path if error.filename in (None, str(top)) else error.filename
+            what = path if error.filename in (None, str(top), str(top.resolve())) else error.filename
             raise TransferError(f"{what}: {error.strerror}") from None
         except TransferError as error:
             raise TransferError(f"{path}: {error}") from None
@@ -172,6 +185,8 @@ def walk(paths: Sequence[Path]) -> Walked:
 def _below(source: Path, path: str, status: os.stat_result, left_out: list[str]) -> Iterator[tuple[Item, Path]]:
     mode, mtime = stat.S_IMODE(status.st_mode) & MODE_MASK, max(0, status.st_mtime_ns)
     if stat.S_ISREG(status.st_mode):
+        if not os.access(source, os.R_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(source))
         yield Item(path, FILE, status.st_size, mode, mtime), source
     elif stat.S_ISDIR(status.st_mode):
         yield Item(path, DIRECTORY, 0, mode, mtime), source
@@ -185,14 +200,23 @@ def _below(source: Path, path: str, status: os.stat_result, left_out: list[str])
 
 
 def tops(entries: Iterable[Item]) -> list[dict[str, Any]]:
-    """What a person is asked about: name, kind, bytes and files of each thing that is sent."""
+    """What a person is asked about: name, kind, bytes, files and directories of each thing that is sent."""
     found: dict[str, dict[str, Any]] = {}
     for entry in entries:
         name = entry.path.partition("/")[0]
-        top = found.setdefault(name, {"name": name, "kind": entry.kind, "size": 0, "files": 0})
+        top = found.setdefault(name, {"name": name, "kind": entry.kind, "size": 0, "files": 0, "directories": 0})
         top["size"] += entry.size
         top["files"] += entry.kind != DIRECTORY
+        top["directories"] += entry.kind == DIRECTORY
     return list(found.values())
+
+
+def _is_name(text: str) -> bool:
+    """Whether a system can have it: surrogates stand for bytes that are no UTF-8, and for nothing else."""
+    try:
+        return len(os.fsencode(text)) <= PATH_LIMIT
+    except UnicodeEncodeError:
+        return False
 
 
 def _bytes(text: str) -> bytes:

@@ -6,6 +6,7 @@ belongs to another one is taken away.  No part of a path is followed where it is
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, NAME_LIMIT, Item, parts_of
 from dmsg.apps.paths import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 
@@ -23,7 +24,10 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def part_name(name: str) -> str:
     """What a thing is called until it is whole."""
-    return f".{name}{PART_SUFFIX}"
+    part = f".{name}{PART_SUFFIX}"
+    if len(os.fsencode(part)) <= NAME_LIMIT:
+        return part
+    return f".{hashlib.sha256(os.fsencode(name)).hexdigest()}{PART_SUFFIX}"
 
 
 class Place:
@@ -35,7 +39,10 @@ class Place:
     def __init__(self, directory: Path, *, overwrite: bool = False) -> None:
         self._directory = directory
         self._overwrite = overwrite
-        self._made: dict[str, str] = {}
+        umask = os.umask(0)
+        os.umask(umask)
+        self._mask = ~umask
+        """What this user gives others, whatever the sender gave his."""
 
     def check(self, names: Sequence[tuple[str, str]]) -> None:
         """Whether things of these names and kinds can be put here.
@@ -128,17 +135,16 @@ class Place:
     def finish_file(self, entry: Item, file: IO[bytes]) -> None:
         """It is whole: give it its mode and time, see that the disk has it, and close it."""
         with file:
-            os.fchmod(file.fileno(), entry.mode)
+            os.fchmod(file.fileno(), entry.mode & self._mask)
             os.utime(file.fileno(), ns=(entry.mtime, entry.mtime))
             if "/" not in entry.path:
                 os.fsync(file.fileno())
 
     # --- the end ---
 
-    def finish(self, entries: Sequence[Item]) -> list[Path]:
-        """All files are whole: links, modes and times of directories, and then their names.
+    def finish(self, entries: Sequence[Item]) -> Iterator[None]:
+        """All files are whole: links, modes and times of directories, and then their names; a little at a time.
 
-        :returns: what is there now.
         :raises TransferError: a name has been taken meanwhile.
         """
         known = {entry.path for entry in entries}
@@ -150,15 +156,17 @@ class Place:
                     os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=at, follow_symlinks=False)
                 finally:
                     os.close(at)
+                yield None
         for entry in reversed(entries):  # those inside first: each changes the time of the one that it is in
             if entry.kind == DIRECTORY:
                 at, name = self._parent(entry)
                 try:
                     self._take_away_others(entry, at, name, known)
                     os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=at, follow_symlinks=False)
-                    os.chmod(name, entry.mode, dir_fd=at)
+                    os.chmod(name, entry.mode & self._mask, dir_fd=at)
                 finally:
                     os.close(at)
+                yield None
         done = [entry for entry in entries if "/" not in entry.path]
         self.check([(entry.path, entry.kind) for entry in done])
         for entry in done:
@@ -168,10 +176,16 @@ class Place:
                     os.link(part, target)  # which replaces nothing
                 except FileExistsError:
                     raise TransferError(f"{entry.path} exists already") from None
-                os.unlink(part)
+                except OSError:
+                    os.rename(part, target)  # a file system without hard links
+                else:
+                    os.unlink(part)
             else:
                 os.rename(part, target)
-        return [self._directory / entry.path for entry in done]
+
+    def path_of(self, name: str) -> Path:
+        """Where a thing is when it is whole."""
+        return self._directory / name
 
     def _take_away_others(self, entry: Item, at: int, name: str, known: set[str]) -> None:
         """What an earlier transfer of another tree left in this directory."""

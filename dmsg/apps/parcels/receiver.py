@@ -15,7 +15,7 @@ from twisted.internet.protocol import Protocol
 from twisted.internet.task import CooperativeTask, cooperate
 from twisted.python.failure import Failure
 
-from dmsg.apps.parcels.manifest import DIRECTORY, FILE, Checked, Item, decode_item
+from dmsg.apps.parcels.manifest import DIRECTORY, ENTRIES_LIMIT, FILE, Checked, Item, decode_item, tops
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.wire import (
     DIGEST_SIZE,
@@ -23,9 +23,14 @@ from dmsg.apps.parcels.wire import (
     THINGS_LIMIT,
     Messages,
     encode,
+    lost,
     numbers,
 )
-from dmsg.apps.transfer import TransferError, lost_text
+from dmsg.apps.paths import PART_SUFFIX
+from dmsg.apps.transfer import TransferError
+
+HELD_LIMIT = 1024 * 1024
+"""Bytes that are kept of what comes while this side is busy with something else, and reads no more."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,14 @@ class Offer:
     """What somebody offers; nothing of it has been looked at by anybody.
 
     :ivar kind: ``files``, ``text`` or ``pipe``.
-    :ivar things: of files: names and kinds, bytes and number of files of each.
+    :ivar things: of files: names and kinds, bytes, files and directories of each.
     :ivar size: bytes in all; of a pipe nobody knows.
     :ivar files: how many.
     :ivar text: the text; the name of a pipe.
     """
 
     kind: str
-    things: list[tuple[str, str, int, int]] = field(default_factory=list)
+    things: list[tuple[str, str, int, int, int]] = field(default_factory=list)
     size: int = 0
     files: int = 0
     text: str = ""
@@ -77,6 +82,7 @@ class ParcelReceiver(Protocol):
     :param asked: see :data:`Asked`.
     :param progress: told how many bytes of all are here.
     :param pipe: where the bytes of a pipe go.
+    :param most: bytes that are taken of a pipe; of files who is asked knows how many they are.
     """
 
     def __init__(
@@ -86,11 +92,13 @@ class ParcelReceiver(Protocol):
         *,
         progress: Callable[[int], object] = lambda done: None,
         pipe: Callable[[bytes], object] | None = None,
+        most: int | None = None,
     ) -> None:
         self._place = place
         self._asked = asked
         self._progress = progress
         self._pipe = pipe
+        self._most = most
         self._messages = Messages()
         self._step: Callable[[], bool] = self._take_offer
         self._waits = self._given_up = False
@@ -102,7 +110,7 @@ class ParcelReceiver(Protocol):
         self._have: dict[int, tuple[int, Any]] = {}
         self._from: dict[int, int] = {}
         self._files: Iterator[tuple[int, Item]] = iter(())
-        self._entry = Item("", FILE)
+        self._item = Item("", FILE)
         self._file: IO[bytes] | None = None
         self._left = 0
         self._task: CooperativeTask[Iterator[None]] | None = None
@@ -113,6 +121,9 @@ class ParcelReceiver(Protocol):
         if self.done.called:
             return
         self._messages.feed(data)
+        if self._waits and self._messages.held > HELD_LIMIT:
+            self._fail(TransferError("the other side sends what was not asked for"))
+            return
         self._go_on()
 
     def _go_on(self) -> None:
@@ -122,7 +133,7 @@ class ParcelReceiver(Protocol):
         except TransferError as error:
             self._fail(error)
         except OSError as error:
-            self._fail(_named(error))
+            self._fail(self._named(error))
 
     def _wait(self, waiting: Deferred[Any], then: Callable[[Any], None]) -> None:
         """Read no more until something is known here."""
@@ -137,13 +148,13 @@ class ParcelReceiver(Protocol):
             if isinstance(result, Failure):
                 error = result.value
                 if isinstance(error, OSError):
-                    error = _named(error)
+                    error = self._named(error)
                 self._fail(error if isinstance(error, TransferError) else TransferError(str(error)))
                 return
             try:
                 then(result)
             except OSError as error:
-                self._fail(_named(error))
+                self._fail(self._named(error))
                 return
             except TransferError as error:
                 self._fail(error)
@@ -162,7 +173,7 @@ class ParcelReceiver(Protocol):
             return False
         self._offer = _offer_of(message)
         if self._offer.kind == "files":
-            self._place.check([(name, kind) for name, kind, _, _ in self._offer.things])
+            self._place.check([(name, kind) for name, kind, *_ in self._offer.things])
 
         def answered(why: str | None) -> None:
             if why is not None:
@@ -194,6 +205,8 @@ class ParcelReceiver(Protocol):
             return True
         self._hash.update(data)
         self._size += len(data)
+        if self._most is not None and self._size > self._most:
+            raise TransferError(f"more than {self._most} bytes, which is the limit")
         assert self._pipe is not None
         self._pipe(data)
         self._progress(self._size)
@@ -219,7 +232,7 @@ class ParcelReceiver(Protocol):
             self._look_at_place()
             return True
         entries = message.get("entries")
-        if not isinstance(entries, list):
+        if not isinstance(entries, list) or not entries:
             raise TransferError("the other side does not speak dmsg's parcels")
         for one in entries:
             self._checked.add(decode_item(one))
@@ -227,13 +240,7 @@ class ParcelReceiver(Protocol):
 
     def _look_at_place(self) -> None:
         """What a person has taken is what comes; and how much of it is here."""
-        promised = {name: (kind, size, files) for name, kind, size, files in self._offer.things}
-        found: dict[str, tuple[str, int, int]] = {}
-        for entry in self._checked.entries:
-            name = entry.path.partition("/")[0]
-            kind, size, files = found.get(name, (entry.kind, 0, 0))
-            found[name] = kind, size + entry.size, files + (entry.kind != DIRECTORY)
-        if found != promised:
+        if [_thing(top) for top in tops(self._checked.entries)] != self._offer.things:
             raise TransferError("what comes is not what was offered")
         task = self._task = cooperate(self._look())
         self._wait(task.whenDone(), lambda _: self._say_what_is_here())
@@ -280,15 +287,19 @@ class ParcelReceiver(Protocol):
     def _next_file(self) -> bool:
         following = next(self._files, None)
         if following is None:
-            paths = self._place.finish(self._checked.entries)
-            self._say(ok=True)
-            self._finished(paths)
-            return False
-        index, self._entry = following
+            task = self._task = cooperate(self._place.finish(self._checked.entries))
+
+            def in_place(_: Any) -> None:
+                self._say(ok=True)
+                self._finished([self._place.path_of(name) for name, *_ in self._offer.things])
+
+            self._wait(task.whenDone(), in_place)
+            return True
+        index, self._item = following
         offset = self._from.get(index, 0)
         self._hash = self._have[index][1] if offset else hashlib.sha256()
-        self._file = self._place.write_from(self._entry, offset)
-        self._left = self._entry.size - offset
+        self._file = self._place.write_from(self._item, offset)
+        self._left = self._item.size - offset
         self._step = self._take_bytes
         return True
 
@@ -313,13 +324,20 @@ class ParcelReceiver(Protocol):
         if digest != self._hash.digest():
             # nothing to go on with
             self._file.truncate(0)
-            raise TransferError(f"SHA-256 of {self._entry.path} is not that of the sender")
+            raise TransferError(f"SHA-256 of {self._item.path} is not that of the sender")
         file, self._file = self._file, None
-        self._place.finish_file(self._entry, file)
+        self._place.finish_file(self._item, file)
         self._step = self._next_file
         return True
 
     # --- the end ---
+
+    def _named(self, error: OSError) -> TransferError:
+        """The error of a file, by the name that a person knows."""
+        name = Path(error.filename).name if isinstance(error.filename, str) else ""
+        if not name or name.endswith(PART_SUFFIX):
+            name = self._item.path or self._offer.things[0][0] if self._offer.things else ""
+        return TransferError(f"{name}: {error.strerror}" if name else str(error.strerror))
 
     def _say(self, **message: Any) -> None:
         self.transport.write(encode(**message))  # type: ignore[union-attr]
@@ -328,6 +346,14 @@ class ParcelReceiver(Protocol):
         seconds = time.monotonic() - self._began
         if not self.done.called:
             self.done.callback(Taken(self._offer, self._size, paths, seconds))
+
+    def refuse(self, why: str) -> None:
+        """Something here keeps it from arriving: the other side is told, and ``done`` is the caller's to end."""
+        self._given_up = True
+        self._say(error=why)
+        self._stop()
+        transport: Any = self.transport
+        transport.loseConnection()
 
     def _fail(self, error: TransferError) -> None:
         self._say(error=str(error))
@@ -362,7 +388,7 @@ class ParcelReceiver(Protocol):
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()
         if not self.done.called and not self._given_up:
-            self.done.errback(Failure(TransferError(lost_text(reason))))
+            self.done.errback(Failure(lost(reason, self._size if self._offer.kind == "files" else 0)))
         if not self.closed.called:
             self.closed.callback(None)
 
@@ -377,23 +403,22 @@ def _offer_of(message: dict[str, Any]) -> Offer:
     things, size, files = message.get("things"), message.get("size"), message.get("files")
     if kind == "files" and isinstance(things, list) and 0 < len(things) <= THINGS_LIMIT:
         found = [_thing(one) for one in things]
-        if len({name for name, *_ in found}) == len(found):
+        entries = sum(files + directories for _, _, _, files, directories in found)
+        if len({name for name, *_ in found}) == len(found) and entries <= ENTRIES_LIMIT:
             total, number = sum(one[2] for one in found), sum(one[3] for one in found)
             if (size, files) == (total, number):
                 return Offer("files", found, total, number)
     raise TransferError("what is offered is malformed")
 
 
-def _thing(value: Any) -> tuple[str, str, int, int]:
+def _thing(value: Any) -> tuple[str, str, int, int, int]:
     thing = value if isinstance(value, dict) else {}
-    name, kind, size, files = (thing.get(one) for one in ("name", "kind", "size", "files"))
-    if not isinstance(name, str) or kind not in (FILE, DIRECTORY) or type(size) is not int or type(files) is not int:
+    name, kind = thing.get("name"), thing.get("kind")
+    numbers_of = [thing.get(one) for one in ("size", "files", "directories")]
+    if not isinstance(name, str) or kind not in (FILE, DIRECTORY):
         raise TransferError("what is offered is malformed")
-    if not 0 <= size < 2**62 or not 0 <= files < 2**31:
+    if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers_of):
         raise TransferError("what is offered is malformed")
-    return name, str(kind), size, files
-
-
-def _named(error: OSError) -> TransferError:
-    name = Path(error.filename).name if isinstance(error.filename, str) else ""
-    return TransferError(f"{name}: {error.strerror}" if name else str(error.strerror))
+    size, files, directories = numbers_of
+    assert size is not None and files is not None and directories is not None
+    return name, str(kind), size, files, directories

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -13,13 +16,13 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Protocol
-from twisted.internet.task import cooperate
+from twisted.internet.task import TaskFinished, cooperate
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.apps.parcels.manifest import FILE, Item, Walked, tops
-from dmsg.apps.parcels.wire import MESSAGE_FULL, PIECE_LIMIT, Messages, encode, numbers
-from dmsg.apps.transfer import TransferError, lost_text
+from dmsg.apps.parcels.wire import MESSAGE_FULL, PIECE_LIMIT, Messages, encode, lost, numbers
+from dmsg.apps.transfer import TransferError
 
 CHUNK = 256 * 1024
 
@@ -77,6 +80,9 @@ class ParcelSender(Protocol):
     :param progress: told how many bytes of all are with the other side's stream.
     """
 
+    _resumes = False
+    """What has arrived is not sent again by another parcel of the same."""
+
     def __init__(
         self, *, taken: Callable[[], object] = lambda: None, progress: Callable[[int], object] = lambda done: None
     ) -> None:
@@ -87,7 +93,7 @@ class ParcelSender(Protocol):
         self._flow: _Flow | None = None
         self._began = time.monotonic()
         self._size = self._files = 0
-        self._given_up = False
+        self._given_up = self._said_all = self._in_bytes = False
         self.done: Deferred[Sent] = Deferred(lambda _: self._give_up())
 
     def connectionMade(self) -> None:
@@ -125,7 +131,7 @@ class ParcelSender(Protocol):
         raise TransferError("the other side does not speak dmsg's parcels")
 
     def _arrived(self, message: dict[str, Any]) -> None:
-        if message.get("ok") is not True:
+        if message.get("ok") is not True or not self._said_all:
             self._unexpected(message)
         self.transport.loseConnection()  # type: ignore[union-attr]
         if not self.done.called:
@@ -158,10 +164,15 @@ class ParcelSender(Protocol):
             self.transport.abortConnection()  # type: ignore[union-attr]
 
     def _fail(self, error: TransferError) -> None:
+        self._stop()
+        transport: Any = self.transport
+        if self._in_bytes:  # where a message would be taken for some of them
+            transport.abortConnection()
+        else:
+            self._say(error=str(error))
+            transport.loseConnection()
         if not self.done.called:
             self.done.errback(Failure(error))
-        self._stop()
-        self.transport.abortConnection()  # type: ignore[union-attr]
 
     def _give_up(self) -> None:
         self._given_up = True
@@ -173,12 +184,13 @@ class ParcelSender(Protocol):
         flow, self._flow = self._flow, None
         if flow is not None:
             self.transport.unregisterProducer()  # type: ignore[union-attr]
-            flow.task.stop()  # which closes the file
+            with suppress(TaskFinished):
+                flow.task.stop()  # which closes the file
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()
         if not self.done.called and not self._given_up:
-            self.done.errback(Failure(TransferError(lost_text(reason))))
+            self.done.errback(Failure(lost(reason, self._size if self._resumes else 0)))
 
 
 class TextSender(ParcelSender):
@@ -191,6 +203,7 @@ class TextSender(ParcelSender):
 
     def _offer(self) -> dict[str, Any]:
         self._next = self._arrived
+        self._said_all = True
         return {"offer": "text", "text": self._text}
 
     def _arrived(self, message: dict[str, Any]) -> None:
@@ -217,6 +230,7 @@ class PipeSender(ParcelSender):
     def _begin(self) -> None:
         self._next = self._arrived
         self._files = 1
+        self._in_bytes = True
         self._source(self)
 
     def write(self, data: bytes) -> None:
@@ -231,11 +245,14 @@ class PipeSender(ParcelSender):
     def end(self) -> None:
         """That was all."""
         if not self.done.called:
+            self._said_all = True
             self.transport.write(bytes(4) + self._hash.digest())  # type: ignore[union-attr]
 
 
 class FilesSender(ParcelSender):
     """Sends files and directories."""
+
+    _resumes = True
 
     def __init__(self, walked: Walked, **options: Any) -> None:
         super().__init__(**options)
@@ -249,7 +266,6 @@ class FilesSender(ParcelSender):
         return {"offer": "files", "things": tops(self._entries), "size": self._total, "files": self._files}
 
     def _begin(self) -> None:
-        self._next = self._had
         self._send_all(self._list())
 
     def _list(self) -> Iterator[None]:
@@ -264,16 +280,20 @@ class FilesSender(ParcelSender):
                 yield None
         if some:
             self._say(entries=some)
+        # before that the other side cannot know what it has of it
+        self._next = self._had
         self._say(whole=True)
 
     def _had(self, message: dict[str, Any]) -> None:
         if message.get("whole") is True:
+            if self._flow is not None:
+                self._unexpected(message)
             self._next = self._arrived
             self._send_all(self._rest())
             return
         for index, size, digest in numbers(message, "have", 3):
             known = index < len(self._entries) and self._entries[index].kind == FILE
-            if not known or size > self._entries[index].size or not isinstance(digest, str):
+            if not known or size > self._entries[index].size or not _is_digest(digest):
                 self._unexpected(message)
             self._have[index] = size, digest
 
@@ -283,7 +303,7 @@ class FilesSender(ParcelSender):
         some: list[list[int]] = []
         for index, (size, digest) in sorted(self._have.items()):
             hashed = hashlib.sha256()
-            with self._sources[index].open("rb") as file:
+            with _opened(self._sources[index]) as file:
                 left = size
                 while left and (data := file.read(min(CHUNK, left))):
                     left -= len(data)
@@ -298,18 +318,19 @@ class FilesSender(ParcelSender):
         if some:
             self._say(**{"from": some})
         self._say(whole=True)
+        self._in_bytes = True
         there = sum(self._have[index][0] for index in digests)
         self._progress(there)
         for index, entry in enumerate(self._entries):
             if entry.kind == FILE:
                 offset = self._have[index][0] if index in digests else 0
                 yield from self._contents(entry, self._sources[index], offset, digests.get(index), there)
+        self._said_all = True
 
     def _contents(self, entry: Item, source: Path, offset: int, digest: Any, there: int) -> Iterator[None]:
         digest = digest or hashlib.sha256()
         left = entry.size - offset
-        file: IO[bytes]
-        with source.open("rb") as file:
+        with _opened(source) as file:
             file.seek(offset)
             while left:
                 data = file.read(min(CHUNK, left))
@@ -322,3 +343,16 @@ class FilesSender(ParcelSender):
                 self._progress(there + self._size)
                 yield None
         self.transport.write(digest.digest())  # type: ignore[union-attr]
+
+
+def _opened(source: Path) -> IO[bytes]:
+    """A file that was there when it was offered: what is a link or a pipe by now is not read."""
+    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise TransferError(f"{source} is no file any more")
+    return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == 64 and value.isascii()

@@ -1,8 +1,8 @@
-"""What the two sides of a parcel say.  No I/O.
+"""What the two sides of a parcel say.
 
 Messages are ``length(4) || JSON``, big endian.  The sender offers::
 
-    {"offer": "files", "things": [{"name", "kind", "size", "files"}, ...], "size": N, "files": N}
+    {"offer": "files", "things": [{"name", "kind", "size", "files", "directories"}, ...], "size": N, "files": N}
     {"offer": "text", "text": T}
     {"offer": "pipe", "name": NAME}
 
@@ -20,7 +20,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dmsg.apps.transfer import TransferError
+from twisted.internet.error import ConnectionDone
+from twisted.python.failure import Failure
+
+from dmsg.apps.transfer import TransferError, lost_text
+from dmsg.errors import CloseReason
 
 MESSAGE_LIMIT = 256 * 1024
 """Bytes of a message."""
@@ -35,6 +39,14 @@ PIECE_LIMIT = 256 * 1024
 DIGEST_SIZE = 32
 
 
+def lost(reason: Failure, moved: int) -> TransferError:
+    """A connection that ended before everything was said.  :param moved: bytes that have arrived."""
+    gone = reason.check(ConnectionDone) or getattr(reason.value, "reason", None) == CloseReason.ABORTED
+    why = "the other side gave up" if gone else lost_text(reason)
+    kept = "; what has arrived is kept: sent again, it goes on from there" if moved else ""
+    return TransferError(f"{why}{kept}")
+
+
 def encode(**message: Any) -> bytes:
     """A message as it travels."""
     body = json.dumps(message, separators=(",", ":")).encode()
@@ -46,6 +58,11 @@ class Messages:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    @property
+    def held(self) -> int:
+        """Bytes that nobody has taken."""
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> None:
         """More of the stream."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,11 +23,12 @@ from dmsg.apps.parcels.manifest import DIRECTORY, walk
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
+from dmsg.apps.transfer import TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.asking import ask, can_ask
 from dmsg.cli.files.sending import beside, transfer_progress
-from dmsg.cli.output import notice, tell
+from dmsg.cli.output import notice, say, state, tell
 from dmsg.cli.wordcodes import CLOSE_TIMEOUT, offer_code, take_code
 
 if TYPE_CHECKING:
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
-SHOWN_THINGS = 5
+SHOWN_THINGS = 20
 """Things of an offer that are named; of more it is said how many there are."""
 LOOK_INTERVAL = 0.5
 """Seconds between looks whether the other side is there."""
@@ -70,7 +74,7 @@ def _watched(reactor: Reactor, end: Protocol, tell_it: Callable[[str], None]) ->
         since = getattr(end.transport, "away_since", None)
         if not away and since is not None and reactor.seconds() - since >= TELL_AFTER:
             away = True
-            tell_it("the other side is away; it goes on when it comes back")
+            tell_it("the other side is away; it goes on when it comes back, Ctrl-C gives up")
         elif away and since is None:
             away = False
             tell_it("the other side is back")
@@ -91,6 +95,7 @@ class _Making:
     """
 
     what = ""
+    size = 0
     fields: dict[str, Any]
 
     def __init__(self, progress: Progress) -> None:
@@ -119,6 +124,7 @@ class _Making:
     def report(self, sent: Sent) -> None:
         """Say that it has arrived, when no bar is shown any more."""
         text = f"sent {self.what}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
+        text += _were_there(self.size - sent.size if self.size else 0)
         tell(text, bytes=sent.size, seconds=sent.seconds, **self.fields)
 
 
@@ -130,6 +136,7 @@ class FilesToSend(_Making):
         self._walked = walked
         names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
         self.what, self.fields = _listed(names), {"sent": names, "files": walked.checked.files}
+        self.size = walked.checked.size
 
     def __call__(self, peer: Any) -> ParcelSender:
         return FilesSender(
@@ -163,7 +170,8 @@ class InputToSend(_Making):
         return PipeSender(
             "standard input",
             lambda pipe: _Input.read(self._reactor, pipe),
-            taken=lambda: self._begin(self.what, None),
+            # at a terminal the bar would be where one types
+            taken=lambda: None if sys.stdin.isatty() else self._begin(self.what, None),
             progress=self._moved,
         )
 
@@ -261,17 +269,29 @@ class _Taking:
         self._yes = yes
         self._bar: Any = None
         self._output: _Output | None = None
+        self._declined = False
 
     async def take(self, agreed: Agreed) -> Callable[[], None]:
         """All of it.  :returns: says what has come, when no bar is shown any more."""
         receiver = ParcelReceiver(
-            Place(self._directory, overwrite=self._overwrite), self._asked, progress=self._moved, pipe=self._write
+            Place(self._directory, overwrite=self._overwrite),
+            self._asked,
+            progress=self._moved,
+            pipe=self._write,
+            most=self._max_size,
         )
         self._receiver = receiver
         agreed.go_on(receiver)
         try:
             with _watched(self._reactor, receiver, lambda text: beside(self._progress, lambda: notice(text))):
                 taken = await receiver.done
+        except TransferError as error:
+            if self._declined:
+                raise TransferError("not taken") from None
+            if str(error).endswith("exists already"):
+                hint = "--overwrite replaces files, --dir puts it elsewhere; the code is used up, ask for another"
+                raise TransferError(f"{error}: {hint}") from None
+            raise
         finally:
             if self._output is not None:
                 await self._output.close()
@@ -283,11 +303,11 @@ class _Taking:
     def _report(self, taken: Taken) -> None:
         offer = taken.offer
         if offer.kind == "text":
-            tell(offer.text, text=offer.text)
-            return
+            return  # it was shown when it came
         names = [str(path) for path in taken.paths]
         what = _listed(names) if names else printable(offer.text)
         text = f"received {what}: {human_size(taken.size)} in {taken.seconds:.2f} s, {human_size(taken.rate)}/s"
+        text += _were_there(offer.size - taken.size if names else 0)
         fields = {"bytes": taken.size, "files": offer.files, "seconds": taken.seconds}
         if offer.kind == "pipe":
             notice(text)  # standard output has what came
@@ -296,7 +316,15 @@ class _Taking:
 
     def _asked(self, offer: Offer) -> Deferred[str | None]:
         if offer.kind == "text":
-            return succeed(None)
+            if state.json:
+                tell("", text=offer.text)
+            else:
+                say(offer.text, as_it_is=not sys.stdout.isatty())
+            # before the sender is told that it has arrived
+            return succeed(None if state.status is None else "it could not be written")
+        if offer.kind == "pipe" and sys.stdout.isatty():
+            notice(f"{described(offer)}: say where it goes, dmsg receive CODE > FILE")
+            return succeed("the receiver's standard output is a terminal")
         if self._max_size is not None and offer.size > self._max_size:
             return succeed(f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}")
         question = f"{described(offer)}, from a stranger; take it?"
@@ -310,6 +338,7 @@ class _Taking:
 
         def answered(wanted: bool) -> str | None:
             if not wanted:
+                self._declined = True
                 return "the receiver does not want it"
             if offer.kind == "pipe":
                 self._output = _Output(self._reactor, self._receiver)
@@ -352,11 +381,15 @@ class _Output(Protocol):
 
     def writeConnectionLost(self) -> None:
         """Nobody takes it any more."""
+        self._ended()
         if not self._receiver.done.called:
-            self._receiver.done.errback(Failure(BrokenPipeError()))
-            self._receiver.transport.abortConnection()  # type: ignore[union-attr]
+            self._receiver.refuse("its standard output takes no more")
+            self._receiver.done.errback(Failure(_written_error()))
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._ended()
+
+    def _ended(self) -> None:
         if not self._over.called:
             self._over.callback(None)
 
@@ -367,19 +400,31 @@ class _Output(Protocol):
         return self._over
 
 
+def _written_error() -> Exception:
+    """Why standard output takes no more: a pipe's reader has gone, or else a disk is full."""
+    mode = os.fstat(1).st_mode
+    is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
+    return BrokenPipeError() if is_pipe else TransferError("standard output: cannot be written")
+
+
 def described(offer: Offer) -> str:
     """What is offered, for a person."""
     if offer.kind == "pipe":
-        return f"{printable(offer.text)}, of a length that nobody knows"
+        return f"a pipe ({printable(offer.text)}) to standard output, of a length that nobody knows"
     named = [
         f"{printable(name)}{'/' if kind == DIRECTORY else ''}"
         + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")
-        for name, kind, _, files in offer.things[:SHOWN_THINGS]
+        # hidden ones first: nobody is to overlook them
+        for name, kind, _, files, _ in sorted(offer.things, key=lambda thing: thing[0][:1] != ".")[:SHOWN_THINGS]
     ]
     more = len(offer.things) - SHOWN_THINGS
     if more > 0:
         named.append(f"and {more} more")
     return f"{', '.join(named)}, {human_size(offer.size)}"
+
+
+def _were_there(size: int) -> str:
+    return f"; {human_size(size)} had arrived before" if size > 0 else ""
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ def transfer_progress() -> Progress:
     """A bar for each file, on standard error if that is a terminal."""
     console = Console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from dmsg.apps.codes.words import MAX_WORDS, WORDS, Code, completions
+from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code, completions
 from dmsg.base.printable import printable
+from dmsg.cli.asking import check_can_ask
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import say, tell
 from dmsg.cli.params import ClientSettings, client_options, timeout_option
@@ -44,7 +45,7 @@ def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -
     "--words",
     default=WORDS,
     show_default=True,
-    type=click.IntRange(1, MAX_WORDS),
+    type=click.IntRange(MIN_WORDS, MAX_WORDS),
     help="Words of the code; each is one of 2048.",
 )
 @click.option("--verify", is_flag=True, help="Show a number to compare with the other side's before anything is sent.")
@@ -80,6 +81,10 @@ def send(
         raise click.UsageError("--text, or FILE...; not both")
     if text is None and not what:
         raise click.UsageError("what is to be sent?  FILE..., - for standard input, or --text TEXT")
+    if verify:
+        check_can_ask()
+    if "" in what:
+        raise click.UsageError("a FILE is empty: is a variable not set?")
     key = _key_of(what)
     if key is not None:
         _send_to(Path(what[0]), key, settings, timeout)
@@ -268,6 +273,8 @@ def _receive_code(
     settings: ClientSettings,
     timeout: float,
 ) -> NoReturn:
+    if verify:
+        check_can_ask()
     try:
         code = Code.parse(text)
     except DmsgError as error:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from dmsg.apps.codes.words import MAX_WORDS, WORDS, Code, completions
+from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code, completions
+from dmsg.cli.asking import check_can_ask
 from dmsg.cli.options import command
 from dmsg.cli.output import say, tell
 from dmsg.cli.params import ClientSettings, client_options, timeout_option
@@ -33,7 +34,7 @@ def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -
     "--words",
     default=WORDS,
     show_default=True,
-    type=click.IntRange(1, MAX_WORDS),
+    type=click.IntRange(MIN_WORDS, MAX_WORDS),
     help="Words of the code; each is one of 2048.",
 )
 @click.option(
@@ -70,6 +71,8 @@ def pair(
         typed = Code.parse(" ".join(code)) if code else None
     except DmsgError as error:
         raise click.UsageError(str(error)) from None
+    if verify:
+        check_can_ask()
     if settings.key_file is None:
         raise click.UsageError("which key is yours?  --key-file FILE, with --create to make it, or DMSG_KEY_FILE")
 

@@ -45,13 +45,19 @@ class Nameplate:
         :raises DiscoveryError: nobody answered.
         """
         number, self._lasts = await _claim(self._lookup, self._key.public)
-        return number == self.number
+        if number == self.number:
+            return True
+        await self._release(number)  # nobody would tell it to anybody
+        return False
 
     async def release(self) -> None:
         """It is needed no more.  :raises DiscoveryError: nobody answered; it ends by itself."""
-        release = Release(self.number, self._key.public.hex()).sign(self._key)
+        await self._release(self.number)
+
+    async def _release(self, number: int) -> None:
+        release = Release(number, self._key.public.hex()).sign(self._key)
         try:
-            await self._lookup.ask("DELETE", f"{PATH}/{self.number}", release.to_json())
+            await self._lookup.ask("DELETE", f"{PATH}/{number}", release.to_json())
         except DiscoveryError as error:
             if error.status != 404:  # it has ended already
                 raise
@@ -90,7 +96,9 @@ async def find(lookups: Lookups, number: int) -> PubKey:
         except DiscoveryError as error:
             if error.status not in UNKNOWN:
                 failed = failed or error
-    raise failed or NoSuchNameplate(f"nobody waits at nameplate {number}")
+    raise failed or NoSuchNameplate(
+        f"nobody waits with a code that begins with {number}: it was mistyped, is used up, or its sender has ended"
+    )
 
 
 async def _claim(lookup: Lookup, key: PubKey) -> tuple[int, float]:

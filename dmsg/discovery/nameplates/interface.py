@@ -17,7 +17,8 @@ class INameplates(Interface):
         """Whether ``claim`` fails with this because nothing can be written, though it can be read."""
 
     def claim(static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float) -> Deferred[int]:
-        """Give a key the first of ``numbers`` that is free, until ``ends``; the one that it has is kept until then.
+        """Give a key the first of ``numbers`` that is free, until ``ends``; the one that it has is kept until then, and
+        counts for the place of who asked last.
 
         :param place: the address block of who asks, which may have ``most`` at a time.
 

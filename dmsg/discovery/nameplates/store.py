@@ -47,9 +47,14 @@ class MemoryNameplates:
     ) -> Deferred[int]:
         self._sweep(now)
         number = self._of.get(static)
+        elsewhere = number is not None and self._kept[number].place != place
+        if (number is None or elsewhere) and self._counts[place] >= most:
+            return succeed(TOO_MANY)
+        if number is not None and elsewhere:
+            uncount(self._counts, self._kept[number].place)
+            self._counts[place] += 1
+            self._kept[number].place = place
         if number is None:
-            if self._counts[place] >= most:
-                return succeed(TOO_MANY)
             number = next((one for one in numbers if one not in self._kept), NONE_FREE)
             if number == NONE_FREE:
                 return succeed(NONE_FREE)
@@ -116,12 +121,13 @@ class SQLiteNameplates:
     def _claim(self, static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float) -> int:
         db = self._db
         db.execute("DELETE FROM nameplates WHERE ends <= ?", (now,))
-        row = db.execute("SELECT number FROM nameplates WHERE static = ?", (static,)).fetchone()
-        if row is not None:
-            db.execute("UPDATE nameplates SET ends = ? WHERE number = ?", (ends, row[0]))
-            return int(row[0])
-        if db.execute("SELECT count(*) FROM nameplates WHERE place = ?", (place,)).fetchone()[0] >= most:
+        known = db.execute("SELECT number, place FROM nameplates WHERE static = ?", (static,)).fetchone()
+        of_place = db.execute("SELECT count(*) FROM nameplates WHERE place = ?", (place,)).fetchone()[0]
+        if (known is None or known[1] != place) and of_place >= most:
             return TOO_MANY
+        if known is not None:
+            db.execute("UPDATE nameplates SET ends = ?, place = ? WHERE number = ?", (ends, place, known[0]))
+            return int(known[0])
         for number in numbers:
             # a number that is in use changes nothing
             row = (number, static, place, ends)
@@ -162,8 +168,16 @@ for _, number in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', ARGV[4], 'LIMI
   if redis.call('HINCRBY', places, place, -1) <= 0 then redis.call('HDEL', places, place) end
 end
 local number = redis.call('HGET', numbers, ARGV[1])
+local before = number and string.sub(redis.call('HGET', keys, number), #ARGV[1] + 2)
+if before ~= ARGV[2] and tonumber(redis.call('HGET', places, ARGV[2]) or 0) >= tonumber(ARGV[3]) then
+  return ARGV[7]
+end
+if number and before ~= ARGV[2] then
+  if redis.call('HINCRBY', places, before, -1) <= 0 then redis.call('HDEL', places, before) end
+  redis.call('HINCRBY', places, ARGV[2], 1)
+  redis.call('HSET', keys, number, ARGV[1] .. ' ' .. ARGV[2])
+end
 if not number then
-  if tonumber(redis.call('HGET', places, ARGV[2]) or 0) >= tonumber(ARGV[3]) then return ARGV[7] end
   for at = 9, #ARGV do
     if redis.call('HSETNX', keys, ARGV[at], ARGV[1] .. ' ' .. ARGV[2]) == 1 then number = ARGV[at] break end
   end

@@ -1,0 +1,63 @@
+"""The answer to a question at the terminal, read while everything else goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.python.failure import Failure
+from zope.interface import implementer
+
+from dmsg.cli.output import say
+
+ANSWER_LIMIT = 1024
+"""Bytes of a line that is looked at."""
+
+
+@implementer(IReadDescriptor)
+class Line:
+    """One line of standard input.
+
+    :ivar answered: fires with whether it is a yes.
+    """
+
+    def __init__(self, reactor: Any, default: bool) -> None:
+        self._reactor = reactor
+        self._default = default
+        self.answered: Deferred[bool] = Deferred(lambda _: self._end())
+        reactor.addReader(self)
+
+    def fileno(self) -> int:
+        return 0
+
+    def logPrefix(self) -> str:
+        return "question"
+
+    def doRead(self) -> None:
+        try:
+            # a terminal gives one line at a time
+            data = os.read(0, ANSWER_LIMIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        text = data.split(b"\n")[0].strip().lower()
+        if text not in (b"", b"y", b"yes", b"n", b"no"):
+            sys.stderr.write("yes or no? ")
+            sys.stderr.flush()
+            return
+        self._end()
+        if not data:
+            say(err=True)  # the cursor is behind the question
+        self.answered.callback(bool(data) and (text in (b"y", b"yes") or (not text and self._default)))
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._end()
+        if not self.answered.called:
+            self.answered.callback(False)
+
+    def _end(self) -> None:
+        self._reactor.removeReader(self)
