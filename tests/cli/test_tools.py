@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -18,11 +19,13 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
 
+from dmsg.apps.parcels.place import part_name
 from dmsg.apps.paths import PART_SUFFIX, inside, part_of
 from dmsg.apps.transfer import TransferError
 from dmsg.cli.demos.processes import start_twistd
 from dmsg.clients.names import Names, UnknownName
 from dmsg.keys import SecKey, write_key_file
+from tests.apps.test_parcels import described, let_go, planted
 from tests.cli.test_commands import Command, CommandCase
 from tests.support import asynchronous
 
@@ -242,6 +245,69 @@ class PipeTests(ToolCase):
         self.assertEqual((here / "copy").read_bytes(), (here / "film").read_bytes())
 
 
+class TreeTests(ToolCase):
+    """``dmsg cp -r``."""
+
+    @asynchronous
+    async def test_there_and_back(self) -> None:
+        await self.network()
+        for name in ("shared", "back"):
+            (self.directory / name).mkdir()
+        self.addCleanup(let_go, self.directory)
+        tree = planted(self.directory)
+        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        await self.said(listening, "is at")
+        status, out, err = await self.run_command("cp", "-r", "tree", "alice:", **self.environment)
+        self.assertEqual(status, 0, err)
+        self.assertRegex(out, r"^tree: \d+\.\d MB in ")
+        status, out, err = await self.run_command("cp", "-r", "tree/", "alice:deep/er/", "--json", **self.environment)
+        self.assertEqual((status, json.loads(out)["copied"]), (0, "tree"), err)
+        status, _, err = await self.run_command("cp", "-r", "alice:deep/er/tree", "back", **self.environment)
+        self.assertEqual(status, 0, err)
+        for copy in ("shared/tree", "shared/deep/er/tree", "back/tree"):
+            self.assertEqual(described(self.directory / copy), described(tree), copy)
+        status, _, err = await self.run_command("cp", "-r", "tree", "alice:", **self.environment)
+        self.assertEqual(status, 1)
+        self.assertIn("tree exists already", err)
+        self.assertIn(b"tree, 3.", listening.out)
+
+    @asynchronous
+    async def test_a_listener_that_is_killed(self) -> None:
+        """The copy goes on with the next one, where it was."""
+        await self.network()
+        (self.directory / "shared").mkdir()
+        self.addCleanup(let_go, self.directory)
+        tree = planted(self.directory)
+        (tree / "plain" / "large").write_bytes(os.urandom(1_000_000) * 200)
+        options = ("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        listening = self.tool(*options)
+        await self.said(listening, "is at")
+        copying = self.tool("cp", "-r", "tree", "alice:", "--resume=1")
+        part = self.directory / "shared" / part_name("tree") / "plain" / "large"
+        await self.until(lambda: part.exists() and part.stat().st_size > 1_000_000)
+        transport: Any = listening.transport
+        transport.signalProcess("KILL")
+        await listening.ended
+        listening = self.tool(*options)
+        self.assertEqual(await copying.ended, 0, copying.err)
+        self.assertEqual(described(self.directory / "shared" / "tree"), described(tree))
+        moved = float(re.search(rb"tree: (\d+\.\d) MB", copying.out)[1])  # type: ignore[index]
+        self.assertLess(moved, 199 + 4)
+
+    @asynchronous
+    async def test_an_older_listener(self) -> None:
+        """It says that it does not know that, and nothing hangs."""
+        await self.network()
+        (self.directory / "shared").mkdir()
+        self.addCleanup(let_go, self.directory)
+        planted(self.directory)
+        listening = self.tool("cp", "-l", "shared", "-k", "alice.key", "--create")
+        await self.said(listening, "is at")
+        status, _, err = await self.run_command("cp", "-r", "tree", "alice:", **self.environment)
+        self.assertEqual(status, 1)
+        self.assertIn("files are not sent here", err)
+
+
 class CopyTests(ToolCase):
     """``dmsg cp``."""
 
@@ -265,6 +331,11 @@ class CopyTests(ToolCase):
         status, _, err = await self.run_command("cp", "alice:sub/film", "back", **self.environment)
         self.assertEqual((status, (self.directory / "back").read_bytes()), (0, content))
         for arguments, text in (
+            (("-r", "shared", "alice:sub/empty"), "a target that ends in : or /"),
+            (("-r", "alice:nothing", "."), "there is no directory nothing"),
+            (("-r", "alice:sub", "nowhere"), "no such directory"),
+            (("-r", "alice:../shared", "."), "leads out"),
+            (("-r", "shared", "alice:../"), "leads out"),
             (("film", "alice:sub/empty"), "exists already"),
             (("other", "alice:sub/film"), "exists already"),
             (("film", "alice:../film"), "leads out"),
@@ -275,7 +346,7 @@ class CopyTests(ToolCase):
             (("alice:.", "x"), "names no file"),
             (("alice:film", "nowhere/"), "no such directory"),
             (("alice:film", "nowhere/x"), "nowhere: there is no such directory"),
-            ((".", "alice:"), "is a directory"),
+            ((".", "alice:"), ".: is a directory; -r copies it"),
             (("film", "bob:"), "nor a name"),
         ):
             status, _, err = await self.run_command("cp", *arguments, **self.environment)

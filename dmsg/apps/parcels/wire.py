@@ -39,12 +39,16 @@ PIECE_LIMIT = 256 * 1024
 DIGEST_SIZE = 32
 
 
+class ParcelCut(TransferError):
+    """The connection was lost: the same parcel, sent again, goes on where it was cut."""
+
+
 def lost(reason: Failure, moved: int) -> TransferError:
     """A connection that ended before everything was said.  :param moved: bytes that have arrived."""
     gone = reason.check(ConnectionDone) or getattr(reason.value, "reason", None) == CloseReason.ABORTED
     why = "the other side gave up" if gone else lost_text(reason)
     kept = "; what has arrived is kept: sent again, it goes on from there" if moved else ""
-    return TransferError(f"{why}{kept}")
+    return ParcelCut(f"{why}{kept}")
 
 
 def encode(**message: Any) -> bytes:

@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 from dmsg.apps.copying import Copier, CopyCut, Get, Peer, Put
 from dmsg.apps.paths import regular_size
 from dmsg.apps.transfer import TransferError
+from dmsg.apps.trees import GetTree, PutTree
 from dmsg.base.units import human_size
 from dmsg.cli.output import notice, say, tell
 from dmsg.clients.client import CONNECT_TIMEOUT
@@ -60,7 +61,7 @@ class Peers(Factory):
                 say(f"{whom}: {result.value}", err=True)
             else:
                 text = f"{whom}: {result.name}, {human_size(result.size)}, {human_size(result.rate)}/s"
-                tell(text, peer=whom, name=result.name, bytes=result.size, sha256=result.sha256)
+                tell(text, peer=whom, name=result.name, bytes=result.size, **_hash_of(result))
 
         peer.done.addBoth(ended)
         return peer
@@ -74,12 +75,18 @@ def _remote(text: str) -> tuple[PubKey, str] | None:
     return Names().find(who), path
 
 
-Job = tuple[PubKey, Callable[[Any, Any], Copier]]
+Job = tuple[PubKey, Callable[[Any, Any], "Copier | PutTree | GetTree"]]
 
 
-def jobs_of(sources: tuple[str, ...], target: str) -> list[Job]:
+def _hash_of(result: Transferred) -> dict[str, str]:
+    """Of a file; a directory has none."""
+    return {"sha256": result.sha256} if result.sha256 else {}
+
+
+def jobs_of(sources: tuple[str, ...], target: str, *, recursive: bool = False) -> list[Job]:
     """What to copy.
 
+    :param recursive: directories of this machine, and what is fetched are directories.
     :raises TransferError: it makes no sense.
     """
 
@@ -91,7 +98,13 @@ def jobs_of(sources: tuple[str, ...], target: str) -> list[Job]:
         from_peer = _remote(source)
         if (there is None) == (from_peer is None):
             raise TransferError("one of SOURCE and TARGET has to be of a peer, KEY:PATH or NAME:PATH")
-        if there is not None:
+        if there is not None and Path(source).is_dir():
+            if not recursive:
+                raise TransferError(f"{source}: is a directory; -r copies it")
+            if there[1] and not there[1].endswith("/"):
+                raise TransferError("a directory needs a target that ends in : or /, where it keeps its name")
+            jobs.append((there[0], _tree_putter(Path(source), there[1].rstrip("/"))))
+        elif there is not None:
             regular_size(Path(source))
             name = Path(source).name
             path = there[1] + name if not there[1] or there[1].endswith("/") else there[1]
@@ -100,6 +113,11 @@ def jobs_of(sources: tuple[str, ...], target: str) -> list[Job]:
             jobs.append((there[0], _putter(Path(source), path)))
         else:
             assert from_peer is not None
+            if recursive:
+                if not Path(target).is_dir():
+                    raise TransferError(f"{target}: there is no such directory")
+                jobs.append((from_peer[0], _tree_getter(from_peer[1].rstrip("/"), Path(target))))
+                continue
             name = PurePosixPath(from_peer[1]).name
             if from_peer[1].endswith("/") or name in ("", ".", ".."):
                 raise TransferError(f"{source}: names no file")
@@ -123,6 +141,16 @@ def _putter(source: Path, path: str) -> Callable[[Any, Any], Copier]:
     return lambda reactor, started: Put(reactor, source, path, started=started)
 
 
+def _tree_putter(source: Path, path: str) -> Callable[[Any, Any], PutTree]:
+
+    return lambda reactor, started: PutTree(source, path, started=started)
+
+
+def _tree_getter(path: str, target: Path) -> Callable[[Any, Any], GetTree]:
+
+    return lambda reactor, started: GetTree(path, target, started=started)
+
+
 def _getter(path: str, target: Path) -> Callable[[Any, Any], Copier]:
 
     return lambda reactor, started: Get(reactor, path, target, started=started)
@@ -133,7 +161,7 @@ async def copy_one(
     client: Client,
     peer: PubKey,
     port: int,
-    make: Callable[[Any, Any], Copier],
+    make: Callable[[Any, Any], Copier | PutTree | GetTree],
     retry: float,
     timeout: float = CONNECT_TIMEOUT,
 ) -> None:
@@ -167,12 +195,12 @@ async def copy_one(
         finally:
             watching.stop()
     tell(
-        f"{done.name}: {human_size(done.size)} in {done.seconds:.2f} s, {human_size(done.rate)}/s, "
-        f"sha256 {done.sha256}",
+        f"{done.name}: {human_size(done.size)} in {done.seconds:.2f} s, {human_size(done.rate)}/s"
+        + (f", sha256 {done.sha256}" if done.sha256 else ""),
         copied=done.name,
         bytes=done.size,
         seconds=done.seconds,
-        sha256=done.sha256,
+        **_hash_of(done),
     )
 
 

@@ -25,6 +25,7 @@ PORT = 24
 @command()
 @click.argument("sources", nargs=-1)
 @click.argument("target", required=False)
+@click.option("--recursive", "-r", is_flag=True, help="Directories, with all that is in them.")
 @click.option(
     "--listen",
     "-l",
@@ -52,6 +53,7 @@ PORT = 24
 def cp(
     sources: tuple[str, ...],
     target: str | None,
+    recursive: bool,
     directory: Path | None,
     writable: bool,
     overwrite: bool,
@@ -72,9 +74,10 @@ def cp(
       dmsg cp --listen inbox --writable --key-file alice.key
       dmsg cp film.mkv alice:
       dmsg cp alice:notes/today.txt .
+      dmsg cp -r photos alice:
     """
 
-    from dmsg.apps.copying import Peer
+    from dmsg.apps.trees import TreePeer
     from dmsg.cli.files.copies import Peers, copy_one, jobs_of
     from dmsg.cli.running import run, serve_until_interrupted, with_client
 
@@ -87,8 +90,10 @@ def cp(
             assert directory is not None
             busy: set[Path] = set()
 
-            def make() -> Peer:
-                return Peer(reactor, directory, writable=writable, overwrite=overwrite, max_size=max_size, busy=busy)
+            def make() -> TreePeer:
+                return TreePeer(
+                    reactor, directory, writable=writable, overwrite=overwrite, max_size=max_size, busy=busy
+                )
 
             listening = client.listen(Peers(make, only(allow)), port)
             tell(f"{directory} is at {client.public_key}:", directory=str(directory), at=str(client.public_key))
@@ -98,7 +103,7 @@ def cp(
             await with_client(reactor, settings, listen, published=True)
             return
         assert target is not None
-        jobs = jobs_of(sources, target)
+        jobs = jobs_of(sources, target, recursive=recursive)
 
         async def copy(client: Client) -> None:
             for peer, make in jobs:
