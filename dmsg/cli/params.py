@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from dmsg.cli.completing import complete_path, names
 from dmsg.cli.loading import load
 from dmsg.clients.choice import MIN_SERVERS, ServerChoice
 from dmsg.clients.names import Names
@@ -34,6 +36,9 @@ class PublicKeyType(click.ParamType[PubKey]):
 
     name = "public key"
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return names(incomplete)
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PubKey:
         if isinstance(value, PubKey):
             return value
@@ -51,6 +56,9 @@ class AddressType(click.ParamType["DmsgAddress"]):
     def __init__(self, default_port: int | None = None) -> None:
         """:param default_port: when none is given; None makes it an error."""
         self._default = default_port
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return names(incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DmsgAddress:
         if not isinstance(value, str):
@@ -81,6 +89,9 @@ class WhoType(click.ParamType[tuple[PubKey, int | None]]):
     """A public key or a name, with or without a port after a colon."""
 
     name = "public key"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return names(incomplete)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -196,6 +207,7 @@ key_option = click.option(
     "key_file",
     envvar="DMSG_KEY_FILE",
     metavar="FILE",
+    shell_complete=complete_path,
     help="Secret key; without one a new key for this run.  Also: DMSG_KEY_FILE.",
 )
 create_option = click.option("--create", is_flag=True, help="Make the key file if it is absent.")

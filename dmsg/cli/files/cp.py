@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dmsg.cli.completing import complete_copied
 from dmsg.cli.options import DIRECTORY, command, old_spelling, spelled_so_before
 from dmsg.cli.output import tell
 from dmsg.cli.params import ClientSettings, Seconds, client_options
@@ -23,8 +24,8 @@ PORT = 24
 
 
 @command()
-@click.argument("sources", nargs=-1)
-@click.argument("target", required=False)
+@click.argument("sources", nargs=-1, shell_complete=complete_copied)
+@click.argument("target", required=False, shell_complete=complete_copied)
 @click.option("--recursive", "-r", is_flag=True, help="Directories, with all that is in them.")
 @click.option(
     "--listen",

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
-from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code, completions
+from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code
 from dmsg.base.printable import printable
 from dmsg.cli.asking import check_can_ask
+from dmsg.cli.completing import complete_code, complete_path_or_name
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import say, tell
 from dmsg.cli.params import ClientSettings, client_options, timeout_option
@@ -28,18 +28,8 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 
-def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Words of the code that is being typed."""
-    return [CompletionItem(code) for code in completions(incomplete)]
-
-
-def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files."""
-    return [CompletionItem(incomplete, type="file")]
-
-
 @command()
-@click.argument("what", nargs=-1, metavar="FILE... [KEY]", shell_complete=complete_path)
+@click.argument("what", nargs=-1, metavar="FILE... [KEY]", shell_complete=complete_path_or_name)
 @click.option("--text", help="Send this text instead of files.")
 @click.option(
     "--words",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from dmsg.cli.completing import complete_name
 from dmsg.cli.options import Group
 from dmsg.cli.output import say, tell
 from dmsg.clients.names import Names
@@ -53,7 +54,7 @@ def list_names() -> None:
 
 
 @name.command()
-@click.argument("known_name", metavar="NAME")
+@click.argument("known_name", metavar="NAME", shell_complete=complete_name)
 def show(known_name: str) -> None:
     """Show the key that NAME stands for."""
     key = str(Names().find(known_name))
@@ -61,7 +62,7 @@ def show(known_name: str) -> None:
 
 
 @name.command()
-@click.argument("known_name", metavar="NAME")
+@click.argument("known_name", metavar="NAME", shell_complete=complete_name)
 def remove(known_name: str) -> None:
     """Forget NAME."""
     Names().remove(known_name)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
-from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code, completions
+from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code
 from dmsg.cli.asking import check_can_ask
+from dmsg.cli.completing import complete_code
 from dmsg.cli.options import command
 from dmsg.cli.output import say, tell
 from dmsg.cli.params import ClientSettings, client_options, timeout_option
@@ -20,11 +20,6 @@ from dmsg.keys import load_or_create_key
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
-
-
-def complete_code(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Words of the code that is being typed."""
-    return [CompletionItem(code) for code in completions(incomplete)]
 
 
 @command()

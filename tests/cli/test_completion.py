@@ -1,0 +1,82 @@
+"""What a shell completes, asked as shells ask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.clients.names import Names
+from dmsg.keys import SecKey
+
+DMSG = "from dmsg.cli.entry import entry; entry()"
+
+
+class CompletionTests(SynchronousTestCase):
+    """With an address book of two."""
+
+    def setUp(self) -> None:
+        self.directory = Path(self.mktemp())
+        self.directory.mkdir()
+        book = Names(self.directory / "names")
+        for name in ("alice", "albert", "bob"):
+            book.add(name, SecKey.from_seed(name.encode()).public)
+        (self.directory / "dmsg").write_text(f"#!/bin/sh\nexec {sys.executable} -c '{DMSG}' \"$@\"\n")
+        (self.directory / "dmsg").chmod(0o755)
+        (self.directory / "album.zip").write_bytes(b"")
+        path = os.pathsep.join([str(self.directory.absolute()), os.environ["PATH"]])
+        self.environment = {**os.environ, "PATH": path, "DMSG_NAMES": "names", "COVERAGE_PROCESS_START": ""}
+
+    def run_(self, *arguments: str, **environment: str) -> str:
+        return subprocess.run(
+            arguments,
+            cwd=self.directory,
+            env={**self.environment, **environment},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout
+
+    def completed(self, line: str) -> list[str]:
+        words = line.split(" ")
+        out = self.run_("dmsg", _DMSG_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+        return out.splitlines()
+
+    def test_what_is_completed(self) -> None:
+        for line, expected in (
+            ("dmsg rec", ["plain,receive"]),
+            ("dmsg receive 7-gui", ["plain,7-guide", "plain,7-guilt", "plain,7-guitar"]),
+            ("dmsg receive 7-guitar-zo", ["plain,7-guitar-zone", "plain,7-guitar-zoo"]),
+            ("dmsg ping al", ["plain,albert", "plain,alice"]),
+            ("dmsg cp al", ["plain,albert:", "plain,alice:"]),
+            ("dmsg cp x", ["file,x"]),
+            ("dmsg send film.mkv bo", ["plain,bob"]),
+            ("dmsg send fi", ["file,fi"]),
+            ("dmsg name remove b", ["plain,bob"]),
+            ("dmsg ping --key-file a", ["file,a"]),
+            ("dmsg completion ", ["plain,bash", "plain,zsh", "plain,fish"]),
+            ("dmsg ping --quie", ["plain,--quiet"]),
+        ):
+            self.assertEqual(self.completed(line), expected, line)
+
+    def test_a_book_that_cannot_be_read(self) -> None:
+        (self.directory / "names").write_text("nonsense\n")
+        self.assertEqual("".join(self.completed("dmsg ping al")), "")
+
+    def test_bash_itself(self) -> None:
+        script = (
+            "source <(dmsg completion bash); COMP_WORDS=(dmsg receive 7-guitar-zo); COMP_CWORD=2; "
+            '_dmsg_completion dmsg; echo "${COMPREPLY[@]}"'
+        )
+        bash = shutil.which("bash")
+        assert bash is not None
+        self.assertEqual(self.run_(bash, "-c", script), "7-guitar-zone 7-guitar-zoo\n")
+
+    def test_other_shells(self) -> None:
+        self.assertIn("#compdef dmsg", self.run_("dmsg", "completion", "zsh"))
+        self.assertIn("complete --no-files --command dmsg", self.run_("dmsg", "completion", SHELL="/usr/bin/fish"))
