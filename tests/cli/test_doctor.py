@@ -1,0 +1,102 @@
+"""``dmsg doctor``: what is found, and what is said to do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+
+from dmsg.keys import SecKey, write_key_file
+from tests.cli.test_tools import ToolCase
+from tests.support import asynchronous
+
+
+class _Elsewhere(Resource):
+    """A web server that is no discovery, and whose clock is wrong."""
+
+    isLeaf = True
+
+    def render_GET(self, request: Any) -> bytes:
+        request.setHeader(b"date", b"Thu, 01 Jan 2015 00:00:00 GMT")
+        return b"<html>hello</html>"
+
+
+class DoctorTests(ToolCase):
+    """Real processes."""
+
+    async def examined(self, *arguments: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
+        """Its status, and what it found, by check: the last of each."""
+        status, out, err = await self.run_command("doctor", "--json", *arguments, DMSG_NAMES="names", **environment)
+        self.assertEqual(err, "")
+        found = {}
+        for line in out.splitlines():
+            one = json.loads(line)
+            self.assertLessEqual({"check", "verdict", "text"}, set(one))
+            found[one["check"]] = one
+            if one["verdict"] == "wrong":
+                self.assertTrue(one.get("advice"), one)
+        return status, found
+
+    def verdicts(self, found: dict[str, dict[str, Any]]) -> dict[str, str]:
+        return {check: one["verdict"] for check, one in found.items()}
+
+    @asynchronous
+    async def test_all_is_well(self) -> None:
+        await self.network()
+        listening = self.tool("listen", "-k", "alice.key", "--wait", "60", "--min-servers=1")
+        await self.said(listening, "listening")
+        status, found = await self.examined("-d", self.url, "-k", "alice.key")
+        checks = "versions", "names", "key", "clock", "discovery", "server", "stream", "entry"
+        self.assertEqual((status, self.verdicts(found)), (0, dict.fromkeys(checks, "ok")), found)
+        self.assertIn("through 1 of its 1", found["entry"]["text"])
+        status, out, _ = await self.run_command("doctor", "-d", self.url, "-k", "alice.key", DMSG_NAMES="names")
+        self.assertEqual((status, {line[:5] for line in out.splitlines()}), (0, {"ok   "}))
+
+    @asynchronous
+    async def test_a_key_whose_program_was_killed(self) -> None:
+        await self.network()
+        listening = self.tool("listen", "-k", "alice.key", "--wait", "60", "--min-servers=1")
+        await self.said(listening, "listening")
+        transport: Any = listening.transport
+        transport.signalProcess("KILL")
+        await listening.ended
+        status, found = await self.examined("-d", self.url, "-k", "alice.key")
+        self.assertEqual((status, found["entry"]["verdict"]), (1, "wrong"))
+        self.assertIn("through none", found["entry"]["text"])
+
+    @asynchronous
+    async def test_what_is_wrong_on_this_machine(self) -> None:
+        (self.directory / "names").write_text("nonsense\n")
+        status, found = await self.examined("-k", "none.key")
+        wrong = {check for check, verdict in self.verdicts(found).items() if verdict == "wrong"}
+        self.assertEqual((status, wrong), (1, {"names", "key", "discovery"}))
+
+    @asynchronous
+    async def test_what_is_wrong_elsewhere(self) -> None:
+        url = await self.start_discovery()
+        status, found = await self.examined("-d", url)
+        self.assertEqual((status, found["discovery"]["verdict"]), (1, "wrong"))
+        self.assertIn("offers no server", found["discovery"]["text"])
+        port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Site(_Elsewhere()))
+        self.addCleanup(port.stopListening)
+        status, found = await self.examined("-d", f"http://127.0.0.1:{port.getHost().port}")
+        self.assertEqual(
+            (status, self.verdicts(found)["clock"], self.verdicts(found)["discovery"]), (1,) + ("wrong",) * 2
+        )
+        self.assertIn("ahead of", found["clock"]["text"])
+        status, found = await self.examined("-d", "http://127.0.0.1:1")
+        self.assertEqual((status, found["discovery"]["verdict"]), (1, "wrong"))
+        self.assertIn("refused", found["discovery"]["text"])
+
+    @asynchronous
+    async def test_a_key_that_nobody_uses(self) -> None:
+        await self.network()
+        write_key_file(self.directory / "other.key", SecKey.generate())
+        status, found = await self.examined("-d", self.url, "-k", "other.key")
+        self.assertEqual((status, found["entry"]["verdict"]), (0, "note"))
+        status, found = await self.examined("-d", self.url)
+        self.assertEqual((status, found["key"]["verdict"]), (0, "note"))
