@@ -15,6 +15,7 @@ from typing import Any
 from twisted.internet.defer import CancelledError
 
 from dmsg.base.units import milliseconds
+from dmsg.cli.config import config_path, read_config
 from dmsg.cli.output import say, state, tell
 from dmsg.clients.names import Names
 from dmsg.discovery.entry import Entry
@@ -68,6 +69,7 @@ async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, m
     """Ask everything.  :returns: whether nothing is wrong."""
     all_ = Examination()
     _versions(all_)
+    _config(all_)
     _book(all_)
     key = _key(all_, key_file)
     if not urls:
@@ -96,6 +98,16 @@ def _versions(all_: Examination) -> None:
     text = ", ".join(f"{name} {version(name)}" for name in names)
     text += f", Python {platform.python_version()}, {ssl.OPENSSL_VERSION}"
     all_.found(Verdict.OK, "versions", text)
+
+
+def _config(all_: Examination) -> None:
+    try:
+        content = read_config()
+    except DmsgError as error:
+        all_.found(Verdict.WRONG, "config", str(error), "mend that line, or use `dmsg config`")
+        return
+    what = f"{config_path()} is read" if content else f"no settings in {config_path()}"
+    all_.found(Verdict.OK, "config", what)
 
 
 def _book(all_: Examination) -> None:

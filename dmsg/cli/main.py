@@ -36,6 +36,7 @@ COMMANDS = {
     "analytics": ("dmsg.cli.pipeline.commands", "What the network did, computed on Spark."),
     "twin": ("dmsg.cli.bus.twin:twin", "Twins of the message bus: make, list, show, change."),
     "rmb": ("dmsg.cli.bus.rmb:rmb", "The reliable message bus: call twins, be called, a demo."),
+    "config": ("dmsg.cli.configuring", "What options are that are not given."),
     "doctor": ("dmsg.cli.doctor", "Look at what this machine needs, and say what to do."),
     "completion": ("dmsg.cli.completion", "What makes a shell complete commands, names, codes and files."),
     "demo": ("dmsg.cli.demos.network", "A whole network on this machine, in under a minute."),

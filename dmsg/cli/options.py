@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from dmsg.cli import output
+from dmsg.cli.config import ConfigError, defaults_of, read_config, use_names
 
 NETWORK = frozenset(
     {
@@ -31,6 +32,9 @@ NETWORK = frozenset(
     }
 )
 """Parameters that say how a client reaches the network."""
+
+UNCONFIGURED = ("config", "completion")
+"""Commands for which nothing stands in the configuration file."""
 
 
 def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -75,6 +79,29 @@ class Command(click.Command):
             if any(name.startswith("--") for name in opts):
                 option.opts = opts
                 self.params.append(option)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        extra.setdefault("default_map", self._defaults(info_name, args, parent))
+        return super().make_context(info_name, args, parent, **extra)
+
+    def _defaults(self, name: str | None, args: list[str], parent: click.Context | None) -> dict[str, Any]:
+        """What the configuration file says of this command."""
+        path = [name or ""]
+        while parent is not None and parent.parent is not None:
+            path.insert(0, parent.info_name or "")
+            parent = parent.parent
+        if path[0] in UNCONFIGURED or {"-h", "--help"} & set(args):
+            return {}  # these have to work when the file is wrong
+        try:
+            content = read_config()
+            use_names(content)
+            return defaults_of(self, path, content)
+        except ConfigError as error:
+            if path[0] == "doctor":
+                return {}  # which says it, with what to do
+            raise click.ClickException(str(error)) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []

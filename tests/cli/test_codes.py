@@ -39,7 +39,14 @@ class CodeCase(ToolCase):
         """The same as a person sees it: one terminal for all."""
         command = Command()
         argv = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", *arguments]
-        environment = {**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm", **self.environment}
+        environment = {
+            **os.environ,
+            "COLUMNS": "100",
+            "LINES": "40",
+            "TERM": "xterm",
+            "DMSG_CONFIG": "config.toml",
+            **self.environment,
+        }
         run: Any = reactor.spawnProcess
         process = run(command, sys.executable, argv, env=environment, path=str(self.directory), usePTY=True)
 

@@ -49,7 +49,7 @@ class CommandCase(EntityCase):
         """Run it; standard input stays open.  :param stdout: another descriptor than a pipe to the test."""
         command = Command()
         argv = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", *arguments]
-        env = {**os.environ, "COLUMNS": "200", **environment}
+        env = {**os.environ, "COLUMNS": "200", "DMSG_CONFIG": "config.toml", **environment}
         run: Any = reactor.spawnProcess
         descriptors = {0: "w", 1: stdout, 2: "r"}
         process = run(command, sys.executable, argv, env=env, path=str(self.directory), childFDs=descriptors)

@@ -29,7 +29,13 @@ class CompletionTests(SynchronousTestCase):
         (self.directory / "dmsg").chmod(0o755)
         (self.directory / "album.zip").write_bytes(b"")
         path = os.pathsep.join([str(self.directory.absolute()), os.environ["PATH"]])
-        self.environment = {**os.environ, "PATH": path, "DMSG_NAMES": "names", "COVERAGE_PROCESS_START": ""}
+        self.environment = {
+            **os.environ,
+            "PATH": path,
+            "DMSG_NAMES": "names",
+            "DMSG_CONFIG": "config.toml",
+            "COVERAGE_PROCESS_START": "",
+        }
 
     def run_(self, *arguments: str, **environment: str) -> str:
         return subprocess.run(

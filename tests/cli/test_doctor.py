@@ -50,7 +50,7 @@ class DoctorTests(ToolCase):
         listening = self.tool("listen", "-k", "alice.key", "--wait", "60", "--min-servers=1")
         await self.said(listening, "listening")
         status, found = await self.examined("-d", self.url, "-k", "alice.key")
-        checks = "versions", "names", "key", "clock", "discovery", "server", "stream", "entry"
+        checks = "versions", "config", "names", "key", "clock", "discovery", "server", "stream", "entry"
         self.assertEqual((status, self.verdicts(found)), (0, dict.fromkeys(checks, "ok")), found)
         self.assertIn("through 1 of its 1", found["entry"]["text"])
         status, out, _ = await self.run_command("doctor", "-d", self.url, "-k", "alice.key", DMSG_NAMES="names")
@@ -71,9 +71,10 @@ class DoctorTests(ToolCase):
     @asynchronous
     async def test_what_is_wrong_on_this_machine(self) -> None:
         (self.directory / "names").write_text("nonsense\n")
+        (self.directory / "config.toml").write_text("nonsense\n")
         status, found = await self.examined("-k", "none.key")
         wrong = {check for check, verdict in self.verdicts(found).items() if verdict == "wrong"}
-        self.assertEqual((status, wrong), (1, {"names", "key", "discovery"}))
+        self.assertEqual((status, wrong), (1, {"config", "names", "key", "discovery"}))
 
     @asynchronous
     async def test_what_is_wrong_elsewhere(self) -> None:

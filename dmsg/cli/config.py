@@ -1,0 +1,134 @@
+"""The configuration file of commands: what stands in it is what an option has that is not given.
+
+``$DMSG_CONFIG``, else ``dmsg/config.toml`` in ``$XDG_CONFIG_HOME`` or ``~/.config``.  At its top are options of the
+network, for every command that has them; a table has those of one command, under its name (``[send]``,
+``[discovery.list]``).  The command line goes before the environment, and that before the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dmsg.errors import DmsgError
+
+NETWORK = (
+    "discovery",
+    "key-file",
+    "min-servers",
+    "encryption",
+    "prefer",
+    "only",
+    "resume",
+    "receipts",
+    "timeout",
+)
+"""Options that may stand at the top."""
+NAMES = "names"
+"""The file of the address book, at the top."""
+
+
+class ConfigError(DmsgError):
+    """The file cannot be read, or says something that is none."""
+
+
+def config_path() -> Path:
+    """Where the file is, or would be."""
+    named = os.environ.get("DMSG_CONFIG")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "dmsg" / "config.toml"
+
+
+def read_config() -> dict[str, Any]:
+    """What it says; nothing, where there is none.
+
+    :raises ConfigError: it cannot be read, is no TOML, or has a setting that is none.
+    """
+    path = config_path()
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    import tomllib
+
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    for name, value in content.items():
+        if not isinstance(value, dict) and _spelled(name) not in (*NETWORK, NAMES):
+            raise ConfigError(f"{_where(path, text, name)}: there is no setting {name!r} for all commands")
+    if NAMES in content and not isinstance(content[NAMES], str):
+        raise ConfigError(f"{_where(path, text, NAMES)}: names is a text")
+    return content
+
+
+def use_names(content: dict[str, Any]) -> None:
+    """Let the address book be where the file says, unless the environment says otherwise."""
+    if NAMES in content and not os.environ.get("DMSG_NAMES"):
+        os.environ["DMSG_NAMES"] = _expanded(content[NAMES])
+
+
+def defaults_of(command: click.Command, path: Sequence[str], content: dict[str, Any]) -> dict[str, Any]:
+    """What a command's parameters are that are not given.
+
+    :param path: its name, behind those of the groups that it is in.
+    :raises ConfigError: its table has a setting that the command has not.
+    """
+    options: dict[str, click.Option] = {}
+    for param in command.params:
+        if isinstance(param, click.Option):
+            options.update({opt.removeprefix("--"): param for opt in param.opts if opt.startswith("--")})
+    table: Any = content
+    for name in path:
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if not isinstance(value, dict) and _spelled(name) in options:
+            option = options[_spelled(name)]
+            found[option.name or ""] = _value_of(option, name, value)
+    for name, value in table.items() if isinstance(table, dict) and path else ():
+        if isinstance(value, dict):
+            continue
+        named = options.get(_spelled(name))
+        if named is None or not named.expose_value:
+            where = _where(config_path(), config_path().read_text(), name)
+            raise ConfigError(f"{where}: dmsg {' '.join(path)} has no option --{_spelled(name)}")
+        found[named.name or ""] = _value_of(named, name, value)
+    return found
+
+
+def _spelled(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _value_of(option: click.Option, name: str, value: Any) -> Any:
+    """As the option takes it: one that may be repeated has a list, be it of one."""
+    found = _value(name, value)
+    return [found] if option.multiple and not isinstance(found, list) else found
+
+
+def _value(name: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_value(name, one) for one in value]
+    if not isinstance(value, str | int | float | bool):
+        raise ConfigError(f"{config_path()}: {name} is a text, a number, true, false, or a list of these")
+    return _expanded(value) if isinstance(value, str) else value
+
+
+def _expanded(text: str) -> str:
+    return os.path.expanduser(text) if text.startswith("~/") else text
+
+
+def _where(path: Path, text: str, name: str) -> str:
+    pattern = re.compile(rf"^\s*[\"']?{re.escape(name)}[\"']?\s*=")
+    line = next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 0)
+    return f"{path}, line {line}" if line else str(path)

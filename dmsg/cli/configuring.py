@@ -1,0 +1,148 @@
+"""``dmsg config``."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from typing import Any
+
+import click
+
+from dmsg.cli.config import NAMES, NETWORK, ConfigError, config_path, read_config
+from dmsg.cli.options import Group
+from dmsg.cli.output import say, tell
+from dmsg.errors import DmsgError
+
+VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: "DMSG_NAMES"}
+"""The environment's names of settings."""
+
+
+class _OneLine(Group):
+    """Errors of the file are one line."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except DmsgError as error:
+            say(f"dmsg: {error}", err=True)
+            raise SystemExit(1) from None
+
+
+@click.group(cls=_OneLine, invoke_without_command=True)
+@click.pass_context
+def config(ctx: click.Context) -> None:
+    """Show and change what options are that are not given.
+
+    The file is ~/.config/dmsg/config.toml, or where DMSG_CONFIG says. At its
+    top are options of the network, for every command; a table has those of one
+    command. The command line goes before the environment, and that before the
+    file.
+
+    \b
+    Examples:
+      dmsg config set discovery http://discovery.example:9090
+      dmsg config set key-file ~/alice.key
+      dmsg config set send.words 3
+      dmsg config
+    """
+    if ctx.invoked_subcommand is None:
+        _show_all()
+
+
+@config.command()
+def show() -> None:
+    """Each setting, its value, and where that comes from; so does `dmsg config` alone."""
+    _show_all()
+
+
+def _show_all() -> None:
+    content = read_config()
+    shown = dict(_flat(content))
+    source = dict.fromkeys(shown, str(config_path()))
+    for name, variable in VARIABLES.items():
+        if os.environ.get(variable):
+            shown[name], source[name] = os.environ[variable], variable
+    for name in sorted(shown):
+        tell(f"{name} = {json.dumps(shown[name])}  ({source[name]})", name=name, value=shown[name], source=source[name])
+    if not shown:
+        say(f"nothing is set; `dmsg config set discovery URL` writes {config_path()}", err=True)
+
+
+@config.command("set")
+@click.argument("name")
+@click.argument("values", nargs=-1, required=True, metavar="VALUE...")
+def set_(name: str, values: tuple[str, ...]) -> None:
+    """Set NAME, or COMMAND.NAME; several VALUEs are a list."""
+    parsed = [_parsed(value) for value in values]
+    _change(name, parsed[0] if len(parsed) == 1 else parsed)
+
+
+@config.command()
+@click.argument("name")
+def unset(name: str) -> None:
+    """Forget NAME, or COMMAND.NAME."""
+    _change(name, None)
+
+
+@config.command()
+def path() -> None:
+    """Show where the file is, or would be."""
+    tell(str(config_path()), path=str(config_path()))
+
+
+def _flat(table: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        full = before + name.replace("_", "-")
+        found += _flat(value, f"{full}.") if isinstance(value, dict) else [(full, value)]
+    return found
+
+
+def _parsed(text: str) -> Any:
+    """A number and true and false as TOML has them; everything else is a text."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _change(name: str, value: Any) -> None:
+    """:raises ConfigError: the setting cannot be, or the file cannot be written."""
+    import tomlkit  # keeps the comments and the order of a file that a person wrote
+
+    *tables, last = name.split(".")
+    if not tables and last not in (*NETWORK, NAMES):
+        known = ", ".join((*NETWORK, NAMES))
+        raise ConfigError(f"there is no setting {last!r} for all commands, only {known}; COMMAND.{last} is of one")
+    read_config()  # which says on which line a file is wrong
+    file = config_path()
+    document = tomlkit.parse(file.read_text() if file.exists() else "")
+    table: Any = document
+    for one in tables:
+        table = table.setdefault(one, tomlkit.table())
+    spelled = next((known for known in table if known.replace("_", "-") == last), last)
+    if value is None:
+        if spelled not in table:
+            raise ConfigError(f"{name} is not set in {file}")
+        del table[spelled]
+    else:
+        table[spelled] = value
+    _write(tomlkit.dumps(document).rstrip("\n") + "\n")
+
+
+def _write(text: str) -> None:
+    file = config_path()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as new:
+            new.write(text)
+        os.chmod(new.name, mode)
+        os.replace(new.name, file)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None

@@ -1,0 +1,102 @@
+"""The configuration file, and ``dmsg config``."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from dmsg.keys import SecKey
+from tests.cli.test_codes import CodeCase
+from tests.support import asynchronous
+
+
+class ConfigTests(CodeCase):
+    """Real processes; the file is ``config.toml`` in their directory."""
+
+    async def config(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        return await self.run_command("config", *arguments, **environment)
+
+    @asynchronous
+    async def test_set_show_unset(self) -> None:
+        file = self.directory / "config.toml"
+        self.assertEqual(await self.config("path"), (0, "config.toml\n", ""))
+        status, _, err = await self.config()
+        self.assertEqual(status, 0)
+        self.assertIn("nothing is set", err)
+        file.write_text("# mine\nmin_servers = 1  # one is enough\n")
+        file.chmod(0o640)
+        for name, *values in (
+            ("discovery", "http://a:1", "http://b:2"),
+            ("send.words", "3"),
+            ("receive.yes", "true"),
+            ("min-servers", "4"),
+        ):
+            self.assertEqual((await self.config("set", name, *values))[0], 0, name)
+        text = file.read_text()
+        self.assertIn("# mine", text)
+        self.assertIn("min_servers = 4 # one is enough", text.replace("  #", " #"))
+        self.assertEqual(stat.S_IMODE(file.stat().st_mode), 0o640)
+        status, out, _ = await self.config("show", "--json", DMSG_KEY_FILE="k")
+        shown = {one["name"]: (one["value"], one["source"]) for one in map(json.loads, out.splitlines())}
+        self.assertEqual(shown["discovery"], (["http://a:1", "http://b:2"], "config.toml"))
+        self.assertEqual(shown["send.words"], (3, "config.toml"))
+        self.assertEqual(shown["key-file"], ("k", "DMSG_KEY_FILE"))
+        self.assertEqual((await self.config("unset", "send.words"))[0], 0)
+        self.assertNotIn("words", file.read_text())
+        status, _, err = await self.config("unset", "send.words")
+        self.assertEqual((status, err), (1, "dmsg: send.words is not set in config.toml\n"))
+
+    @asynchronous
+    async def test_mistakes(self) -> None:
+        file = self.directory / "config.toml"
+        for text, error in (
+            ("nonsense\n", "config.toml: "),
+            ("words = 3\n", "config.toml, line 1: there is no setting 'words' for all commands"),
+            ("\n[send]\nword = 3\n", "config.toml, line 3: dmsg send has no option --word"),
+            ("[send]\nwords = {}\n" if False else "names = 3\n", "config.toml, line 1: names is a text"),
+            ("min-servers = 'many'\n", "'many' is not a valid integer"),
+            ("[send]\nwords = 99\n", "99 is not in the range"),
+        ):
+            file.write_text(text)
+            status, out, err = await self.run_command("send", "--text", "x", "-d", "http://127.0.0.1:1")
+            self.assertEqual((status != 0, out), (True, ""))
+            self.assertIn(error, err)
+            self.assertEqual((await self.run_command("send", "--help"))[0], 0, "help is there all the same")
+        for arguments, error in (
+            (("set", "words", "3"), "for all commands"),
+            (("set", "nonsense"), "Missing argument"),
+        ):
+            file.unlink(missing_ok=True)
+            status, _, err = await self.config(*arguments)
+            self.assertNotEqual(status, 0)
+            self.assertIn(error, err)
+        os.mkdir(file)
+        self.assertEqual((await self.config())[2], "dmsg: config.toml: Is a directory\n")
+
+    @asynchronous
+    async def test_what_goes_before_what(self) -> None:
+        """The command line, the environment, the file; and no option at all is needed any more."""
+        await self.network()
+        home = str(self.directory.absolute())
+        (self.directory / "config.toml").write_text(
+            f'discovery = "{self.url}"\nmin-servers = 1\nnames = "~/book"\n[receive]\nyes = true\ndir = "~/inbox"\n'
+        )
+        (self.directory / "a").write_bytes(b"a")
+        sender = self.start("send", "a", HOME=home)
+        code = (await self.said(sender, r"code: (\S+)"))[1]
+        status, out, err = await self.run_command("receive", code, HOME=home)
+        self.assertEqual(status, 0, err)
+        self.assertTrue((self.directory / "inbox" / "a").exists())
+        await self.ends(sender, 0)
+        for arguments, environment in (
+            (["-d", "http://127.0.0.1:1"], {}),
+            ([], {"DMSG_DISCOVERY": "http://127.0.0.1:1"}),
+        ):
+            status, _, err = await self.run_command("discovery", "list", *arguments, HOME=home, **environment)
+            self.assertEqual(status, 1)
+            self.assertIn("refused", err)
+        self.assertEqual((await self.run_command("discovery", "list", HOME=home))[0], 0)
+        key = SecKey.generate().public.hex()
+        self.assertEqual((await self.run_command("name", "add", "x", key, HOME=home))[0], 0)
+        self.assertTrue((self.directory / "book").exists())
