@@ -144,6 +144,18 @@ class DmsgError(Exception):
     """What every error of this package is."""
 
 
+class NobodyThere(DmsgError):
+    """Whom it is for is not there, or is not reached."""
+
+
+class Unwanted(DmsgError):
+    """The other side was reached and does not want it."""
+
+
+class CutShort(DmsgError):
+    """It was interrupted; given once more, it goes on where it was."""
+
+
 class KeyFormatError(DmsgError, ValueError):
     """A public key, secret key or signature that cannot be one."""
 
@@ -189,7 +201,7 @@ class TransportClosed(DmsgError):
         self.reason = as_close_reason(reason)
 
 
-class TransportRefused(TransportClosed):
+class TransportRefused(TransportClosed, Unwanted):
     """The answer to a REQUEST was CLOSE.
 
     :ivar final: the remote itself said so, and that no other way leads there.
@@ -217,7 +229,7 @@ class SendBufferFull(LocalProtocolError):
     """More was written to a transport than it may hold unsent."""
 
 
-class ConnectFailed(DmsgError):
+class ConnectFailed(NobodyThere):
     """No server of the remote could carry a transport to it.
 
     :ivar attempts: what was tried and why it failed, in order.
@@ -244,7 +256,7 @@ class DiscoveryError(DmsgError):
         self.status = status
 
 
-class EntryNotFound(DiscoveryError):
+class EntryNotFound(DiscoveryError, NobodyThere):
     """Discovery has no entry of that key.
 
     :ivar key: 66 hexadecimal characters of the public key, if it is known here.

@@ -36,12 +36,12 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.paths import PART_SUFFIX, inside, part_of, regular_size, there_is
 from dmsg.apps.transfer import DIGEST_SIZE, TransferError, Transferred, _message, _take_message, lost_text
-from dmsg.errors import DmsgError
+from dmsg.errors import CutShort, DmsgError
 
 CHUNK = 256 * 1024
 
 
-class CopyCut(TransferError):
+class CopyCut(TransferError, CutShort):
     """The connection was lost: the copy can go on where it was cut.  No other error is tried again."""
 
 

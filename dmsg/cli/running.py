@@ -25,7 +25,7 @@ from twisted.logger import (
 from dmsg.cli import output
 from dmsg.clients.client import DelegatedClient
 from dmsg.clients.names import Names, UnknownName
-from dmsg.errors import DmsgError, EntryNotFound
+from dmsg.errors import CutShort, DmsgError, EntryNotFound, NobodyThere, Unwanted
 from dmsg.keys import PubKey
 from dmsg.net.reactor import Reactor
 
@@ -35,6 +35,13 @@ C_co = TypeVar("C_co", bound=DelegatedClient, covariant=True)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_NOBODY = 3
+"""Whom it is for is not there, or is not reached."""
+EXIT_UNWANTED = 4
+"""The other side was reached and does not want it."""
+EXIT_CUT = 5
+"""It was interrupted; the same command goes on where it was."""
+STATUSES = ((CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
 EXIT_TERMINATED = 143
 """128 and SIGTERM."""
 EXIT_HUNG_UP = 129
@@ -93,7 +100,7 @@ class _Run:
             raise SystemExit(EXIT_USAGE) from None
         except (DmsgError, OSError, ConnectionLost, CannotListenError) as error:
             output.say(f"dmsg: {_named(error)}{output.describe(error)}", err=True)
-            raise SystemExit(EXIT_FAILED) from None
+            raise SystemExit(next((one for kind, one in STATUSES if isinstance(error, kind)), EXIT_FAILED)) from None
         if output.state.status is not None:
             raise SystemExit(output.state.status)
 

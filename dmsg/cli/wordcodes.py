@@ -16,7 +16,7 @@ from dmsg.apps.codes.stream import PORT, Agreed, CodeEnd, CodeFactory, CodeOver
 from dmsg.apps.codes.words import Code
 from dmsg.cli.asking import ask
 from dmsg.cli.output import notice, say, state, tell
-from dmsg.errors import DiscoveryError, DmsgError
+from dmsg.errors import DiscoveryError, Unwanted
 
 if TYPE_CHECKING:
     from dmsg.discovery.nameplates.client import Nameplate
@@ -29,7 +29,7 @@ LOST_TWICE = 2
 """Times in a row that a nameplate could not be claimed again when the person is told."""
 
 
-class CodeUsedUp(DmsgError):
+class CodeUsedUp(Unwanted):
     """Nothing came of a code."""
 
 

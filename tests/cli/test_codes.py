@@ -131,7 +131,7 @@ class SendingTests(CodeCase):
         transport.signalProcess("KILL")
         await receiver.ended
         size = part.stat().st_size
-        await self.ends(sender, 1, "the other side is away", "the connection was lost")
+        await self.ends(sender, 5, "the other side is away", "what has arrived is kept")
         sender, code = await self.sends("film.mkv")
         status, out, err = await self.receives(code, "--yes", "--json")
         self.assertEqual(status, 0, err)
@@ -149,11 +149,11 @@ class RefusingTests(CodeCase):
         sender, code = await self.sends("a")
         wrong = f"{code.partition('-')[0]}-zoo-zoo"
         status, _, err = await self.receives(wrong, "--yes")
-        self.assertEqual((status, err.count("\n")), (1, 1), err)
+        self.assertEqual((status, err.count("\n")), (4, 1), err)
         self.assertIn("the code is not right", err)
-        await self.ends(sender, 1, "somebody tried a wrong code")
+        await self.ends(sender, 4, "somebody tried a wrong code")
         status, _, err = await self.receives(code, "--yes")
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 3)
         self.assertIn("nobody waits with a code that begins with", err)
 
     @asynchronous
@@ -161,16 +161,16 @@ class RefusingTests(CodeCase):
         await self.network()
         (self.directory / "a").write_bytes(b"aaaa")
         (self.directory / "inbox" / "a").write_bytes(b"old")
-        for arguments, here, there in (
-            (["--yes"], "a exists already", "a exists already"),
-            (["--yes", "--overwrite", "--max-size=3"], "4 B is too much", "4 B is too much"),
-            (["--overwrite"], "Nobody can be asked", "nobody who could be asked"),
+        for arguments, here, there, status_there in (
+            (["--yes"], "a exists already", "a exists already", 1),
+            (["--yes", "--overwrite", "--max-size=3"], "4 B is too much", "4 B is too much", 4),
+            (["--overwrite"], "Nobody can be asked", "nobody who could be asked", 4),
         ):
             sender, code = await self.sends("a")
             status, _, err = await self.receives(code, *arguments)
             self.assertEqual(status, 1)
             self.assertIn(here, err)
-            await self.ends(sender, 1, there)
+            await self.ends(sender, status_there, there)
         self.assertEqual((self.directory / "inbox" / "a").read_bytes(), b"old")
 
     @asynchronous
@@ -205,7 +205,7 @@ class RefusingTests(CodeCase):
         transport.signalProcess("INT")
         await self.ends(sender, 130)
         status, _, err = await self.receives(code)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 3)
         self.assertIn("nobody waits", err)
 
     @asynchronous
@@ -245,7 +245,7 @@ class PersonTests(CodeCase):
     async def test_who_is_asked(self) -> None:
         await self.network()
         (self.directory / "film.mkv").write_bytes(bytes(1_200_000))
-        for answer, status in ((b"\n", 0), (b"n\n", 1)):
+        for answer, status in ((b"\n", 0), (b"n\n", 4)):
             sender, _ = self.at_terminal("send", "film.mkv", "--min-servers=1")
             code = (await self.said(sender, r"code: (\S+)"))[1]
             # a QR of half blocks for a telephone
@@ -279,7 +279,7 @@ class PersonTests(CodeCase):
                 await self.said(command, r"yes or no\? ")
                 typed.write(answer.encode() + b"\n")
             self.assertEqual(len(shown), 1)
-            self.assertEqual(await receiver.ended, status, receiver.out)
+            self.assertEqual(await receiver.ended, 4 * status, receiver.out)
             self.assertEqual(await sender.ended, status, sender.out)
 
     @asynchronous
@@ -291,9 +291,9 @@ class PersonTests(CodeCase):
         typed.write(b"\n")
         await self.said(receiver, r"take it\?")
         typed.write(b"n\n")
-        self.assertEqual(await receiver.ended, 1)
+        self.assertEqual(await receiver.ended, 4)
         self.assertIn(b"not taken", receiver.out)
-        await self.ends(sender, 1, "does not want it")
+        await self.ends(sender, 4, "does not want it")
         self.assertFalse((self.directory / "inbox" / "a").exists())
 
     @asynchronous
@@ -306,7 +306,7 @@ class PersonTests(CodeCase):
         self.assertEqual(await receiver.ended, 1)
         self.assertIn(b"say where it goes", receiver.out)
         self.assertNotIn(b"title", receiver.out)
-        await self.ends(sender, 1, "standard output is a terminal")
+        await self.ends(sender, 4, "standard output is a terminal")
 
     @asynchronous
     async def test_names_are_no_markup(self) -> None:

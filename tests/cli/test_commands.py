@@ -263,7 +263,7 @@ class NetworkCommandTests(CommandCase):
         status, out, _ = await self.run_command("discovery", "delete", "-k", "s.key", DMSG_DISCOVERY=url)
         self.assertEqual((status, out), (0, f"deleted the entry of {key}\n"))
         status, _, err = await self.run_command("ping", key, "--min-servers", "1", DMSG_DISCOVERY=url)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 3)
         self.assertRegex(err, rf"^dmsg: discovery {url} has no entry of {key[:8]}: is its program running.*\n$")
 
     @asynchronous

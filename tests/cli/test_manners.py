@@ -155,7 +155,7 @@ class PingTests(ToolCase):
         self.assertEqual(status, 0)
         self.assertEqual([sorted(json.loads(line)) for line in out.splitlines()][1], ["number", "seconds"])
         status, _, err = await self.run_command("ping", f"{key}:7", "-c", "1", **self.environment)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 3)
         self.assertIn("nobody listens there", err)
         status, _, err = await self.run_command("ping", f"{key}:7", "-p", "8", **self.environment)
         self.assertEqual(status, 2)
@@ -191,7 +191,7 @@ class OutputTests(ToolCase):
             ("dmsg discovery list > /dev/full", (1,), r"dmsg: standard output: No space left on device\n"),
             ("dmsg discovery list 2>&-", (0,), ""),
             ("dmsg discovery list <&- >&- 2>&-", (1,), ""),
-            (f"dmsg ping {key} 2>&-", (1,), ""),
+            (f"dmsg ping {key} 2>&-", (3,), ""),
             ("dmsg key show bob.key > /dev/full", (1,), r"dmsg: standard output: No space left on device\n"),
             ("dmsg discovery list --json > /dev/full", (1,), r"dmsg: standard output: No space left on device\n"),
         ):
@@ -237,7 +237,7 @@ class WaitingTests(ToolCase):
         nobody = SecKey.generate().public.hex()
         await self.run_command("name", "add", "carol", nobody, **self.environment)
         status, _, err = await self.run_command("ping", "carol", **self.environment)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 3)
         self.assertRegex(err, rf"^dmsg: carol: discovery {self.url} has no entry of {nobody[:8]}: .*\n$")
 
 
@@ -313,7 +313,7 @@ class UnhandledTests(ToolCase):
                 )
                 self.assertNotIn("Unhandled", done.stderr, arguments)
                 self.assertNotIn("Traceback", done.stderr, arguments)
-                self.assertEqual(done.returncode, 1 if arguments[0] == "connect" else 0, (arguments, done.stderr))
+                self.assertEqual(done.returncode, 3 if arguments[0] == "connect" else 0, (arguments, done.stderr))
 
 
 class DescribeTests(SynchronousTestCase):

@@ -23,6 +23,7 @@ from zope.interface import implementer
 from dmsg.apps.parcels.manifest import FILE, Item, Walked, tops
 from dmsg.apps.parcels.wire import MESSAGE_FULL, PIECE_LIMIT, Messages, encode, lost, numbers
 from dmsg.apps.transfer import TransferError
+from dmsg.errors import Unwanted
 
 CHUNK = 256 * 1024
 
@@ -45,7 +46,7 @@ class Sent:
         return self.size / self.seconds if self.seconds else 0.0
 
 
-class Refused(TransferError):
+class Refused(TransferError, Unwanted):
     """The other side does not want it."""
 
 

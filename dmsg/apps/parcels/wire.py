@@ -24,7 +24,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
 from dmsg.apps.transfer import TransferError, lost_text
-from dmsg.errors import CloseReason
+from dmsg.errors import CloseReason, CutShort
 
 MESSAGE_LIMIT = 256 * 1024
 """Bytes of a message."""
@@ -40,15 +40,20 @@ DIGEST_SIZE = 32
 
 
 class ParcelCut(TransferError):
-    """The connection was lost: the same parcel, sent again, goes on where it was cut."""
+    """The connection was lost before all had arrived."""
+
+
+class PartKept(ParcelCut, CutShort):
+    """Some of it has arrived: the same parcel, sent again, goes on from there."""
 
 
 def lost(reason: Failure, moved: int) -> TransferError:
     """A connection that ended before everything was said.  :param moved: bytes that have arrived."""
     gone = reason.check(ConnectionDone) or getattr(reason.value, "reason", None) == CloseReason.ABORTED
     why = "the other side gave up" if gone else lost_text(reason)
-    kept = "; what has arrived is kept: sent again, it goes on from there" if moved else ""
-    return ParcelCut(f"{why}{kept}")
+    if moved:
+        return PartKept(f"{why}; what has arrived is kept: sent again, it goes on from there")
+    return ParcelCut(why)
 
 
 def encode(**message: Any) -> bytes:

@@ -22,7 +22,7 @@ from dmsg.apps.codes.words import Code
 from dmsg.apps.parcels.manifest import DIRECTORY, walk
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Refused, Sent, TextSender
 from dmsg.apps.transfer import TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
@@ -287,7 +287,7 @@ class _Taking:
                 taken = await receiver.done
         except TransferError as error:
             if self._declined:
-                raise TransferError("not taken") from None
+                raise Refused("not taken") from None
             if str(error).endswith("exists already"):
                 hint = "--overwrite replaces files, --dir puts it elsewhere; the code is used up, ask for another"
                 raise TransferError(f"{error}: {hint}") from None

@@ -188,8 +188,10 @@ async def copy_one(
                     done = await copier.done
                     break
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
-                    if not reached or away.given_up():
-                        raise TransferError(f"{copier.what}{error}{away.where()}") from None
+                    if not reached:
+                        raise ConnectFailed(f"{copier.what}{error}") from None
+                    if away.given_up():
+                        raise CopyCut(f"{copier.what}{error}{away.where()}") from None
                 away.transport = None
                 await deferLater(reactor, RETRY_DELAY)
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
 from dmsg.discovery.nameplates.rules import LARGEST, Release
-from dmsg.errors import DiscoveryError, KeyFormatError
+from dmsg.errors import DiscoveryError, KeyFormatError, NobodyThere
 from dmsg.keys import PubKey, SecKey
 
 PATH = "/discovery/nameplates"
@@ -18,7 +18,7 @@ RENEWALS = 4
 """How often a nameplate is claimed again in the time for which it is kept: one or two may fail."""
 
 
-class NoSuchNameplate(DiscoveryError):
+class NoSuchNameplate(DiscoveryError, NobodyThere):
     """No discovery that was asked has it."""
 
 
