@@ -10,26 +10,14 @@ from typing import Any
 import click
 
 from dmsg.cli.config import NAMES, NETWORK, ConfigError, config_path, read_config
-from dmsg.cli.options import Group
+from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import say, tell
-from dmsg.errors import DmsgError
 
 VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: "DMSG_NAMES"}
 """The environment's names of settings."""
 
 
-class _OneLine(Group):
-    """Errors of the file are one line."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except DmsgError as error:
-            say(f"dmsg: {error}", err=True)
-            raise SystemExit(1) from None
-
-
-@click.group(cls=_OneLine, invoke_without_command=True)
+@click.group(cls=OneLineGroup, invoke_without_command=True)
 @click.pass_context
 def config(ctx: click.Context) -> None:
     """Show and change what options are that are not given.

@@ -14,6 +14,7 @@ import click
 
 from dmsg.cli import output
 from dmsg.cli.config import ConfigError, defaults_of, read_config, use_names
+from dmsg.errors import DmsgError
 
 NETWORK = frozenset(
     {
@@ -121,6 +122,17 @@ class Group(click.Group):
 
     command_class = Command
     group_class = type
+
+
+class OneLineGroup(Group):
+    """Errors of its commands, which need no reactor, are one line."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except DmsgError as error:
+            output.say(f"dmsg: {error}", err=True)
+            raise SystemExit(1) from None
 
 
 class _Directory(click.Path):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
 from dmsg.cli.completing import complete_path, names
 from dmsg.cli.loading import load
 from dmsg.clients.choice import MIN_SERVERS, ServerChoice
@@ -248,6 +249,15 @@ resume_option = click.option(
     metavar="SECONDS",
     help="How long to look for another way when a server is lost; 0: do not.",
 )
+
+words_option = click.option(
+    "--words",
+    default=WORDS,
+    show_default=True,
+    type=click.IntRange(MIN_WORDS, MAX_WORDS),
+    help="Words of the code; each is one of 2048.",
+)
+qr_option = click.option("--no-qr", is_flag=True, help="Do not show the code as QR.")
 
 receipts_option = click.option(
     "--receipts/--no-receipts",

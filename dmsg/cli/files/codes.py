@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.stream import Agreed
 from dmsg.apps.codes.words import Code
-from dmsg.apps.parcels.manifest import DIRECTORY, walk
+from dmsg.apps.parcels.manifest import DIRECTORY, Walked, walk
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Refused, Sent, TextSender
@@ -54,7 +54,7 @@ async def send_by_code(
     """Make a code, wait for who knows it, and give him what ``make`` makes."""
     agreed = await offer_code(reactor, client, words, "dmsg receive", verify=verify, show_qr=show_qr)
     try:
-        sender = make(agreed.peer)
+        sender = make()
         agreed.go_on(sender)
         with _watched(reactor, sender, make.say):
             sent = await sender.done
@@ -102,7 +102,7 @@ class _Making:
         self._progress = progress
         self._bar: Any = None
 
-    def __call__(self, peer: Any) -> ParcelSender:
+    def __call__(self) -> ParcelSender:
         raise NotImplementedError
 
     def _begin(self, name: str, size: int | None) -> None:
@@ -131,14 +131,14 @@ class _Making:
 class FilesToSend(_Making):
     """Files and directories."""
 
-    def __init__(self, progress: Progress, paths: Sequence[Path], walked: Any) -> None:
+    def __init__(self, progress: Progress, walked: Walked) -> None:
         super().__init__(progress)
         self._walked = walked
         names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
         self.what, self.fields = _listed(names), {"sent": names, "files": walked.checked.files}
         self.size = walked.checked.size
 
-    def __call__(self, peer: Any) -> ParcelSender:
+    def __call__(self) -> ParcelSender:
         return FilesSender(
             self._walked,
             taken=lambda: self._begin(self.what, self._walked.checked.size),
@@ -154,7 +154,7 @@ class TextToSend(_Making):
         self._text = text
         self.what, self.fields = "the text", {"sent": "text"}
 
-    def __call__(self, peer: Any) -> ParcelSender:
+    def __call__(self) -> ParcelSender:
         return TextSender(self._text)
 
 
@@ -166,7 +166,7 @@ class InputToSend(_Making):
         self._reactor = reactor
         self.what, self.fields = "standard input", {"sent": "-"}
 
-    def __call__(self, peer: Any) -> ParcelSender:
+    def __call__(self) -> ParcelSender:
         return PipeSender(
             "standard input",
             lambda pipe: _Input.read(self._reactor, pipe),
@@ -221,7 +221,7 @@ async def files_to_send(paths: Sequence[Path], progress: Progress) -> FilesToSen
         notice(f"{printable(path)} is left out: it is a link that leads out of what is sent, or no file")
     if len(walked.left_out) > SHOWN_THINGS:
         notice(f"and {len(walked.left_out) - SHOWN_THINGS} more")
-    return FilesToSend(progress, paths, walked)
+    return FilesToSend(progress, walked)
 
 
 # --- the side that types it ---

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code
+from dmsg.apps.codes.words import Code
 from dmsg.base.printable import printable
 from dmsg.cli.asking import check_can_ask
 from dmsg.cli.completing import complete_code, complete_path_or_name
 from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.output import say, tell
-from dmsg.cli.params import ClientSettings, client_options, timeout_option
+from dmsg.cli.params import ClientSettings, client_options, qr_option, timeout_option, words_option
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -31,15 +31,9 @@ if TYPE_CHECKING:
 @command()
 @click.argument("what", nargs=-1, metavar="FILE... [KEY]", shell_complete=complete_path_or_name)
 @click.option("--text", help="Send this text instead of files.")
-@click.option(
-    "--words",
-    default=WORDS,
-    show_default=True,
-    type=click.IntRange(MIN_WORDS, MAX_WORDS),
-    help="Words of the code; each is one of 2048.",
-)
+@words_option
 @click.option("--verify", is_flag=True, help="Show a number to compare with the other side's before anything is sent.")
-@click.option("--no-qr", is_flag=True, help="Do not show the code as QR.")
+@qr_option
 @client_options
 @timeout_option
 def send(

@@ -5,25 +5,13 @@ from __future__ import annotations
 import click
 
 from dmsg.cli.completing import complete_name
-from dmsg.cli.options import Group
+from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import say, tell
 from dmsg.clients.names import Names
-from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
 
-class _OneLine(Group):
-    """Errors of the book are one line."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except DmsgError as error:
-            say(f"dmsg: {error}", err=True)
-            raise SystemExit(1) from None
-
-
-@click.group(cls=_OneLine)
+@click.group(cls=OneLineGroup)
 def name() -> None:
     """The address book: names stand wherever a key does.
 

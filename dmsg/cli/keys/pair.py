@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code
+from dmsg.apps.codes.words import Code
 from dmsg.cli.asking import check_can_ask
 from dmsg.cli.completing import complete_code
 from dmsg.cli.options import command
 from dmsg.cli.output import say, tell
-from dmsg.cli.params import ClientSettings, client_options, timeout_option
+from dmsg.cli.params import ClientSettings, client_options, qr_option, timeout_option, words_option
 from dmsg.clients.names import Names, check_name
 from dmsg.errors import DmsgError
 from dmsg.keys import load_or_create_key
@@ -25,18 +25,12 @@ if TYPE_CHECKING:
 @command()
 @click.argument("name")
 @click.argument("code", nargs=-1, metavar="[CODE]", shell_complete=complete_code)
-@click.option(
-    "--words",
-    default=WORDS,
-    show_default=True,
-    type=click.IntRange(MIN_WORDS, MAX_WORDS),
-    help="Words of the code; each is one of 2048.",
-)
+@words_option
 @click.option(
     "--verify", is_flag=True, help="Show a number to compare with the other side's before keys are exchanged."
 )
 @click.option("--replace", "replaces", is_flag=True, help="NAME may stand for another key already.")
-@click.option("--no-qr", is_flag=True, help="Do not show the code as QR.")
+@qr_option
 @client_options
 @timeout_option
 def pair(
