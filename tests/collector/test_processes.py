@@ -177,7 +177,7 @@ class ProcessTests(TestCase):
             return (out + err).decode(), status
 
         said, status = await send()
-        self.assertEqual(status, 1, said)
+        self.assertEqual(status, 3, said)
         self.assertNotIn("Traceback", said)
         self.assertEqual(len(list(spool.glob("*.gz"))), 3)
         self.senders.write_text(str(key.public))

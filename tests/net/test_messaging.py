@@ -328,7 +328,7 @@ class MessagingCommandTests(CommandCase, MessagingCase):
         await self.start_messaging_server(f"--discovery={url}")
         nobody = SecKey.generate().public.hex()
         status, _, errors = await self.run_command("messaging", "connect", nobody, "--discovery", url)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 3)
         self.assertRegex(errors, rf"^dmsg: discovery {url} has no entry of {nobody[:8]}: is its program running.*\n$")
         for wrong in (("ping", "02ab"), ("ping", nobody, "--timeout", "nan"), ("connect", nobody, "-w", "nan")):
             status, _, errors = await self.run_command("messaging", *wrong, "--discovery", url)
