@@ -64,26 +64,38 @@ def _message(value: dict[str, Any]) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-def _take_message(buffer: bytearray) -> dict[str, Any] | None:
-    """The JSON object at the start of the buffer, taken out; None while it is not whole.
+def take_framed(buffer: bytearray, limit: int, what: str) -> bytes | None:
+    """What stands behind its length at the start of the buffer, taken out; None while it is not whole.
 
-    :raises TransferError: it is none.
+    :param what: is spoken, as an error says it.
+    :raises TransferError: it is longer than ``limit``.
     """
     if len(buffer) < 4:
         return None
     size = int.from_bytes(buffer[:4], "big")
-    if size > HEADER_LIMIT:
-        raise TransferError("the other side does not speak dmsg's file transfer")
+    if size > limit:
+        raise TransferError(f"the other side does not speak dmsg's {what}")
     if len(buffer) < 4 + size:
         return None
     body = bytes(buffer[4 : 4 + size])
     del buffer[: 4 + size]
+    return body
+
+
+def _take_message(buffer: bytearray, limit: int = HEADER_LIMIT, what: str = "file transfer") -> dict[str, Any] | None:
+    """The JSON object at the start of the buffer, taken out; None while it is not whole.
+
+    :raises TransferError: it is none.
+    """
+    body = take_framed(buffer, limit, what)
+    if body is None:
+        return None
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise TransferError("the other side does not speak dmsg's file transfer")
+        raise TransferError(f"the other side does not speak dmsg's {what}")
     return value
 
 

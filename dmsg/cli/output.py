@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from typing import Any
 import click
 
 from dmsg.base.printable import printable
+from dmsg.errors import DmsgError
 
 EXIT_INTERRUPTED = 130
 """128 and SIGINT."""
@@ -84,6 +86,13 @@ def writing() -> Iterator[None]:
     except OSError as error:
         failed(error, err=False)
         raise SystemExit(state.status) from None
+
+
+def cannot_write() -> Exception:
+    """Why standard output takes no more: a pipe's reader has gone, or else a disk is full."""
+    mode = os.fstat(1).st_mode
+    is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
+    return BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
 
 
 def to_null(stream: Any, descriptor: int) -> None:

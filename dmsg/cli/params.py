@@ -32,13 +32,18 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 
-class PublicKeyType(click.ParamType[PubKey]):
+class _Peer:
+    """What may be a name of the address book."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """The names that begin so."""
+        return names(incomplete)
+
+
+class PublicKeyType(_Peer, click.ParamType[PubKey]):
     """66 hexadecimal characters, or a name from the address book."""
 
     name = "public key"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return names(incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PubKey:
         if isinstance(value, PubKey):
@@ -49,7 +54,7 @@ class PublicKeyType(click.ParamType[PubKey]):
             self.fail(str(error), param, ctx)
 
 
-class AddressType(click.ParamType["DmsgAddress"]):
+class AddressType(_Peer, click.ParamType["DmsgAddress"]):
     """A public key or a name, with a port after a colon."""
 
     name = "address"
@@ -57,9 +62,6 @@ class AddressType(click.ParamType["DmsgAddress"]):
     def __init__(self, default_port: int | None = None) -> None:
         """:param default_port: when none is given; None makes it an error."""
         self._default = default_port
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return names(incomplete)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DmsgAddress:
         if not isinstance(value, str):
@@ -86,13 +88,10 @@ def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
     return DmsgAddress(Names().find(who), parse_port(port))
 
 
-class WhoType(click.ParamType[tuple[PubKey, int | None]]):
+class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
     """A public key or a name, with or without a port after a colon."""
 
     name = "public key"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return names(incomplete)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

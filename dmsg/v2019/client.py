@@ -64,7 +64,7 @@ RESUME_RATE = 200.0
 """REQUESTs a second with which the streams of a client go on, each peer's in turn: when a server is lost all of
 them look for another way at once, and the next server polices them."""
 CLOSING = 2.0
-"""Seconds in which what was written to streams leaves when the client stops."""
+"""Seconds in which streams that are being closed when the client stops say what was written to them."""
 CLOSING_LOOK = 0.02
 """Seconds between looks whether they have."""
 REFUSED_SIZE = 1024

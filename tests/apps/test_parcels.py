@@ -21,7 +21,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps.parcels import manifest
-from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Checked, Item, decode_item, stays_inside, walk
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Checked, Item, decode_item, parts_of, stays_inside, walk
 from dmsg.apps.parcels.place import Place, part_name
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Refused, Sent, TextSender
@@ -677,6 +677,15 @@ class LiarTests(TestCase):
         self.assertIn("SHA-256 of a is not", liar.why)
         self.assertEqual(os.listdir(self.there), [part_name("a")])
         self.assertEqual((self.there / part_name("a")).stat().st_size, 0)
+
+
+class NameTests(SynchronousTestCase):
+    """A limit of bytes counts bytes, be they UTF-8 or not."""
+
+    def test_as_long_as_systems_have_them(self) -> None:
+        for name in (b"\xff" * 255, "ü".encode() * 127):
+            self.assertEqual(parts_of(os.fsdecode(name)), [os.fsdecode(name)])
+            self.assertRaises(TransferError, parts_of, os.fsdecode(name + b"\xff\xff"))
 
 
 class WalkTests(SynchronousTestCase):

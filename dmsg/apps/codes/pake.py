@@ -89,8 +89,8 @@ class Agreement:
         self._element = self._spake.start()
         self._buffer = bytearray()
         self._key: bytes | None = None
-        self._said = role is Role.RECEIVER
-        self._outgoing = _message(PAKE, bytes((VERSION,)) + self._element) if self._said else b""
+        # the receiver begins
+        self._outgoing = b"" if role is Role.SENDER else _message(PAKE, bytes((VERSION,)) + self._element)
         self.verifier: str | None = None
 
     @property

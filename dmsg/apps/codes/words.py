@@ -17,8 +17,6 @@ MIN_WORDS = 2
 """Words that a code has at least: a code with a word forgotten is none, and not a wrong one."""
 MAX_WORDS = 12
 """Words of a code at most."""
-BITS = 11
-"""Of a word."""
 DISTINCT = 4
 """Letters by which every word of the list differs from all others."""
 

@@ -65,7 +65,7 @@ def parts_of(path: Any) -> list[str]:
     parts = path.split("/")
     if len(parts) > DEPTH_LIMIT:
         raise TransferError(f"a path has more than {DEPTH_LIMIT} parts")
-    if any(part in ("", ".", "..") or len(_bytes(part)) > NAME_LIMIT for part in parts):
+    if any(part in ("", ".", "..") or len(os.fsencode(part)) > NAME_LIMIT for part in parts):
         raise TransferError("a path is malformed")
     return parts
 
@@ -124,7 +124,7 @@ class Checked:
         above, slash, _ = entry.path.rpartition("/")
         if entry.path in self._kinds or (slash and self._kinds.get(above) != DIRECTORY):
             raise TransferError("an entry is out of order")
-        self._names += len(_bytes(entry.path)) + len(_bytes(entry.target))
+        self._names += len(os.fsencode(entry.path)) + len(os.fsencode(entry.target))
         if len(self.entries) >= ENTRIES_LIMIT or self._names > NAMES_LIMIT:
             raise TransferError(f"more than {ENTRIES_LIMIT:,} files, or names of {NAMES_LIMIT >> 20} MiB")
         self._kinds[entry.path] = entry.kind
@@ -217,7 +217,3 @@ def _is_name(text: str) -> bool:
         return len(os.fsencode(text)) <= PATH_LIMIT
     except UnicodeEncodeError:
         return False
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")

@@ -23,7 +23,7 @@ from typing import Any
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
-from dmsg.apps.transfer import TransferError, lost_text
+from dmsg.apps.transfer import TransferError, _take_message, lost_text, take_framed
 from dmsg.errors import CloseReason, CutShort
 
 MESSAGE_LIMIT = 256 * 1024
@@ -37,6 +37,8 @@ THINGS_LIMIT = 1000
 PIECE_LIMIT = 256 * 1024
 """Bytes of a piece of a pipe."""
 DIGEST_SIZE = 32
+WHAT = "parcels"
+"""What is spoken here, as errors say it."""
 
 
 class ParcelCut(TransferError):
@@ -82,37 +84,16 @@ class Messages:
 
         :raises TransferError: it is none, or says that the other side has given up.
         """
-        if len(self._buffer) < 4:
+        message = _take_message(self._buffer, MESSAGE_LIMIT, WHAT)
+        if message is None:
             return None
-        size = int.from_bytes(self._buffer[:4], "big")
-        if size > MESSAGE_LIMIT:
-            raise TransferError("the other side does not speak dmsg's parcels")
-        if len(self._buffer) < 4 + size:
-            return None
-        body = bytes(self._buffer[4 : 4 + size])
-        del self._buffer[: 4 + size]
-        try:
-            message = json.loads(body)
-        except (ValueError, RecursionError):
-            message = None
-        if not isinstance(message, dict):
-            raise TransferError("the other side does not speak dmsg's parcels")
         if "error" in message:
             raise TransferError(f"the other side gave up: {str(message['error'])[:200]}")
         return message
 
     def piece(self) -> bytes | None:
         """The next piece of a pipe; None: it is not whole.  :raises TransferError: it is too long."""
-        if len(self._buffer) < 4:
-            return None
-        size = int.from_bytes(self._buffer[:4], "big")
-        if size > PIECE_LIMIT:
-            raise TransferError("the other side does not speak dmsg's parcels")
-        if len(self._buffer) < 4 + size:
-            return None
-        data = bytes(self._buffer[4 : 4 + size])
-        del self._buffer[: 4 + size]
-        return data
+        return take_framed(self._buffer, PIECE_LIMIT, WHAT)
 
     def some(self, most: int) -> bytes:
         """At most so many bytes of what there is."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,7 +26,7 @@ from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.asking import ask, can_ask
 from dmsg.cli.files.sending import beside, transfer_progress
-from dmsg.cli.output import notice, say, state, tell
+from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.wordcodes import CLOSE_TIMEOUT, offer_code, take_code
 
 if TYPE_CHECKING:
@@ -384,7 +382,7 @@ class _Output(Protocol):
         self._ended()
         if not self._receiver.done.called:
             self._receiver.refuse("its standard output takes no more")
-            self._receiver.done.errback(Failure(_written_error()))
+            self._receiver.done.errback(Failure(cannot_write()))
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._ended()
@@ -398,13 +396,6 @@ class _Output(Protocol):
         self._console.unregisterProducer()
         self._console.loseConnection()
         return self._over
-
-
-def _written_error() -> Exception:
-    """Why standard output takes no more: a pipe's reader has gone, or else a disk is full."""
-    mode = os.fstat(1).st_mode
-    is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
-    return BrokenPipeError() if is_pipe else TransferError("standard output: cannot be written")
 
 
 def described(offer: Offer) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, maybeDeferred
@@ -12,7 +10,7 @@ from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
-from dmsg.cli.output import say
+from dmsg.cli.output import cannot_write, say
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
@@ -94,10 +92,7 @@ class _Stream(Protocol):
 
     def output_lost(self) -> None:
         """Some of what came was not written."""
-        mode = os.fstat(1).st_mode
-        is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
-        error: Exception = BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
-        self._failure = Failure(error)
+        self._failure = Failure(cannot_write())
 
     def _close(self) -> None:
         assert self.transport is not None

@@ -15,6 +15,7 @@ from zope.interface import implementer
 from dmsg.base.tables import uncount
 from dmsg.discovery.nameplates.interface import INameplates
 from dmsg.discovery.nameplates.rules import NONE_FREE, TOO_MANY
+from dmsg.discovery.transaction import transaction
 from dmsg.errors import EntryNotFound
 
 SWEPT = 100
@@ -105,15 +106,9 @@ class SQLiteNameplates:
     def claim(
         self, static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float
     ) -> Deferred[int]:
-        db = self._db
         try:
-            db.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(self._db):
                 number = self._claim(static, numbers, place, most, now, ends)
-                db.execute("COMMIT")
-            finally:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
         except sqlite3.Error:
             return fail()
         return succeed(number)

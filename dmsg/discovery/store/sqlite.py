@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
@@ -34,6 +33,7 @@ from dmsg.discovery.store.base import (
     size_of,
     target,
 )
+from dmsg.discovery.transaction import transaction
 from dmsg.errors import EntryError, EntryNotFound
 
 _ENTRIES = """CREATE TABLE IF NOT EXISTS entries (
@@ -104,19 +104,6 @@ _POST = (
 )
 
 
-@contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """All of it or nothing.  A full disk has SQLite roll back by itself, and the error is to be that one."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-
-
 @implementer(IEntryStore)
 class SQLiteStore:
     """Entries in a file, write-ahead logged.
@@ -139,7 +126,7 @@ class SQLiteStore:
             self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
-            with _transaction(self._db):
+            with transaction(self._db):
                 _prepare(self._db)
                 self.nameplates = SQLiteNameplates(self._db)
         except sqlite3.Error as error:
@@ -155,7 +142,7 @@ class SQLiteStore:
         db = self._db
         dropped: list[tuple[str, str]] = []
         try:
-            with _transaction(db):
+            with transaction(db):
                 first = check_iteration(self._head(entry.static), entry)
                 body = entry.to_json()
                 checked, look_at = self._looks_of(entry, now, terms)
@@ -233,7 +220,7 @@ class SQLiteStore:
     def delete(self, deletion: Deletion, now: float) -> Deferred[None]:
         db = self._db
         try:
-            with _transaction(db):
+            with transaction(db):
                 check_deletion(self._head(deletion.static), deletion)
                 db.execute(
                     "UPDATE entries SET time_order = ?, json = NULL, listable = 0, size = ?, ends = ? WHERE static = ?",
@@ -271,7 +258,7 @@ class SQLiteStore:
 
     def due(self, most: int, now: float, next_look: float) -> Deferred[list[Due]]:
         try:
-            with _transaction(self._db):
+            with transaction(self._db):
                 rows = self._db.execute(
                     "SELECT static, json, place, quiet FROM entries WHERE listable AND look_at <= ? "
                     "ORDER BY look_at LIMIT ?",
@@ -302,7 +289,7 @@ class SQLiteStore:
 
     def sweep(self, now: float, most: int) -> Deferred[int]:
         try:
-            with _transaction(self._db):
+            with transaction(self._db):
                 rows = self._db.execute(
                     "SELECT static, place, json IS NULL FROM entries WHERE ends <= ? ORDER BY ends LIMIT ?", (now, most)
                 ).fetchall()
