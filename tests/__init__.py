@@ -19,3 +19,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("dmsg")
+
+# commands that tests run are not to work through the agent of whoever runs the tests
+os.environ["DMSG_AGENT"] = "off"

@@ -18,7 +18,7 @@ from dmsg.discovery.settings import DiscoveryOptions, DiscoverySettings
 from dmsg.moved import MOVED
 from dmsg.servers.settings import ServerOptions, ServerSettings
 
-PACKAGES = ("dmsg", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
+PACKAGES = ("dmsg", "dmsg.agent", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
 ROOT = Path(__file__).parents[1]
 
 

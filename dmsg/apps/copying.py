@@ -359,7 +359,7 @@ class Peer(Copier):
         writable: bool = False,
         overwrite: bool = False,
         max_size: int | None = None,
-        busy: set[Path] | None = None,
+        busy: dict[Path, Peer] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(reactor, **options)
@@ -367,7 +367,7 @@ class Peer(Copier):
         self._readable, self._writable = readable, writable
         self._overwrite = overwrite
         self._max_size = max_size
-        self._busy = busy if busy is not None else set()
+        self._busy = busy if busy is not None else {}
         self._mine: Path | None = None
         self._next = self._asked
 
@@ -403,9 +403,12 @@ class Peer(Copier):
         if path.exists() and not self._overwrite:
             self._compare(path)
             return
-        if path in self._busy:
-            raise TransferError(f"{path.name} is being received from another connection")
-        self._busy.add(path)
+        other = self._busy.get(path)
+        if other is not None:
+            if not other.is_left_by(self):
+                raise TransferError(f"{path.name} is being received from another connection")
+            other.give_way()
+        self._busy[path] = self
         self._mine = path
         path.parent.mkdir(parents=True, exist_ok=True)
         part = part_of(path)
@@ -443,7 +446,20 @@ class Peer(Copier):
 
         self._hash_prefix(path, self._size, hashed)
 
+    def is_left_by(self, other: Peer) -> bool:
+        """Nothing carries this stream, and its peer has come again: a program that was killed, and started anew."""
+        away = getattr(self.transport, "away_since", None) is not None
+        return away and self._peer_key() is not None and self._peer_key() == other._peer_key()
+
+    def give_way(self) -> None:
+        """Its part is another's from now on."""
+        assert self.transport is not None
+        self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def _peer_key(self) -> object:
+        return None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)
+
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        if self._mine is not None:
-            self._busy.discard(self._mine)
+        if self._mine is not None and self._busy.get(self._mine) is self:
+            del self._busy[self._mine]
         super().connectionLost(reason)

@@ -20,6 +20,7 @@ from dmsg.errors import DmsgError
 NETWORK = (
     "discovery",
     "key-file",
+    "agent",
     "min-servers",
     "encryption",
     "prefer",

@@ -22,6 +22,7 @@ NETWORK = frozenset(
         "key_file",
         "create",
         "share",
+        "agent",
         "min_servers",
         "encryption",
         "prefer",

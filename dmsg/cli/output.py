@@ -14,13 +14,22 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from dmsg.base.printable import printable
-from dmsg.errors import DmsgError
+from dmsg.errors import CutShort, DmsgError, EntryNotFound, NobodyThere, Unwanted
 
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOBODY = 3
+"""Whom it is for is not there, or is not reached."""
+EXIT_UNWANTED = 4
+"""The other side was reached and does not want it."""
+EXIT_CUT = 5
+"""It was interrupted; the same command goes on where it was."""
+STATUSES = ((CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
 EXIT_INTERRUPTED = 130
 """128 and SIGINT."""
 EXIT_PIPE = 141
@@ -133,3 +142,21 @@ def describe(error: BaseException | None) -> str:
     if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
         return f"{getattr(error, 'interface', '') or '*'}:{getattr(error, 'port', '')}: address already in use"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def fail(error: BaseException) -> NoReturn:
+    """One line of what went wrong, and the status that says what kind it is."""
+    say(f"dmsg: {_named(error)}{describe(error)}", err=True)
+    raise SystemExit(next((status for kind, status in STATUSES if isinstance(error, kind)), EXIT_FAILED)) from None
+
+
+def _named(error: BaseException) -> str:
+    """The name by which a key is called that an error is about."""
+    if isinstance(error, EntryNotFound) and error.key:
+        from dmsg.clients.names import Names
+        from dmsg.keys import PubKey
+
+        with suppress(DmsgError):
+            name = Names().name_of(PubKey.from_hex(error.key))
+            return f"{name}: " if name else ""
+    return ""

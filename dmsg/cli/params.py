@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.shell_completion import CompletionItem
 
 from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
+from dmsg.cli.agent.choosing import through_agent
 from dmsg.cli.completing import complete_path, names
 from dmsg.cli.loading import load
 from dmsg.clients.choice import MIN_SERVERS, ServerChoice
@@ -27,6 +28,7 @@ from dmsg.net.addresses import parse_port
 from dmsg.v2019.patience import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
+    from dmsg.agent.place import Found
     from dmsg.net.reactor import Reactor
     from dmsg.net.streams.address import DmsgAddress
     from dmsg.v2019.client import Client
@@ -148,8 +150,12 @@ def client_key(key_file: str | None, *, create: bool = False, share: bool = Fals
     if not key_file:
         return SecKey.generate()
     key = load_or_create_key(key_file, create=create)
-    hold(key_file, this_program(*click.get_current_context().command_path.split()[1:]), share=share)
+    hold(key_file, _this_command(), share=share)
     return key
+
+
+def _this_command() -> str:
+    return this_program(*click.get_current_context().command_path.split()[1:])
 
 
 def split_urls(discovery: tuple[str, ...]) -> tuple[str, ...]:
@@ -169,9 +175,23 @@ class ClientSettings:
     receipts: bool
     create: bool = False
     share: bool = False
+    agent: Found | None = None
+    """The agent whose key and connections are used; None: the command has its own."""
+
+    def alone(self) -> ClientSettings:
+        """The same with a key of its own, for this run."""
+        return replace(self, key_file=None, agent=None)
+
+    def load(self) -> None:
+        """Load what the client needs."""
+        load("dmsg.cli.running", "dmsg.v2019.client" if self.agent is None else "dmsg.agent.client")
 
     def make(self, reactor: Reactor) -> Client:
-        """A client, not started."""
+        """A client, not started: the command's own, or what it has of the agent, which does for it as well."""
+        if self.agent is not None:
+            from dmsg.agent.client import AgentClient
+
+            return cast("Client", AgentClient(reactor, self.agent, _this_command()))
         from dmsg.v2019.client import Client
 
         return Client(
@@ -185,14 +205,14 @@ class ClientSettings:
         )
 
 
-def make_discovery_option(*short: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def make_discovery_option(*short: str, required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``--discovery``, by a short name too."""
     return click.option(
         "--discovery",
         *short,
         "discovery",
         multiple=True,
-        required=True,
+        required=required,
         type=URLType(),
         envvar="DMSG_DISCOVERY",
         metavar="URL",
@@ -208,7 +228,7 @@ key_option = click.option(
     envvar="DMSG_KEY_FILE",
     metavar="FILE",
     shell_complete=complete_path,
-    help="Secret key; without one a new key for this run.  Also: DMSG_KEY_FILE.",
+    help="Secret key; without one the agent's, or else a new one for this run.  Also: DMSG_KEY_FILE.",
 )
 create_option = click.option("--create", is_flag=True, help="Make the key file if it is absent.")
 share_option = click.option(
@@ -258,6 +278,9 @@ words_option = click.option(
 )
 qr_option = click.option("--no-qr", is_flag=True, help="Do not show the code as QR.")
 
+agent_option = click.option(
+    "--agent/--no-agent", "agent", default=True, help="Work through the agent (dmsg up), where it has what is asked."
+)
 receipts_option = click.option(
     "--receipts/--no-receipts",
     default=False,
@@ -270,12 +293,21 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return client_options_of()(command)
 
 
-def client_options_of(*, short_discovery: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The same; :param short_discovery: ``-d`` is discovery's."""
-    return functools.partial(_with_client_options, short_discovery)
+def client_options_of(
+    *, short_discovery: bool = True, by_agent: bool = True, loads: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The same.
+
+    :param short_discovery: ``-d`` is discovery's.
+    :param by_agent: the agent can do what the command needs.
+    :param loads: what a client needs is loaded before the command runs.
+    """
+    return functools.partial(_with_client_options, short_discovery, by_agent, loads)
 
 
-def _with_client_options(short_discovery: bool, command: Callable[..., Any]) -> Callable[..., Any]:
+def _with_client_options(
+    short_discovery: bool, by_agent: bool, loads: bool, command: Callable[..., Any]
+) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_settings(
@@ -289,16 +321,24 @@ def _with_client_options(short_discovery: bool, command: Callable[..., Any]) -> 
         receipts: bool,
         create: bool,
         share: bool,
+        agent: bool,
         **others: Any,
     ) -> Any:
-        load("dmsg.cli.running", "dmsg.v2019.client")
         urls = split_urls(discovery)
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = ClientSettings(urls, key_file, choice, encryption, resume_timeout, receipts, create, share)
+        if agent:
+            settings = through_agent(settings, able=by_agent)
+        if not settings.discovery:
+            ctx = click.get_current_context()
+            missing = next(one for one in ctx.command.params if one.name == "discovery")
+            raise click.MissingParameter(ctx=ctx, param=missing)
+        if loads:
+            settings.load()
         return command(settings=settings, **others)
 
     options = (
-        discovery_option if short_discovery else make_discovery_option(),
+        make_discovery_option(*(("-d",) if short_discovery else ()), required=False),
         key_option,
         create_option,
         share_option,
@@ -308,7 +348,7 @@ def _with_client_options(short_discovery: bool, command: Callable[..., Any]) -> 
         only_option,
         resume_option,
     )
-    wrapped: Callable[..., Any] = receipts_option(with_settings)
+    wrapped: Callable[..., Any] = agent_option(receipts_option(with_settings))
     for option in reversed(options):
         wrapped = option(wrapped)
     return wrapped

@@ -6,14 +6,13 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import click
 from twisted.internet import task
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError, ConnectionLost
-from twisted.internet.interfaces import IListeningPort
+from twisted.internet.interfaces import IListeningPort, IProtocolFactory
 from twisted.logger import (
     FilteringLogObserver,
     LogLevel,
@@ -23,25 +22,14 @@ from twisted.logger import (
 )
 
 from dmsg.cli import output
-from dmsg.clients.client import DelegatedClient
-from dmsg.clients.names import Names, UnknownName
-from dmsg.errors import CutShort, DmsgError, EntryNotFound, NobodyThere, Unwanted
-from dmsg.keys import PubKey
+from dmsg.clients.names import UnknownName
+from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
 
 T = TypeVar("T")
-C = TypeVar("C", bound=DelegatedClient)
-C_co = TypeVar("C_co", bound=DelegatedClient, covariant=True)
+C = TypeVar("C", bound="Used")
+C_co = TypeVar("C_co", bound="Used", covariant=True)
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_NOBODY = 3
-"""Whom it is for is not there, or is not reached."""
-EXIT_UNWANTED = 4
-"""The other side was reached and does not want it."""
-EXIT_CUT = 5
-"""It was interrupted; the same command goes on where it was."""
-STATUSES = ((CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
 EXIT_TERMINATED = 143
 """128 and SIGTERM."""
 EXIT_HUNG_UP = 129
@@ -52,13 +40,15 @@ NOTICE_AFTER = 1.5
 """Seconds after which a command says what it waits for."""
 
 
-def run(main: Callable[[Any], Coroutine[Any, Any, T]]) -> NoReturn:
+def run(main: Callable[[Any], Coroutine[Any, Any, T]], *, logs: bool = False) -> NoReturn:
     """Run ``main(reactor)`` in a reactor; ends the process.
+
+    :param logs: what happens is said on standard error, as by a service; else only with ``--verbose``.
 
     Errors of dmsg and of the system are one line on standard error.
     """
     verbose = click.get_current_context().find_root().params.get("verbose", False)
-    level = LogLevel.debug if verbose else LogLevel.critical
+    level = LogLevel.debug if verbose else LogLevel.info if logs else LogLevel.critical
     observer = FilteringLogObserver(textFileLogObserver(sys.stderr), [LogLevelFilterPredicate(level)])
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
@@ -97,10 +87,9 @@ class _Run:
             raise SystemExit(output.EXIT_PIPE) from None
         except UnknownName as error:
             output.say(f"dmsg: {error}", err=True)
-            raise SystemExit(EXIT_USAGE) from None
+            raise SystemExit(output.EXIT_USAGE) from None
         except (DmsgError, OSError, ConnectionLost, CannotListenError) as error:
-            output.say(f"dmsg: {_named(error)}{output.describe(error)}", err=True)
-            raise SystemExit(next((one for kind, one in STATUSES if isinstance(error, kind)), EXIT_FAILED)) from None
+            output.fail(error)
         if output.state.status is not None:
             raise SystemExit(output.state.status)
 
@@ -142,6 +131,28 @@ class _Run:
             signal.signal(signal.SIGHUP, ended)
 
 
+class Used(Protocol):
+    """A client of some family, or of the agent, as far as it is started and stopped."""
+
+    warned: Callable[[str], None]
+
+    @property
+    def waiting_for(self) -> str:
+        """What keeps it from being online or found, in words."""
+
+    def startService(self) -> None:
+        """It begins."""
+
+    def stopService(self) -> Deferred[None]:
+        """It ends."""
+
+    def when_online(self, timeout: float | None = None) -> Deferred[None]:
+        """Fires when it has a server."""
+
+    def when_published(self, timeout: float | None = None) -> Deferred[None]:
+        """Fires when others can find it."""
+
+
 class Settings(Protocol[C_co]):
     """What options say of a client of some family."""
 
@@ -177,18 +188,18 @@ async def with_client(
         await client.stopService()
 
 
-def _tell_of_waiting(reactor: Reactor, client: DelegatedClient) -> None:
+def _tell_of_waiting(reactor: Reactor, client: Used) -> None:
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + ONLINE_TIMEOUT - NOTICE_AFTER))
     output.notice(f"waiting for {client.waiting_for.rstrip('.')}; at the latest until {until}")
 
 
-def _named(error: BaseException) -> str:
-    """The name by which a key is called that an error is about."""
-    if isinstance(error, EntryNotFound) and error.key:
-        with suppress(DmsgError):
-            name = Names().name_of(PubKey.from_hex(error.key))
-            return f"{name}: " if name else ""
-    return ""
+async def listening_at(client: Any, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
+    """Take what peers open: of the command's own client at once, of the agent when it says that the port is free.
+
+    :raises CannotListenError: another part of the client has it.
+    :raises DmsgError: another program has it.
+    """
+    return await maybeDeferred(client.listen, factory, port)
 
 
 async def serve_until_interrupted(port: IListeningPort, *others: IListeningPort) -> None:

@@ -31,6 +31,10 @@ class ClientStream(StreamTransport):
     def binding(self) -> bytes | None:
         return None if self.end is None else self.end.binding
 
+    @property
+    def acknowledged_bytes(self) -> int | None:  # type: ignore[override]
+        return None if self.end is None else self.end.acknowledged
+
     def _unacknowledged(self) -> int:
         # not asked of what stands for a transport that is lost: it says more than that, for the sake of closing
         return super()._unacknowledged() if self.end is None else self.end.in_flight_bytes

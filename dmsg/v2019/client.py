@@ -235,6 +235,12 @@ class Client(DelegatedClient):
             raise CannotListenError(None, port, OSError("ports need secure transports"))
         return super().listen(factory, port)
 
+    @property
+    def refused(self) -> dict[str, int]:
+        """What others asked of this client and did not get, by reason; ``handshakes`` were not even looked at."""
+        found = {reason.name.lower(): number for reason, number in self.streams.refused.items()}
+        return {**found, "handshakes": self.streams.doorman.refused}
+
     def server_session(self, server: PubKey) -> Deferred[ClientSession]:
         """The connection to ``server``, for measuring: the present one, or one made now."""
         return self._set.session(server)  # type: ignore[return-value]  # what _session_opener opens

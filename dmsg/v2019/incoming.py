@@ -81,6 +81,11 @@ class Incoming:
             if transport.secure is not None:
                 isolated(transport.secure.detach)
 
+    def _refuse(self, transport: ClientTransport, reason: CloseReason) -> None:
+        if self._streams is not None:
+            self._streams.refused[reason] += 1
+        self._core.close(transport, reason)
+
     def requested(self, transport: ClientTransport) -> None:
         """Somebody asks for a transport."""
         if transport.state is State.CLOSED:
@@ -91,9 +96,9 @@ class Incoming:
         elif streams is None or streams.encryption is Encryption.OFF:
             self._accept_plain(transport, self._accept() if streams is None else streams.factory(0))
         elif streams.encryption is Encryption.REQUIRE or streams.speaks_secure is None:
-            self._core.close(transport, CloseReason.ENCRYPTION_REQUIRED)
+            self._refuse(transport, CloseReason.ENCRYPTION_REQUIRED)
         elif streams.asking >= MAX_ASKING:
-            self._core.close(transport, CloseReason.RATE_LIMITED)
+            self._refuse(transport, CloseReason.RATE_LIMITED)
         else:
             streams.asking += 1
 
@@ -104,7 +109,7 @@ class Incoming:
                 if transport.state is not State.OFFERED or not self._session.linked:
                     return
                 if offers is not False:
-                    self._core.close(transport, CloseReason.ENCRYPTION_REQUIRED)
+                    self._refuse(transport, CloseReason.ENCRYPTION_REQUIRED)
                 else:
                     self._accept_plain(transport, streams.factory(0))
                 self._session.flush()
@@ -115,7 +120,7 @@ class Incoming:
         stream = self._session.make_stream(transport, DmsgAddress(self._local), DmsgAddress(transport.remote))
         protocol = self._build(factory, stream)
         if protocol is None:
-            self._core.close(transport, CloseReason.REFUSED)
+            self._refuse(transport, CloseReason.REFUSED)
             stream.carrier_closed(CloseReason.REFUSED)
         else:
             self._core.accept(transport)
@@ -149,7 +154,7 @@ class Incoming:
         if hello.probe is not None:
             factory = None if hello.probe and factory is None else streams.probes
         if factory is None:
-            self._core.close(transport, CloseReason.REFUSED)
+            self._refuse(transport, CloseReason.REFUSED)
             return
         token = hello.token if streams.resume_timeout > 0 else None
         end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token, tags=hello.tags))
@@ -186,7 +191,7 @@ class Incoming:
     def _not_confirmed(self, transport: ClientTransport, reason: CloseReason = CloseReason.TIMEOUT) -> None:
         self._unconfirmed.pop(transport)
         end = transport.secure
-        self._core.close(transport, reason)
+        self._refuse(transport, reason)
         if end is not None:
             end.detach()
         self._session.flush()
@@ -226,7 +231,7 @@ class Incoming:
         if transport is None:
             return False
         was_open = transport.state is State.OPEN
-        self._core.close(transport, CloseReason.TOO_MANY_TRANSPORTS)
+        self._refuse(transport, CloseReason.TOO_MANY_TRANSPORTS)
         if was_open:
             self._session.transport_lost(transport, transport.secure, CloseReason.TOO_MANY_TRANSPORTS, final=True)
         return True
@@ -248,7 +253,7 @@ class Incoming:
             return
         protocol = self._build(factory, stream)
         if protocol is None:
-            self._core.close(transport, CloseReason.REFUSED)
+            self._refuse(transport, CloseReason.REFUSED)
             stream.kept.detach()
             stream.carrier_closed(CloseReason.REFUSED)
         else:

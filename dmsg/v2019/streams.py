@@ -178,6 +178,8 @@ class Streams:
         self.speaks_secure: Callable[[PubKey], Deferred[bool]] | None = None
         self.asking = 0
         """Initiators of plain transports that are being looked up."""
+        self.refused: Counter[CloseReason] = Counter()
+        """Transports of others that were not taken, or given up again, by why."""
         self.resumed = 0
         self._live: dict[bytes, ClientStream] = {}
         self._ended: dict[bytes, tuple[float, int, PubKey]] = {}

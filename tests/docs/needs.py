@@ -43,6 +43,7 @@ NEEDS = {
     "cluster": lambda: _never("a Spark cluster"),
     "domain": lambda: _never("a host name of one's own"),
     "root": lambda: _never("root, and Debian's packages"),
+    "systemd": lambda: _never("systemd"),
     "ssh": lambda: _never("an OpenSSH server with this user's key"),
     "tables-of-before": lambda: _never("tables of another day, or of an older dmsg"),
     "ranking": lambda: _never("an operator's ranking"),

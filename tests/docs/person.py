@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ def pattern(line: str) -> str:
 
 def _escape(word: str) -> str:
     escaped = re.escape(word).replace(re.escape("0[23]XX"), "0[23]XX").replace(re.escape("..."), r"\S*")
-    return re.sub(r"\d[\d.,:\\]*", r"[\\d.,:]+", escaped) if "XX" not in escaped else escaped
+    return re.sub(r"\d(?:[\d,:]|\\\.)*", r"[\\d.,:]+", escaped) if "XX" not in escaped else escaped
 
 
 class Running:
@@ -170,6 +171,8 @@ class Person:
             paths.append(str(Path(server).parent))
         self.environment["PATH"] = os.pathsep.join([*paths, self.environment["PATH"]])
         self.environment.update(HOME=str(home), PYTHONUNBUFFERED="1", COLUMNS="200")
+        # a socket's path is short
+        self.environment["XDG_RUNTIME_DIR"] = self.runtime = tempfile.mkdtemp(prefix="dmsg-")
         for name, size in FILES.items():
             (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_bytes(random.Random(name).randbytes(size))
@@ -294,6 +297,7 @@ class Person:
             except ProcessLookupError:
                 pass
         shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.runtime, ignore_errors=True)
 
 
 __all__ = ["ROOT", "Person", "Unexpected"]

@@ -78,9 +78,10 @@ def cp(
       dmsg cp -r photos alice:
     """
 
+    from dmsg.apps.copying import Peer
     from dmsg.apps.trees import TreePeer
     from dmsg.cli.files.copies import Peers, copy_one, jobs_of
-    from dmsg.cli.running import run, serve_until_interrupted, with_client
+    from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
 
     writable = writable or spelled_so_before("writable")
     if (directory is None) == (target is None):
@@ -89,14 +90,14 @@ def cp(
     async def main(reactor: Reactor) -> None:
         async def listen(client: Client) -> None:
             assert directory is not None
-            busy: set[Path] = set()
+            busy: dict[Path, Peer] = {}
 
             def make() -> TreePeer:
                 return TreePeer(
                     reactor, directory, writable=writable, overwrite=overwrite, max_size=max_size, busy=busy
                 )
 
-            listening = client.listen(Peers(make, only(allow)), port)
+            listening = await listening_at(client, Peers(make, only(allow)), port)
             tell(f"{directory} is at {client.public_key}:", directory=str(directory), at=str(client.public_key))
             await serve_until_interrupted(listening)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -95,7 +94,7 @@ def send(
         async def use(client: Client) -> None:
             await send_by_code(reactor, client, make, words, verify=verify, show_qr=not no_qr)
 
-        await with_client(reactor, replace(settings, key_file=None), use, published=True)
+        await with_client(reactor, settings.alone(), use, published=True)
 
     run(main)
 
@@ -192,7 +191,7 @@ def receive(
 
     from dmsg.apps.transfer import ReceiveFile, TransferError
     from dmsg.cli.files.sending import Receiving, beside, report, transfer_progress
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.running import listening_at, run, with_client
 
     async def main(reactor: Reactor) -> None:
         finished: Deferred[None] = Deferred()
@@ -233,7 +232,7 @@ def receive(
                     if not finished.called:
                         finished.callback(failure)
 
-                port = client.listen(Receiving(make, ended))
+                port = await listening_at(client, Receiving(make, ended))
                 tell(f"receiving at {client.public_key}", receiving=str(client.public_key))
                 try:
                     await finished
@@ -281,6 +280,6 @@ def _receive_code(
                 timeout=timeout,
             )
 
-        await with_client(reactor, replace(settings, key_file=None), use)
+        await with_client(reactor, settings.alone(), use)
 
     run(main)

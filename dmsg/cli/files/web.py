@@ -43,13 +43,15 @@ def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, s
 
     from dmsg.apps.listings import file_site
     from dmsg.cli.files.http import Site
-    from dmsg.cli.running import run, serve_until_interrupted, with_client
+    from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
     from dmsg.clients.names import Names
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             title = Names().name_of(client.public_key) or client.public_key.short + "..."
-            listening = client.listen(Site(reactor, file_site(directory, title, hidden=hidden), allow), port)
+            listening = await listening_at(
+                client, Site(reactor, file_site(directory, title, hidden=hidden), allow), port
+            )
             url = f"{SCHEME}://{client.public_key}{'' if port == HTTP_PORT else f':{port}'}/"
             tell(f"{directory} is at {url}", directory=str(directory), at=url)
             await serve_until_interrupted(listening)

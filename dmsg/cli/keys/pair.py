@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -97,7 +96,7 @@ def pair(
                 raise error from None
             tell(f"{name} is {other}", name=name, key=str(other))
 
-        await with_client(reactor, replace(settings, key_file=None), use, published=typed is None)
+        await with_client(reactor, settings.alone(), use, published=typed is None)
 
     if known is not None and not replaces:
         raise click.UsageError(f"{name} stands for {known.short}... already: choose another name, or --replace")

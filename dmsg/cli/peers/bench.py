@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -54,18 +53,18 @@ def bench(
     from twisted.internet.defer import Deferred
 
     from dmsg.cli.peers.benching import discard_factory, run_bench
-    from dmsg.cli.running import run, with_client
+    from dmsg.cli.running import listening_at, run, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             if serve:
-                client.listen(discard_factory())
+                await listening_at(client, discard_factory())
                 tell(f"serving at {client.public_key}", serving=str(client.public_key))
                 await Deferred()
             elif public_key is not None:
                 await run_bench(reactor, client, public_key, sizes or SIZES, seconds, in_flight, timeout)
             else:
-                other = replace(settings, key_file=None).make(reactor)
+                other = settings.alone().make(reactor)
                 other.listen(discard_factory())
                 other.startService()
                 try:

@@ -61,7 +61,7 @@ def iperf(
     """
 
     from dmsg.cli.peers.measuring import Measuring, measure
-    from dmsg.cli.running import run, serve_until_interrupted, with_client
+    from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
 
     serving = serve or spelled_so_before("serve")
     if serving == (address is not None):
@@ -69,7 +69,7 @@ def iperf(
 
     async def main(reactor: Reactor) -> None:
         async def be_measured(client: Client) -> None:
-            listening = client.listen(Measuring(reactor, only(allow)), port)
+            listening = await listening_at(client, Measuring(reactor, only(allow)), port)
             tell(f"measured at {listening.getHost()}", serving=str(listening.getHost()))
             await serve_until_interrupted(listening)
 

@@ -193,7 +193,7 @@ class _Measurement:
     def begin(self, seconds: float) -> None:
         """Tell the peer what is measured, and send unless it does."""
         self._started = self._told_at = time.perf_counter()
-        self._acknowledged = [one.end.acknowledged if one.end is not None else 0 for one in self._transports]
+        self._acknowledged = [one.acknowledged_bytes or 0 for one in self._transports]
         header = json.dumps({"reverse": self._reverse, "seconds": seconds}).encode() + b"\n"
         for transport in self._transports:
             transport.write(header)
@@ -202,10 +202,10 @@ class _Measurement:
 
     def _total(self) -> int:
         """Bytes so far: received, or acknowledged."""
-        ends = [transport.end for transport in self._transports]
-        if self._reverse or any(end is None for end in ends):
+        acknowledged = [transport.acknowledged_bytes for transport in self._transports]
+        if self._reverse or None in acknowledged:
             return self._counted
-        return int(sum(end.acknowledged for end in ends) - sum(self._acknowledged))
+        return int(sum(acknowledged) - sum(self._acknowledged))
 
     def tell_rate(self) -> None:
         """Since it was told last."""
@@ -250,7 +250,7 @@ class _Measurement:
         :raises DmsgError: nothing was counted.
         """
         passed, total = time.perf_counter() - self._started, self._total()
-        if not self._reverse and self._transports[0].end is None:
+        if not self._reverse and self._transports[0].acknowledged_bytes is None:
             raise DmsgError("a plain transport does not count: use --reverse")
         text = f"{human_size(total)} in {passed:.2f} s, {human_size(total / passed)}/s"
         tell(text, bytes=total, seconds=passed, bytes_a_second=total / passed)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dmsg.base.units import milliseconds
+from dmsg.cli.agent.choosing import through
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, tell
-from dmsg.cli.params import WHO, ClientSettings, Seconds, client_options, timeout_option
-from dmsg.errors import DmsgTimeout, PingUnavailable
+from dmsg.cli.params import WHO, ClientSettings, Seconds, client_options_of, timeout_option
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
@@ -34,17 +34,35 @@ def who_and_port(who: tuple[PubKey, int | None], port: int | None) -> tuple[PubK
     return key, port if said is None else said
 
 
-async def open_probe(client: Client, key: PubKey, port: int | None, timeout: float, via: PubKey | None = None) -> Any:
-    """The transport of a stream that measures; programs of the peer see it only where the peer cannot do better."""
+class _Shown:
+    """What is said of the round trips, one by one and at the end."""
 
-    from twisted.internet.protocol import Factory, Protocol
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._times: list[float] = []
 
-    try:
-        protocol: Any = await client.probe(key, port, timeout, via=via)
-    except PingUnavailable as error:
-        notice(f"{error}: its program sees this one")
-        protocol = await client.connect(key, Factory.forProtocol(Protocol), timeout, port=port or 0, via=via)
-    return protocol.transport
+    def told(self, event: dict[str, Any]) -> None:
+        """Something happened, as :func:`dmsg.apps.pings.ping` tells."""
+        if "notice" in event:
+            notice(event["notice"])
+        elif "connected" in event:
+            tell(f"connected to {event['connected']} in {milliseconds(event['seconds'])}", **event)
+        elif "error" in event:
+            tell(f"{event['number']}: {event['error']}", **event)
+        elif "number" in event:
+            self._times.append(event["seconds"])
+            tell(f"{event['number']}: {milliseconds(event['seconds'])}", **event)
+
+    def end(self) -> None:
+        """All are done.  :raises SystemExit: some were lost."""
+        lost = self._count - len(self._times)
+        if self._times:
+            low, mean, high = min(self._times), sum(self._times) / len(self._times), max(self._times)
+            times = f"min {milliseconds(low)}, mean {milliseconds(mean)}, max {milliseconds(high)}"
+            text = f"{self._count} sent, {lost} lost; {times}"
+            tell(text, sent=self._count, lost=lost, min=low, mean=mean, max=high)
+        if lost:
+            raise SystemExit(1)
 
 
 @command()
@@ -52,7 +70,7 @@ async def open_probe(client: Client, key: PubKey, port: int | None, timeout: flo
 @click.option("--count", "-c", default=5, show_default=True, type=click.IntRange(1, 10**6), help="How many.")
 @click.option("--interval", "-i", default=0.2, show_default=True, type=Seconds(0, 3600), help="Seconds between.")
 @port_option
-@client_options
+@client_options_of(loads=False)
 @timeout_option
 def ping(
     who: tuple[PubKey, int | None],
@@ -73,39 +91,25 @@ def ping(
       dmsg ping alice:80
     """
 
-    from twisted.internet.task import deferLater
-
-    from dmsg.cli.running import run, with_client
-
     key, at = who_and_port(who, port)
+    shown = _Shown(count)
+    if settings.agent is not None:
+        request = {"do": "ping", "to": str(key), "count": count, "interval": interval, "timeout": timeout}
+        if at is not None:
+            request["port"] = at
+        for event in through(settings.agent, request, interval + 2 * timeout):
+            shown.told(event)
+        shown.end()
+        return
+    settings.load()
+
+    from dmsg.apps.pings import ping as measure
+    from dmsg.cli.running import run, with_client
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
-            started = reactor.seconds()
-            transport = await open_probe(client, key, at, timeout)
-            reached = transport.getPeer().public_key
-            took = reactor.seconds() - started
-            tell(f"connected to {reached} in {milliseconds(took)}", connected=str(reached), seconds=took)
-            times = []
-            for number in range(1, count + 1):
-                started = reactor.seconds()
-                try:
-                    await transport.send(b"", timeout)
-                except DmsgTimeout as error:
-                    tell(f"{number}: {error}", number=number, error=str(error))
-                else:
-                    times.append(reactor.seconds() - started)
-                    tell(f"{number}: {milliseconds(times[-1])}", number=number, seconds=times[-1])
-                if number < count:
-                    await deferLater(reactor, interval)
-            transport.loseConnection()
-            lost = count - len(times)
-            if times:
-                low, mean, high = min(times), sum(times) / len(times), max(times)
-                times_text = f"min {milliseconds(low)}, mean {milliseconds(mean)}, max {milliseconds(high)}"
-                tell(f"{count} sent, {lost} lost; {times_text}", sent=count, lost=lost, min=low, mean=mean, max=high)
-            if lost:
-                raise SystemExit(1)
+            await measure(reactor, client, key, at, count=count, interval=interval, timeout=timeout, told=shown.told)
+            shown.end()
 
         await with_client(reactor, settings, use)
 

@@ -11,6 +11,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from dmsg.cli.output import cannot_write, say
+from dmsg.cli.running import listening_at
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
@@ -148,7 +149,7 @@ async def take_one(reactor: Reactor, client: DelegatedClient, wait: float, port:
     """Accept one stream and join it to standard input and output, to its end."""
 
     factory = Once(reactor, wait)
-    listening = client.listen(factory, port)
+    listening = await listening_at(client, factory, port)
     say(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
     try:
         await factory.done

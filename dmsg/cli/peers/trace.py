@@ -8,9 +8,9 @@ import click
 
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import command
-from dmsg.cli.output import say, state, tell
-from dmsg.cli.params import WHO, ClientSettings, client_options, timeout_option
-from dmsg.cli.peers.ping import open_probe, port_option, who_and_port
+from dmsg.cli.output import notice, say, state, tell
+from dmsg.cli.params import WHO, ClientSettings, client_options_of, timeout_option
+from dmsg.cli.peers.ping import port_option, who_and_port
 from dmsg.clients.names import Names
 from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey
@@ -29,7 +29,7 @@ MAX_CAUSE = 40
 @command()
 @click.argument("who", metavar="PUBLIC_KEY", type=WHO)
 @port_option
-@client_options
+@client_options_of(by_agent=False)
 @timeout_option
 def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSettings, timeout: float) -> None:
     """Show over which servers PUBLIC_KEY, or KEY:PORT, is reached, and how fast each way is.
@@ -44,6 +44,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
     from rich.table import Table
     from twisted.internet.defer import CancelledError
 
+    from dmsg.apps.pings import open_probe
     from dmsg.cli.running import run, with_client
     from dmsg.cli.screen import screen
     from dmsg.v2019.core.agreement import FEATURE
@@ -62,7 +63,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
                 say(f"{_called(key)}, offers {'' if secure else 'no '}secure transports")
             used = None
             try:
-                transport = await open_probe(client, key, at, timeout)
+                transport = await open_probe(client, key, at, timeout, notice)
                 used = transport.server
                 transport.loseConnection()
             except CancelledError:
@@ -110,6 +111,8 @@ async def _row(
 ) -> tuple[str, str, str, str]:
     from twisted.internet.defer import CancelledError
 
+    from dmsg.apps.pings import open_probe
+
     address = free = to_server = to_peer = "?"
     try:
         entry = await client.entry(server)
@@ -118,7 +121,7 @@ async def _row(
         session = await client.server_session(server)
         if session.pings.known:
             to_server = milliseconds(min([await session.ping() for _ in range(SAMPLES)]))
-        transport = await open_probe(client, peer, port, timeout, via=server)
+        transport = await open_probe(client, peer, port, timeout, notice, via=server)
         times = []
         for _ in range(SAMPLES):
             started = reactor.seconds()

@@ -92,14 +92,16 @@ def expose(
     """
 
     from dmsg.apps.joint import JointFactory
-    from dmsg.cli.running import run, serve_until_interrupted, with_client
+    from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
     from dmsg.net.links.connect import host_endpoint
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             endpoint = host_endpoint(reactor, host, tcp_port, timeout)
-            listening = client.listen(
-                JointFactory(endpoint.connect, allowed=only(allow), failed=warn), tcp_port if port is None else port
+            listening = await listening_at(
+                client,
+                JointFactory(endpoint.connect, allowed=only(allow), failed=warn),
+                tcp_port if port is None else port,
             )
             here = str(listening.getHost())
             tell(f"{here} leads to {host}:{tcp_port}", listening=here, leads_to=f"{host}:{tcp_port}")

@@ -42,7 +42,7 @@ class StreamLost(ConnectionLost, DmsgError):
 
 
 class StreamTimeout(StreamLost, DmsgTimeout):
-    """A deadline passed: :meth:`~dmsg.net.streams.stream.StreamTransport.setDeadline` and the like."""
+    """A deadline passed: :meth:`~dmsg.StreamTransport.setDeadline` and the like."""
 
     def __init__(self, text: str) -> None:
         super().__init__(CloseReason.TIMEOUT)

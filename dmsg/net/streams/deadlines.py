@@ -74,3 +74,35 @@ class Deadlines:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+
+class Deadlined:
+    """What an application sets of a stream's deadlines."""
+
+    _deadlines: Deadlines
+
+    def _has_unacknowledged(self) -> bool:
+        """Something was written that the other end does not have."""
+        raise NotImplementedError
+
+    def setReadDeadline(self, seconds: float | None) -> None:
+        """End the stream ``seconds`` from now, unless the deadline is moved or, with None, taken back before.
+
+        An application that waits for something moves it in ``dataReceived``.  ``connectionLost``
+        gets :class:`~dmsg.net.streams.address.StreamTimeout`, pending sends fail with
+        :class:`~dmsg.errors.DmsgTimeout`.
+        """
+        self._deadlines.set(READ, seconds, lambda: True)
+
+    def setWriteDeadline(self, seconds: float | None) -> None:
+        """End the stream ``seconds`` from now if something is written and not acknowledged then; None takes it back."""
+        self._deadlines.set(WRITE, seconds, self._has_unacknowledged)
+
+    def setDeadline(self, seconds: float | None) -> None:
+        """Both, as ``SetDeadline`` of Go's ``net.Conn``."""
+        self.setReadDeadline(seconds)
+        self.setWriteDeadline(seconds)
+
+    def setIdleTimeout(self, seconds: float | None) -> None:
+        """End the stream when nothing came and nothing was acknowledged for ``seconds``; None takes it back."""
+        self._deadlines.set_idle(seconds)

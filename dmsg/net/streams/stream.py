@@ -32,7 +32,7 @@ from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClose
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.carrier import StreamCarrier
-from dmsg.net.streams.deadlines import READ, WRITE, Deadlines
+from dmsg.net.streams.deadlines import Deadlined, Deadlines
 from dmsg.net.streams.outbox import Outbox, Ticket
 from dmsg.net.streams.producing import Producing
 
@@ -53,7 +53,7 @@ UNREAD: WeakSet[StreamTransport] = WeakSet()
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
-class StreamTransport:
+class StreamTransport(Deadlined):
     """What an application's protocol finds as ``self.transport``."""
 
     disconnecting = False
@@ -63,6 +63,8 @@ class StreamTransport:
     _probing = False
     secure = False
     """Nobody but the two ends can read it."""
+    acknowledged_bytes: int | None = None
+    """What the other end has of it; None where its carriers do not know."""
 
     def __init__(
         self, reactor: IReactorTime, carrier: StreamCarrier, host: IAddress, peer: IAddress, max_frame: int
@@ -372,15 +374,19 @@ class StreamTransport:
 
     def abortConnection(self) -> None:
         """Close now; what was not sent is lost."""
+        self.abort(CloseReason.ABORTED)
+
+    def abort(self, reason: int) -> None:
+        """The same; the remote is told a reason of its own (a :class:`~dmsg.errors.CloseReason`)."""
         if self._lost is not None:
             self._unread.clear()
             self._paused = False
             self._finish()
             return
         self.disconnecting = True
-        self._carrier.close(CloseReason.ABORTED)
+        self._carrier.close(reason)
         self._unread.clear()
-        self._end(Failure(ConnectionAborted()), CloseReason.ABORTED)
+        self._end(Failure(ConnectionAborted()), reason)
 
     def _lingered(self) -> None:
         """No ACK for so long: what was not acknowledged is given up, and nobody is told that all was well."""
@@ -452,32 +458,11 @@ class StreamTransport:
 
     # --- deadlines ---
 
-    def setReadDeadline(self, seconds: float | None) -> None:
-        """End the stream ``seconds`` from now, unless the deadline is moved or, with None, taken back before.
-
-        An application that waits for something moves it in ``dataReceived``.  ``connectionLost``
-        gets :class:`StreamTimeout`, pending sends fail with :class:`~dmsg.errors.DmsgTimeout`.
-        """
-        self._deadlines.set(READ, seconds, lambda: True)
-
-    def setWriteDeadline(self, seconds: float | None) -> None:
-        """End the stream ``seconds`` from now if something is written and not acknowledged then; None takes it back."""
-        self._deadlines.set(WRITE, seconds, self._has_unacknowledged)
-
     def _has_unacknowledged(self) -> bool:
         """Something was written that the other end does not have."""
         if self._outbox.waiting or self._outbox.tickets:
             return True
         return bool(self._unacknowledged())
-
-    def setDeadline(self, seconds: float | None) -> None:
-        """Both, as ``SetDeadline`` of Go's ``net.Conn``."""
-        self.setReadDeadline(seconds)
-        self.setWriteDeadline(seconds)
-
-    def setIdleTimeout(self, seconds: float | None) -> None:
-        """End the stream when nothing came and nothing was acknowledged for ``seconds``; None takes it back."""
-        self._deadlines.set_idle(seconds)
 
     def _deadline_passed(self, name: str) -> None:
         self._carrier.close(CloseReason.TIMEOUT)

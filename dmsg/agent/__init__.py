@@ -1,0 +1,19 @@
+"""One process that holds a key and its connections (``dmsg up``), and programs of this user that work through it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dmsg.lazily import public
+
+__all__, __getattr__ = public(
+    __name__,
+    {
+        "dmsg.agent.client": "AgentClient",
+        "dmsg.agent.place": "AgentError Found find_agent",
+    },
+)
+
+if TYPE_CHECKING:
+    from dmsg.agent.client import AgentClient as AgentClient
+    from dmsg.agent.place import AgentError as AgentError, Found as Found, find_agent as find_agent

@@ -1,0 +1,212 @@
+"""One stream of the agent's client, joined to the program that uses it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol as Interface
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.protocol import Protocol
+from twisted.python.failure import Failure
+
+from dmsg.agent.wire import (
+    MAX_PAYLOAD,
+    WINDOW,
+    Kind,
+    WireError,
+    close,
+    counted,
+    frame,
+    parse_close,
+    parse_count,
+)
+from dmsg.errors import CloseReason
+from dmsg.net.streams.address import DmsgAddress, StreamLost
+from dmsg.net.streams.stream import StreamTransport
+
+
+class Line(Interface):
+    """The connection of a program, as a bridge needs it."""
+
+    def joined(self, bridge: Bridge) -> None:
+        """The stream is open."""
+
+    def write(self, data: bytes) -> None:
+        """To the program."""
+
+    def finish(self) -> None:
+        """Let what was written go, and end."""
+
+
+class Bridge(Protocol):
+    """The stream's protocol.
+
+    :param incoming: the peer has opened it.
+    :ivar bytes_in: received from the peer; ``bytes_out``: acknowledged by it.
+    :ivar rate_in: bytes a second in the last while; ``rate_out`` likewise.
+    """
+
+    transport: StreamTransport
+
+    def __init__(self, reactor: IReactorTime, *, incoming: bool) -> None:
+        self._reactor = reactor
+        self.incoming = incoming
+        self.since = reactor.seconds()
+        self.bytes_in = self.bytes_out = 0
+        self.rate_in = self.rate_out = 0.0
+        self._measured = (0, 0)
+        self._line: Line | None = None
+        self._outstanding = 0
+        self._taken = 0
+        self._unread = 0
+        self._closed = self._stopped = False
+        self._over: int | None = None
+        self._way: tuple[object, bool] = (None, False)
+
+    # --- the stream's side ---
+
+    def connectionMade(self) -> None:
+        self._way = self._way_now()
+        if self._line is not None:
+            self._line.joined(self)
+        else:
+            self.transport.pauseProducing()  # until a program takes it
+
+    def dataReceived(self, data: bytes) -> None:
+        self.bytes_in += len(data)
+        assert self._line is not None
+        for start in range(0, len(data), MAX_PAYLOAD):
+            self._line.write(frame(Kind.DATA, data[start : start + MAX_PAYLOAD]))
+        self._unread += len(data)
+        if self._unread > WINDOW:
+            self.transport.pauseProducing()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if isinstance(reason.value, StreamLost):
+            self._over = reason.value.close_reason
+        elif self._stopped:
+            self._over = CloseReason.PEER_DISCONNECTED
+        else:
+            self._over = CloseReason.UNSPECIFIED if reason.check(ConnectionDone) else CloseReason.ABORTED
+        self._finish()
+
+    # --- the program's side ---
+
+    @property
+    def peer(self) -> DmsgAddress:
+        """Whom it leads to, and at which port."""
+        address = self.transport.getPeer()
+        assert isinstance(address, DmsgAddress)
+        return address
+
+    def take(self, line: Line) -> None:
+        """A program takes the stream: before it is connected, or later."""
+        self._line = line
+        if self.transport is not None:
+            line.joined(self)
+
+    def go(self) -> None:
+        """The program knows that it has the stream: what came is for it."""
+        if self._over is None:
+            self.transport.resumeProducing()
+        else:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._tell()
+        line, self._line = self._line, None
+        if line is not None and self._over is not None:
+            line.write(close(self._over))
+            line.finish()
+
+    def describe(self) -> dict[str, Any]:
+        """What a program is told of a stream that it gets."""
+        host = self.transport.getHost()
+        assert isinstance(host, DmsgAddress)
+        binding = self.transport.binding
+        return {
+            "peer": str(self.peer.public_key),
+            "peer_port": self.peer.port,
+            "host": str(host.public_key),
+            "port": host.port,
+            "server": _text(self.transport.server),
+            "secure": self.transport.secure,
+            "binding": None if binding is None else binding.hex(),
+        }
+
+    def received(self, kind: Kind, payload: bytes) -> None:
+        """A frame of the program.  :raises WireError: it may not send that."""
+        if kind is Kind.CLOSE:
+            reason = parse_close(payload)
+            self._line, self._closed = None, True
+            if reason == CloseReason.UNSPECIFIED:
+                self.transport.loseConnection()
+            else:
+                self.transport.abort(reason)
+        elif kind is Kind.DATA:
+            if self._outstanding > WINDOW:
+                raise WireError(f"more than {WINDOW} bytes that are not acknowledged")
+            self._outstanding += len(payload)
+            sent: Deferred[None] = self.transport.send(payload)
+            sent.addCallbacks(self._acknowledged, lambda _: None, callbackArgs=(len(payload),))
+        elif kind is Kind.READ:
+            before, self._unread = self._unread, max(0, self._unread - parse_count(payload))
+            if before > WINDOW >= self._unread and self._over is None:
+                self.transport.resumeProducing()
+        else:
+            raise WireError(f"a program sends no {kind.name}")
+
+    def gone(self) -> None:
+        """The program has ended without a word: so has its stream."""
+        self._line = None
+        if not self._closed and self._over is None and self.transport is not None:
+            self.transport.abortConnection()
+
+    def stop(self) -> None:
+        """The agent stops: neither end shall think that the other has said all."""
+        self._stopped = True
+        if self._over is None and self.transport is not None:
+            self.transport.abortConnection()
+
+    def _acknowledged(self, _: None, size: int) -> None:
+        self.bytes_out += size
+        self._outstanding -= size
+        if not self._taken:
+            self._reactor.callLater(0, self._tell)
+        self._taken += 1
+
+    def _tell(self) -> None:
+        """All frames of a turn at once."""
+        count, self._taken = self._taken, 0
+        if count and self._line is not None:
+            self._line.write(counted(Kind.TAKEN, count))
+
+    # --- from time to time ---
+
+    def look(self, seconds: float) -> None:
+        """So many seconds have passed since the last look: rates, and by which way it goes now."""
+        before = self._measured
+        self._measured = self.bytes_in, self.bytes_out
+        self.rate_in = (self._measured[0] - before[0]) / seconds
+        self.rate_out = (self._measured[1] - before[1]) / seconds
+        now = self._way_now()
+        if now != self._way and self._line is not None and self._over is None:
+            self._way = now
+            away = self.away
+            content = {"server": _text(self.transport.server), "away": away}
+            self._line.write(frame(Kind.WAY, json.dumps(content).encode()))
+
+    @property
+    def away(self) -> float | None:
+        """For how many seconds nothing carries it."""
+        since = self.transport.away_since
+        return None if since is None else self._reactor.seconds() - since
+
+    def _way_now(self) -> tuple[object, bool]:
+        return self.transport.server, self.transport.away_since is not None
+
+
+def _text(key: object) -> str | None:
+    return None if key is None else str(key)

@@ -1,0 +1,153 @@
+"""A client whose key and connections the agent has: what a program uses in place of one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from dmsg.agent.listening import Listening
+from dmsg.agent.local import Opened
+from dmsg.agent.place import Found
+from dmsg.agent.road import AWAY, PATIENCE, Road, StreamConnection
+from dmsg.errors import ConnectTimeout
+from dmsg.keys import PubKey
+from dmsg.net.reactor import Reactor
+from dmsg.net.streams.address import DmsgAddress
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds for the whole of a connect, by default."""
+RETRY_DELAY = 0.25
+"""Seconds until an agent that is away is tried again, for a connect."""
+
+_log = Logger()
+
+
+class AgentClient:
+    """Streams over the agent's connections, with its key.
+
+    It has of :class:`~dmsg.v2019.client.Client` what programs use to connect and to listen; ``listen`` gives a
+    Deferred, because the agent has to say whether the port is free.
+
+    :param found: the agent, from :func:`dmsg.agent.find_agent`.
+    :param program: what this program is called in ``dmsg status``.
+    :ivar warned: told what the person who runs this program ought to know.
+    """
+
+    def __init__(self, reactor: Reactor, found: Found, program: str) -> None:
+        self._reactor = reactor
+        self._key = found.key
+        self._road = Road(reactor, found.path, program)
+        self._services: set[Listening] = set()
+        self.warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text)
+        self.status = "online"
+        self.last_error = ""
+        self.waiting_for = "the agent to be online"
+
+    @property
+    def public_key(self) -> PubKey:
+        """The agent's key, which is the address of its programs."""
+        return self._key
+
+    # --- as a service ---
+
+    def startService(self) -> None:
+        """There is nothing to start: the agent runs."""
+
+    async def _stop(self) -> None:
+        for one in list(self._services):
+            await one.stopListening()
+        for stream in list(self._road.streams):
+            stream.stop()
+        waiting = [stream.over for stream in self._road.streams]
+        for over in waiting:
+            await over
+
+    def stopService(self) -> Deferred[None]:
+        """Its services go, and its streams say first what was written to them."""
+        return Deferred.fromCoroutine(self._stop())
+
+    def when_online(self, timeout: float | None = None) -> Deferred[None]:
+        """Fires when the agent has a server."""
+        return self._wait(timeout, published=False)
+
+    def when_published(self, timeout: float | None = None) -> Deferred[None]:
+        """Fires when others can find the agent's key."""
+        return self._wait(timeout, published=True)
+
+    def _wait(self, timeout: float | None, *, published: bool) -> Deferred[None]:
+        request = {"do": "wait", "published": published, "timeout": timeout or PATIENCE}
+        answer = Deferred.fromCoroutine(self._road.ask(request, (timeout or PATIENCE) + PATIENCE))
+        return answer.addCallback(lambda _: None)
+
+    # --- streams ---
+
+    def connect(
+        self,
+        remote: PubKey | DmsgAddress,
+        factory: IProtocolFactory,
+        timeout: float = CONNECT_TIMEOUT,
+        *,
+        port: int = 0,
+        via: PubKey | None = None,
+        resumable: bool = True,
+    ) -> Deferred[IProtocol]:
+        """As :meth:`dmsg.v2019.client.Client.connect`; an agent that is away is waited for as long as that."""
+        address = remote if isinstance(remote, DmsgAddress) else DmsgAddress(remote, port)
+        request: dict[str, Any] = {
+            "do": "connect",
+            "to": str(address.public_key),
+            "port": address.port,
+            "timeout": timeout,
+            "resumable": resumable,
+        }
+        if via is not None:
+            request["via"] = str(via)
+        return Deferred.fromCoroutine(self._connect(address, request, factory, timeout))
+
+    async def _connect(
+        self, address: DmsgAddress, request: dict[str, Any], factory: IProtocolFactory, timeout: float
+    ) -> IProtocol:
+        deadline = self._reactor.seconds() + timeout
+        while True:
+            connection = StreamConnection(self._road, partial(_build, factory))
+            try:
+                await self._road.open(connection, request)
+            except AWAY:
+                if self._reactor.seconds() + RETRY_DELAY >= deadline:
+                    raise ConnectTimeout(f"{address.public_key.short}: the agent is not there (dmsg up)") from None
+                await deferLater(self._reactor, RETRY_DELAY)
+                continue
+            protocol: IProtocol = await self._road.within(connection.started, timeout + PATIENCE)
+            return protocol
+
+    # --- services ---
+
+    def listen(self, factory: IProtocolFactory, port: int = 0) -> Deferred[IListeningPort]:
+        """Accept streams with ``factory``; fires when the agent has the port for this program.
+
+        When the agent goes away and comes back, so does the service.  Fails with :class:`~dmsg.errors.DmsgError`:
+        another program has the port.
+
+        :raises ValueError: not a port.
+        """
+        if not 0 <= port < 65536:
+            raise ValueError("port is 0 to 65535")
+        return Deferred.fromCoroutine(self._listen(factory, port))
+
+    async def _listen(self, factory: IProtocolFactory, port: int) -> IListeningPort:
+        listening = Listening(self._road, self._key, self._services, self.warned, factory, port)
+        await listening.register()
+        self._services.add(listening)
+        factory.doStart()
+        listening.watch()
+        return listening
+
+
+def _build(factory: IProtocolFactory, opened: Opened) -> IProtocol | None:
+    return factory.buildProtocol(opened.peer)

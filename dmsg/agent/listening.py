@@ -1,0 +1,144 @@
+"""A service of a program: a port of the agent's key, which comes back when the agent does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import SystemRandom
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from dmsg.agent.road import AWAY, Lines, Road, StreamConnection
+from dmsg.agent.wire import WireError, line
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.again import Again
+from dmsg.net.retry import retry_delay
+from dmsg.net.streams.address import DmsgAddress
+
+FIRST_DELAY = 0.25
+"""Seconds until an agent that went away is looked for."""
+MAX_AGENT_DELAY = 5.0
+"""Seconds at most until it is looked for again."""
+
+_log = Logger()
+
+
+@implementer(IListeningPort)
+class Listening:
+    """A service of this program, which the agent has a port for."""
+
+    def __init__(
+        self,
+        road: Road,
+        key: PubKey,
+        services: set[Listening],
+        warned: Callable[[str], None],
+        factory: IProtocolFactory,
+        port: int,
+    ) -> None:
+        self._road = road
+        self._key = key
+        self._services = services
+        self._warned = warned
+        self._factory = factory
+        self._port = port
+        self._lines: Lines | None = None
+        self._told = False
+        self._tries = 0
+        self._again = Again(road.reactor, self._come_back, self._delay, "registering with the agent")
+
+    async def register(self) -> None:
+        """Ask the agent for the port.  :raises DmsgError: it is not to be had."""
+        lines = Lines()
+        await self._road.open(lines, {"do": "listen", "port": self._port})
+        await self._road.within(lines.answered)
+        lines.said = partial(self._on_line, lines)
+        self._lines = lines
+
+    def watch(self) -> None:
+        """From now on the service comes back when the agent does."""
+        self._again.start()
+        self._watch()
+
+    def _watch(self) -> None:
+        assert self._lines is not None
+        self._lines.ended.addCallback(lambda _: self._lost())
+
+    def _on_line(self, lines: Lines, content: dict[str, Any]) -> None:
+        try:
+            number = int(content["stream"])
+            peer = DmsgAddress(PubKey.from_hex(str(content["peer"])), int(content["peer_port"]))
+        except (KeyError, TypeError, ValueError):
+            raise WireError("a line that offers no stream") from None
+        taking = Deferred.fromCoroutine(self._take(number, peer, lines))
+        taking.addErrback(lambda failure: _log.failure("taking a stream failed", failure))
+
+    async def _take(self, number: int, peer: DmsgAddress, lines: Lines) -> None:
+        """A peer has opened a stream to this program."""
+        try:
+            protocol = self._factory.buildProtocol(peer)
+        except Exception:
+            _log.failure("unhandled error in buildProtocol of {factory!r}", factory=self._factory)
+            protocol = None
+        if protocol is None:
+            if lines.transport is not None:
+                lines.transport.write(line({"refuse": number}))
+            return
+        connection = StreamConnection(self._road, lambda opened: protocol)
+        try:
+            await self._road.open(connection, {"do": "accept", "stream": number})
+            await self._road.within(connection.started)
+        except (DmsgError, *AWAY) as error:
+            # it was gone before this program came for it: its protocol never had a transport
+            _log.info("a stream of {peer} was not taken: {error}", peer=str(peer)[:16], error=str(error))
+
+    def _lost(self) -> None:
+        self._lines = None
+        if self in self._services:
+            self._warned("the agent has ended: this goes on when it is back (dmsg up)")
+            self._tries = 0
+            self._again.soon(FIRST_DELAY)
+
+    async def _come_back(self) -> float | None:
+        try:
+            await self.register()
+        except AWAY:
+            self._tries += 1
+            return self._delay(self._tries)
+        except DmsgError as error:
+            self._tries += 1
+            if not self._told:
+                self._told = True
+                self._warned(f"{error}; tried again")
+            return self._delay(self._tries)
+        self._told = False
+        self._warned("the agent is back")
+        self._watch()
+        return None
+
+    def _delay(self, failures: int) -> float:
+        return min(MAX_AGENT_DELAY, retry_delay(failures, SystemRandom()))
+
+    def startListening(self) -> None:
+        """It does already."""
+
+    def stopListening(self) -> Deferred[None]:
+        self._again.stop()
+        if self in self._services:
+            self._services.discard(self)
+            self._factory.doStop()
+        lines = self._lines
+        if lines is None or lines.transport is None:
+            return succeed(None)
+        lines.transport.loseConnection()
+        ended: Deferred[None] = Deferred()
+        lines.ended.addCallback(lambda _: ended.callback(None))
+        return ended
+
+    def getHost(self) -> IAddress:
+        return DmsgAddress(self._key, self._port)

@@ -1,0 +1,150 @@
+"""A stream of the agent, as a program that uses it has it: a transport like any other."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any
+
+from twisted.internet.interfaces import IProtocol, IReactorTime
+from twisted.internet.protocol import Protocol
+
+from dmsg.agent.wire import WINDOW, Kind, WireError, close, counted, frame, parse_close, parse_count
+from dmsg.errors import CloseReason
+from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.stream import StreamTransport
+from dmsg.net.turn import TurnFlush
+
+MAX_FRAME = 32768
+"""Bytes of a frame to the agent."""
+
+
+class LocalStream(StreamTransport):
+    """An application's transport, carried by an agent."""
+
+    _carrier: LocalCarrier
+    binding: bytes | None = None
+
+    @property
+    def acknowledged_bytes(self) -> int | None:  # type: ignore[override]
+        return self._carrier.acknowledged if self.secure else None
+
+    def _unacknowledged(self) -> int:
+        return self._carrier.bytes_in_flight
+
+    def _may_have_all(self) -> bool:
+        # as with streams of the agent's client itself: ACKs of secure ones come as it arrives
+        return not self.secure and super()._may_have_all()
+
+    def away(self, seconds: float | None) -> None:
+        """For how long nothing has carried it, as the agent says; None: something does."""
+        self.away_since = None if seconds is None else self._reactor.seconds() - seconds
+
+
+class LocalCarrier:
+    """A stream's place on its connection to the agent."""
+
+    confirms = True
+
+    def __init__(self, transport: Any, turn: TurnFlush, server: PubKey | None) -> None:
+        self._transport = transport
+        self._turn = turn
+        self.server = server
+        self.stream: LocalStream
+        self._in_flight: deque[tuple[int, Any]] = deque()
+        self.bytes_in_flight = self.acknowledged = 0
+        self._closed = False
+
+    def may_send(self) -> bool:
+        return not self._closed and self.bytes_in_flight < WINDOW
+
+    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+        self._in_flight.append((len(data), ticket))
+        self.bytes_in_flight += len(data)
+        self._transport.write(frame(Kind.DATA, data))
+
+    def flush(self) -> None:
+        """What was written has gone to the system already."""
+
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def consumed(self, size: int) -> None:
+        if not self._closed:
+            self._transport.write(counted(Kind.READ, size))
+
+    def close(self, reason: int) -> None:
+        if not self._closed:
+            self._closed = True
+            self._transport.write(close(reason))
+            self._transport.loseConnection()
+
+    def schedule(self) -> None:
+        self._turn.add_stream(self.stream)
+
+    # --- what the agent says ---
+
+    def received(self, kind: Kind, payload: bytes) -> None:
+        """One of its frames.  :raises WireError: it may not send that."""
+        if kind is Kind.DATA:
+            self.stream.data_received(payload)
+        elif kind is Kind.TAKEN:
+            count = parse_count(payload)
+            if count > len(self._in_flight):
+                raise WireError("more is acknowledged than was sent")
+            done = [self._in_flight.popleft() for _ in range(count)]
+            size = sum(size for size, _ in done)
+            self.bytes_in_flight -= size
+            self.acknowledged += size
+            self.stream.acknowledged_all([ticket for _, ticket in done], count)
+        elif kind is Kind.CLOSE:
+            self.ended(parse_close(payload))
+        elif kind is Kind.WAY:
+            self._on_way(payload)
+        else:
+            raise WireError(f"an agent sends no {kind.name}")
+
+    def _on_way(self, payload: bytes) -> None:
+        try:
+            content = json.loads(payload)
+            server, away = content["server"], content["away"]
+            self.server = None if server is None else PubKey.from_hex(server)
+            self.stream.away(None if away is None else float(away))
+        except (ValueError, TypeError, KeyError):
+            raise WireError("WAY says no way") from None
+
+    def ended(self, reason: int) -> None:
+        """The stream is over, or the agent is gone."""
+        self._closed = True
+        self._transport.loseConnection()
+        self.stream.carrier_closed(reason)
+
+
+class Opened:
+    """A stream as the agent's answer describes it.
+
+    :raises WireError: that is no stream.
+    """
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        try:
+            self.peer = DmsgAddress(PubKey.from_hex(answer["peer"]), int(answer["peer_port"]))
+            self.host = DmsgAddress(PubKey.from_hex(answer["host"]), int(answer["port"]))
+            self.server = None if answer["server"] is None else PubKey.from_hex(answer["server"])
+            self.secure = bool(answer["secure"])
+            self.binding = None if answer["binding"] is None else bytes.fromhex(answer["binding"])
+        except (KeyError, TypeError, ValueError):
+            raise WireError("an answer that describes no stream") from None
+
+    def start(self, reactor: IReactorTime, connection: Protocol, turn: TurnFlush, protocol: IProtocol) -> LocalCarrier:
+        """Let ``protocol`` have it."""
+        carrier = LocalCarrier(connection.transport, turn, self.server)
+        stream = carrier.stream = LocalStream(reactor, carrier, self.host, self.peer, MAX_FRAME)
+        stream.secure, stream.binding = self.secure, self.binding
+        stream.start(protocol)
+        return carrier
+
+
+LOST = CloseReason.PEER_DISCONNECTED
+"""What a stream ends with when its agent is gone."""

@@ -1,0 +1,155 @@
+"""Where the agent's socket is, and whether an agent is behind it; without a reactor, for programs that start.
+
+``$DMSG_AGENT`` (``off``: there is no agent for this program), else ``dmsg/agent.sock`` in ``$XDG_RUNTIME_DIR`` or,
+without one, in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dmsg.agent.wire import MAX_LINE, MAX_STATUS, PROTOCOL, Reader, WireError, line, parse_line, raise_error
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+
+MAX_PATH = 100
+"""Bytes of the socket's path: the system has room for 107."""
+PATIENCE = 2.0
+"""Seconds for the answer of an agent, which only looks at what it knows."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class AgentError(DmsgError):
+    """There is an agent, and it cannot be used."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """An agent that answers.
+
+    :ivar encryption: ``require``, ``prefer`` or ``off``, as its client has it.
+    """
+
+    path: Path
+    key: PubKey
+    pid: int
+    discovery: tuple[str, ...]
+    encryption: str
+
+
+def agent_path() -> Path | None:
+    """Where the socket is, or would be; None: this program is to work without an agent."""
+    named = os.environ.get("DMSG_AGENT", "")
+    if named.lower() == "off":
+        return None
+    if named:
+        return Path(named)
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    parent = Path(runtime) if runtime else Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return parent / "dmsg" / "agent.sock"
+
+
+def find_agent(path: Path | None = None) -> Found | None:
+    """The agent that answers there; None: there is none.
+
+    :param path: of its socket; None: where this user's is, see ``DMSG_AGENT``.
+    :raises AgentError: something is there and does not answer as an agent of this user does.
+    """
+    path = path or agent_path()
+    if path is None or not is_socket(path):
+        return None
+    try:
+        answer = ask(path, {"do": "hello"})
+    except (FileNotFoundError, ConnectionError):
+        return None  # what a killed agent has left, or it ends now
+    except OSError as error:
+        raise AgentError(f"agent at {path}: {error.strerror or error}") from None
+    if answer.get("protocol") != PROTOCOL:
+        raise AgentError(f"agent at {path}: speaks another protocol; start it again (dmsg down, dmsg up)")
+    try:
+        return Found(
+            path,
+            PubKey.from_hex(str(answer["key"])),
+            int(answer["pid"]),
+            tuple(str(one) for one in answer["discovery"]),
+            str(answer["encryption"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise AgentError(f"agent at {path}: its answer is none") from None
+
+
+def is_socket(path: Path) -> bool:
+    """Whether there is a socket.  :raises AgentError: it is another user's."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    if not stat.S_ISSOCK(found.st_mode):
+        return False
+    if found.st_uid not in (os.getuid(), 0):
+        raise AgentError(f"agent at {path}: is another user's")
+    return True
+
+
+def ask(path: Path, request: dict[str, Any], *, patience: float = PATIENCE) -> dict[str, Any]:
+    """One answer.  :raises OSError: there is none.  :raises DmsgError: it says that it failed."""
+    for answer in lines(path, request, patience=patience, limit=MAX_STATUS):
+        return answer
+    raise ConnectionRefusedError(None, "ended without an answer")
+
+
+def lines(
+    path: Path, request: dict[str, Any], *, patience: float = PATIENCE, limit: int = MAX_LINE
+) -> Iterator[dict[str, Any]]:
+    """What the agent says, line by line, until it ends.
+
+    :param patience: seconds without a line.
+    :raises OSError: it is not there, or says nothing for so long.
+    :raises DmsgError: it says that it failed.
+    """
+    reader = Reader()
+    with closing(open_socket(path, patience)) as channel:
+        channel.sendall(line(request))
+        while True:
+            try:
+                text = reader.next_line(limit)
+                while text is None:
+                    data = channel.recv(65536)
+                    if not data:
+                        return
+                    reader.feed(data)
+                    text = reader.next_line(limit)
+                answer = parse_line(text)
+            except WireError as error:
+                raise AgentError(f"agent at {path}: {error}") from None
+            except TimeoutError:
+                raise TimeoutError(None, f"no answer for {patience:g} s") from None
+            raise_error(answer)
+            yield answer
+
+
+def open_socket(path: Path, patience: float = PATIENCE) -> socket.socket:
+    """Connected to the agent there.  :raises OSError: not to be had."""
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        channel.settimeout(patience)
+        channel.connect(os.fspath(path))
+    except OSError:
+        channel.close()
+        raise
+    return channel
+
+
+def peer_of(channel: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a Unix socket."""
+    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return pid, uid

@@ -1,0 +1,369 @@
+"""The agent's end of its socket: one connection of a program, and what is done of what it asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol as Interface
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.error import CannotListenError, ConnectionDone
+from twisted.internet.interfaces import IAddress, IDelayedCall, IListeningPort
+from twisted.internet.protocol import Factory, Protocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.agent.bridge import Bridge
+from dmsg.agent.place import peer_of
+from dmsg.agent.wire import Reader, WireError, error_line, line, parse_line
+from dmsg.apps.pings import ping
+from dmsg.base.printable import printable
+from dmsg.errors import CloseReason, DmsgError
+from dmsg.keys import PubKey
+from dmsg.net.addresses import parse_port
+from dmsg.net.reactor import Reactor
+from dmsg.net.streams.address import DmsgAddress
+from dmsg.v2019.client import Client
+
+MAX_PROGRAMS = 1024
+"""Connections of programs at a time; each stream of a program is one."""
+REQUEST_TIME = 10.0
+"""Seconds for the request of a connection."""
+TAKE_TIME = 10.0
+"""Seconds for a program to take a stream that a peer has opened to it."""
+MAX_UNTAKEN = 256
+"""Streams that wait for their programs, of one service; one more is refused."""
+MAX_TIMEOUT = 3600.0
+"""Seconds that a program may let the agent try to connect, or wait between round trips."""
+MAX_COUNT = 10**6
+"""Round trips that one request measures."""
+REQUESTS = frozenset({"hello", "status", "down", "wait", "connect", "ping", "listen", "accept"})
+"""What a program may ask; each is a method of its connection."""
+NAME_SIZE = 80
+"""Characters of what a program calls itself."""
+
+_log = Logger()
+
+
+class Serving(Interface):
+    """The agent, as its connections need it."""
+
+    client: Client
+    bridges: set[Bridge]
+    services: dict[int, Service]
+    untaken: dict[int, Bridge]
+
+    def hello(self) -> dict[str, Any]:
+        """Who it is."""
+
+    def status(self) -> dict[str, Any]:
+        """All that it tells of itself."""
+
+    def down(self) -> None:
+        """Stop, soon."""
+
+
+class Service(Factory):
+    """One port of the client, and the program that takes what is opened to it."""
+
+    noisy = False
+
+    def __init__(self, agent: Serving, connection: ProgramConnection, port: int) -> None:
+        self._agent = agent
+        self._connection = connection
+        self.port = port
+        self.program, self.pid = connection.program, connection.pid
+        self.since = time.time()
+        self.taken = 0
+        self.refused = 0
+        self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
+
+    def buildProtocol(self, addr: IAddress | None) -> Bridge | None:
+        assert isinstance(addr, DmsgAddress)
+        if len(self.waiting) >= MAX_UNTAKEN:
+            self.refused += 1
+            return None
+        bridge = Bridge(self._connection.reactor, incoming=True)
+        number = self._connection.next_number()
+        late = self._connection.reactor.callLater(TAKE_TIME, self._too_late, number)
+        self.waiting[number] = bridge, late
+        self._agent.untaken[number] = bridge
+        self._connection.say({"stream": number, "peer": str(addr.public_key), "peer_port": addr.port})
+        return bridge
+
+    def take(self, number: int) -> None:
+        """The program has come for it."""
+        self.taken += 1
+        self._agent.untaken.pop(number, None)
+        _, late = self.waiting.pop(number)
+        if late.active():
+            late.cancel()
+
+    def _too_late(self, number: int) -> None:
+        self.refuse(number, CloseReason.TIMEOUT)
+
+    def refuse(self, number: int, reason: int) -> None:
+        """The program does not take it."""
+        if number not in self.waiting:
+            return
+        bridge = self.waiting[number][0]
+        self.take(number)
+        self.taken -= 1
+        self.refused += 1
+        if bridge.transport is not None:
+            bridge.transport.abort(reason)
+
+    def stop(self) -> None:
+        """The program has gone."""
+        for number in list(self.waiting):
+            self.refuse(number, CloseReason.REFUSED)
+
+
+class ProgramConnection(Protocol):
+    """One connection: a request, its answer, and what follows."""
+
+    def __init__(self, agent: Serving, reactor: Reactor, numbers: Callable[[], int]) -> None:
+        self._agent = agent
+        self.reactor = reactor
+        self.next_number = numbers
+        self._reader = Reader()
+        self._asked = False
+        self._bridge: Bridge | None = None
+        self._listening: IListeningPort | None = None
+        self.service: Service | None = None
+        self._work: Deferred[None] | None = None
+        self._late: IDelayedCall | None = None
+        self.program = ""
+        self.pid = 0
+
+    # --- the connection ---
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self.pid, _ = peer_of(self.transport.getHandle())  # type: ignore[attr-defined]
+        self._late = self.reactor.callLater(REQUEST_TIME, self._end)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._reader.feed(data)
+        try:
+            if not self._asked:
+                self._on_request()
+            elif self._bridge is not None:
+                self._on_frames(self._bridge)
+            elif self.service is not None:
+                self._on_lines(self.service)
+            elif data:
+                raise WireError("it speaks before it is answered")
+        except (WireError, ValueError, DmsgError) as error:
+            _log.info("a program's connection is ended: {error}", error=printable(str(error)))
+            self.say(error_line(error))
+            self._end()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._cancel_late()
+        if self._work is not None:
+            self._work.cancel()
+        if self._bridge is not None:
+            self._agent.bridges.discard(self._bridge)
+            self._bridge.gone()
+        if self._listening is not None and self.service is not None:
+            self._agent.services.pop(self.service.port, None)
+            self._listening.stopListening()
+            self.service.stop()
+            _log.info("port {port}: {program} has gone", port=self.service.port, program=self.service.program)
+
+    def say(self, content: dict[str, Any]) -> None:
+        """One line to the program."""
+        self.write(line(content))
+
+    def _end(self) -> None:
+        self._cancel_late()
+        if self.transport is not None:
+            self.transport.loseConnection()
+
+    def _cancel_late(self) -> None:
+        late, self._late = self._late, None
+        if late is not None and late.active():
+            late.cancel()
+
+    # --- a Line ---
+
+    def joined(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+        self._agent.bridges.add(bridge)
+        self.say(bridge.describe())
+        assert self.transport is not None
+        self.transport.registerProducer(_Unread(self.transport), True)  # type: ignore[attr-defined]
+        bridge.go()
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def finish(self) -> None:
+        if self._bridge is not None:
+            self._agent.bridges.discard(self._bridge)
+            self._bridge = None
+        assert self.transport is not None
+        self.transport.resumeProducing()  # type: ignore[attr-defined]  # else its end is never seen
+        self.transport.unregisterProducer()  # type: ignore[attr-defined]
+        self.transport.loseConnection()
+
+    # --- requests ---
+
+    def _on_request(self) -> None:
+        text = self._reader.next_line()
+        if text is None:
+            return
+        self._asked = True
+        self._cancel_late()
+        request = parse_line(text)
+        self.program = printable(str(request.get("program", "")))[:NAME_SIZE]
+        do = str(request.get("do"))
+        if do not in REQUESTS:
+            raise WireError(f"an agent does not know {do[:40]!r}")
+        getattr(self, f"on_{do}")(request)
+
+    def on_hello(self, request: dict[str, Any]) -> None:
+        """Who the agent is."""
+        self.say(self._agent.hello())
+        self._end()
+
+    def on_status(self, request: dict[str, Any]) -> None:
+        """All that it tells of itself."""
+        self.say(self._agent.status())
+        self._end()
+
+    def on_down(self, request: dict[str, Any]) -> None:
+        """It is to stop; this connection ends when it has."""
+        self.say({"pid": self._agent.hello()["pid"]})
+        self._agent.down()
+
+    def on_wait(self, request: dict[str, Any]) -> None:
+        """Answered when it is online, or found."""
+        client, timeout = self._agent.client, _seconds(request, "timeout", 15.0)
+
+        async def work() -> None:
+            await client.when_online(timeout)
+            if request.get("published"):
+                await client.when_published(timeout)
+            self.say({"servers": [str(one) for one in client.servers]})
+
+        self._begin(work)
+
+    def on_connect(self, request: dict[str, Any]) -> None:
+        """A stream to a peer, over this connection."""
+        address = DmsgAddress(PubKey.from_hex(str(request.get("to"))), parse_port(str(request.get("port", 0))))
+        timeout = _seconds(request, "timeout", 10.0)
+        via = request.get("via")
+        server = None if via is None else PubKey.from_hex(str(via))
+
+        async def work() -> None:
+            bridge = Bridge(self.reactor, incoming=False)
+            bridge.take(self)
+            factory = Factory.forProtocol(lambda: bridge)
+            factory.noisy = False
+            await self._agent.client.connect(
+                address, factory, timeout, via=server, resumable=bool(request.get("resumable", True))
+            )
+
+        self._begin(work, stays=True)
+
+    def on_ping(self, request: dict[str, Any]) -> None:
+        """Round trips to a peer, a line for each."""
+        key = PubKey.from_hex(str(request.get("to")))
+        port = None if request.get("port") is None else parse_port(str(request["port"]))
+        count = request.get("count", 1)
+        if not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
+            raise WireError(f"count is 1 to {MAX_COUNT}")
+        interval, timeout = _seconds(request, "interval", 0.2), _seconds(request, "timeout", 10.0)
+
+        async def work() -> None:
+            client = self._agent.client
+            await ping(self.reactor, client, key, port, count=count, interval=interval, timeout=timeout, told=self.say)
+
+        self._begin(work)
+
+    def on_listen(self, request: dict[str, Any]) -> None:
+        """A port, as long as this connection lasts."""
+        port = parse_port(str(request.get("port", 0)))
+        service = Service(self._agent, self, port)
+        try:
+            self._listening = self._agent.client.listen(service, port)
+        except CannotListenError:
+            other = self._agent.services.get(port)
+            by = f" by {other.program} (process {other.pid})" if other is not None else ""
+            raise DmsgError(f"port {port} of the agent's key is taken{by}: choose another, or stop that") from None
+        self.service = self._agent.services[port] = service
+        self.say({"host": str(self._agent.client.public_key), "port": port})
+        _log.info("port {port}: {program} (process {pid})", port=port, program=self.program, pid=self.pid)
+
+    def on_accept(self, request: dict[str, Any]) -> None:
+        """A stream that a peer has opened."""
+        number = request.get("stream")
+        bridge = self._agent.untaken.get(number) if isinstance(number, int) else None
+        if bridge is None or bridge.transport is None:
+            raise WireError("there is no such stream: it has ended, or was not taken in time")
+        for service in self._agent.services.values():
+            if number in service.waiting:
+                service.take(number)
+        bridge.take(self)
+
+    def _begin(self, work: Callable[[], Coroutine[Any, Any, None]], *, stays: bool = False) -> None:
+        """Something that takes its time; what it raises is its answer.
+
+        :param stays: the connection goes on behind it.
+        """
+
+        def done(result: object) -> None:
+            self._work = None
+            if isinstance(result, Failure):
+                if result.check(CancelledError):
+                    return
+                if not result.check(DmsgError, OSError):
+                    _log.failure("a request failed", result)
+                self.say(error_line(result.value or Exception()))
+            if not stays or isinstance(result, Failure):
+                self._end()
+
+        self._work = Deferred.fromCoroutine(work())
+        self._work.addBoth(done)
+
+    # --- behind the answer ---
+
+    def _on_frames(self, bridge: Bridge) -> None:
+        while self._bridge is bridge and (found := self._reader.next_frame()) is not None:
+            kind, payload = found
+            bridge.received(kind, payload)
+
+    def _on_lines(self, service: Service) -> None:
+        while (text := self._reader.next_line()) is not None:
+            number = parse_line(text).get("refuse")
+            if isinstance(number, int):
+                service.refuse(number, CloseReason.REFUSED)
+
+
+class _Unread:
+    """Producer of a program's connection: what the program asks, which waits while it does not read what it is told.
+
+    Streams have windows; this is for programs that keep to none.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def pauseProducing(self) -> None:
+        self._connection.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        self._connection.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """Its connection is lost: the protocol hears of it."""
+
+
+def _seconds(request: dict[str, Any], name: str, default: float) -> float:
+    value = request.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_TIMEOUT:
+        raise WireError(f"{name} is 0 to {MAX_TIMEOUT:g} seconds")
+    return float(value)

@@ -1,0 +1,214 @@
+"""The agent: a client that is online for as long as its user wants, and the socket for programs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+from twisted.application.service import Service as TwistedService
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.interfaces import IAddress, IListeningPort, IReactorUNIX
+from twisted.internet.protocol import Factory
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
+
+from dmsg.agent.bridge import Bridge
+from dmsg.agent.place import MAX_PATH, AgentError, find_agent, is_socket
+from dmsg.agent.programs import MAX_PROGRAMS, ProgramConnection, Service
+from dmsg.agent.wire import PROTOCOL
+from dmsg.net.reactor import Reactor
+from dmsg.v2019.client import Client
+
+LOOK_INTERVAL = 1.0
+"""Seconds between looks at the streams: their rates, and whether they have moved."""
+STATUS_STREAMS = 1000
+"""Streams that ``status`` lists, those with most traffic; the others are counted."""
+
+_log = Logger()
+
+
+class Agent(TwistedService):
+    """The client, what programs have of it, and where they find it.
+
+    :param path: of the socket; its directory is made, for this user alone.
+    :param down: told that a program asks it to stop.
+    :ivar bridges: streams that programs have.
+    :ivar services: who takes what is opened, by port.
+    :ivar untaken: streams that are opened, whose program has not come for them yet.
+    """
+
+    name = "dmsg-agent"
+
+    def __init__(
+        self, reactor: Reactor, client: Client, path: Path, discovery: tuple[str, ...], down: Callable[[], None]
+    ) -> None:
+        self._reactor = reactor
+        self.client = client
+        self._path = path
+        self._discovery = discovery
+        self._on_down = down
+        self._since = time.time()
+        self._port: IListeningPort | None = None
+        self._looks = LoopingCall(self._look)
+        self._looks.clock = reactor
+        self._looked = reactor.seconds()
+        self._factory = _Programs(self, reactor)
+        self.bridges: set[Bridge] = set()
+        self.services: dict[int, Service] = {}
+        self.untaken: dict[int, Bridge] = {}
+
+    def startService(self) -> None:
+        """:raises AgentError: the socket cannot be made, or another agent is there."""
+        self._port = self._listen()
+        super().startService()  # type: ignore[no-untyped-call]
+        self.client.startService()
+        self._looks.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
+
+    def _listen(self) -> IListeningPort:
+        path, reactor = self._path, cast(IReactorUNIX, self._reactor)
+        if len(os.fsencode(path)) > MAX_PATH:
+            raise AgentError(f"{path}: more than {MAX_PATH} bytes, and a socket's path has no room for them")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.path.lexists(path):
+                if not is_socket(path):
+                    raise AgentError(f"{path}: is there, and is no socket")
+                if (other := find_agent(path)) is not None:
+                    raise AgentError(f"{path}: an agent is up there already (process {other.pid})")
+                path.unlink()  # a killed one has left it
+            before = os.umask(0o177)
+            try:
+                port: IListeningPort = reactor.listenUNIX(os.fspath(path), self._factory, mode=0o600)
+            finally:
+                os.umask(before)
+        except OSError as error:
+            raise AgentError(f"{path}: {error.strerror or error}") from None
+        return port
+
+    def stopService(self) -> Deferred[None]:
+        super().stopService()  # type: ignore[no-untyped-call]
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        if self._looks.running:
+            self._looks.stop()
+        port, self._port = self._port, None
+        if port is not None:
+            await maybeDeferred(port.stopListening)
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
+        for bridge in [*self.bridges, *self.untaken.values()]:
+            bridge.stop()
+        await self.client.stopService()
+        self._factory.end_all()
+
+    def _look(self) -> None:
+        now = self._reactor.seconds()
+        seconds, self._looked = max(now - self._looked, 0.001), now
+        for bridge in self.bridges:
+            bridge.look(seconds)
+
+    # --- what programs ask ---
+
+    def hello(self) -> dict[str, Any]:
+        return {
+            "protocol": PROTOCOL,
+            "key": str(self.client.public_key),
+            "pid": os.getpid(),
+            "version": version("dmsg"),
+            "discovery": list(self._discovery),
+            "encryption": self.client.encryption.value,
+        }
+
+    def status(self) -> dict[str, Any]:
+        client = self.client
+        streams = sorted(self.bridges, key=lambda one: one.rate_in + one.rate_out, reverse=True)
+        return {
+            **self.hello(),
+            "since": self._since,
+            "state": client.status,
+            "waits_for": "" if client.status == "online" and not client.last_error else client.waiting_for,
+            "servers": [{"key": str(key), "round_trip": round_trip} for key, round_trip in client.round_trips.items()],
+            "services": [_service(one) for _, one in sorted(self.services.items())],
+            "streams": [_stream(one, self._reactor.seconds()) for one in streams[:STATUS_STREAMS]],
+            "streams_in_all": len(streams),
+            "refused": client.refused,
+        }
+
+    def down(self) -> None:
+        _log.info("a program asks it to stop")
+        self._reactor.callLater(0, self._on_down)
+
+
+class _Programs(Factory):
+    """Connections of programs."""
+
+    noisy = False
+
+    def __init__(self, agent: Agent, reactor: Reactor) -> None:
+        self._agent = agent
+        self._reactor = reactor
+        self._numbers = count(1)
+        self._open: set[_Counted] = set()
+
+    def buildProtocol(self, addr: IAddress | None) -> _Counted | None:
+        if len(self._open) >= MAX_PROGRAMS:
+            _log.warn("more than {most} connections of programs: one is refused", most=MAX_PROGRAMS)
+            return None
+        return _Counted(self._agent, self._reactor, self._numbers.__next__, self._open)
+
+    def end_all(self) -> None:
+        """The agent stops."""
+        for one in list(self._open):
+            if one.transport is not None:
+                one.transport.loseConnection()
+
+
+class _Counted(ProgramConnection):
+    """Is known while it is open."""
+
+    def __init__(self, agent: Agent, reactor: Reactor, numbers: Callable[[], int], known: set[_Counted]) -> None:
+        super().__init__(agent, reactor, numbers)
+        self._known = known
+
+    def connectionMade(self) -> None:
+        self._known.add(self)
+        super().connectionMade()
+
+    def connectionLost(self, *reason: Any) -> None:
+        self._known.discard(self)
+        super().connectionLost(*reason)
+
+
+def _service(one: Service) -> dict[str, Any]:
+    return {
+        "port": one.port,
+        "program": one.program,
+        "pid": one.pid,
+        "since": one.since,
+        "taken": one.taken,
+        "refused": one.refused,
+    }
+
+
+def _stream(one: Bridge, now: float) -> dict[str, Any]:
+    described = one.describe()
+    return {
+        "peer": described["peer"],
+        "port": described["port"] if one.incoming else described["peer_port"],
+        "incoming": one.incoming,
+        "server": described["server"],
+        "secure": described["secure"],
+        "seconds": now - one.since,
+        "bytes_in": one.bytes_in,
+        "bytes_out": one.bytes_out,
+        "rate_in": one.rate_in,
+        "rate_out": one.rate_out,
+        "away": one.away,
+    }

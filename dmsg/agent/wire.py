@@ -1,0 +1,217 @@
+"""What a program and the agent say over the agent's socket; no I/O.
+
+A connection begins with one request of the program, an object of JSON in one line, whose ``do`` says what is asked.
+The agent answers with one line: an object without ``error``, or ``{"error": NAME, "text": ...}``.  What follows
+depends on the request (docs/protocol/agent.md); behind ``connect`` and ``accept`` both sides send frames:
+
+====== ==== =========================================
+offset size field
+====== ==== =========================================
+0      1    type, a :class:`Kind`
+1      4    length of the rest, big-endian
+5      n    the rest
+====== ==== =========================================
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import IntEnum
+from typing import Any
+
+from dmsg import errors
+from dmsg.errors import (
+    ConnectFailed,
+    ConnectTimeout,
+    DiscoveryError,
+    DmsgError,
+    DmsgTimeout,
+    EncryptionUnavailable,
+    EntryNotFound,
+    NobodyThere,
+    PingUnavailable,
+    TransportRefused,
+)
+
+PROTOCOL = 1
+"""Said by ``hello``; a program that knows another number works without the agent."""
+MAX_LINE = 65536
+"""Bytes of a request, or of a line of an answer, with its line end."""
+MAX_STATUS = 4 * 1024 * 1024
+"""Bytes of the answer to ``status``, which lists streams."""
+MAX_PAYLOAD = 65536
+"""Bytes of a frame behind its header."""
+WINDOW = 1024 * 1024
+"""Bytes of a stream that its program may have sent and the peer not acknowledged; as many that the agent may have
+sent and the program not read."""
+
+HEADER = struct.Struct("!BI")
+_COUNT = struct.Struct("!I")
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    DATA = 0
+    """Bytes of the stream; none at all measure the way to the peer, whose dmsg acknowledges them."""
+    TAKEN = 1
+    """To the program: so many of its DATA frames (4 bytes, big-endian) are acknowledged by the peer."""
+    CLOSE = 2
+    """The stream is over, for this :class:`~dmsg.errors.CloseReason` (1 byte); the last frame of its sender."""
+    WAY = 3
+    """To the program: by which server it goes (``server``), and for how many seconds by none (``away``), as JSON."""
+    READ = 4
+    """To the agent: so many bytes (4 bytes, big-endian) are read, and as many more may come."""
+
+
+class WireError(DmsgError):
+    """The other side of the socket says what is none of this protocol."""
+
+
+def line(content: dict[str, Any]) -> bytes:
+    """One object as it stands on the wire."""
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+
+
+def parse_line(text: bytes) -> dict[str, Any]:
+    """The object of a line.  :raises WireError: it is none."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise WireError("not a line of JSON") from None
+    if not isinstance(content, dict):
+        raise WireError("not an object of JSON")
+    return content
+
+
+def frame(kind: Kind, payload: bytes | memoryview = b"") -> bytes:
+    """A frame as it stands on the wire."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+def counted(kind: Kind, count: int) -> bytes:
+    """TAKEN or READ."""
+    return frame(kind, _COUNT.pack(count))
+
+
+def close(reason: int) -> bytes:
+    """The frame that says so."""
+    return frame(Kind.CLOSE, bytes((reason,)))
+
+
+def parse_count(payload: bytes) -> int:
+    """How many.  :raises WireError: it is not a number."""
+    if len(payload) != _COUNT.size:
+        raise WireError("TAKEN or READ without a number")
+    return int(_COUNT.unpack(payload)[0])
+
+
+def parse_close(payload: bytes) -> int:
+    """Why.  :raises WireError: it is not a byte."""
+    if len(payload) != 1:
+        raise WireError("CLOSE without a reason")
+    return payload[0]
+
+
+class Reader:
+    """Lines and frames out of pieces of any size."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that are no whole line or frame yet."""
+        return len(self._data)
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes."""
+        self._data += data
+
+    def next_line(self, limit: int = MAX_LINE) -> bytes | None:
+        """The next line without its end; None while it is not whole.
+
+        :raises WireError: it is longer than the limit.
+        """
+        end = self._data.find(b"\n", 0, limit)
+        if end < 0:
+            if len(self._data) >= limit:
+                raise WireError(f"a line of more than {limit} bytes")
+            return None
+        text = bytes(self._data[:end])
+        del self._data[: end + 1]
+        return text
+
+    def next_frame(self) -> tuple[Kind, bytes] | None:
+        """The next frame; None while it is not whole.
+
+        :raises WireError: unknown, or longer than :data:`MAX_PAYLOAD`.
+        """
+        if len(self._data) < HEADER.size:
+            return None
+        kind, size = HEADER.unpack_from(self._data)
+        if kind not in _KINDS:
+            raise WireError(f"a frame of type {kind}")
+        if size > MAX_PAYLOAD:
+            raise WireError(f"a frame of {size} bytes")
+        end = HEADER.size + size
+        if len(self._data) < end:
+            return None
+        payload = bytes(self._data[HEADER.size : end])
+        del self._data[:end]
+        return Kind(kind), payload
+
+
+_KINDS = frozenset(Kind)
+
+
+_ERRORS: tuple[type[DmsgError], ...] = (
+    EntryNotFound,
+    DiscoveryError,
+    ConnectTimeout,
+    ConnectFailed,
+    NobodyThere,
+    EncryptionUnavailable,
+    PingUnavailable,
+    TransportRefused,
+    DmsgTimeout,
+)
+"""Those that a program is told by name, the more special ones first; others are a DmsgError."""
+
+
+def error_line(error: BaseException) -> dict[str, Any]:
+    """An answer that says that it failed, so that the program raises what the agent met."""
+    name = next((kind.__name__ for kind in _ERRORS if isinstance(error, kind)), "DmsgError")
+    told: dict[str, Any] = {"error": name, "text": " ".join(str(error).split())[:1000] or type(error).__name__}
+    for field in ("key", "reason", "status"):
+        value = getattr(error, field, None)
+        if isinstance(value, str | int):
+            told[field] = value
+    return told
+
+
+def raise_error(answer: dict[str, Any]) -> None:
+    """Raise what an answer says; nothing, where it says no error.
+
+    :raises DmsgError: of the class that the answer names, where that is one that crosses the socket.
+    """
+    if "error" not in answer:
+        return
+    text = str(answer.get("text", ""))[:1000]
+    kind = getattr(errors, str(answer["error"]), None)
+    if kind is EntryNotFound:
+        raise EntryNotFound(text, str(answer.get("key", "")))
+    if kind is DiscoveryError:
+        raise DiscoveryError(text, _number(answer.get("status")))
+    if kind is TransportRefused:
+        raise TransportRefused(_number(answer.get("reason")), text)
+    if kind in _ERRORS:
+        raise kind(text)
+    raise DmsgError(text)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

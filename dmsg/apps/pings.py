@@ -1,0 +1,92 @@
+"""Round trips to a peer, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol as Interface
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+
+from dmsg.errors import DmsgTimeout, PingUnavailable
+from dmsg.keys import PubKey
+
+
+class Probing(Interface):
+    """A client, as far as it measures."""
+
+    def probe(
+        self, remote: PubKey, port: int | None = None, timeout: float = ..., *, via: PubKey | None = None
+    ) -> Deferred[IProtocol]:
+        """A stream of which no program of the remote hears."""
+
+    def connect(
+        self,
+        remote: PubKey,
+        factory: IProtocolFactory,
+        timeout: float = ...,
+        *,
+        port: int = 0,
+        via: PubKey | None = None,
+    ) -> Deferred[IProtocol]:
+        """A stream to a program of the remote."""
+
+
+async def open_probe(
+    client: Probing,
+    key: PubKey,
+    port: int | None,
+    timeout: float,
+    seen: Callable[[str], None],
+    via: PubKey | None = None,
+) -> Any:
+    """The transport of a stream that measures.
+
+    :param seen: told why, where the peer's program sees it, because the peer cannot do better.
+    """
+    try:
+        protocol: Any = await client.probe(key, port, timeout, via=via)
+    except PingUnavailable as error:
+        seen(f"{error}: its program sees this one")
+        protocol = await client.connect(key, Factory.forProtocol(Protocol), timeout, port=port or 0, via=via)
+    return protocol.transport
+
+
+async def ping(
+    reactor: IReactorTime,
+    client: Probing,
+    key: PubKey,
+    port: int | None,
+    *,
+    count: int,
+    interval: float,
+    timeout: float,
+    told: Callable[[dict[str, Any]], None],
+) -> None:
+    """Measure ``count`` round trips.
+
+    :param interval: seconds between them.
+    :param timeout: seconds to connect, and for each answer.
+    :param told: of each thing that happened: ``{"connected": KEY, "seconds": S}``, then ``{"number": N, "seconds":
+        S}`` or ``{"number": N, "error": TEXT}`` of each; ``{"notice": TEXT}`` of what a person may want to know.
+
+    Fails as :meth:`dmsg.v2019.client.Client.connect`.
+    """
+    started = reactor.seconds()
+    transport = await open_probe(client, key, port, timeout, lambda text: told({"notice": text}))
+    try:
+        told({"connected": str(transport.getPeer().public_key), "seconds": reactor.seconds() - started})
+        for number in range(1, count + 1):
+            started = reactor.seconds()
+            try:
+                await transport.send(b"", timeout)
+            except DmsgTimeout as error:
+                told({"number": number, "error": str(error)})
+            else:
+                told({"number": number, "seconds": reactor.seconds() - started})
+            if number < count:
+                await deferLater(reactor, interval)
+    finally:
+        transport.loseConnection()

@@ -1,0 +1,1 @@
+"""One agent for all: dmsg up, status, down."""

@@ -1,0 +1,145 @@
+"""``dmsg up``, ``dmsg status`` and ``dmsg down``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dmsg.agent.place import Found, agent_path, ask, find_agent, lines
+from dmsg.cli.agent.choosing import key_in
+from dmsg.cli.agent.starting import default_key_file, start
+from dmsg.cli.options import command
+from dmsg.cli.output import EXIT_NOBODY, fail, notice, say, state, tell
+from dmsg.cli.params import ClientSettings, client_options_of
+from dmsg.errors import DmsgError, NobodyThere
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+DOWN_TIME = 15.0
+"""Seconds for an agent to end after it was asked to."""
+
+
+class _NoAgent(NobodyThere):
+    """There is none."""
+
+
+def _path() -> Path:
+    path = agent_path()
+    if path is None:
+        raise click.UsageError("DMSG_AGENT is off: commands work without an agent here")
+    return path
+
+
+def _found() -> Found:
+    try:
+        found = find_agent(_path())
+    except DmsgError as error:
+        fail(error)
+    if found is None:
+        fail(_NoAgent("no agent is up; start it with: dmsg up"))
+    return found
+
+
+@command()
+@click.option("--foreground", "-f", is_flag=True, help="Do not go into the background: for systemd and the like.")
+@client_options_of(by_agent=False, loads=False)
+def up(foreground: bool, settings: ClientSettings) -> None:
+    """Start the agent: one process that holds your key and its connections.
+
+    While it is up, other commands use its key and its connections: they start
+    faster, and several programs share one key, each at a port of its own.
+    Without --key-file it is key in the directory of settings, made at the
+    first time.
+
+    \b
+    Examples:
+      dmsg up
+      dmsg serve public &
+      dmsg status
+      dmsg down
+    """
+    path = _path()
+    try:
+        found = find_agent(path)
+    except DmsgError as error:
+        fail(error)
+    if found is not None:
+        named = key_in(settings.key_file)
+        if settings.key_file is not None and named != found.key:
+            fail(DmsgError(f"an agent is up with another key, {found.key}; stop it with: dmsg down"))
+        tell(f"up already: {found.key} (process {found.pid})", up=str(found.key), pid=found.pid)
+        return
+    settings = default_key_file(settings)
+    if not foreground:
+        start(path, settings)
+        return
+    settings.load()
+
+    from twisted.internet.defer import Deferred
+
+    from dmsg.agent.service import Agent
+    from dmsg.cli.running import run
+
+    async def main(reactor: Reactor) -> None:
+        down: Deferred[None] = Deferred()
+        client: Client = settings.make(reactor)
+        client.warned = notice
+        agent = Agent(reactor, client, path, settings.discovery, lambda: down.callback(None))
+        agent.startService()
+        tell(f"agent of {client.public_key} at {path}", agent=str(client.public_key), socket=str(path))
+        try:
+            await down
+        finally:
+            await agent.stopService()
+
+    run(main, logs=True)
+
+
+@command()
+def down() -> None:
+    """Stop the agent.  What works through it waits for it to come back."""
+    found = _found()
+    try:
+        # the answer comes at once, the end of the connection when it has stopped
+        list(lines(found.path, {"do": "down"}, patience=DOWN_TIME))
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        fail(DmsgError(f"the agent (process {found.pid}) has not ended within {DOWN_TIME:g} s"))
+    except (DmsgError, OSError) as error:
+        fail(error)
+    tell("down", down=str(found.key), pid=found.pid)
+
+
+@command()
+def status() -> None:
+    """Show who the agent is, its servers, services and streams.
+
+    \b
+    Examples:
+      dmsg status
+      watch dmsg status
+    """
+    found = _found()
+    try:
+        told = ask(found.path, {"do": "status"})
+    except (DmsgError, OSError) as error:
+        fail(error)
+    if state.json:
+        tell("", **told)
+    else:
+        from dmsg.cli.agent.showing import show
+
+        show(told)
+    if told.get("state") != "online":
+        say(f"dmsg: not online: it waits for {_text(told.get('waits_for'))}", err=True)
+        raise SystemExit(EXIT_NOBODY)
+
+
+def _text(value: Any) -> str:
+    return str(value or "a server")

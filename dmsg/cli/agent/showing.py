@@ -1,0 +1,102 @@
+"""What ``dmsg status`` shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from dmsg.base.units import human_size, milliseconds
+from dmsg.cli.output import say
+from dmsg.clients.names import Names
+from dmsg.errors import DmsgError
+from dmsg.keys import PubKey
+
+SHORT = 8
+"""Characters of a key that has no name."""
+
+
+def show(told: dict[str, Any]) -> None:
+    """The agent's answer to ``status``, for a person."""
+    names = Names()
+    key = str(told["key"])
+    say(f"{_name(names, key)}  {key}")
+    say(f"{told['state']}, process {told['pid']}, up for {_ago(told['since'])}")
+    servers = told["servers"]
+    say()
+    _table(
+        f"{len(servers)} server{'' if len(servers) == 1 else 's'}",
+        [
+            (_name(names, one["key"]), "?" if one["round_trip"] is None else milliseconds(one["round_trip"]))
+            for one in servers
+        ],
+    )
+    _table(
+        "services",
+        [
+            (
+                f"port {one['port']}",
+                f"{one['program']} (process {one['pid']})",
+                f"{one['taken']} taken" + (f", {one['refused']} refused" if one["refused"] else ""),
+            )
+            for one in told["services"]
+        ],
+    )
+    _table(
+        "streams",
+        [
+            (
+                f"{'from' if one['incoming'] else 'to'} {_name(names, one['peer'])}:{one['port']}",
+                _way(names, one),
+                f"in {human_size(one['rate_in'])}/s",
+                f"out {human_size(one['rate_out'])}/s",
+                f"{human_size(one['bytes_in'])} and {human_size(one['bytes_out'])} in {_seconds(one['seconds'])}",
+            )
+            for one in told["streams"]
+        ],
+    )
+    more = told["streams_in_all"] - len(told["streams"])
+    if more > 0:
+        say(f"  and {more} more")
+    refused = {name: number for name, number in told["refused"].items() if number}
+    _table("refused", [(name.replace("_", " "), str(number)) for name, number in sorted(refused.items())])
+
+
+def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
+    """Columns as wide as they need; nothing, where there is no row."""
+    rows = list(rows)
+    if not rows:
+        return
+    say(title)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        say("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _way(names: Names, one: dict[str, Any]) -> str:
+    if one["away"] is not None:
+        return f"no way for {_seconds(one['away'])}"
+    kind = "" if one["secure"] else ", not encrypted"
+    return f"by {_name(names, one['server'])}{kind}" if one["server"] else "?"
+
+
+def _name(names: Names, key: str) -> str:
+    try:
+        return names.name_of(PubKey.from_hex(key)) or f"{key[:SHORT]}..."
+    except DmsgError:
+        return f"{key[:SHORT]}..."
+
+
+def _ago(since: float) -> str:
+    return _seconds(max(0.0, time.time() - since))
+
+
+def _seconds(seconds: float) -> str:
+    """As in ``3 h 12 min``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

@@ -1,0 +1,374 @@
+"""An agent in this process, and programs at its real socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any, cast
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.threads import deferToThread
+
+from dmsg.agent.client import AgentClient
+from dmsg.agent.local import LocalStream
+from dmsg.agent.place import AgentError, find_agent, lines
+from dmsg.agent.programs import MAX_UNTAKEN
+from dmsg.agent.service import Agent
+from dmsg.agent.wire import WINDOW, Kind, frame, line
+from dmsg.errors import CloseReason, ConnectFailed, DmsgError, EntryNotFound
+from dmsg.keys import SecKey
+from dmsg.net.streams.address import StreamLost
+from tests.net.support import EntityCase
+from tests.support import Accepting, Recorder, asynchronous, some
+
+
+class Greedy(Protocol):
+    """Sends so much, and takes nothing until it is told."""
+
+    size = 8 * WINDOW
+
+    def connectionMade(self) -> None:
+        self.transport.pauseProducing()  # type: ignore[union-attr]
+        self.transport.write(bytes(self.size))  # type: ignore[union-attr]
+
+
+class AgentCase(EntityCase):
+    """A network with one server, an agent, and a client somewhere else."""
+
+    async def up(self) -> None:
+        self.url = await self.start_discovery()
+        await self.start_server(f"--discovery={self.url}")
+        self.path = Path(self.mktemp()) / "agent.sock"
+        if len(os.fsencode(self.path.absolute())) > 100:
+            self.path = Path(f"/tmp/dmsg-test-{os.getpid()}-{id(self):x}") / "agent.sock"
+            self.addCleanup(lambda: self.path.parent.exists() and self.path.parent.rmdir())
+        self.downs: list[None] = []
+        self.agent = await self.start_agent(SecKey.generate())
+        self.peer = await self.start_client(self.url)
+        self.program = await self.start_program()
+
+    async def start_agent(self, key: SecKey) -> Agent:
+        from dmsg.v2019.client import Client
+
+        client = Client(reactor, key, [self.url])
+        agent = Agent(reactor, client, self.path, (self.url,), lambda: self.downs.append(None))
+        agent.startService()
+        self.addCleanup(agent.stopService)
+        await client.when_published(10)
+        return agent
+
+    async def start_program(self) -> AgentClient:
+        found = some(await deferToThread(find_agent, self.path))
+        program = AgentClient(reactor, found, "a test")
+        self.told: list[str] = []
+        program.warned = self.told.append
+        self.addCleanup(program.stopService)
+        return program
+
+    async def joined(self) -> tuple[Any, Any]:
+        """A stream of a program, and its other end."""
+        accepting = Accepting()
+        port = self.peer.listen(accepting, 7)
+        self.addCleanup(port.stopListening)
+        here: Any = await self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder), port=7)
+        return here, await self.until(lambda: accepting.built and accepting.built[0])
+
+
+class ProgramTests(AgentCase):
+    """What a program has of an agent."""
+
+    @asynchronous
+    async def test_the_socket_is_this_users_alone(self) -> None:
+        await self.up()
+        self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
+        self.assertEqual(stat.S_IMODE(self.path.parent.stat().st_mode), 0o700)
+        with self.assertRaisesRegex(AgentError, "is up there already"):
+            other = Agent(reactor, self.agent.client, self.path, (), lambda: None)
+            await deferToThread(other._listen)
+        await self.agent.stopService()
+        self.assertFalse(self.path.exists())
+
+    @asynchronous
+    async def test_a_stream_out(self) -> None:
+        """It is a transport as any other: acknowledged, bound to both keys, closed with all that was written."""
+        await self.up()
+        here, there = await self.joined()
+        transport: LocalStream = here.transport
+        await transport.send(b"hello")
+        self.assertEqual(there.data, b"hello")
+        self.assertEqual(transport.acknowledged_bytes, 5)
+        await transport.send(b"")  # the way to the peer, and no byte of the stream
+        there.transport.write(b"x" * 200_000)
+        await self.until(lambda: len(here.data) == 200_000)
+        self.assertEqual(transport.binding, there.transport.binding)
+        self.assertTrue(transport.secure)
+        self.assertEqual(transport.getPeer(), there.transport.getHost())
+        self.assertEqual(transport.getHost().public_key, self.agent.client.public_key)  # type: ignore[attr-defined]
+        self.assertEqual(transport.server, there.transport.server)
+        transport.write(b"y" * 300_000)
+        transport.loseConnection()
+        await self.until(lambda: there.lost and here.lost)
+        self.assertEqual(len(there.data), 300_005)
+        await self.until(lambda: not self.agent.bridges)
+
+    @asynchronous
+    async def test_a_reason_crosses_both_ways(self) -> None:
+        await self.up()
+        here, there = await self.joined()
+        there.transport.abort(CloseReason.STALLED)
+        await self.until(lambda: here.lost)
+        self.assertEqual(here.lost.value.close_reason, CloseReason.STALLED)
+        port = self.peer.listen(accepting := Accepting(), 8)
+        self.addCleanup(port.stopListening)
+        here = cast(Any, await self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder), port=8))
+        there = await self.until(lambda: accepting.built and accepting.built[0])
+        here.transport.abortConnection()
+        await self.until(lambda: there.lost)
+        self.assertEqual(there.lost.value.close_reason, CloseReason.ABORTED)
+
+    @asynchronous
+    async def test_who_takes_nothing_is_sent_no_more(self) -> None:
+        """A window each way: neither the agent nor the program holds more, and all of it arrives in the end."""
+        await self.up()
+        accepting = Accepting(Recorder)
+        self.addCleanup(self.peer.listen(accepting, 7).stopListening)
+        here: Any = await self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder), port=7)
+        there = await self.until(lambda: accepting.built and accepting.built[0])
+        here.transport.pauseProducing()
+        there.transport.write(bytes(6 * WINDOW))
+        there.transport.pauseProducing()
+        here.transport.write(bytes(6 * WINDOW))
+        bridge = next(iter(self.agent.bridges))
+        await self.until(lambda: bridge.bytes_in > WINDOW)
+        for _ in range(5):
+            await self.turns()
+        self.assertLess(bridge.bytes_in, 2 * WINDOW)
+        self.assertLess(here.transport._carrier.bytes_in_flight, 2 * WINDOW)
+        here.transport.resumeProducing()
+        there.transport.resumeProducing()
+        await self.until(lambda: len(here.data) == len(there.data) == 6 * WINDOW)
+
+    async def turns(self) -> None:
+        """A hundred turns of the reactor."""
+        for _ in range(100):
+            waiting: Deferred[None] = Deferred()
+            reactor.callLater(0, waiting.callback, None)
+            await waiting
+
+    @asynchronous
+    async def test_errors_are_those_of_a_client(self) -> None:
+        await self.up()
+        factory = Factory.forProtocol(Recorder)
+        with self.assertRaisesRegex(ConnectFailed, "nobody listens there"):
+            await self.program.connect(self.peer.public_key, factory, port=99)
+        stranger = SecKey.generate().public
+        with self.assertRaises(EntryNotFound) as caught:
+            await self.program.connect(stranger, factory)
+        self.assertEqual(caught.exception.key, str(stranger))
+
+    @asynchronous
+    async def test_a_service(self) -> None:
+        """What peers open comes to the program that has the port, with their keys; another cannot have it."""
+        await self.up()
+        accepting = Accepting()
+        port = await self.program.listen(accepting, 80)
+        streams: list[Any] = []
+        for number in range(3):
+            one: Any = await self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=80)
+            one.transport.write(b"number %d" % number)
+            streams.append(one)
+        await self.until(lambda: [each.data for each in accepting.built] == [b"number 0", b"number 1", b"number 2"])
+        self.assertEqual(accepting.built[0].transport.getPeer().public_key, self.peer.public_key)
+        accepting.built[0].transport.write(b"answer")
+        await self.until(lambda: streams[0].data == b"answer")
+        with self.assertRaisesRegex(DmsgError, r"port 80 .* is taken by a test \(process \d+\)"):
+            await self.program.listen(Accepting(), 80)
+        told = self.agent.status()
+        self.assertEqual([(one["port"], one["taken"]) for one in told["services"]], [(80, 3)])
+        self.assertEqual(len(told["streams"]), 3)
+        await maybeDeferred(port.stopListening)
+        await self.until(lambda: not self.agent.services)
+        with self.assertRaisesRegex(ConnectFailed, "nobody listens there"):
+            await self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=80)
+        self.assertEqual(self.agent.client.refused["refused"], 1)
+
+    @asynchronous
+    async def test_a_program_that_refuses(self) -> None:
+        await self.up()
+
+        class Closed(Factory):
+            noisy = False
+
+            def buildProtocol(self, addr: object) -> None:
+                return None
+
+        await self.program.listen(Closed(), 80)
+        one: Any = await self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=80)
+        await self.until(lambda: one.lost)
+        self.assertIsInstance(one.lost.value, StreamLost)
+        self.assertEqual(one.lost.value.close_reason, CloseReason.REFUSED)
+        self.assertEqual(self.agent.status()["services"][0]["refused"], 1)
+
+    @asynchronous
+    async def test_an_agent_that_ends_and_comes_back(self) -> None:
+        """Streams end for a reason; services are there again, and who connects meanwhile waits."""
+        await self.up()
+        key = self.agent.client._key
+        accepting = Accepting()
+        await self.program.listen(accepting, 80)
+        here, there = await self.joined()
+        await self.agent.stopService()
+        await self.until(lambda: here.lost)
+        self.assertEqual(here.lost.value.close_reason, CloseReason.PEER_DISCONNECTED)
+        await self.until(lambda: there.lost)
+        self.assertEqual(there.lost.value.close_reason, CloseReason.ABORTED)  # it had not said all
+        connecting = self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder), port=7)
+        self.agent = await self.start_agent(key)
+        again: Any = await connecting
+        await again.transport.send(b"again")
+        await self.until(lambda: self.agent.services)
+        one: Any = await self.peer.connect(key.public, Factory.forProtocol(Recorder), port=80)
+        await one.transport.send(b"hi")
+        await self.until(lambda: accepting.built and accepting.built[-1].data == b"hi")
+        self.assertEqual(len(self.told), 2, self.told)
+
+    @asynchronous
+    async def test_a_program_that_is_killed_ends_its_streams(self) -> None:
+        await self.up()
+        here, there = await self.joined()
+        here.transport._carrier._transport.abortConnection()
+        await self.until(lambda: there.lost)
+        self.assertEqual(there.lost.value.close_reason, CloseReason.ABORTED)
+        self.assertFalse(self.agent.bridges)
+
+
+class StrangeTests(AgentCase):
+    """Programs of this user that keep to no rule: their connection ends, and nobody else's."""
+
+    async def say(self, data: bytes) -> bytes:
+        """All that the agent answers."""
+
+        def talk() -> bytes:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+                channel.settimeout(20)
+                channel.connect(os.fspath(self.path))
+                channel.sendall(data)
+                answer = b""
+                while got := channel.recv(65536):
+                    answer += got
+                return answer
+
+        return await deferToThread(talk)
+
+    @asynchronous
+    async def test_requests_that_are_none(self) -> None:
+        await self.up()
+        for request in (
+            b"hello\n",
+            b"[]\n",
+            b"{}\n",
+            b'{"do": "connectionMade"}\n',
+            b'{"do": ["hello"]}\n',
+            b'{"do": "connect"}\n',
+            b'{"do": "connect", "to": 7}\n',
+            b'{"do": "connect", "to": "02ab", "port": 1}\n',
+            line({"do": "connect", "to": str(self.peer.public_key), "port": 70000}),
+            line({"do": "connect", "to": str(self.peer.public_key), "port": "x"}),
+            line({"do": "connect", "to": str(self.peer.public_key), "timeout": -1}),
+            line({"do": "connect", "to": str(self.peer.public_key), "timeout": 1e99}),
+            line({"do": "connect", "to": str(self.peer.public_key), "via": "me"}),
+            line({"do": "ping", "to": str(self.peer.public_key), "count": 0}),
+            line({"do": "ping", "to": str(self.peer.public_key), "count": 10**9}),
+            line({"do": "ping", "to": str(self.peer.public_key), "count": "many"}),
+            line({"do": "listen", "port": -1}),
+            line({"do": "accept"}),
+            line({"do": "accept", "stream": 7}),
+            line({"do": "accept", "stream": "7"}),
+            line({"do": "wait", "timeout": True}),
+            b"x" * 70_000,
+        ):
+            answer = await self.say(request)
+            self.assertIn(b'"error"', answer, request)
+            self.assertEqual(answer.count(b"\n"), 1, request)
+        self.assertFalse(self.flushLoggedErrors())
+        await self.program.when_online()
+
+    @asynchronous
+    async def test_frames_that_are_none(self) -> None:
+        await self.up()
+        self.addCleanup(self.peer.listen(Accepting(), 7).stopListening)
+        request = line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
+        for sent in (
+            frame(Kind.TAKEN, b"\0\0\0\1"),
+            frame(Kind.WAY, b"{}"),
+            frame(Kind.CLOSE, b""),
+            frame(Kind.READ, b"1"),
+            b"\7\0\0\0\0",
+            b"\0\xff\xff\xff\xff",
+        ):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+                channel.connect(os.fspath(self.path))
+
+                def talk(channel: socket.socket = channel, sent: bytes = sent) -> bytes:
+                    channel.settimeout(20)
+                    channel.sendall(request)
+                    channel.recv(65536)
+                    channel.sendall(sent)
+                    answer = b""
+                    while got := channel.recv(65536):
+                        answer += got
+                    return answer
+
+                self.assertIn(b'"error"', await deferToThread(talk), sent)
+        await self.until(lambda: not self.agent.bridges)
+        self.assertFalse(self.flushLoggedErrors())
+
+    @asynchronous
+    async def test_who_takes_none_of_what_is_opened(self) -> None:
+        """Its peers are refused when too many wait, and the agent goes on."""
+        await self.up()
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.addCleanup(channel.close)
+        channel.connect(os.fspath(self.path))
+        channel.sendall(line({"do": "listen", "port": 9}))
+        await self.until(lambda: 9 in self.agent.services)
+        service = self.agent.services[9]
+        opened = [
+            self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=9)
+            for _ in range(MAX_UNTAKEN + 20)
+        ]
+        for one in opened:
+            await one
+        await self.until(lambda: service.refused == 20)
+        self.assertEqual(len(service.waiting), MAX_UNTAKEN)
+        channel.close()
+        await self.until(lambda: not self.agent.untaken)
+
+    @asynchronous
+    async def test_pings_come_line_by_line(self) -> None:
+        await self.up()
+        request = {"do": "ping", "to": str(self.peer.public_key), "count": 3, "interval": 0}
+        told = await deferToThread(lambda: list(lines(self.path, request)))
+        self.assertEqual(told[0]["connected"], str(self.peer.public_key))
+        self.assertEqual([one["number"] for one in told[1:]], [1, 2, 3])
+        self.assertTrue(all(one["seconds"] > 0 for one in told))
+
+    @asynchronous
+    async def test_what_lies_where_the_socket_is_to_be(self) -> None:
+        await self.up()
+        await self.agent.stopService()
+        self.path.write_text("mine")
+        with self.assertRaisesRegex(AgentError, "is no socket"):
+            self.agent._listen()
+        self.assertEqual(self.path.read_text(), "mine")
+        self.path.unlink()
+        left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        left.bind(os.fspath(self.path))
+        left.close()  # as a killed agent leaves it
+        self.assertIsNone(find_agent(self.path))
+        port = self.agent._listen()
+        self.addCleanup(port.stopListening)

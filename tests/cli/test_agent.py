@@ -1,0 +1,273 @@
+"""One agent for all: dmsg up, status and down, and commands that work through it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor, threads
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.protocol import Factory
+
+from dmsg.keys import SecKey, write_key_file
+from tests.cli.test_commands import Command
+from tests.cli.test_tools import Shout, ToolCase, talk
+from tests.support import asynchronous
+
+
+class AgentCase(ToolCase):
+    """A network, and a home for one person."""
+
+    async def network(self) -> None:
+        await super().network()
+        self.home = Path(tempfile.mkdtemp(prefix="dmsg-agent-"))  # a socket's path is short
+        self.addCleanup(lambda: os.system(f"rm -rf {self.home}"))
+        self.environment |= {
+            "DMSG_AGENT": str(self.home / "run" / "agent.sock"),
+            "HOME": str(self.home),
+            "DMSG_CONFIG": str(self.home / "config" / "dmsg" / "config.toml"),
+            "XDG_STATE_HOME": str(self.home / "state"),
+        }
+        self.addCleanup(self.take_down)
+
+    async def take_down(self) -> None:
+        await self.run_command("down", **self.environment)
+
+    async def up(self, *options: str) -> dict[str, Any]:
+        status, out, err = await self.run_command("up", "--json", *options, **self.environment)
+        self.assertEqual(status, 0, err)
+        told: dict[str, Any] = json.loads(out)
+        return told
+
+    async def asked(self) -> dict[str, Any]:
+        """What ``dmsg status`` tells."""
+        status, out, err = await self.run_command("status", "--json", **self.environment)
+        self.assertEqual(status, 0, err)
+        told: dict[str, Any] = json.loads(out)
+        return told
+
+    async def run_it(self, *arguments: str) -> str:
+        """A command that has to succeed."""
+        status, out, err = await self.run_command(*arguments, **self.environment)
+        self.assertEqual(status, 0, (arguments, out, err))
+        return out
+
+    async def service(self, *arguments: str, says: str) -> Command:
+        command = self.tool(*arguments)
+        await self.said(command, says)
+        return command
+
+
+class UpTests(AgentCase):
+    """An agent's life."""
+
+    @asynchronous
+    async def test_up_status_down(self) -> None:
+        await self.network()
+        status, _, err = await self.run_command("status", **self.environment)
+        self.assertEqual((status, err), (3, "dmsg: no agent is up; start it with: dmsg up\n"))
+        told = await self.up()
+        again = await self.up()
+        self.assertEqual((again["up"], again["pid"]), (told["up"], told["pid"]))
+        self.assertEqual(len(told["servers"]), 1)
+        for name, mode in (("run/agent.sock", 0o600), ("config/dmsg/key", 0o600), ("state/dmsg/agent.log", 0o600)):
+            self.assertEqual(stat.S_IMODE((self.home / name).stat().st_mode), mode, name)
+        out = await self.run_it("status")
+        self.assertRegex(
+            out, rf"(?s)^{told['up'][:8]}\.\.\.  {told['up']}\nonline, process {told['pid']}, up for \d+ s\n"
+        )
+        self.assertRegex(out, r"1 server\n  \w{8}\.\.\.  \d+\.\d\d ms\n")
+        self.assertEqual((await self.run_it("down")), "down\n")
+        self.assertFalse((self.home / "run" / "agent.sock").exists())
+        status, _, err = await self.run_command("down", **self.environment)
+        self.assertEqual((status, err), (3, "dmsg: no agent is up; start it with: dmsg up\n"))
+        # a person's own key stays
+        self.assertEqual((await self.up())["up"], told["up"])
+
+    @asynchronous
+    async def test_what_keeps_it_down_is_one_line(self) -> None:
+        await self.network()
+        (self.home / "bad.key").write_text("rubbish")
+        os.chmod(self.home / "bad.key", 0o600)
+        for options, environment, expected in (
+            (("-k", str(self.home / "bad.key")), {}, r"bad\.key: not a key file"),
+            (("-k", str(self.home / "none.key")), {}, r"none\.key: there is no such key file"),
+            ((), {"DMSG_AGENT": str(self.home / ("x" * 120))}, r"more than 100 bytes"),
+            ((), {"DMSG_AGENT": "off"}, r"DMSG_AGENT is off"),
+            ((), {"XDG_STATE_HOME": "/dev/null/x"}, r"agent\.log: Not a directory"),
+        ):
+            status, out, err = await self.run_command("up", *options, **{**self.environment, **environment})
+            self.assertIn(status, (1, 2), err)
+            self.assertEqual(out, "")
+            self.assertRegex(err.splitlines()[-1], expected)
+
+    @asynchronous
+    async def test_without_a_network_it_goes_on_trying(self) -> None:
+        await self.network()
+        elsewhere = {**self.environment, "DMSG_DISCOVERY": "http://127.0.0.1:1"}
+        command = self.start("up", "--foreground", **elsewhere)
+        await self.said(command, "agent of")
+        status, out, err = await self.run_command("status", **elsewhere)
+        self.assertEqual(status, 3)
+        self.assertRegex(out, "searching")
+        self.assertRegex(err, r"^dmsg: not online: it waits for .*127\.0\.0\.1:1")
+        command.transport.signalProcess("INT")  # type: ignore[union-attr]
+        self.assertEqual(await command.ended, 130)
+        self.assertFalse((self.home / "run" / "agent.sock").exists())
+
+    @asynchronous
+    async def test_who_uses_it(self) -> None:
+        """Without a key or with the agent's: through it; with another key, or other wishes: not."""
+        await self.network()
+        told = await self.up("-k", "alice.key")
+        self.assertEqual(told["up"], str(self.key.public))
+        write_key_file(self.directory / "other.key", SecKey.generate())
+        listening = await self.service("iperf", "--serve", says="measured at")
+        self.assertIn(str(self.key.public).encode(), listening.out)
+        for options, status, expected in (
+            (("-k", "alice.key", "-p", "5"), None, str(self.key.public)),
+            (("-k", "other.key", "-p", "6"), None, ""),
+            (("--no-agent", "-p", "7"), None, ""),
+            (("-k", "alice.key", "--no-agent"), 1, r"in use by .*up \(process \d+"),
+            (("-k", "alice.key", "--min-servers", "3"), 1, r"in use by .*up \(process \d+"),
+        ):
+            command = self.tool("iperf", "--serve", *options)
+            if status is None:
+                found = await self.said(command, r"measured at dmsg:(\w+)")
+                self.assertEqual(found[1] == str(self.key.public), bool(expected), options)
+            else:
+                self.assertEqual(await command.ended, status)
+                self.assertRegex(command.err.decode(), expected)
+        ports = [one["port"] for one in (await self.asked())["services"]]
+        self.assertEqual(ports, [5, 5201])
+
+    @asynchronous
+    async def test_it_knows_the_discovery(self) -> None:
+        """Commands need none while an agent is up."""
+        await self.network()
+        await self.up()
+        environment = {**self.environment, "DMSG_DISCOVERY": ""}
+        key = (await self.asked())["key"]
+        status, out, err = await self.run_command("ping", "-c", "2", key, **environment)
+        self.assertEqual((status, err), (0, ""))
+        self.assertRegex(out, r"(?s)^connected to .* in .* ms\n1: .* ms\n2: .* ms\n2 sent, 0 lost; min ")
+        status, out, err = await self.run_command("ping", "-c", "1", key, "--json", **environment)
+        self.assertEqual(
+            [sorted(json.loads(line)) for line in out.splitlines()][1:],
+            [["number", "seconds"], ["lost", "max", "mean", "min", "sent"]],
+        )
+        status, out, err = await self.run_command("trace", key, **environment)
+        self.assertEqual((status, err), (0, ""))
+        await self.take_down()
+        status, _, err = await self.run_command("ping", key, **environment)
+        self.assertEqual(status, 2)
+        self.assertIn("Missing option '--discovery'", err)
+
+    @asynchronous
+    async def test_statuses_are_those_without_it(self) -> None:
+        await self.network()
+        await self.up()
+        stranger = str(SecKey.generate().public)
+        key = (await self.asked())["key"]
+        for arguments in (
+            ("ping", stranger),
+            ("ping", f"{key}:99"),
+            ("connect", stranger),
+            ("nc", f"{key}:99"),
+            ("cp", "alice.key", f"{key}:"),
+            ("curl", f"dmsg://{stranger}/"),
+        ):
+            with_agent = await self.run_command(*arguments, **self.environment)
+            without = await self.run_command(*arguments, "--no-agent", **self.environment)
+            self.assertEqual(with_agent[0], without[0], (arguments, with_agent, without))
+            self.assertEqual(len(with_agent[2].splitlines()), len(without[2].splitlines()), (with_agent, without))
+
+
+class SixServicesTests(AgentCase):
+    """Six programs on one key, and the agent that they share is killed."""
+
+    @asynchronous
+    async def test_all_come_back(self) -> None:
+        await self.network()
+        told = await self.up()
+        key = told["up"]
+        public, inbox = self.directory / "public", self.directory / "inbox"
+        for one in (public, inbox, self.directory / "got"):
+            one.mkdir()
+        (public / "a.txt").write_text("hello\n")
+        port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Shout))
+        self.addCleanup(port.stopListening)
+        services = [
+            await self.service("serve", "public", says="is at"),
+            await self.service("cp", "--listen", "inbox", "--writable", says="is at"),
+            await self.service("expose", str(port.getHost().port), "-p", "7", says="leads to"),
+            await self.service("iperf", "--serve", says="measured at"),
+            await self.service("bench", "--serve", says="serving at"),
+            await self.service("nc", "-l", "9", "-w", "30", says="listening"),
+        ]
+        self.assertEqual([one["port"] for one in (await self.asked())["services"]], [0, 7, 9, 24, 80, 5201])
+        # one that asks for a port that another has
+        status, _, err = await self.run_command("serve", "inbox", **self.environment)
+        self.assertEqual(status, 1)
+        self.assertRegex(err, r"^dmsg: port 80 of the agent's key is taken by .*serve \(process \d+\)")
+        await self.use_them(key)
+        os.kill(told["pid"], 9)
+        for each in services[:5]:
+            await self.said(each, r"the agent has ended")
+        second = await self.up()
+        self.assertEqual(second["up"], key)
+        for each in services[:5]:
+            await self.said(each, r"the agent is back")
+        await self.use_them(key)
+
+        def counted() -> list[int]:
+            return [one["taken"] for one in told["services"] if one["port"] in (7, 80)]
+
+        told = await self.asked()
+        self.assertEqual(counted(), [1, 1])
+        for each in services:
+            each.transport.signalProcess("INT")  # type: ignore[union-attr]
+            await each.ended
+        self.assertEqual((await self.asked())["services"], [])
+
+    async def use_them(self, key: str) -> None:
+        """From somebody else's side."""
+        stranger = ("--no-agent",)
+        self.assertEqual(await self.run_it("curl", *stranger, f"dmsg://{key}/a.txt"), "hello\n")
+        (self.directory / "sent").write_bytes(os.urandom(100_000))
+        (self.directory / "inbox" / "sent").unlink(missing_ok=True)
+        await self.run_it("cp", *stranger, "sent", f"{key}:")
+        self.assertEqual((self.directory / "inbox" / "sent").read_bytes(), (self.directory / "sent").read_bytes())
+        forwarding = await self.service("forward", *stranger, "0", f"{key}:7", says="leads to")
+        local = int(re.search(r"127\.0\.0\.1:(\d+) leads to", forwarding.out.decode())[1])  # type: ignore[index]
+        self.assertEqual(await threads.deferToThread(talk, local, b"hello", 5), b"HELLO")
+        forwarding.transport.signalProcess("INT")  # type: ignore[union-attr]
+        await forwarding.ended
+        await self.run_it("iperf", *stranger, key, "-t", "0.2")
+        await self.run_it("ping", *stranger, key, "-c", "1")
+
+    @asynchronous
+    async def test_a_copy_goes_on(self) -> None:
+        """The agent at the sending end is killed in the middle of a copy, and another one started."""
+        await self.network()
+        told = await self.up()
+        inbox = self.directory / "inbox"
+        inbox.mkdir()
+        write_key_file(self.directory / "bob.key", bob := SecKey.generate())
+        await self.service("cp", "--listen", "inbox", "--writable", "-k", "bob.key", says="is at")
+        big = self.directory / "big"
+        big.write_bytes(os.urandom(1_000_000) * 150)
+        copying = self.tool("cp", "big", f"{bob.public}:")
+        part = inbox / ".big.dmsg-part"
+        await self.until(lambda: part.exists() and part.stat().st_size > 5_000_000)
+        os.kill(told["pid"], 9)
+        self.assertFalse(copying.ended.called)
+        await self.up()
+        self.assertEqual(await copying.ended, 0, copying.err)
+        self.assertRegex(copying.err.decode(), r"is back, big goes on at \d")
+        self.assertEqual((inbox / "big").read_bytes(), big.read_bytes())
