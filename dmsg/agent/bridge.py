@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 from dmsg.agent.wire import (
     MAX_PAYLOAD,
     WINDOW,
+    WINDOW_FRAMES,
     Kind,
     WireError,
     close,
@@ -26,6 +27,11 @@ from dmsg.errors import CloseReason
 from dmsg.net.streams.address import DmsgAddress, StreamLost
 from dmsg.net.streams.stream import StreamTransport
 
+MAX_UNREAD = 256 * 1024 * 1024
+"""Bytes that wait for programs, of all streams; beyond, each may have ``SMALL_WINDOW``."""
+SMALL_WINDOW = 64 * 1024
+"""Bytes of a stream that wait for its program, where too much waits for all."""
+
 
 class Line(Interface):
     """The connection of a program, as a bridge needs it."""
@@ -37,7 +43,25 @@ class Line(Interface):
         """To the program."""
 
     def finish(self) -> None:
-        """Let what was written go, and end."""
+        """Nothing more is written: let it go, and the program end it."""
+
+    def end(self) -> None:
+        """The program has said its last: end."""
+
+
+class Shared:
+    """What the streams of an agent hold for programs that do not read, in all.
+
+    :ivar unread: bytes.
+    """
+
+    def __init__(self) -> None:
+        self.unread = 0
+
+    @property
+    def window(self) -> int:
+        """Bytes that one of them may hold now."""
+        return WINDOW if self.unread < MAX_UNREAD else SMALL_WINDOW
 
 
 class Bridge(Protocol):
@@ -50,17 +74,20 @@ class Bridge(Protocol):
 
     transport: StreamTransport
 
-    def __init__(self, reactor: IReactorTime, *, incoming: bool) -> None:
+    def __init__(self, reactor: IReactorTime, shared: Shared, *, incoming: bool) -> None:
         self._reactor = reactor
+        self._shared = shared
         self.incoming = incoming
         self.since = reactor.seconds()
         self.bytes_in = self.bytes_out = 0
         self.rate_in = self.rate_out = 0.0
         self._measured = (0, 0)
         self._line: Line | None = None
-        self._outstanding = 0
+        self._outstanding = self._frames = 0
         self._taken = 0
+        self._congested = False
         self._unread = 0
+        self._paused = False
         self._closed = self._stopped = False
         self._over: int | None = None
         self._way: tuple[object, bool] = (None, False)
@@ -79,9 +106,14 @@ class Bridge(Protocol):
         assert self._line is not None
         for start in range(0, len(data), MAX_PAYLOAD):
             self._line.write(frame(Kind.DATA, data[start : start + MAX_PAYLOAD]))
-        self._unread += len(data)
-        if self._unread > WINDOW:
+        self._count_unread(len(data))
+        if self._unread > self._shared.window:
+            self._paused = True
             self.transport.pauseProducing()
+
+    def _count_unread(self, size: int) -> None:
+        self._unread += size
+        self._shared.unread += size
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if isinstance(reason.value, StreamLost):
@@ -115,7 +147,9 @@ class Bridge(Protocol):
             self._finish()
 
     def _finish(self) -> None:
+        self._congested = False
         self._tell()
+        self._count_unread(-self._unread)
         line, self._line = self._line, None
         if line is not None and self._over is not None:
             line.write(close(self._over))
@@ -140,20 +174,25 @@ class Bridge(Protocol):
         """A frame of the program.  :raises WireError: it may not send that."""
         if kind is Kind.CLOSE:
             reason = parse_close(payload)
-            self._line, self._closed = None, True
+            line, self._line, self._closed = self._line, None, True
+            self._count_unread(-self._unread)
+            if line is not None:
+                line.end()
             if reason == CloseReason.UNSPECIFIED:
                 self.transport.loseConnection()
             else:
                 self.transport.abort(reason)
         elif kind is Kind.DATA:
-            if self._outstanding > WINDOW:
-                raise WireError(f"more than {WINDOW} bytes that are not acknowledged")
+            if self._outstanding > WINDOW or self._frames >= WINDOW_FRAMES:
+                raise WireError(f"more than {WINDOW} bytes, or {WINDOW_FRAMES} frames, that are not acknowledged")
             self._outstanding += len(payload)
+            self._frames += 1
             sent: Deferred[None] = self.transport.send(payload)
             sent.addCallbacks(self._acknowledged, lambda _: None, callbackArgs=(len(payload),))
         elif kind is Kind.READ:
-            before, self._unread = self._unread, max(0, self._unread - parse_count(payload))
-            if before > WINDOW >= self._unread and self._over is None:
+            self._count_unread(-min(self._unread, parse_count(payload)))
+            if self._paused and self._unread <= self._shared.window and self._over is None:
+                self._paused = False
                 self.transport.resumeProducing()
         else:
             raise WireError(f"a program sends no {kind.name}")
@@ -161,6 +200,7 @@ class Bridge(Protocol):
     def gone(self) -> None:
         """The program has ended without a word: so has its stream."""
         self._line = None
+        self._count_unread(-self._unread)
         if not self._closed and self._over is None and self.transport is not None:
             self.transport.abortConnection()
 
@@ -173,15 +213,23 @@ class Bridge(Protocol):
     def _acknowledged(self, _: None, size: int) -> None:
         self.bytes_out += size
         self._outstanding -= size
+        self._frames -= 1
         if not self._taken:
             self._reactor.callLater(0, self._tell)
         self._taken += 1
 
     def _tell(self) -> None:
-        """All frames of a turn at once."""
+        """All frames of a turn at once; while what was said is not read, those of many."""
+        if self._congested:
+            return
         count, self._taken = self._taken, 0
         if count and self._line is not None:
             self._line.write(counted(Kind.TAKEN, count))
+
+    def congested(self, so: bool) -> None:
+        """Whether the program reads nothing of what it is told, for now."""
+        self._congested = so
+        self._tell()
 
     # --- from time to time ---
 
@@ -192,7 +240,7 @@ class Bridge(Protocol):
         self.rate_in = (self._measured[0] - before[0]) / seconds
         self.rate_out = (self._measured[1] - before[1]) / seconds
         now = self._way_now()
-        if now != self._way and self._line is not None and self._over is None:
+        if now != self._way and self._line is not None and self._over is None and not self._congested:
             self._way = now
             away = self.away
             content = {"server": _text(self.transport.server), "away": away}

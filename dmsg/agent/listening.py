@@ -7,8 +7,8 @@ from functools import partial
 from random import SystemRandom
 from typing import Any
 
-from twisted.internet.defer import Deferred, succeed
-from twisted.internet.interfaces import IAddress, IListeningPort, IProtocolFactory
+from twisted.internet.defer import Deferred, DeferredSemaphore, succeed
+from twisted.internet.interfaces import IAddress, IListeningPort, IProtocol, IProtocolFactory
 from twisted.logger import Logger
 from zope.interface import implementer
 
@@ -22,6 +22,8 @@ from dmsg.net.streams.address import DmsgAddress
 
 FIRST_DELAY = 0.25
 """Seconds until an agent that went away is looked for."""
+MAX_TAKING = 64
+"""Streams that a program comes for at a time; the others wait for their turn."""
 MAX_AGENT_DELAY = 5.0
 """Seconds at most until it is looked for again."""
 
@@ -50,12 +52,13 @@ class Listening:
         self._lines: Lines | None = None
         self._told = False
         self._tries = 0
+        self._taking = DeferredSemaphore(MAX_TAKING)
         self._again = Again(road.reactor, self._come_back, self._delay, "registering with the agent")
 
     async def register(self) -> None:
         """Ask the agent for the port.  :raises DmsgError: it is not to be had."""
         lines = Lines()
-        await self._road.open(lines, {"do": "listen", "port": self._port})
+        await self._road.open(lines, {"do": "listen", "port": self._port, "as": str(self._key)})
         await self._road.within(lines.answered)
         lines.said = partial(self._on_line, lines)
         self._lines = lines
@@ -89,13 +92,16 @@ class Listening:
             if lines.transport is not None:
                 lines.transport.write(line({"refuse": number}))
             return
-        connection = StreamConnection(self._road, lambda opened: protocol)
         try:
-            await self._road.open(connection, {"do": "accept", "stream": number})
-            await self._road.within(connection.started)
+            await self._taking.run(self._accept, number, protocol)
         except (DmsgError, *AWAY) as error:
             # it was gone before this program came for it: its protocol never had a transport
             _log.info("a stream of {peer} was not taken: {error}", peer=str(peer)[:16], error=str(error))
+
+    def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
+        connection = StreamConnection(self._road, lambda opened: protocol)
+        opened = self._road.open(connection, {"do": "accept", "stream": number})
+        return opened.addCallback(lambda _: self._road.within(connection.started))
 
     def _lost(self) -> None:
         self._lines = None

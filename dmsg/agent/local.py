@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.interfaces import IProtocol, IReactorTime
 from twisted.internet.protocol import Protocol
 
-from dmsg.agent.wire import WINDOW, Kind, WireError, close, counted, frame, parse_close, parse_count
+from dmsg.agent.wire import WINDOW, WINDOW_FRAMES, Kind, WireError, close, counted, frame, parse_close, parse_count
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
@@ -57,7 +57,7 @@ class LocalCarrier:
         self._closed = False
 
     def may_send(self) -> bool:
-        return not self._closed and self.bytes_in_flight < WINDOW
+        return not self._closed and self.bytes_in_flight < WINDOW and len(self._in_flight) < WINDOW_FRAMES
 
     def send(self, data: bytes | memoryview, ticket: Any) -> None:
         self._in_flight.append((len(data), ticket))
@@ -113,6 +113,11 @@ class LocalCarrier:
             self.stream.away(None if away is None else float(away))
         except (ValueError, TypeError, KeyError):
             raise WireError("WAY says no way") from None
+
+    @property
+    def closed(self) -> bool:
+        """One of both ends has said CLOSE: nothing counts that comes behind it."""
+        return self._closed
 
     def ended(self, reason: int) -> None:
         """The stream is over, or the agent is gone."""

@@ -68,10 +68,12 @@ def find_agent(path: Path | None = None) -> Found | None:
         return None
     try:
         answer = ask(path, {"do": "hello"})
-    except (FileNotFoundError, ConnectionError):
-        return None  # what a killed agent has left, or it ends now
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None  # what a killed agent has left
     except OSError as error:
         raise AgentError(f"agent at {path}: {error.strerror or error}") from None
+    except DmsgError as error:
+        raise AgentError(f"agent at {path}: {error}") from None
     if answer.get("protocol") != PROTOCOL:
         raise AgentError(f"agent at {path}: speaks another protocol; start it again (dmsg down, dmsg up)")
     try:
@@ -103,7 +105,7 @@ def ask(path: Path, request: dict[str, Any], *, patience: float = PATIENCE) -> d
     """One answer.  :raises OSError: there is none.  :raises DmsgError: it says that it failed."""
     for answer in lines(path, request, patience=patience, limit=MAX_STATUS):
         return answer
-    raise ConnectionRefusedError(None, "ended without an answer")
+    raise ConnectionResetError(None, "ended without an answer")
 
 
 def lines(

@@ -13,9 +13,9 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.agent.bridge import Bridge
+from dmsg.agent.bridge import Bridge, Shared
 from dmsg.agent.place import peer_of
-from dmsg.agent.wire import Reader, WireError, error_line, line, parse_line
+from dmsg.agent.wire import WINDOW, Reader, WireError, error_line, line, parse_line
 from dmsg.apps.pings import ping
 from dmsg.base.printable import printable
 from dmsg.errors import CloseReason, DmsgError
@@ -25,20 +25,26 @@ from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
-MAX_PROGRAMS = 1024
+MAX_PROGRAMS = 4096
 """Connections of programs at a time; each stream of a program is one."""
+RESERVE = 64
+"""As many more, which may only ask ``hello``, ``status`` and ``down``."""
+MAX_OF_SERVICE = 1024
+"""Streams of one service, taken or not; one more is refused."""
+END_TIME = 60.0
+"""Seconds for a program to end its connection when its stream has."""
 REQUEST_TIME = 10.0
 """Seconds for the request of a connection."""
 TAKE_TIME = 10.0
 """Seconds for a program to take a stream that a peer has opened to it."""
-MAX_UNTAKEN = 256
-"""Streams that wait for their programs, of one service; one more is refused."""
 MAX_TIMEOUT = 3600.0
 """Seconds that a program may let the agent try to connect, or wait between round trips."""
 MAX_COUNT = 10**6
 """Round trips that one request measures."""
 REQUESTS = frozenset({"hello", "status", "down", "wait", "connect", "ping", "listen", "accept"})
 """What a program may ask; each is a method of its connection."""
+RESERVED = frozenset({"hello", "status", "down"})
+"""What may be asked of an agent that has too many connections."""
 NAME_SIZE = 80
 """Characters of what a program calls itself."""
 
@@ -50,8 +56,13 @@ class Serving(Interface):
 
     client: Client
     bridges: set[Bridge]
+    shared: Shared
     services: dict[int, Service]
     untaken: dict[int, Bridge]
+
+    @property
+    def full(self) -> bool:
+        """There is only place for who asks what it does, or stops it."""
 
     def hello(self) -> dict[str, Any]:
         """Who it is."""
@@ -76,14 +87,15 @@ class Service(Factory):
         self.since = time.time()
         self.taken = 0
         self.refused = 0
+        self.open: set[Bridge] = set()
         self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
 
     def buildProtocol(self, addr: IAddress | None) -> Bridge | None:
         assert isinstance(addr, DmsgAddress)
-        if len(self.waiting) >= MAX_UNTAKEN:
+        if len(self.waiting) + len(self.open) >= MAX_OF_SERVICE or self._agent.full:
             self.refused += 1
             return None
-        bridge = Bridge(self._connection.reactor, incoming=True)
+        bridge = Bridge(self._connection.reactor, self._agent.shared, incoming=True)
         number = self._connection.next_number()
         late = self._connection.reactor.callLater(TAKE_TIME, self._too_late, number)
         self.waiting[number] = bridge, late
@@ -94,10 +106,18 @@ class Service(Factory):
     def take(self, number: int) -> None:
         """The program has come for it."""
         self.taken += 1
+        self.open.add(self._no_longer_waits(number))
+
+    def over(self, bridge: Bridge) -> None:
+        """A stream has ended."""
+        self.open.discard(bridge)
+
+    def _no_longer_waits(self, number: int) -> Bridge:
         self._agent.untaken.pop(number, None)
-        _, late = self.waiting.pop(number)
+        bridge, late = self.waiting.pop(number)
         if late.active():
             late.cancel()
+        return bridge
 
     def _too_late(self, number: int) -> None:
         self.refuse(number, CloseReason.TIMEOUT)
@@ -106,9 +126,7 @@ class Service(Factory):
         """The program does not take it."""
         if number not in self.waiting:
             return
-        bridge = self.waiting[number][0]
-        self.take(number)
-        self.taken -= 1
+        bridge = self._no_longer_waits(number)
         self.refused += 1
         if bridge.transport is not None:
             bridge.transport.abort(reason)
@@ -130,6 +148,8 @@ class ProgramConnection(Protocol):
         self._asked = False
         self._bridge: Bridge | None = None
         self._listening: IListeningPort | None = None
+        self._of: Service | None = None
+        self._finished = False
         self.service: Service | None = None
         self._work: Deferred[None] | None = None
         self._late: IDelayedCall | None = None
@@ -144,6 +164,8 @@ class ProgramConnection(Protocol):
         self._late = self.reactor.callLater(REQUEST_TIME, self._end)
 
     def dataReceived(self, data: bytes) -> None:
+        if self._finished:
+            return  # what was under way when its stream ended
         self._reader.feed(data)
         try:
             if not self._asked:
@@ -152,11 +174,12 @@ class ProgramConnection(Protocol):
                 self._on_frames(self._bridge)
             elif self.service is not None:
                 self._on_lines(self.service)
-            elif data:
-                raise WireError("it speaks before it is answered")
+            elif self._reader.waiting > WINDOW:
+                raise WireError("it says much before it is answered")
         except (WireError, ValueError, DmsgError) as error:
             _log.info("a program's connection is ended: {error}", error=printable(str(error)))
-            self.say(error_line(error))
+            if self._bridge is None:
+                self.say(error_line(error))
             self._end()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
@@ -164,8 +187,9 @@ class ProgramConnection(Protocol):
         if self._work is not None:
             self._work.cancel()
         if self._bridge is not None:
-            self._agent.bridges.discard(self._bridge)
-            self._bridge.gone()
+            bridge = self._bridge
+            self._forget()
+            bridge.gone()
         if self._listening is not None and self.service is not None:
             self._agent.services.pop(self.service.port, None)
             self._listening.stopListening()
@@ -193,21 +217,37 @@ class ProgramConnection(Protocol):
         self._agent.bridges.add(bridge)
         self.say(bridge.describe())
         assert self.transport is not None
-        self.transport.registerProducer(_Unread(self.transport), True)  # type: ignore[attr-defined]
+        self.transport.registerProducer(_Unread(bridge), True)  # type: ignore[attr-defined]
         bridge.go()
+        if self._reader.waiting:
+            self.reactor.callLater(0, self.dataReceived, b"")  # it did not wait for the answer
 
     def write(self, data: bytes) -> None:
         if self.transport is not None:
             self.transport.write(data)
 
     def finish(self) -> None:
-        if self._bridge is not None:
-            self._agent.bridges.discard(self._bridge)
-            self._bridge = None
+        # the program ends it: if we did, what it writes meanwhile would make it lose what it has not read yet
+        self._finished = True
+        self._forget()
         assert self.transport is not None
-        self.transport.resumeProducing()  # type: ignore[attr-defined]  # else its end is never seen
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
-        self.transport.loseConnection()
+        self._late = self.reactor.callLater(END_TIME, self._end)
+
+    def end(self) -> None:
+        self._finished = True
+        self._forget()
+        assert self.transport is not None
+        self.transport.unregisterProducer()  # type: ignore[attr-defined]
+        self._end()
+
+    def _forget(self) -> None:
+        """It carries its stream no longer."""
+        bridge, self._bridge = self._bridge, None
+        if bridge is not None:
+            self._agent.bridges.discard(bridge)
+            if self._of is not None:
+                self._of.over(bridge)
 
     # --- requests ---
 
@@ -222,6 +262,10 @@ class ProgramConnection(Protocol):
         do = str(request.get("do"))
         if do not in REQUESTS:
             raise WireError(f"an agent does not know {do[:40]!r}")
+        if self._agent.full and do not in RESERVED:
+            raise DmsgError("the agent has too many connections of programs: end some of them, see dmsg status")
+        if request.get("as") not in (None, str(self._agent.client.public_key)):
+            raise DmsgError(f"the agent has another key now, {self._agent.client.public_key}")
         getattr(self, f"on_{do}")(request)
 
     def on_hello(self, request: dict[str, Any]) -> None:
@@ -259,7 +303,7 @@ class ProgramConnection(Protocol):
         server = None if via is None else PubKey.from_hex(str(via))
 
         async def work() -> None:
-            bridge = Bridge(self.reactor, incoming=False)
+            bridge = Bridge(self.reactor, self._agent.shared, incoming=False)
             bridge.take(self)
             factory = Factory.forProtocol(lambda: bridge)
             factory.noisy = False
@@ -307,6 +351,7 @@ class ProgramConnection(Protocol):
         for service in self._agent.services.values():
             if number in service.waiting:
                 service.take(number)
+                self._of = service
         bridge.take(self)
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, None]], *, stays: bool = False) -> None:
@@ -344,19 +389,19 @@ class ProgramConnection(Protocol):
 
 
 class _Unread:
-    """Producer of a program's connection: what the program asks, which waits while it does not read what it is told.
+    """Producer of a program's connection: tells its stream that the program reads nothing for now.
 
-    Streams have windows; this is for programs that keep to none.
+    The program is read all the same: it may write, and read only then.
     """
 
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
 
     def pauseProducing(self) -> None:
-        self._connection.pauseProducing()
+        self._bridge.congested(True)
 
     def resumeProducing(self) -> None:
-        self._connection.resumeProducing()
+        self._bridge.congested(False)
 
     def stopProducing(self) -> None:
         """Its connection is lost: the protocol hears of it."""

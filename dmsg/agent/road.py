@@ -147,8 +147,9 @@ class StreamConnection(Protocol):
         try:
             if self._carrier is None and not self._on_answer():
                 return
-            while self._carrier is not None and (found := self._reader.next_frame()) is not None:
-                self._carrier.received(*found)
+            carrier = self._carrier
+            while carrier is not None and not carrier.closed and (found := self._reader.next_frame()) is not None:
+                carrier.received(*found)
         except WireError:
             _log.failure("the agent says what is none of its protocol")
             self._give_up()

@@ -18,15 +18,17 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from dmsg.agent.bridge import Bridge
+from dmsg.agent.bridge import Bridge, Shared
 from dmsg.agent.place import MAX_PATH, AgentError, find_agent, is_socket
-from dmsg.agent.programs import MAX_PROGRAMS, ProgramConnection, Service
+from dmsg.agent.programs import MAX_PROGRAMS, RESERVE, ProgramConnection, Service
 from dmsg.agent.wire import PROTOCOL
 from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at the streams: their rates, and whether they have moved."""
+BACKLOG = 1024
+"""Connections of programs that wait to be taken."""
 STATUS_STREAMS = 1000
 """Streams that ``status`` lists, those with most traffic; the others are counted."""
 
@@ -59,6 +61,7 @@ class Agent(TwistedService):
         self._looks.clock = reactor
         self._looked = reactor.seconds()
         self._factory = _Programs(self, reactor)
+        self.shared = Shared()
         self.bridges: set[Bridge] = set()
         self.services: dict[int, Service] = {}
         self.untaken: dict[int, Bridge] = {}
@@ -84,7 +87,7 @@ class Agent(TwistedService):
                 path.unlink()  # a killed one has left it
             before = os.umask(0o177)
             try:
-                port: IListeningPort = reactor.listenUNIX(os.fspath(path), self._factory, mode=0o600)
+                port: IListeningPort = reactor.listenUNIX(os.fspath(path), self._factory, BACKLOG, 0o600)
             finally:
                 os.umask(before)
         except OSError as error:
@@ -115,6 +118,11 @@ class Agent(TwistedService):
             bridge.look(seconds)
 
     # --- what programs ask ---
+
+    @property
+    def full(self) -> bool:
+        """There is only place for who asks what it does, or stops it."""
+        return self._factory.open > MAX_PROGRAMS
 
     def hello(self) -> dict[str, Any]:
         return {
@@ -158,10 +166,15 @@ class _Programs(Factory):
         self._open: set[_Counted] = set()
 
     def buildProtocol(self, addr: IAddress | None) -> _Counted | None:
-        if len(self._open) >= MAX_PROGRAMS:
-            _log.warn("more than {most} connections of programs: one is refused", most=MAX_PROGRAMS)
+        if len(self._open) >= MAX_PROGRAMS + RESERVE:
+            _log.warn("more than {most} connections of programs: one is refused", most=MAX_PROGRAMS + RESERVE)
             return None
         return _Counted(self._agent, self._reactor, self._numbers.__next__, self._open)
+
+    @property
+    def open(self) -> int:
+        """Connections."""
+        return len(self._open)
 
     def end_all(self) -> None:
         """The agent stops."""

@@ -45,6 +45,8 @@ MAX_PAYLOAD = 65536
 WINDOW = 1024 * 1024
 """Bytes of a stream that its program may have sent and the peer not acknowledged; as many that the agent may have
 sent and the program not read."""
+WINDOW_FRAMES = 4096
+"""DATA frames of a program that are not acknowledged, at most, be they empty."""
 
 HEADER = struct.Struct("!BI")
 _COUNT = struct.Struct("!I")

@@ -1,6 +1,9 @@
 """``python -m dmsg.cli`` is the ``dmsg`` program."""
 
+import sys
+
 from dmsg.cli.entry import entry
 
 if __name__ == "__main__":
+    sys.argv[0] = "dmsg"  # what it is called where it is named
     entry()

@@ -294,19 +294,19 @@ def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def client_options_of(
-    *, short_discovery: bool = True, by_agent: bool = True, loads: bool = True
+    *, short_discovery: bool = True, by_agent: bool | None = True, loads: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The same.
 
     :param short_discovery: ``-d`` is discovery's.
-    :param by_agent: the agent can do what the command needs.
+    :param by_agent: the agent can do what the command needs; None: it is not even looked for.
     :param loads: what a client needs is loaded before the command runs.
     """
     return functools.partial(_with_client_options, short_discovery, by_agent, loads)
 
 
 def _with_client_options(
-    short_discovery: bool, by_agent: bool, loads: bool, command: Callable[..., Any]
+    short_discovery: bool, by_agent: bool | None, loads: bool, command: Callable[..., Any]
 ) -> Callable[..., Any]:
 
     @functools.wraps(command)
@@ -327,7 +327,7 @@ def _with_client_options(
         urls = split_urls(discovery)
         choice = ServerChoice(min_servers=min_servers, prefer=prefer, only=only)
         settings = ClientSettings(urls, key_file, choice, encryption, resume_timeout, receipts, create, share)
-        if agent:
+        if agent and by_agent is not None:
             settings = through_agent(settings, able=by_agent)
         if not settings.discovery:
             ctx = click.get_current_context()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -10,15 +11,16 @@ from typing import Any, cast
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.threads import deferToThread
 
+from dmsg.agent import programs, service
 from dmsg.agent.client import AgentClient
 from dmsg.agent.local import LocalStream
 from dmsg.agent.place import AgentError, find_agent, lines
-from dmsg.agent.programs import MAX_UNTAKEN
 from dmsg.agent.service import Agent
-from dmsg.agent.wire import WINDOW, Kind, frame, line
+from dmsg.agent.wire import WINDOW, Kind, close, frame, line
 from dmsg.errors import CloseReason, ConnectFailed, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.streams.address import StreamLost
@@ -245,6 +247,53 @@ class ProgramTests(AgentCase):
         self.assertEqual(there.lost.value.close_reason, CloseReason.ABORTED)
         self.assertFalse(self.agent.bridges)
 
+    @asynchronous
+    async def test_all_arrives_before_the_end(self) -> None:
+        """A peer that sends and closes at once; the program reads while the agent has said its last."""
+        await self.up()
+        accepting = Accepting()
+        await self.program.listen(accepting, 80)
+        for number in range(15):
+            one: Any = await self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=80)
+            one.transport.write(bytes(900_000))
+            one.transport.loseConnection()
+            there = await self.until(lambda number=number: len(accepting.built) > number and accepting.built[number])
+            await self.until(lambda there=there: there.lost)
+            self.assertEqual(len(there.data), 900_000)
+            self.assertIsInstance(there.lost.value, ConnectionDone)
+        await self.until(lambda: not self.agent.bridges and self.agent.shared.unread == 0)
+
+    @asynchronous
+    async def test_many_at_once(self) -> None:
+        """More than a backlog has place for: all of them are served."""
+        await self.up()
+        accepting = Accepting()
+        await self.program.listen(accepting, 80)
+        opened = [
+            self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), 60, port=80)
+            for _ in range(400)
+        ]
+        for one in opened:
+            protocol: Any = await one
+            await protocol.transport.send(b"hello")
+        await self.until(lambda: sum(one.data == b"hello" for one in accepting.built) == 400)
+        self.assertEqual(self.agent.services[80].refused, 0)
+        self.assertEqual(self.agent.services[80].taken, 400)
+
+    @asynchronous
+    async def test_another_key(self) -> None:
+        """An agent that comes back as somebody else is not used in the first one's name."""
+        await self.up()
+        await self.program.listen(Accepting(), 80)
+        await self.agent.stopService()
+        await self.until(lambda: len(self.told) == 1)
+        self.agent = await self.start_agent(SecKey.generate())
+        await self.until(lambda: len(self.told) == 2)
+        self.assertRegex(self.told[1], f"^the agent has another key now, {self.agent.client.public_key}; tried again")
+        self.assertEqual(self.agent.services, {})
+        with self.assertRaisesRegex(DmsgError, "another key now"):
+            await self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder))
+
 
 class StrangeTests(AgentCase):
     """Programs of this user that keep to no rule: their connection ends, and nobody else's."""
@@ -323,7 +372,7 @@ class StrangeTests(AgentCase):
                         answer += got
                     return answer
 
-                self.assertIn(b'"error"', await deferToThread(talk), sent)
+                self.assertEqual(await deferToThread(talk), b"", sent)  # it ends
         await self.until(lambda: not self.agent.bridges)
         self.assertFalse(self.flushLoggedErrors())
 
@@ -331,22 +380,98 @@ class StrangeTests(AgentCase):
     async def test_who_takes_none_of_what_is_opened(self) -> None:
         """Its peers are refused when too many wait, and the agent goes on."""
         await self.up()
+        self.patch(programs, "MAX_OF_SERVICE", 50)
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.addCleanup(channel.close)
         channel.connect(os.fspath(self.path))
         channel.sendall(line({"do": "listen", "port": 9}))
         await self.until(lambda: 9 in self.agent.services)
-        service = self.agent.services[9]
+        taken = self.agent.services[9]
         opened = [
-            self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=9)
-            for _ in range(MAX_UNTAKEN + 20)
+            self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=9) for _ in range(70)
         ]
         for one in opened:
             await one
-        await self.until(lambda: service.refused == 20)
-        self.assertEqual(len(service.waiting), MAX_UNTAKEN)
+        await self.until(lambda: taken.refused == 20)
+        self.assertEqual(len(taken.waiting), 50)
         channel.close()
         await self.until(lambda: not self.agent.untaken)
+
+    @asynchronous
+    async def test_too_many_connections(self) -> None:
+        """What the agent does can be asked all the same, and it can be stopped."""
+        await self.up()
+        self.patch(service, "MAX_PROGRAMS", 20)
+        channels = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(21)]
+        for channel in channels:
+            self.addCleanup(channel.close)
+            channel.connect(os.fspath(self.path))
+        await self.until(lambda: self.agent.full)
+        self.assertIsNotNone(await deferToThread(find_agent, self.path))
+        with self.assertRaisesRegex(DmsgError, "too many connections of programs"):
+            await self.program.connect(self.peer.public_key, Factory.forProtocol(Recorder))
+        with self.assertRaisesRegex(AgentError, "is up there already"):
+            await deferToThread(Agent(reactor, self.agent.client, self.path, (), lambda: None)._listen)
+        for _ in range(3):
+            self.assertIn(b'"pid"', await self.say_first(line({"do": "down"})))
+        await self.until(lambda: len(self.downs) == 3)
+
+    async def say_first(self, data: bytes) -> bytes:
+        """The first line that the agent answers."""
+
+        def talk() -> bytes:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+                channel.settimeout(20)
+                channel.connect(os.fspath(self.path))
+                channel.sendall(data)
+                return channel.recv(65536)
+
+        return await deferToThread(talk)
+
+    @asynchronous
+    async def test_more_frames_than_the_window_has(self) -> None:
+        """Empty ones count, too."""
+        await self.up()
+        self.addCleanup(self.peer.listen(Accepting(), 7).stopListening)
+        request = line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
+
+        def talk() -> int:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+                channel.settimeout(20)
+                channel.connect(os.fspath(self.path))
+                channel.sendall(request)
+                channel.recv(65536)
+                with contextlib.suppress(OSError):
+                    for _ in range(1000):
+                        channel.sendall(frame(Kind.DATA) * 5000)
+                    return 1000
+                return 0
+
+        self.assertEqual(await deferToThread(talk), 0)
+        await self.until(lambda: not self.agent.bridges)
+
+    @asynchronous
+    async def test_who_does_not_wait_for_the_answer(self) -> None:
+        """Frames behind the request, in the same write, are the first of the stream; and it may only write at first."""
+        await self.up()
+        accepting = Accepting()
+        self.addCleanup(self.peer.listen(accepting, 7).stopListening)
+        request = line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+            channel.connect(os.fspath(self.path))
+            channel.sendall(request + frame(Kind.DATA, b"early"))
+            there = await self.until(lambda: accepting.built and accepting.built[0])
+            await self.until(lambda: there.data == b"early")
+            # what fills the socket to the program keeps it not from being read
+            there.transport.write(bytes(900_000))
+            bridge = next(iter(self.agent.bridges))
+            await self.until(lambda: bridge.bytes_in == 900_000)
+            await deferToThread(channel.sendall, frame(Kind.DATA, b"late"))
+            await self.until(lambda: there.data == b"earlylate")
+            channel.sendall(close(CloseReason.UNSPECIFIED))
+            await self.until(lambda: there.lost)
+            self.assertIsInstance(there.lost.value, ConnectionDone)
+            self.assertFalse(self.agent.bridges)
 
     @asynchronous
     async def test_pings_come_line_by_line(self) -> None:

@@ -289,6 +289,8 @@ class Person:
 
     def leave(self) -> None:
         """End all that runs, the last first."""
+        if (Path(self.runtime) / "dmsg" / "agent.sock").exists():
+            subprocess.run(["dmsg", "down"], env=self.environment, capture_output=True, check=False)
         for running in reversed(self.running):
             if running.process.poll() is None:
                 running.end()

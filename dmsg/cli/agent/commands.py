@@ -47,7 +47,7 @@ def _found() -> Found:
 
 @command()
 @click.option("--foreground", "-f", is_flag=True, help="Do not go into the background: for systemd and the like.")
-@client_options_of(by_agent=False, loads=False)
+@client_options_of(by_agent=None, loads=False)
 def up(foreground: bool, settings: ClientSettings) -> None:
     """Start the agent: one process that holds your key and its connections.
 
@@ -89,7 +89,12 @@ def up(foreground: bool, settings: ClientSettings) -> None:
         down: Deferred[None] = Deferred()
         client: Client = settings.make(reactor)
         client.warned = notice
-        agent = Agent(reactor, client, path, settings.discovery, lambda: down.callback(None))
+
+        def end() -> None:
+            if not down.called:
+                down.callback(None)
+
+        agent = Agent(reactor, client, path, settings.discovery, end)
         agent.startService()
         tell(f"agent of {client.public_key} at {path}", agent=str(client.public_key), socket=str(path))
         try:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from dmsg.base.units import human_size, milliseconds
+from dmsg.base.units import human_size, human_time, milliseconds
 from dmsg.cli.output import say
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
@@ -50,7 +50,7 @@ def show(told: dict[str, Any]) -> None:
                 _way(names, one),
                 f"in {human_size(one['rate_in'])}/s",
                 f"out {human_size(one['rate_out'])}/s",
-                f"{human_size(one['bytes_in'])} and {human_size(one['bytes_out'])} in {_seconds(one['seconds'])}",
+                f"{human_size(one['bytes_in'])} and {human_size(one['bytes_out'])} in {human_time(one['seconds'])}",
             )
             for one in told["streams"]
         ],
@@ -75,7 +75,7 @@ def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
 
 def _way(names: Names, one: dict[str, Any]) -> str:
     if one["away"] is not None:
-        return f"no way for {_seconds(one['away'])}"
+        return f"no way for {human_time(one['away'])}"
     kind = "" if one["secure"] else ", not encrypted"
     return f"by {_name(names, one['server'])}{kind}" if one["server"] else "?"
 
@@ -88,15 +88,4 @@ def _name(names: Names, key: str) -> str:
 
 
 def _ago(since: float) -> str:
-    return _seconds(max(0.0, time.time() - since))
-
-
-def _seconds(seconds: float) -> str:
-    """As in ``3 h 12 min``."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours = minutes // 60
-    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+    return human_time(max(0.0, time.time() - since))

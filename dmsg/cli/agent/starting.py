@@ -74,6 +74,16 @@ def start(path: Path, settings: ClientSettings) -> None:
         env=_environment(),
     )
     os.close(descriptor)
+    try:
+        _wait(path, child, log, began)
+    except KeyboardInterrupt:
+        if child.poll() is None:
+            notice(f"the agent (process {child.pid}) goes on in the background: dmsg status, dmsg down")
+        raise
+
+
+def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> None:
+    """Until it is online."""
     until = time.monotonic() + START_TIME
     found = None
     while found is None:
