@@ -32,7 +32,7 @@ MOVED = {
     "delegation.server": "servers.server servers.serving servers.settings",
     "delegation.servers": "clients.servers",
     "delegation.shared": "clients.shared",
-    "delegation.status": "servers.status",
+    "delegation.status": "pages.site",
     "isolate": "net.isolate",
     "memory": "base.memory",
     "messaging.acks": "messaging.core.acks",

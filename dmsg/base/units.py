@@ -15,3 +15,25 @@ def human_size(size: float) -> str:
 def milliseconds(seconds: float) -> str:
     """As in ``1.23 ms``."""
     return f"{seconds * 1000:.2f} ms"
+
+
+def human_count(number: float) -> str:
+    """As in ``950``, ``12.3 k``, ``4.5 M``; small ones with one place behind the point where they have one."""
+    if number < 1000:
+        return f"{number:.0f}" if number >= 100 or number == int(number) else f"{number:.1f}"
+    for unit in ("k", "M"):
+        number /= 1000
+        if number < 1000:
+            return f"{number:.1f} {unit}"
+    return f"{number / 1000:.1f} G"
+
+
+def human_time(seconds: float) -> str:
+    """As in ``12 s``, ``5 min``, ``3 h 12 min``, ``2 d 4 h``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"

@@ -10,12 +10,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from twisted.application.service import Service
-from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.endpoints import serverFromString
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from dmsg.collector.receiver import ReceivingFactory
+from dmsg.collector.shown import CollectorShown
 from dmsg.collector.store import LIMIT, RESERVE, Store
 from dmsg.collector.wire import PORT
 from dmsg.discovery.lookups import Lookups
@@ -23,8 +23,8 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.again import Again
 from dmsg.net.reactor import Reactor
 from dmsg.net.threads import in_thread
+from dmsg.pages.port import StatusPort
 from dmsg.servers.admission import LOOK_INTERVAL, KeyList
-from dmsg.servers.status import StatusPages, status_site
 from dmsg.telemetry.metrics import CONTENT_TYPE
 from dmsg.v2019.client import Client
 
@@ -60,17 +60,18 @@ class Collector(Service):
         limit: int = LIMIT,
         reserve: int = RESERVE,
         metrics: str | None = None,
+        page_token: bytes | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._reactor = reactor
         self._senders = senders
         self._port = port
-        self._metrics = metrics
         self._wall = wall
         self.store = Store(root, limit=limit, reserve=reserve)
         self.factory = ReceivingFactory(reactor, self.store, self._allows, wall)
         self.client = Client(reactor, key, discovery)
-        self.metrics_port: IListeningPort | None = None
+        self.started = wall()
+        self._status = StatusPort(reactor, metrics, page_token, CollectorShown(self), self.render, self.health)
         self.ready: Deferred[None] = Deferred()
         self._looks = Again(reactor, self._look, lambda failures: LOOK_INTERVAL, "reading the list of senders")
         self._counts = Again(reactor, self._count, lambda failures: COUNT_INTERVAL, "counting files")
@@ -86,10 +87,7 @@ class Collector(Service):
 
     async def _start(self) -> None:
         self.store.open()
-        if self._metrics is not None:
-            site = status_site(self._reactor, StatusPages(self, self.health), lambda why: None)
-            self.metrics_port = await serverFromString(self._reactor, self._metrics).listen(site)
-            _log.info("/metrics and /health are at {address}", address=str(self.metrics_port.getHost()))
+        await self._status.start()
         self.client.listen(self.factory, self._port)
         self.client.startService()
         for again, seconds in ((self._looks, LOOK_INTERVAL), (self._counts, COUNT_INTERVAL)):
@@ -118,9 +116,13 @@ class Collector(Service):
         self.factory.stop()
         if self.client.running:
             await self.client.stopService()
-        if self.metrics_port is not None:
-            await maybeDeferred(self.metrics_port.stopListening)
+        await self._status.stop()
         self.store.close()
+
+    @property
+    def metrics_port(self) -> IListeningPort | None:
+        """Where its page, ``/metrics`` and ``/health`` are."""
+        return self._status.port
 
     # --- who, and how much ---
 

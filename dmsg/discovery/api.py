@@ -24,6 +24,7 @@ from twisted.web.iweb import IRequest
 from twisted.web.resource import IResource
 from werkzeug.exceptions import HTTPException
 
+from dmsg.discovery.delegations import Delegations
 from dmsg.discovery.dialects import Dialect
 from dmsg.discovery.entry import (
     MAX_ENTRY_SIZE,
@@ -160,6 +161,8 @@ class DiscoveryAPI:
         self._telemetry = DiscoveryTelemetry(telemetry, wall_clock)
         self._looks = looks
         self._quota = ServerQuota()
+        self.delegations = Delegations()
+        """Who relays for how many, of those that posted lately."""
         self._posted = cache(metrics.posted.labels)
         self.charge: Callable[[IRequest, float], None] = lambda request, requests: None
         """Told of requests that were worth nothing."""
@@ -188,6 +191,8 @@ class DiscoveryAPI:
             result = "first" if first else "next"
             self._posted(result).inc()
             self._telemetry.posted(entry, result)
+            if entry.client is not None:
+                self.delegations.posted(entry.static, entry.client.delegated_servers, self._now())
             if entry.server is not None:
                 self._quota.count(entry.static, poster, self._now())
                 if self._looks is not None:
@@ -349,35 +354,56 @@ class DiscoveryAPI:
     def health(self, request: IRequest) -> Deferred[bytes]:
         """200 when the store answers, and took what it was given last."""
 
-        def counted(count: int) -> bytes:
-            status = "the store takes nothing" if self._store.full else "ok"
-            body = json.dumps({"status": status, "entries": count}).encode()
-            return _json(request, body, 200 if status == "ok" else 503)
+        def told(health: dict[str, Any]) -> bytes:
+            return _json(request, json.dumps(health).encode(), 200 if health["status"] == "ok" else 503)
 
-        return self._store.ask("count").addCallback(counted)
+        return Deferred.fromCoroutine(self.told_health()).addCallback(told)
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> Deferred[bytes]:
         """Prometheus text."""
 
-        def counted(counts: dict[str, int]) -> Deferred[bytes]:
+        def rendered(text: bytes) -> bytes:
+            request.setHeader(b"content-type", self._metrics.content_type)
+            return text
+
+        return Deferred.fromCoroutine(self.rendered_metrics()).addCallback(rendered)
+
+    # --- what it says of itself ---
+
+    async def told_health(self) -> dict[str, Any]:
+        """``status`` is ``ok`` when the store answers, and took what it was given last.
+
+        :raises StoreUnavailable: it does not answer.
+        """
+        count = await self._store.ask("count")
+        return {"status": "the store takes nothing" if self._store.full else "ok", "entries": count}
+
+    async def rendered_metrics(self) -> bytes:
+        """The text that Prometheus scrapes; what is counted here is true while the store is away, too."""
+        try:
+            counts: dict[str, int] = await self._store.ask("counts")
             self._metrics.entries.set(sum(counts.values()))
             for kind in KINDS:
                 self._metrics.kinds.labels(kind).set(counts.get(kind, 0))
-            return self._store.ask("size").addCallback(measured)
+            self._metrics.entries_bytes.set(await self._store.ask("size"))
+        except StoreUnavailable:
+            pass
+        return self._metrics.render()
 
-        def measured(size: int) -> bytes:
-            self._metrics.entries_bytes.set(size)
-            request.setHeader(b"content-type", self._metrics.content_type)
-            return self._metrics.render()
+    async def counts(self) -> tuple[dict[str, int], int]:
+        """Entries by kind, and their bytes.  :raises StoreUnavailable: the store does not answer."""
+        return await self._store.ask("counts"), await self._store.ask("size")
 
-        def unknown(failure: Failure) -> bytes:
-            """What is counted here is true while the store is away, too."""
-            failure.trap(StoreUnavailable)
-            request.setHeader(b"content-type", self._metrics.content_type)
-            return self._metrics.render()
+    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes]]:
+        """Entries of servers that are listed, and of those that say nothing and were seen; at most so many of each."""
+        since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
+        return await self._store.ask("available", most, since), await self._store.ask("quiet", most, since)
 
-        return self._store.ask("counts").addCallback(counted).addErrback(unknown)
+    async def entry_of(self, static: str) -> bytes:
+        """:raises EntryNotFound: there is none.  :raises StoreUnavailable: the store does not answer."""
+        found: bytes = await self._store.ask("get", static)
+        return found
 
     # --- errors ---
 

@@ -9,11 +9,13 @@ from random import Random
 from typing import Any, Unpack
 
 from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
 from dmsg.discovery.api import DiscoveryAPI
 from dmsg.discovery.looks import Looks
 from dmsg.discovery.settings import DEFAULTS, DiscoveryOptions, DiscoverySettings
+from dmsg.discovery.shown import DiscoveryShown
 from dmsg.discovery.site import make_site
 from dmsg.discovery.store import open_store
 from dmsg.discovery.sweep import Sweep
@@ -21,6 +23,7 @@ from dmsg.errors import DiscoveryError
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.net.web.guard import GuardedFactory
+from dmsg.pages.port import StatusPort
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
 
@@ -80,9 +83,12 @@ class Discovery(ListeningService):
         self.metrics = Metrics()
         self.telemetry = None if settings.telemetry is None else Telemetry(reactor, settings.telemetry, "discovery")
         self._requests = self._entries = 0
+        self._started = 0.0
+        self._status: StatusPort | None = None
 
     async def _start(self) -> None:
         settings, description = self._settings, self._store_description
+        self._started = time.time()
         store = await open_store(description, self._reactor, settings.limit_of(description), self._random)
         self._running = running = self._make(store)
         if self._settings.ranking is not None:
@@ -98,7 +104,21 @@ class Discovery(ListeningService):
             by_place=not settings.proxied,
             refused=lambda why: self.metrics.refused.labels(why).inc(),
         )
+        self._status = StatusPort(
+            self._reactor,
+            settings.metrics,
+            settings.page_token,
+            DiscoveryShown(running.api, self.metrics, self._started),
+            running.api.rendered_metrics,
+            running.api.told_health,
+        )
+        await self._status.start()
         await self._listen(guarded)
+
+    @property
+    def metrics_port(self) -> IListeningPort | None:
+        """Where its page is, and ``/metrics`` and ``/health`` beside it."""
+        return None if self._status is None else self._status.port
 
     def _make(self, store: Any) -> _Running:
         """What works on an open store."""
@@ -159,6 +179,8 @@ class Discovery(ListeningService):
         return {"entries": self._entries, "requests": requests}
 
     async def _stop(self) -> None:
+        if self._status is not None:
+            await self._status.stop()
         await self._stop_listening()
         running = self._running
         if running is not None:

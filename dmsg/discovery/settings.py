@@ -60,6 +60,8 @@ class DiscoverySettings:
     :ivar server_ttl: seconds after which a server that does not refresh its entry is not listed; 0: never.
     :ivar ranking: by which servers are preferred.
     :ivar telemetry: where to write events for the pipeline.
+    :ivar metrics: endpoint string for the page, ``/metrics`` and ``/health``; None: the last two are at its own port.
+    :ivar page_token: who has it may look at the page from anywhere; None: it is for this machine alone.
     """
 
     rate: float = RATE
@@ -77,6 +79,8 @@ class DiscoverySettings:
     server_ttl: float = SERVER_TTL
     ranking: RankingFile | None = None
     telemetry: TelemetrySettings | None = None
+    metrics: str | None = None
+    page_token: bytes | None = None
 
     def limit_of(self, store: str) -> float:
         """Bytes of entries that are kept.
@@ -106,6 +110,8 @@ class DiscoveryOptions(TypedDict, total=False):
     server_ttl: float
     ranking: RankingFile | None
     telemetry: TelemetrySettings | None
+    metrics: str | None
+    page_token: bytes | None
 
 
 DEFAULTS = DiscoverySettings()

@@ -8,7 +8,6 @@ from random import SystemRandom
 from typing import Any
 
 from twisted.internet.defer import Deferred, TimeoutError
-from twisted.internet.endpoints import serverFromString
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -20,12 +19,12 @@ from dmsg.net.addresses import parse_address
 from dmsg.net.links.link import Link
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
-from dmsg.net.web.guard import GuardedFactory
+from dmsg.pages.port import StatusPort
 from dmsg.servers.holdings import LinkHoldings
 from dmsg.servers.registration import Registration, address_of
 from dmsg.servers.selflook import look_at_self
 from dmsg.servers.settings import ServerSettings
-from dmsg.servers.status import StatusPages, status_site
+from dmsg.servers.shown import ServerShown
 from dmsg.telemetry.metrics import ServerMetrics
 
 DRAIN_LOOK = 0.1
@@ -65,7 +64,7 @@ class RelayServer(ListeningService):
         self.listens_as = f"server {key.public.hex()}"
         self._key = key
         self.settings = settings
-        self._started = 0.0
+        self.started = 0.0
         self.factory = factory
         self.memory = Memory(settings.memory)
         self._holdings = LinkHoldings(reactor, factory, self.memory)
@@ -82,8 +81,10 @@ class RelayServer(ListeningService):
         self.reachable: bool | None = None
         """Whether it reached itself at its public address; None: it has not looked."""
         self.factory.on_change = self.registration.changed
-        self.metrics_port: IListeningPort | None = None
-        self._status_refused = 0
+        metrics = ServerMetrics(self, self.metrics_prefix, [factory.relay_seconds])
+        self._status = StatusPort(
+            reactor, settings.metrics, settings.page_token, self._shown(), metrics.render, self.health
+        )
 
     # --- for a family ---
 
@@ -116,29 +117,29 @@ class RelayServer(ListeningService):
         _log.info("{what} were read again", what="lists" if limits is None else "settings and lists")
 
     async def _start(self) -> None:
-        self._started = time.time()
+        self.started = time.time()
         self.factory.admission.watch(self._reactor, self.factory.admission_changed)
         self._holdings.start()
         self.factory.tuned = await self._listen(self.factory)
-        if self.settings.metrics is not None:
-            self.metrics_port = await serverFromString(self._reactor, self.settings.metrics).listen(
-                self._status_pages()
-            )
-            _log.info("/metrics and /health are at {address}", address=str(self.metrics_port.getHost()))
+        await self._status.start()
         if self.registration.wanted:
             self.registration.address = self.registration.address or address_of(self.ports[0])
             self.registration.start()
             if self.settings.public_address is not None:
                 self._looking = self._look(self.settings.public_address)
 
-    def _status_pages(self) -> GuardedFactory:
-        """What listens for who watches this server; others may find it, too."""
+    @property
+    def metrics_port(self) -> IListeningPort | None:
+        """Where its page, ``/metrics`` and ``/health`` are."""
+        return self._status.port
 
-        def refused(_: str) -> None:
-            self._status_refused += 1
+    def _shown(self) -> ServerShown:
+        """What its page shows."""
+        return ServerShown(self, str(self.name).replace("-", " "))
 
-        metrics = ServerMetrics(self, self.metrics_prefix, [self.factory.relay_seconds])
-        return status_site(self._reactor, StatusPages(metrics, self.health), refused)
+    def client_name(self, key: bytes) -> str:
+        """What the page calls a client: as telemetry does, where there is one."""
+        return key.hex()
 
     def _look(self, address: str) -> Deferred[None]:
         """Whether clients reach this server where its entry says, as far as it can see that itself."""
@@ -165,7 +166,8 @@ class RelayServer(ListeningService):
         if self._looking is not None:
             self._looking.cancel()
         self.registration.stop()
-        await self._stop_listening(self.metrics_port)
+        await self._status.stop()
+        await self._stop_listening()
         self.factory.admission.stop()
         await self._leave()
         try:
@@ -194,7 +196,7 @@ class RelayServer(ListeningService):
                 "Clients that read slower than they are sent to",
                 sum(peer.congested for peer in factory.relay.peers),
             ),
-            "start_time_seconds": ("When the server started", self._started),
+            "start_time_seconds": ("When the server started", self.started),
             "queue_bytes": (
                 "Bytes that wait for clients to take them",
                 sum(peer.port.queued() for peer in factory.relay.peers),
@@ -221,7 +223,7 @@ class RelayServer(ListeningService):
                 self.factory.share.waited,
             ),
             "slowed": ("Times that an address was read later for its frames a second", self.factory.slowed),
-            "status_refused": ("Requests and connections for /metrics and /health refused", self._status_refused),
+            "status_refused": ("Requests and connections for /metrics and /health refused", self._status.refused),
             "memory_given": ("What was given up because too much was held", sum(self.memory.given.values())),
             "admission_unanswered": (
                 "Questions to the admission hook without an answer",

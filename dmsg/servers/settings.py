@@ -24,7 +24,8 @@ class ServerSettings:
     :ivar admission: whom it admits; None: everybody.
     :ivar drain_timeout: seconds that stopping leaves to clients to go elsewhere.  The Messaging System
         knows no way to move channels: there it is for channels to end.
-    :ivar metrics: endpoint string for ``/metrics`` and ``/health``, or None.
+    :ivar metrics: endpoint string for the page, ``/metrics`` and ``/health``, or None.
+    :ivar page_token: who has it may look at the page from anywhere; None: it is for this machine alone.
     :ivar memory: bytes that are held for clients, in all; None: a quarter of what the machine has.
     :ivar random: when its entry is posted again; None: the system's.
     """
@@ -34,6 +35,7 @@ class ServerSettings:
     admission: Admission | None = None
     drain_timeout: float = DRAIN_TIMEOUT
     metrics: str | None = None
+    page_token: bytes | None = None
     memory: int | None = None
     random: Random | None = None
 
@@ -46,6 +48,7 @@ class ServerOptions(TypedDict, total=False):
     admission: Admission | None
     drain_timeout: float
     metrics: str | None
+    page_token: bytes | None
     memory: int | None
     random: Random | None
 

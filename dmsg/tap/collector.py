@@ -16,7 +16,18 @@ from dmsg.keys import default_key, load_or_create_key
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.servers.admission import KeyList
 from dmsg.tap.config import on_hangup
-from dmsg.tap.options import EntityOptions, default_key_file, endpoint, number, own_pid_file, set_log_format, url
+from dmsg.tap.options import (
+    METRICS_OPTION,
+    PAGE_TOKEN_OPTION,
+    EntityOptions,
+    default_key_file,
+    endpoint,
+    number,
+    own_pid_file,
+    page_token,
+    set_log_format,
+    url,
+)
 from dmsg.tap.running import StopOnFailure
 
 PLUGIN = "dmsg-collector"
@@ -38,7 +49,8 @@ class Options(EntityOptions):
         ["port", None, str(PORT), "of dmsg, 1 to 65535", str],
         ["limit", None, str(LIMIT >> 30), "GiB of files that are kept; then senders wait", str],
         ["reserve", None, str(RESERVE >> 20), "MiB of the disk that stay free", str],
-        ["metrics", None, None, "endpoint string for /metrics and /health, as tcp:9100:interface=127.0.0.1", str],
+        METRICS_OPTION,
+        PAGE_TOKEN_OPTION,
         ["log-format", None, "text", "text or json", str],
     ]
     optFlags = [
@@ -65,6 +77,7 @@ class Options(EntityOptions):
             raise UsageError("log-format is text or json")
         if self["metrics"] is not None:
             endpoint(self["metrics"])
+        page_token(self)
         self["port"] = number(self["port"], 1, 65535)
         self["limit"] = number(self["limit"], 1, 2**20) << 30
         self["reserve"] = number(self["reserve"], 0, 2**30) << 20
@@ -102,6 +115,7 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
         limit=options["limit"],
         reserve=options["reserve"],
         metrics=options["metrics"],
+        page_token=page_token(options),
     )
     on_hangup(reactor, collector.reload)
     service: IService = StopOnFailure(reactor, collector, options, options.hold_key)

@@ -24,7 +24,17 @@ from dmsg.errors import KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.messaging.openings import OPENINGS
 from dmsg.net.reactor import Reactor, the_reactor
-from dmsg.tap.options import EntityOptions, endpoint, number, own_pid_file, set_log_format, url
+from dmsg.tap.options import (
+    METRICS_OPTION,
+    PAGE_TOKEN_OPTION,
+    EntityOptions,
+    endpoint,
+    number,
+    own_pid_file,
+    page_token,
+    set_log_format,
+    url,
+)
 from dmsg.tap.running import StopOnFailure
 from dmsg.tap.telemetry import TELEMETRY_OPTIONS, sender, telemetry
 
@@ -85,6 +95,8 @@ class Options(EntityOptions):
             "URL of the discovery in which the collector is found [default: this one, over plain HTTP]",
             str,
         ],
+        METRICS_OPTION,
+        PAGE_TOKEN_OPTION,
         ["log-format", None, "text", "text or json", str],
     ]
     optFlags = [
@@ -119,6 +131,9 @@ class Options(EntityOptions):
             self["store-limit"] = number(self["memory"], 1, 10**7) * 1024 * 1024
         if self["log-format"] not in ("text", "json"):
             raise UsageError("log-format is text or json")
+        if self["metrics"] is not None:
+            endpoint(self["metrics"])
+        page_token(self)
         self["telemetry-settings"] = telemetry(self)
         if self["telemetry-discovery"] is not None:
             url(self["telemetry-discovery"])
@@ -156,6 +171,8 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
         server_ttl=options["server-ttl"],
         ranking=None if options["ranking"] is None else RankingFile(Path(options["ranking"]), options["ranking-key"]),
         telemetry=options["telemetry-settings"],
+        metrics=options["metrics"],
+        page_token=page_token(options),
     )
     discovery = Discovery(reactor, options["listen"], options["store"], settings)
 

@@ -24,6 +24,8 @@ from twisted.python.usage import Options as UsageOptions, UsageError
 
 from dmsg.base.printable import printable
 from dmsg.discovery.url import check_url
+from dmsg.errors import DmsgError
+from dmsg.pages.access import read_token
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""
@@ -169,3 +171,35 @@ def default_key_file(name: str) -> str:
     """Where the key of an entity lies when nobody says."""
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return os.path.join(base, "dmsg", f"{name}.key")
+
+
+METRICS_OPTION = [
+    "metrics",
+    None,
+    None,
+    "endpoint string for its page, /metrics and /health, as in tcp:9100:interface=127.0.0.1",
+    str,
+]
+PAGE_TOKEN_OPTION = [
+    "page-token",
+    None,
+    None,
+    "file (mode 0600) with a token that opens the page from anywhere; without it the page is for this machine alone",
+    str,
+]
+
+
+def page_token(options: Any) -> bytes | None:
+    """What is in the file of ``--page-token``.
+
+    :raises UsageError: it cannot be used, or there is no page.
+    """
+    path = options["page-token"]
+    if path is None:
+        return None
+    if options["metrics"] is None:
+        raise UsageError("--page-token: there is no page without --metrics")
+    try:
+        return read_token(path)
+    except DmsgError as error:
+        raise UsageError(str(error)) from None

@@ -18,7 +18,18 @@ from dmsg.net.reactor import Reactor
 from dmsg.servers.admission import HOOK_TIMEOUT, Admission, Hook, KeyList
 from dmsg.servers.settings import ServerSettings
 from dmsg.tap import config
-from dmsg.tap.options import EntityOptions, default_key_file, endpoint, number, own_pid_file, seconds, url
+from dmsg.tap.options import (
+    METRICS_OPTION,
+    PAGE_TOKEN_OPTION,
+    EntityOptions,
+    default_key_file,
+    endpoint,
+    number,
+    own_pid_file,
+    page_token,
+    seconds,
+    url,
+)
 
 DEFAULT_LISTEN = "tcp:8080"
 RELOADED = frozenset(
@@ -54,7 +65,8 @@ def relay_parameters(key_name: str, drain_timeout: float) -> list[list[Any]]:
         ["admission-timeout", None, str(HOOK_TIMEOUT), "seconds for its answer", str],
         ["admission-down", None, "refuse", "refuse or admit, when it does not answer", str],
         ["drain-timeout", None, str(drain_timeout), "seconds that leaving waits for streams", str],
-        ["metrics", None, None, "endpoint string for /metrics and /health, as in tcp:9100:interface=127.0.0.1", str],
+        METRICS_OPTION,
+        PAGE_TOKEN_OPTION,
         [
             "memory",
             None,
@@ -202,6 +214,7 @@ class RelayOptions(EntityOptions):
             admission=self.admission(reactor),
             drain_timeout=seconds(self["drain-timeout"]),
             metrics=self["metrics"],
+            page_token=page_token(self),
             memory=self.memory(),
         )
 
@@ -236,6 +249,7 @@ class RelayOptions(EntityOptions):
         self.checked("log-format", _one_of, "text", "json")
         if self["metrics"] is not None:
             self.checked("metrics", endpoint)
+        page_token(self)
         if self["public-address"] is not None:
             self.checked("public-address", parse_address)
 

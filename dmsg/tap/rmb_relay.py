@@ -10,7 +10,17 @@ from twisted.python.usage import UsageError
 
 from dmsg.errors import DmsgError, needs_extra
 from dmsg.net.reactor import Reactor, the_reactor
-from dmsg.tap.options import EntityOptions, descriptors, endpoint, number, own_pid_file, set_log_format
+from dmsg.tap.options import (
+    METRICS_OPTION,
+    PAGE_TOKEN_OPTION,
+    EntityOptions,
+    descriptors,
+    endpoint,
+    number,
+    own_pid_file,
+    page_token,
+    set_log_format,
+)
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -77,6 +87,8 @@ class Options(EntityOptions):
         ],
         ["token-ttl", None, str(MAX_TTL), "seconds that a token may be good for; 0 means any", str],
         ["connect-rate", None, str(CONNECT_RATE), "connections a second of one address; 0 means no limit", str],
+        METRICS_OPTION,
+        PAGE_TOKEN_OPTION,
         ["log-format", None, "text", "text or json", str],
     ]
     optFlags = [
@@ -167,6 +179,9 @@ class Options(EntityOptions):
             if words is None:
                 raise UsageError("--limit takes two numbers: messages and bytes a minute")
             self["limit"] = (number(words[1], 1, 2**31), number(words[2], 1, 2**40))
+        if self["metrics"] is not None:
+            endpoint(self["metrics"])
+        page_token(self)
         kind, _, rest = self["queue"].partition(":")
         if kind not in ("sqlite", "redis") or not rest:
             raise UsageError("queue is sqlite:PATH or redis://HOST:PORT/DB")
@@ -188,6 +203,8 @@ class Options(EntityOptions):
             connect_rate=self["connect-rate"],
             token_reuse=bool(self["token-reuse"]),
             durable=bool(self["durable"]),
+            metrics=self["metrics"],
+            page_token=page_token(self),
             memory=self["memory"],
             queue_limits=QueueLimits(
                 self["queue-length"], self["queue-size"] * 1024 * 1024, self["queue-total"] * 1024 * 1024

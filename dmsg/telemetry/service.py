@@ -165,6 +165,10 @@ class Telemetry:
         self._stopped = False
         self.sent = Sent()
 
+    def client(self, key: bytes) -> str:
+        """What events call a client: a tag, or its key."""
+        return self._names.client(key)
+
     @property
     def lost(self) -> int:
         """Events that could not be written."""

@@ -107,6 +107,9 @@ class Server(RelayServer):
         version = with_feature(version, RELAY_FEATURE)
         return with_feature(version, RECEIPT_FEATURE, self.telemetry is not None)
 
+    def client_name(self, key: bytes) -> str:
+        return super().client_name(key) if self.telemetry is None else self.telemetry.client(key)
+
     # --- what it says of itself (ServerStatistics) ---
 
     def gauges(self) -> dict[str, tuple[str, float]]:

@@ -225,7 +225,7 @@ class NetworkTests(EntityCase):
         text = await (await treq.get(f"{base}/metrics", persistent=False)).text()
         self.assertIn("dmsg_server_connections 1.0", text)
         self.assertIn('dmsg_server_drops_total{reason="queue_full"} 0.0', text)
-        self.assertEqual((await treq.get(f"{base}/", persistent=False)).code, 404)
+        self.assertEqual((await treq.get(f"{base}/nothing", persistent=False)).code, 404)
 
 
 class TLSTests(EntityCase):

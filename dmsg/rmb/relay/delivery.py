@@ -155,6 +155,11 @@ class Delivery:
         return len(self._window) + len(self._line)
 
     @property
+    def sent(self) -> int:
+        """Messages that were sent to it since it connected."""
+        return self._sent
+
+    @property
     def size(self) -> int:
         """Bytes of its window and its line, with what each message takes besides."""
         return self._size + self._line_size + OVERHEAD * len(self)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from twisted.internet.interfaces import IListeningPort
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
@@ -16,6 +17,7 @@ from dmsg.net.isolate import isolated
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.net.turn import TurnFlush
+from dmsg.pages.port import StatusPort
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
@@ -31,6 +33,7 @@ from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import PERIOD, Ranker
 from dmsg.rmb.relay.rounds import ROUND, Rounds
 from dmsg.rmb.relay.rules import Rules
+from dmsg.rmb.relay.shown import RmbRelayShown
 from dmsg.rmb.relay.site import CONNECT_RATE, RelaySite
 from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
 from dmsg.rmb.socket.upgrade import UpgradeResource
@@ -54,6 +57,8 @@ class RelaySettings:
     :ivar queue: ``sqlite:PATH`` or ``redis://HOST:PORT/DB``.
     :ivar durable: what clients send that will not send it again is in the queue before it is delivered.
     :ivar limit: messages and bytes a minute of each twin, or None.
+    :ivar metrics: endpoint string for the page, ``/metrics`` and ``/health``; None: the last two are at its own port.
+    :ivar page_token: who has it may look at the page from anywhere; None: it is for this machine alone.
     :ivar memory: bytes that are held for sessions in memory, in all; None: :func:`~dmsg.base.memory.default_limit`.
     """
 
@@ -71,6 +76,8 @@ class RelaySettings:
     durable: bool = False
     memory: int | None = None
     queue_limits: QueueLimits = field(default_factory=QueueLimits)
+    metrics: str | None = None
+    page_token: bytes | None = None
 
 
 async def open_queue(description: str, reactor: Reactor, limits: QueueLimits) -> Any:
@@ -126,12 +133,15 @@ class RmbRelay(ListeningService):
         self._running: _Running | None = None
         self.memory = Memory(settings.memory)
         self._draining = False
+        self._status: StatusPort | None = None
+        self.started = 0.0
 
     def startService(self) -> None:
         self._draining = False
         super().startService()
 
     async def _start(self) -> None:
+        self.started = self._wall_clock()
         queue = await open_queue(self.settings.queue, self._reactor, self.settings.queue_limits)
         try:
             self._running = running = self._make(queue)
@@ -139,7 +149,12 @@ class RmbRelay(ListeningService):
             await queue.close()
             raise
         running.holdings.start()
-        await self._listen(self._page(running.switch).make_site())
+        metrics = RelayMetrics(running.switch, self.memory).render
+        shown = RmbRelayShown(self, running.switch)
+        token = self.settings.page_token
+        self._status = StatusPort(self._reactor, self.settings.metrics, token, shown, metrics, self.health)
+        await self._status.start()
+        await self._listen(self._page(running.switch, metrics).make_site())
         running.round.clock = self._reactor
         running.round.start(ROUND, now=True)
 
@@ -181,14 +196,19 @@ class RmbRelay(ListeningService):
         holdings = SessionHoldings(self._reactor, switch, self.memory)
         return _Running(queue, registry, federation, switch, holdings, LoopingCall(Rounds(self._reactor, switch).round))
 
-    def _page(self, switch: Switch) -> RelaySite:
+    @property
+    def metrics_port(self) -> IListeningPort | None:
+        """Where its page is, and ``/metrics`` and ``/health`` beside it."""
+        return None if self._status is None else self._status.port
+
+    def _page(self, switch: Switch, metrics: Callable[[], bytes]) -> RelaySite:
         settings = self.settings
         return RelaySite(
             switch,
             UpgradeResource(self._reactor, TurnFlush(self._reactor)),
             self._reactor,
-            metrics=RelayMetrics(switch, self.memory).render,
-            health=self._health,
+            metrics=metrics,
+            health=self.health,
             admits=self._admits,
             proxied=settings.proxied,
             max_token_ttl=settings.max_token_ttl,
@@ -202,7 +222,8 @@ class RmbRelay(ListeningService):
         assert self.switch is not None
         return Drop.TOO_MANY_SESSIONS if len(self.switch.sessions) >= self.settings.max_sessions else None
 
-    def _health(self) -> dict[str, Any]:
+    def health(self) -> dict[str, Any]:
+        """What ``/health`` says."""
         assert self.switch is not None
         return {
             "status": "draining" if self._draining else "ok",
@@ -213,6 +234,8 @@ class RmbRelay(ListeningService):
     async def _stop(self) -> None:
         """Take nobody new, say good-bye, keep what was not confirmed."""
         self._draining = True
+        if self._status is not None:
+            await self._status.stop()
         await self._stop_listening()
         running = self._running
         if running is None:

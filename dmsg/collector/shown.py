@@ -1,0 +1,78 @@
+"""What the page of a collector shows."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from dmsg.base.units import human_count, human_size, human_time
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+
+if TYPE_CHECKING:
+    from dmsg.collector.service import Collector
+
+VERSION = version("dmsg")
+SHOWN_SENDERS = 100
+"""Senders in the table, those first whose last file is oldest."""
+LATE = 1800.0
+"""Seconds without a file of a sender after which the page says so."""
+
+
+class CollectorShown(Shown):
+    """A collector, as :class:`~dmsg.pages.model.Shown`."""
+
+    kind = "dmsg collector"
+    charts = (
+        Chart("Files kept", "/s", (Line("kept", "files", rate=True),)),
+        Chart("Bytes kept", "bytes/s", (Line("kept", "bytes", rate=True),)),
+        Chart("Files that are there", "bytes", (Line("held", "held"),)),
+        Chart("Not kept", "/s", (Line("all reasons", "refused", rate=True),)),
+    )
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    @property
+    def key(self) -> str:
+        return str(self._collector.client.public_key)
+
+    def facts(self) -> list[Fact]:
+        collector, health = self._collector, self._collector.health()
+        status = health["status"]
+        return [
+            Fact("State", status, GOOD if status == "ok" else BAD, told=True),
+            Fact("Up for", human_time(max(0.0, time.time() - collector.started))),
+            Fact("Servers", str(health["servers"]), told=True),
+            Fact("Senders", human_count(len(health["newest_file_seconds"]))),
+            Fact("Files since it started", human_count(health["files"])),
+            Fact("Files that are there", human_size(health["bytes_held"])),
+            Fact("Runs", f"dmsg {VERSION}"),
+        ]
+
+    def problems(self) -> list[str]:
+        health = self._collector.health()
+        found = []
+        if health["status"] != "ok":
+            found.append("It is connected to no server: nobody can bring files.")
+        late = [origin for origin, age in health["newest_file_seconds"].items() if age > LATE]
+        if late:
+            found.append(f"{len(late)} senders have brought nothing for {human_time(LATE)} and more.")
+        return found
+
+    def numbers(self) -> dict[str, float]:
+        factory = self._collector.factory
+        return {
+            "files": factory.file_count,
+            "bytes": factory.byte_count,
+            "held": self._collector.store.total,
+            "refused": sum(factory.refusals.values()),
+        }
+
+    def reasons(self) -> dict[str, float]:
+        return {name: float(number) for name, number in self._collector.factory.refusals.items()}
+
+    async def tables(self) -> list[Table]:
+        ages = sorted(self._collector.health()["newest_file_seconds"].items(), key=lambda one: -one[1])
+        rows = [(origin, f"{human_time(age)} ago") for origin, age in ages[:SHOWN_SENDERS]]
+        return [Table("Senders, the most silent first", ("Sender", "Its last file"), rows, "none has brought a file")]

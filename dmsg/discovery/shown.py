@@ -1,0 +1,198 @@
+"""What the page of discovery shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from dmsg.base.units import human_count, human_size, human_time
+from dmsg.discovery.delegations import Delegations
+from dmsg.discovery.store.measured import StoreUnavailable
+from dmsg.errors import EntryNotFound, KeyFormatError
+from dmsg.keys import PubKey
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.samples import Quantiles
+from dmsg.telemetry.metrics import LATENCIES, Metrics
+
+VERSION = version("dmsg")
+SHOWN_SERVERS = 100
+"""Servers in the table, of those that are listed and of those that say nothing each."""
+SHOWN_RELAYS = 20
+"""Servers in the map of who relays for how many."""
+
+
+class Answering(Protocol):
+    """The API, as its page asks it."""
+
+    delegations: Delegations
+
+    async def counts(self) -> tuple[dict[str, int], int]:
+        """Entries by kind, and their bytes."""
+
+    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes]]:
+        """Entries of servers: listed ones, and those that say nothing and were seen."""
+
+    async def entry_of(self, static: str) -> bytes:
+        """The entry of a key."""
+
+    async def told_health(self) -> dict[str, Any]:
+        """What ``/health`` says."""
+
+
+class DiscoveryShown(Shown):
+    """Discovery, as :class:`~dmsg.pages.model.Shown`."""
+
+    kind = "dmsg discovery"
+    asks = "a public key, whose entry is shown"
+    charts = (
+        Chart("Requests", "/s", (Line("answered", "requests", rate=True),)),
+        Chart("Entries taken", "/s", (Line("posted", "posts", rate=True),)),
+        Chart("Refused", "/s", (Line("all reasons", "refused", rate=True),)),
+        Chart("From a request to its answer", "ms", (Line("half", "p50"), Line("99 of 100", "p99"))),
+    )
+
+    def __init__(self, api: Answering, metrics: Metrics, started: float) -> None:
+        self._api = api
+        self._metrics = metrics
+        self._started = started
+        self._quantiles = Quantiles((*LATENCIES, float("inf")))
+        self._status = ""
+        self._kinds: dict[str, int] = {}
+        self._size = 0
+
+    def facts(self) -> list[Fact]:
+        status = self._status or "starting"
+        kinds = self._kinds
+        return [
+            Fact("State", status, GOOD if status == "ok" else BAD if self._status else "", told=True),
+            Fact("Up for", human_time(max(0.0, time.time() - self._started))),
+            Fact("Entries", human_count(sum(kinds.values()))),
+            Fact("Of clients", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
+            Fact("Of servers", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
+            Fact("Kept", human_size(self._size)),
+            Fact("Clients that posted lately", human_count(len(self._api.delegations))),
+            Fact("Runs", f"dmsg {VERSION}"),
+        ]
+
+    def problems(self) -> list[str]:
+        found = []
+        if self._status not in ("", "ok"):
+            found.append(f"The store: {self._status}.  Entries are answered as far as it can be read.")
+        if self._status and not self._kinds.get("server", 0) + self._kinds.get("both", 0):
+            found.append("No server has an entry here: clients find nobody to connect to.")
+        return found
+
+    def numbers(self) -> dict[str, float]:
+        half, most = self._quantiles.since(self._buckets(), 0.5, 0.99)
+        return {
+            "requests": _total(self._metrics.requests),
+            "posts": _total(self._metrics.posted),
+            "refused": _total(self._metrics.refused),
+            "p50": half * 1000,
+            "p99": most * 1000,
+        }
+
+    def _buckets(self) -> list[float]:
+        """Of all paths together."""
+        sums: dict[str, float] = {}
+        for metric in self._metrics.seconds.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_bucket"):
+                    border = sample.labels["le"]
+                    sums[border] = sums.get(border, 0.0) + sample.value
+        ordered = list(sums.values()) or [0.0] * (len(LATENCIES) + 1)
+        return [now - before for now, before in zip(ordered, [0.0, *ordered], strict=False)]
+
+    def reasons(self) -> dict[str, float]:
+        return {
+            **_by(self._metrics.refused, "reason"),
+            **{f"entries dropped: {name}": number for name, number in _by(self._metrics.dropped, "reason").items()},
+        }
+
+    async def tables(self) -> list[Table]:
+        now = time.time()
+        self._api.delegations.look(now)
+        try:
+            self._status = str((await self._api.told_health())["status"])
+            self._kinds, self._size = await self._api.counts()
+            listed, quiet = await self._api.some_servers(SHOWN_SERVERS)
+        except StoreUnavailable:
+            self._status = "it does not answer"
+            return []
+        rows = [
+            (*self._server(json.loads(body), now), state)
+            for state, bodies in (("listed", listed), ("seen, says nothing", quiet))
+            for body in bodies
+        ]
+        rows.sort(key=lambda row: row[1])
+        return [
+            Table(
+                "Servers that clients are sent to",
+                ("Server", "Address", "Free", "Version", "Posted", "State"),
+                rows,
+                "there is none: clients find nobody to connect to",
+            ),
+            Table(
+                "Who relays for how many",
+                ("Server", "Clients", "Of a hundred"),
+                [
+                    (server, human_count(number), f"{100 * number / max(1, len(self._api.delegations)):.0f} %")
+                    for server, number in self._api.delegations.most(SHOWN_RELAYS)
+                ],
+                "no client has posted an entry since it started",
+            ),
+        ]
+
+    def _server(self, entry: dict[str, Any], now: float) -> tuple[str, str, str, str, str]:
+        server = entry.get("server") or {}
+        return (
+            str(entry.get("static", "")),
+            str(server.get("address", "")),
+            str(server.get("available_connections", server.get("availableConnections", ""))),
+            str(entry.get("version", "")),
+            f"{human_time(max(0.0, now - int(entry.get('timestamp', 0)) / 1e9))} ago",
+        )
+
+    async def search(self, text: str) -> Table:
+        columns = ("What", "Says")
+        try:
+            key = PubKey.from_hex(text)
+            entry = json.loads(await self._api.entry_of(key.hex()))
+        except (KeyFormatError, ValueError):
+            return Table("Search", columns, [], "that is no public key: 66 hexadecimal characters")
+        except EntryNotFound:
+            return Table(f"Entry of {text[:8]}", columns, [], "there is no entry of that key")
+        except StoreUnavailable:
+            return Table(f"Entry of {text[:8]}", columns, [], "the store does not answer")
+        return Table(f"Entry of {text[:8]}", columns, list(_rows(entry)))
+
+
+def _rows(entry: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    posted = datetime.fromtimestamp(int(entry.get("timestamp", 0)) / 1e9, UTC)
+    yield "Posted", f"{posted:%Y-%m-%d %H:%M:%S} UTC"
+    yield "Sequence", str(entry.get("sequence", ""))
+    yield "Version", str(entry.get("version", ""))
+    for name, value in (entry.get("server") or {}).items():
+        yield f"Server: {name}", str(value)
+    for server in (entry.get("client") or {}).get("delegated_servers") or ():
+        yield "Is reached through", str(server)
+
+
+def _by(counter: Any, label: str) -> dict[str, float]:
+    return {
+        sample.labels[label]: sample.value
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
+
+
+def _total(counter: Any) -> float:
+    return math.fsum(
+        sample.value for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total")
+    )

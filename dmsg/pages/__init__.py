@@ -1,0 +1,1 @@
+"""What an entity shows of itself: one page, live, beside its metrics."""

@@ -1,0 +1,58 @@
+"""Charts as SVG, drawn where the page is made, so that a browser without scripts shows them too.  No I/O."""
+
+from __future__ import annotations
+
+from twisted.web.template import Tag, tags
+
+from dmsg.base.units import human_count, human_size
+from dmsg.pages.model import Chart
+from dmsg.pages.samples import Samples
+
+WIDTH, HEIGHT = 300.0, 72.0
+"""Of a chart's drawing, in its own units; the page stretches it."""
+
+
+def draw(chart: Chart, samples: Samples) -> Tag:
+    """A chart with its legend, which has the present values."""
+    lines = [(line, samples.of(line)) for line in chart.lines]
+    top = max((value for _, points in lines for _, value in points), default=0.0)
+    span = max(samples.seconds, 1.0)
+    svg = Tag("svg")(
+        viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}",
+        preserveAspectRatio="none",
+        role="img",
+    )
+    svg(Tag("title")(f"{chart.title}, the last {span / 60:.0f} minutes, at most {said(top, chart.unit)}"))
+    for place in (0.25, 0.5, 0.75):
+        height = f"{HEIGHT * place:.1f}"
+        svg(Tag("line")(class_="grid", x1="0", x2=f"{WIDTH:.0f}", y1=height, y2=height))
+    for number, (_, points) in enumerate(lines):
+        if len(points) > 1 and top > 0:
+            drawn = " ".join(
+                f"{WIDTH * (1 - age / span):.1f},{(HEIGHT - 2) * (1 - value / top) + 1:.1f}" for age, value in points
+            )
+            if number == 0:
+                first = WIDTH * (1 - points[0][0] / span)
+                svg(Tag("polygon")(class_="area", points=f"{first:.1f},{HEIGHT:.0f} {drawn} {WIDTH:.0f},{HEIGHT:.0f}"))
+            svg(Tag("polyline")(class_=f"line c{number}", points=drawn))
+    legend = tags.p(class_="legend")
+    for number, (line, _) in enumerate(lines):
+        now = samples.now(line)
+        legend(
+            tags.span(
+                tags.i(class_=f"c{number}"), f"{line.label} ", tags.b("-" if now is None else said(now, chart.unit))
+            )
+        )
+    legend(tags.span(f"top {said(top, chart.unit)}", class_="top"))
+    return tags.figure(tags.figcaption(chart.title), svg, legend)
+
+
+def said(value: float, unit: str) -> str:
+    """A number with its unit."""
+    if unit == "bytes":
+        return human_size(value)
+    if unit == "bytes/s":
+        return f"{human_size(value)}/s"
+    if unit == "ms":
+        return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms"
+    return f"{human_count(value)}{unit}"

@@ -1,0 +1,146 @@
+"""The page as HTML: whole, and its parts, which a browser with scripts replaces one by one."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.web.template import Tag, flattenString, tags
+
+from dmsg.base.printable import printable
+from dmsg.pages.drawing import draw, said
+from dmsg.pages.happenings import Happenings, worst_first
+from dmsg.pages.model import Fact, Shown, Table
+from dmsg.pages.samples import Samples
+
+REFRESH = 5
+"""Seconds after which a browser without scripts asks again."""
+
+_NUMBER = re.compile(r"[0-9.]+( [kMGT]?B?)?(/s)?( %)?")
+
+Parts = dict[str, Tag]
+
+
+def parts(
+    shown: Shown,
+    samples: Samples,
+    happenings: Happenings,
+    tables: Iterable[Table],
+    wall: float,
+) -> Parts:
+    """The parts by their names, in their order.
+
+    :param wall: Unix time.
+    """
+    return {
+        "problems": _problems(shown.problems()),
+        "facts": _facts(worst_first(shown.facts())),
+        "charts": tags.div(*(draw(chart, samples) for chart in shown.charts), class_="charts"),
+        "reasons": _reasons(dict(shown.reasons())),
+        "tables": tags.div(*map(table, tables), class_="tables"),
+        "events": _events(happenings, wall),
+    }
+
+
+def whole(shown: Shown, found: Parts, searched: str = "", answer: Table | None = None) -> Tag:
+    """The page."""
+    title = f"{shown.kind} {shown.key[:8]}…" if shown.key else shown.kind
+    head = tags.head(
+        tags.meta(charset="utf-8"),
+        tags.meta(name="viewport", content="width=device-width, initial-scale=1"),
+        tags.meta(name="color-scheme", content="light dark"),
+        tags.title(title),
+        tags.link(rel="stylesheet", href="page.css"),
+        tags.noscript(Tag("meta")(**{"http-equiv": "refresh", "content": str(REFRESH)})),
+        tags.script(src="page.js", defer="defer"),
+    )
+    header = tags.header(
+        tags.h1(shown.kind),
+        tags.code(shown.key) if shown.key else "",
+        tags.p("not connected: this is what was there last", id="lost", hidden="hidden"),
+    )
+    body = tags.body(header, Tag("main")(*(tags.section(part, id=name) for name, part in found.items())))
+    if shown.asks:
+        header(_search(shown.asks, searched))
+        if answer is not None:
+            header(tags.section(table(answer), id="answer"))
+    return tags.html(head, body, lang="en")
+
+
+def flat(tag: Any) -> str:
+    """As text; nothing in it waits."""
+    found: list[bytes] = []
+    flattened: Deferred[bytes] = flattenString(None, tag)
+    flattened.addCallback(found.append)
+    flattened.addErrback(lambda failure: failure.raiseException())
+    return found[0].decode()
+
+
+def table(one: Table) -> Tag:
+    """A table with its title."""
+    rows = [tags.tr(*(_cell(cell) for cell in row)) for row in one.rows]
+    if not rows:
+        rows = [tags.tr(tags.td(one.empty, colspan=str(len(one.columns)), class_="empty"))]
+    sample = one.rows[0] if one.rows else one.columns
+    kinds = ["number" if _is_number(cell) else "text" for cell in sample]
+    head = tags.thead(tags.tr(*(tags.th(name, class_=kind) for name, kind in zip(one.columns, kinds, strict=True))))
+    return tags.div(tags.h2(one.title), tags.div(tags.table(head, tags.tbody(*rows)), class_="wide"))
+
+
+def _cell(text: str) -> Tag:
+    shown = printable(text)
+    long_key = len(shown) == 66 and shown[:2] in ("02", "03")
+    if long_key:
+        return tags.td(tags.code(f"{shown[:8]}…", title=shown))
+    return tags.td(shown, class_="number" if _is_number(shown) else "text")
+
+
+def _is_number(text: str) -> bool:
+    """A number with its unit stands at the right."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def _search(asks: str, searched: str) -> Tag:
+    field = tags.input(
+        type="search", name="key", value=searched, maxlength="200", placeholder=asks, **{"aria-label": asks}
+    )
+    return tags.form(field, tags.button("Search"), method="get", action=".", role="search")
+
+
+def _problems(problems: list[str]) -> Tag:
+    if not problems:
+        return tags.p("Nothing needs attention.", class_="good")
+    return tags.ul(*(tags.li(printable(one)) for one in problems), class_="bad")
+
+
+def _facts(facts: list[Fact]) -> Tag:
+    return tags.dl(
+        *(tags.div(tags.dt(fact.label), tags.dd(printable(fact.value), class_=fact.level or "plain")) for fact in facts)
+    )
+
+
+def _reasons(reasons: dict[str, float]) -> Tag:
+    counted = sorted(((number, name) for name, number in reasons.items() if number), reverse=True)
+    most = counted[0][0] if counted else 1.0
+    rows = []
+    for number, name in counted:
+        drawn = Tag("rect")(width=f"{max(0.5, 100 * number / most):.1f}", height="4", rx="1")
+        svg = Tag("svg")(drawn, viewBox="0 0 100 4", preserveAspectRatio="none", **{"aria-hidden": "true"})
+        bar = tags.td(svg, class_="bar")
+        rows.append(tags.tr(tags.td(name.replace("_", " ")), tags.td(said(number, ""), class_="number"), bar))
+    if not rows:
+        rows = [tags.tr(tags.td("nothing was refused", class_="empty"))]
+    return tags.div(tags.h2("Refused, dropped or ended, since it started"), tags.table(tags.tbody(*rows)))
+
+
+def _events(happenings: Happenings, wall: float) -> Tag:
+    rows = []
+    for at, text in reversed(happenings.events):
+        clock = time.strftime("%H:%M:%S" if wall - at < 86400 else "%Y-%m-%d %H:%M", time.localtime(at))
+        rows.append(tags.tr(tags.td(clock, class_="when"), tags.td(printable(text))))
+    if not rows:
+        rows = [tags.tr(tags.td("nothing since it started", class_="empty"))]
+    return tags.div(tags.h2("Recently"), tags.table(tags.tbody(*rows)))

@@ -1,0 +1,122 @@
+"""The last minutes of some numbers.  No I/O and no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+from dmsg.pages.model import Line
+
+K = TypeVar("K", bound=Hashable)
+
+KEPT = 300
+"""Samples that are kept: ten minutes."""
+MAX_NAMES = 64
+"""Numbers of an entity that are kept; more are not."""
+RATE_OVER = 5
+"""Samples over which the present rate is taken."""
+
+
+class Samples:
+    """Numbers by name, as they were at each look."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=KEPT)
+        self._values: dict[str, deque[float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    @property
+    def seconds(self) -> float:
+        """From the first to the last."""
+        return self._times[-1] - self._times[0] if self._times else 0.0
+
+    def add(self, now: float, numbers: Mapping[str, float]) -> None:
+        """What they are at a time; one that is missing is what it was before."""
+        for name in numbers:
+            if name not in self._values and len(self._values) < MAX_NAMES:
+                self._values[name] = deque([numbers[name]] * len(self._times), maxlen=KEPT)
+        self._times.append(now)
+        for name, values in self._values.items():
+            values.append(numbers.get(name, values[-1] if values else 0.0))
+
+    def of(self, line: Line) -> list[tuple[float, float]]:
+        """(seconds before the last sample, value), the oldest first."""
+        values = self._values.get(line.number)
+        if values is None:
+            return []
+        end = self._times[-1]
+        if not line.rate:
+            return [(end - at, value) for at, value in zip(self._times, values, strict=True)]
+        found = []
+        times, before, value_before = iter(self._times), None, 0.0
+        for at, value in zip(times, values, strict=True):
+            if before is not None and at > before:
+                # one that starts anew counts from nothing
+                grown = value - value_before if value >= value_before else value
+                found.append((end - at, grown / (at - before)))
+            before, value_before = at, value
+        return found
+
+    def now(self, line: Line) -> float | None:
+        """Its present value: of a rate over the last samples.  None: there is none yet."""
+        values = self._values.get(line.number)
+        if not values:
+            return None
+        if not line.rate:
+            return values[-1]
+        over = min(RATE_OVER, len(values) - 1)
+        if not over or self._times[-1] <= self._times[-1 - over]:
+            return None
+        grown = values[-1] - values[-1 - over]
+        return max(0.0, grown) / (self._times[-1] - self._times[-1 - over])
+
+
+class Growth:
+    """How fast totals grow, from look to look."""
+
+    def __init__(self) -> None:
+        self._before: dict[Hashable, float] = {}
+        self._at = 0.0
+
+    def since(self, now: float, totals: Mapping[K, float]) -> dict[K, float]:
+        """In a second, since the last look; 0 for what was not there then."""
+        seconds = now - self._at
+        rates = {
+            name: max(0.0, total - self._before.get(name, total)) / seconds if seconds > 0.0 else 0.0
+            for name, total in totals.items()
+        }
+        self._before, self._at = {name: total for name, total in totals.items()}, now  # noqa: C416
+        return rates
+
+
+class Quantiles:
+    """Percentiles of what a histogram counted since the last look.
+
+    :param borders: upper ones of its buckets, rising; the last may be infinite.
+    """
+
+    def __init__(self, borders: tuple[float, ...]) -> None:
+        self._borders = borders
+        self._before = [0.0] * len(borders)
+
+    def since(self, counts: list[float], *shares: float) -> list[float]:
+        """Upper borders of the buckets in which these shares lie; 0 where nothing was counted.
+
+        :param counts: of each bucket, since it was made.
+        """
+        grown = [max(0.0, now - before) for now, before in zip(counts, self._before, strict=True)]
+        self._before = list(counts)
+        total = sum(grown)
+        return [self._at(grown, share * total) if total else 0.0 for share in shares]
+
+    def _at(self, grown: list[float], rank: float) -> float:
+        passed = 0.0
+        finite = [border for border in self._borders if border != float("inf")]
+        for border, number in zip(self._borders, grown, strict=True):
+            passed += number
+            if passed >= rank:
+                return min(border, finite[-1])
+        return finite[-1]

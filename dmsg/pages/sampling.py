@@ -1,0 +1,121 @@
+"""An entity's numbers, looked at every few seconds, and who watches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from dmsg.net.again import Again
+from dmsg.pages.happenings import Happenings
+from dmsg.pages.model import Shown
+from dmsg.pages.rendering import Parts, flat, parts
+from dmsg.pages.samples import Samples
+
+INTERVAL = 2.0
+"""Seconds between looks."""
+MAX_WATCHERS = 16
+"""Browsers that are told of each look."""
+
+_log = Logger()
+
+
+class TooManyWatch(Exception):
+    """There is no place for one more."""
+
+
+class Watcher:
+    """A browser that is told of each look: server-sent events.
+
+    One that does not read is left out until it does.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._last: dict[str, str] = {}
+        self._paused = False
+        request.setHeader(b"content-type", b"text/event-stream")
+        request.setHeader(b"cache-control", b"no-store")
+        request.registerProducer(self, True)
+        request.write(b"retry: 2000\n\n")
+
+    def tell(self, content: dict[str, str]) -> None:
+        """Those parts that are others than it was told."""
+        if self._paused:
+            return
+        changed = {name: text for name, text in content.items() if self._last.get(name) != text}
+        self._last.update(changed)
+        self._request.write(b"data: " + json.dumps(changed).encode() + b"\n\n")
+
+    def end(self) -> None:
+        """The entity stops."""
+        self._request.unregisterProducer()
+        self._request.finish()
+
+    def pauseProducing(self) -> None:
+        self._paused = True
+
+    def resumeProducing(self) -> None:
+        self._paused = False
+
+    def stopProducing(self) -> None:
+        """Its connection is gone; the request says so, too."""
+
+
+class Sampling:
+    """What the page of one entity knows.
+
+    :param wall: Unix time.
+    """
+
+    def __init__(self, reactor: IReactorTime, shown: Shown, wall: Callable[[], float]) -> None:
+        self.shown = shown
+        self._reactor = reactor
+        self._wall = wall
+        self.samples = Samples()
+        self.happenings = Happenings()
+        self._watchers: dict[Watcher, None] = {}
+        self._again = Again(reactor, self._look, lambda failures: INTERVAL, "looking at what the page shows")
+
+    def start(self) -> None:
+        """Look now, and again."""
+        self._again.start()
+        self._again.now()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._again.stop()
+        for one in list(self._watchers):
+            self._forget(one)
+            one.end()
+
+    async def _look(self) -> float:
+        shown = self.shown
+        self.samples.add(self._reactor.seconds(), shown.numbers())
+        self.happenings.look(self._wall(), shown.facts(), shown.reasons())
+        if self._watchers:
+            content = {name: flat(part) for name, part in (await self.parts()).items()}
+            for one in list(self._watchers):
+                one.tell(content)
+        return INTERVAL
+
+    async def parts(self) -> Parts:
+        """As they are now."""
+        tables = await self.shown.tables()
+        return parts(self.shown, self.samples, self.happenings, tables, self._wall())
+
+    def watch(self, request: Any) -> None:
+        """Tell it from now on.  :raises TooManyWatch: so many are told already."""
+        if len(self._watchers) >= MAX_WATCHERS:
+            raise TooManyWatch
+        one = Watcher(request)
+        self._watchers[one] = None
+        left: Deferred[None] = request.notifyFinish()
+        left.addBoth(lambda _: self._forget(one))
+
+    def _forget(self, one: Watcher) -> None:
+        self._watchers.pop(one, None)

@@ -1,0 +1,156 @@
+"""What listens at ``--metrics``: the page, ``/metrics`` and ``/health``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+from werkzeug.exceptions import HTTPException
+
+from dmsg.net.web.guard import GuardedFactory
+from dmsg.net.web.routes import QuickKlein
+from dmsg.net.web.site import answer_http_error, gated_site
+from dmsg.pages.access import Access
+from dmsg.pages.model import Table
+from dmsg.pages.rendering import flat, whole
+from dmsg.pages.sampling import Sampling, TooManyWatch
+
+STATUS_CONNECTIONS = 64
+"""Connections to the page, ``/metrics`` and ``/health``; half of them of one network."""
+STATUS_RATE, STATUS_BURST = 50.0, 500.0
+"""Requests a second of one address, and at once: each goes through all clients."""
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+"""Of what Prometheus scrapes."""
+MAX_QUERY = 200
+"""Characters that are searched for."""
+_HEADERS = {
+    b"content-security-policy": b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    b"form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"cache-control": b"no-store",
+}
+
+
+Rendered = Callable[[], bytes | Awaitable[bytes]]
+"""Gives the text that Prometheus scrapes, at once or later."""
+Health = Callable[[], dict[str, Any] | Awaitable[dict[str, Any]]]
+"""Gives what ``/health`` says, at once or later; ``status`` is ``ok``, or why not."""
+
+
+class StatusPages:
+    """The routes.
+
+    :param sampling: what the page shows.
+    """
+
+    app = QuickKlein()
+
+    def __init__(
+        self,
+        metrics: Rendered,
+        health: Health,
+        sampling: Sampling,
+        access: Access,
+    ) -> None:
+        self._metrics = metrics
+        self._health = health
+        self._sampling = sampling
+        self._access = access
+
+    @app.route("/metrics", methods=["GET"])
+    async def metrics(self, request: Any) -> bytes:
+        """For Prometheus."""
+        text = self._metrics()
+        request.setHeader(b"content-type", CONTENT_TYPE)
+        return text if isinstance(text, bytes) else await text
+
+    @app.route("/health", methods=["GET"])
+    async def health(self, request: Any) -> bytes:
+        """For who starts it anew, or sends clients here."""
+        request.setHeader(b"content-type", b"application/json")
+        found = self._health()
+        health = found if isinstance(found, dict) else await found
+        if health["status"] != "ok":
+            request.setResponseCode(503)
+        return json.dumps(health).encode()
+
+    @app.route("/", methods=["GET"])
+    async def page(self, request: Any) -> bytes:
+        """For people."""
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        searched = request.args.get(b"key", [b""])[0].decode("utf-8", "replace").strip()[:MAX_QUERY]
+        answer: Table | None = None
+        if searched and self._sampling.shown.asks:
+            answer = await self._sampling.shown.search(searched)
+        tag = whole(self._sampling.shown, await self._sampling.parts(), searched, answer)
+        request.setHeader(b"content-type", b"text/html; charset=utf-8")
+        return b"<!DOCTYPE html>\n" + flat(tag).encode()
+
+    @app.route("/page.css", methods=["GET"])
+    def style(self, request: Any) -> bytes:
+        """How it looks; nothing in it is anybody's secret."""
+        return _file(request, "page.css", b"text/css; charset=utf-8")
+
+    @app.route("/page.js", methods=["GET"])
+    def script(self, request: Any) -> bytes:
+        """What replaces its parts."""
+        return _file(request, "page.js", b"text/javascript; charset=utf-8")
+
+    @app.route("/live", methods=["GET"])
+    def live(self, request: Any) -> Any:
+        """Its parts, whenever they change."""
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        try:
+            self._sampling.watch(request)
+        except TooManyWatch:
+            request.setResponseCode(503)
+            return b"too many watch already\n"
+        return Deferred()
+
+    @app.handle_errors(HTTPException)
+    def _no_such_page(self, request: Any, failure: Failure) -> bytes:
+        if getattr(failure.value, "code", 404) != 404:
+            return answer_http_error(request, failure)
+        request.setResponseCode(404)
+        request.setHeader(b"content-type", b"text/plain; charset=utf-8")
+        return b"there are /, /metrics and /health\n"
+
+    def _refused(self, request: Any) -> bytes | None:
+        """Why it is not shown; None: it may be."""
+        for name, value in _HEADERS.items():
+            request.setHeader(name, value)
+        found = self._access.refuses(request)
+        if found is None:
+            return None
+        status, text = found
+        request.setResponseCode(status)
+        request.setHeader(b"content-type", b"text/plain; charset=utf-8")
+        if status == 401:
+            request.setHeader(b"www-authenticate", b'Basic realm="dmsg", charset="UTF-8"')
+        return text.encode()
+
+
+def _file(request: Any, name: str, kind: bytes) -> bytes:
+    request.setHeader(b"content-type", kind)
+    request.setHeader(b"cache-control", b"max-age=300")
+    return (files("dmsg.pages") / name).read_bytes()
+
+
+def status_site(reactor: IReactorTime, pages: StatusPages, refused: Callable[[str], None]) -> GuardedFactory:
+    """What listens for who watches an entity; others may find it, too."""
+    site = gated_site(
+        pages.app.resource(), reactor, refused, rate=STATUS_RATE, burst=STATUS_BURST, proxied=False, max_body=0
+    )
+    return GuardedFactory(
+        site, reactor, most=STATUS_CONNECTIONS, most_of_block=STATUS_CONNECTIONS // 2, refused=refused
+    )

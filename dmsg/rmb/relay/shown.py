@@ -1,0 +1,138 @@
+"""What the page of a relay of the bus shows."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from dmsg.base.memory import Memory
+from dmsg.base.units import human_count, human_size, human_time
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.samples import Growth
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.relay.switch import Switch
+
+VERSION = version("dmsg")
+SHOWN_SESSIONS = 10
+"""Sessions in each table."""
+NEARLY_FULL = 0.9
+"""Share of what may be held from which on the page says so."""
+
+
+class Looked(Protocol):
+    """A relay, as its page asks it."""
+
+    settings: Any
+    memory: Memory
+    started: float
+
+    def health(self) -> dict[str, Any]:
+        """What ``/health`` says."""
+
+
+class RmbRelayShown(Shown):
+    """A relay, as :class:`~dmsg.pages.model.Shown`."""
+
+    kind = "rmb relay"
+    charts = (
+        Chart("Messages", "/s", (Line("taken", "message_rx", rate=True), Line("sent", "message_tx", rate=True))),
+        Chart(
+            "Bytes",
+            "bytes/s",
+            (Line("taken", "message_rx_bytes", rate=True), Line("sent", "message_tx_bytes", rate=True)),
+        ),
+        Chart("Sessions", "", (Line("connected", "sessions"),)),
+        Chart("Refused, dropped or ended", "/s", (Line("all reasons", "drops", rate=True),)),
+        Chart(
+            "To other relays",
+            "/s",
+            (Line("taken", "forwarded", rate=True), Line("failed", "not_forwarded", rate=True)),
+        ),
+        Chart("Held in memory", "bytes", (Line("held", "held"),)),
+    )
+
+    def __init__(self, relay: Looked, switch: Switch) -> None:
+        self._relay = relay
+        self._switch = switch
+        self._growth = Growth()
+
+    @property
+    def key(self) -> str:
+        return ", ".join(sorted(self._relay.settings.domains))
+
+    def facts(self) -> list[Fact]:
+        relay, switch = self._relay, self._switch
+        status = str(relay.health()["status"])
+        cache = switch.registry
+        asked = cache.hits + cache.misses
+        return [
+            Fact("State", status, GOOD if status == "ok" else BAD, told=True),
+            Fact("Up for", human_time(max(0.0, time.time() - relay.started))),
+            Fact("Sessions", f"{len(switch.sessions)} of {relay.settings.max_sessions}"),
+            Fact("Messages under way to other relays", human_count(len(switch.federation))),
+            Fact("Twins known", human_count(len(cache))),
+            Fact("Questions for the registry", f"{human_count(cache.misses)} of {human_count(asked)}"),
+            Fact("Memory for sessions", f"{human_size(relay.memory.total)} of {human_size(relay.memory.limit)}"),
+            Fact("Queue", relay.settings.queue.partition(":")[0]),
+            Fact("Runs", f"dmsg {VERSION}"),
+        ]
+
+    def problems(self) -> list[str]:
+        relay = self._relay
+        found = []
+        if relay.health()["status"] != "ok":
+            found.append("It is leaving: nobody new is taken.")
+        if relay.memory.total >= NEARLY_FULL * relay.memory.limit:
+            found.append("The memory for sessions is nearly used up: what has waited longest goes into the queue.")
+        if len(self._switch.sessions) >= NEARLY_FULL * relay.settings.max_sessions:
+            found.append("It has nearly as many sessions as it may have.")
+        return found
+
+    def numbers(self) -> dict[str, float]:
+        switch, asking = self._switch, self._switch.federation.asking
+        names = ("message_rx", "message_tx", "message_rx_bytes", "message_tx_bytes")
+        return {
+            **{name: float(switch.counters[name]) for name in names},
+            "sessions": float(len(switch.sessions)),
+            "drops": float(sum(switch.rules.drops.values())),
+            "forwarded": float(sum(asking.success.values())),
+            "not_forwarded": float(sum(asking.error.values())),
+            "held": float(self._relay.memory.total),
+        }
+
+    def reasons(self) -> dict[str, float]:
+        return {drop.value: float(self._switch.rules.drops[drop]) for drop in Drop}
+
+    async def tables(self) -> list[Table]:
+        sessions = {str(name): session for name, session in self._switch.sessions.items()}
+        sent = {name: session.delivery.sent for name, session in sessions.items()}
+        rates = self._growth.since(time.monotonic(), sent)
+        busiest = heapq.nlargest(SHOWN_SESSIONS, sessions, key=lambda name: (rates[name], sent[name]))
+        waiting = [name for name, session in sessions.items() if len(session.delivery)]
+        slowest = heapq.nlargest(SHOWN_SESSIONS, waiting, key=lambda name: sessions[name].delivery.size)
+        failing = sorted(self._switch.federation.asking.error.items(), key=lambda one: -one[1])[:SHOWN_SESSIONS]
+        return [
+            Table(
+                "Who gets most",
+                ("Session", "Now", "Messages"),
+                [(name, f"{human_count(rates[name])}/s", human_count(sent[name])) for name in busiest],
+                "nobody is connected",
+            ),
+            Table(
+                "Who confirms slowest",
+                ("Session", "Messages wait", "Bytes"),
+                [
+                    (name, human_count(len(sessions[name].delivery)), human_size(sessions[name].delivery.size))
+                    for name in slowest
+                ],
+                "nothing waits for anybody",
+            ),
+            Table(
+                "Other relays that failed",
+                ("Relay", "Messages"),
+                [(name, human_count(number)) for name, number in failing],
+                "none",
+            ),
+        ]

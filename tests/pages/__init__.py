@@ -1,0 +1,1 @@
+"""What entities show of themselves."""

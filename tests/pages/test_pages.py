@@ -1,0 +1,246 @@
+"""Pages of real entities, over TCP; in a browser where there is one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import treq
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SkipTest
+
+from dmsg.errors import DropReason
+from dmsg.keys import SecKey
+from dmsg.pages.sampling import MAX_WATCHERS
+from tests.net.support import LOOPBACK, EntityCase
+from tests.pages.browser import Browser, chromium
+from tests.support import asynchronous
+
+CLIENTS = 1000
+"""Connected while a browser looks."""
+
+
+class PageCase(EntityCase):
+    """A discovery and a server with pages."""
+
+    async def network(self, *options: str) -> None:
+        self.url = await self.start_discovery(f"--metrics={LOOPBACK}", *options)
+        self.server = await self.start_server(f"--discovery={self.url}", f"--metrics={LOOPBACK}", *options)
+
+    def base(self, entity: Any) -> str:
+        return f"http://127.0.0.1:{entity.metrics_port.getHost().port}"
+
+    async def get(self, url: str, **options: Any) -> tuple[Any, str]:
+        response: Any = await treq.get(url, persistent=False, **options)
+        return response, await response.text()
+
+
+class PageTests(PageCase):
+    """What they say, and to whom."""
+
+    @asynchronous
+    async def test_a_server(self) -> None:
+        await self.network()
+        client = await self.start_client(self.url)
+        response, text = await self.get(self.base(self.server) + "/")
+        self.assertEqual(response.code, 200)
+        self.assertEqual(response.headers.getRawHeaders("content-type"), ["text/html; charset=utf-8"])
+        policy = response.headers.getRawHeaders("content-security-policy")[0]
+        self.assertIn("default-src 'none'", policy)
+        for expected in (
+            "<h1>dmsg server</h1>",
+            self.server._key.public.hex(),
+            "Nothing needs attention.",
+            '<dd class="plain">1 of 10000</dd>',
+            client.public_key.hex()[:8],
+            "nothing waits for anybody",
+            "<svg",
+        ):
+            self.assertIn(expected, text)
+        # nothing comes from elsewhere, nothing stands in it that the policy forbids
+        self.assertEqual(set(re.findall(r'(?:src|href)="([^"]*)"', text)), {"page.css", "page.js"})
+        self.assertNotRegex(text, r"<script>|<style|style=|onclick|https?://")
+        for name in ("page.css", "page.js"):
+            response, text = await self.get(f"{self.base(self.server)}/{name}")
+            self.assertEqual(response.code, 200)
+        for path, code in (("nothing", 404), ("page", 404), ("live/x", 404), ("%ff", 400)):
+            response, text = await self.get(f"{self.base(self.server)}/{path}")
+            self.assertEqual(response.code, code, path)
+        response = await treq.post(self.base(self.server) + "/", persistent=False)
+        self.assertEqual(response.code, 405)
+        await response.content()
+
+    @asynchronous
+    async def test_discovery(self) -> None:
+        await self.network()
+        client = await self.start_client(self.url)
+        _, text = await self.get(self.base(self.discovery) + "/")
+        server = self.server._key.public.hex()
+        self.assertIn("<h1>dmsg discovery</h1>", text)
+        self.assertRegex(text, rf'title="{server}".*listed')
+        self.assertRegex(text, rf'Who relays for how many.*title="{server}".*<td class="number">1</td>')
+        for asked, expected in (
+            (client.public_key.hex(), f'Is reached through.*title="{server}"'),
+            (server, r"Server: address.*127\.0\.0\.1:\d+"),
+            (SecKey.generate().public.hex(), "there is no entry of that key"),
+            ("<script>alert(1)</script>", "that is no public key"),
+        ):
+            response, text = await self.get(self.base(self.discovery) + "/", params={"key": asked})
+            self.assertEqual(response.code, 200)
+            self.assertRegex(text, expected)
+            self.assertNotIn("<script>alert", text)
+        _, health = await self.get(self.base(self.discovery) + "/health")
+        self.assertEqual(json.loads(health), {"status": "ok", "entries": 2})
+        _, metrics = await self.get(self.base(self.discovery) + "/metrics")
+        self.assertIn("dmsg_discovery_entries 2.0", metrics)
+
+    @asynchronous
+    async def test_whom_it_is_shown(self) -> None:
+        await self.network()
+        for headers, code in (
+            ({"Host": "evil.example"}, 403),
+            ({"X-Forwarded-For": "127.0.0.1"}, 403),
+            ({}, 200),
+        ):
+            for path in ("/", "/live") if code != 200 else ("/",):
+                response, _ = await self.get(self.base(self.server) + path, headers=headers)
+                self.assertEqual(response.code, code, (path, headers))
+        # what Prometheus and others ask is open, as before
+        for path in ("/metrics", "/health"):
+            response, _ = await self.get(self.base(self.server) + path, headers={"Host": "evil.example"})
+            self.assertEqual(response.code, 200)
+
+    @asynchronous
+    async def test_a_token(self) -> None:
+        token = Path(self.mktemp())
+        token.write_text("0123456789abcdef")
+        token.chmod(0o600)
+        await self.network(f"--page-token={token}")
+        response, text = await self.get(self.base(self.server) + "/")
+        self.assertEqual(response.code, 401)
+        self.assertEqual(response.headers.getRawHeaders("www-authenticate"), ['Basic realm="dmsg", charset="UTF-8"'])
+        self.assertNotIn(self.server._key.public.hex(), text)
+        for options in (
+            {"auth": ("me", "0123456789abcdef")},
+            {"headers": {"Authorization": "Bearer 0123456789abcdef"}},
+        ):
+            response, text = await self.get(self.base(self.server) + "/", **options)
+            self.assertEqual(response.code, 200)
+
+    @asynchronous
+    async def test_live(self) -> None:
+        """Parts come when they change; one that does not read is left out, and there are only so many."""
+        await self.network()
+        got = bytearray()
+        response: Any = await treq.get(self.base(self.server) + "/live", persistent=False)
+        self.assertEqual(response.headers.getRawHeaders("content-type"), ["text/event-stream"])
+        response.collecting = treq.collect(response, got.extend)
+        response.collecting.addErrback(lambda _: None)
+        await self.until(lambda: got.count(b"data: ") >= 1)
+        first = json.loads(got.partition(b"data: ")[2].partition(b"\n")[0])
+        self.assertEqual(sorted(first), ["charts", "events", "facts", "problems", "reasons", "tables"])
+        await self.start_client(self.url)
+        await self.until(lambda: b"1 of 10000" in got)
+        second = json.loads(got.split(b"data: ")[2].partition(b"\n")[0])
+        self.assertNotIn("problems", second)
+        others = [await treq.get(self.base(self.server) + "/live", persistent=False) for _ in range(MAX_WATCHERS)]
+        self.assertEqual([one.code for one in others].count(503), 1)
+        await self.server.stop_for_test()
+        await response.collecting
+        for one in others:
+            await one.content()
+
+    @asynchronous
+    async def test_what_is_wrong_comes_first(self) -> None:
+        self.url = await self.start_discovery(f"--metrics={LOOPBACK}")
+        server = await self.start_server(
+            f"--discovery={self.url}",
+            f"--metrics={LOOPBACK}",
+            "--max-connections=2",
+            "--public-address=127.0.0.1:1",
+        )
+        for _ in range(2):
+            await self.raw_client(server)
+        await self.until(lambda: server.reachable is False)
+        _, text = await self.get(self.base(server) + "/")
+        self.assertIn("It did not reach itself at its public address", text)
+        self.assertIn("2 of 2 clients are connected: it is nearly full.", text)
+        self.assertRegex(text, r'<dl><div><dt>[^<]*</dt><dd class="bad">')
+
+    def test_bad_options_are_one_line(self) -> None:
+        from twisted.python.usage import UsageError
+
+        from dmsg.tap import discovery, server
+
+        path = Path(self.mktemp())
+        path.write_text("short")
+        path.chmod(0o600)
+        for tap in (server, discovery):
+            for options, problem in (
+                ([f"--page-token={path}"], "without --metrics"),
+                ([f"--page-token={path}", "--metrics=tcp:0"], "16 to 512"),
+                (["--page-token=/nowhere", "--metrics=tcp:0"], "No such file"),
+            ):
+                parsed: Any = tap.Options()
+                with self.assertRaisesRegex(UsageError, problem):
+                    parsed.parseOptions(options)
+
+
+class BrowserTests(PageCase):
+    """In headless Chromium, with a thousand clients connected."""
+
+    @asynchronous
+    async def test_it_lives(self) -> None:
+        if chromium() is None:
+            raise SkipTest("there is no Chromium here")
+        await self.network()
+        for _ in range(CLIENTS // 20):
+            await gatherResults([Deferred.fromCoroutine(self.raw_client(self.server)) for _ in range(20)])
+        base = self.base(self.server)
+        browser = await deferToThread(Browser)
+        self.addCleanup(browser.close)
+
+        def first() -> None:
+            browser.look(1400, 1400)
+            browser.go(base + "/")
+            browser.until(
+                "document.body.innerText.includes('1001 of 10000') || document.body.innerText.includes('1000 of 10000')"
+            )
+            self.assertEqual(browser.value("document.getElementById('lost').hidden"), True)
+
+        await deferToThread(first)
+        # what changes from here on comes by the script
+        self.server.factory.relay.drops[DropReason.FLOOD] += 4711
+        await deferToThread(browser.until, "document.getElementById('reasons').innerText.includes('4.7 k')")
+
+        def pictures() -> None:
+            for width, height, dark in ((1400, 1400, False), (1400, 1400, True), (380, 3000, False), (380, 3000, True)):
+                browser.look(width, height, dark=dark)
+                # nothing is wider than the window: no page that has to be pushed to and fro
+                self.assertLessEqual(browser.value("document.documentElement.scrollWidth"), width)
+                ground = browser.value("getComputedStyle(document.body).backgroundColor")
+                light = sum(int(part) for part in re.findall(r"\d+", ground)[:3]) > 380
+                self.assertEqual(light, not dark, ground)
+                self.assertGreater(len(browser.picture()), 20_000)
+
+        await deferToThread(pictures)
+
+        def without_scripts() -> None:
+            browser.look(1400, 1400, scripts=False)
+            browser.go(base + "/")
+            self.assertIn("Who sends most", browser.value("document.body.innerText"))
+            self.assertGreater(browser.value("document.querySelectorAll('svg').length"), 7)
+
+        await deferToThread(without_scripts)
+
+        def lost() -> None:
+            browser.look(1400, 1400)
+            browser.go(base + "/")
+            browser.until("document.getElementById('lost').hidden")
+
+        await deferToThread(lost)
+        await self.server.stop_for_test()
+        await deferToThread(browser.until, "!document.getElementById('lost').hidden")

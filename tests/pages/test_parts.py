@@ -1,0 +1,225 @@
+"""The parts of a page, by plain calls."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, strategies as st
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.discovery.delegations import LASTS, MAX_CLIENTS, Delegations
+from dmsg.errors import DmsgError
+from dmsg.pages.access import Access, read_token
+from dmsg.pages.drawing import draw, said
+from dmsg.pages.happenings import KEPT as EVENTS_KEPT, Happenings
+from dmsg.pages.model import Chart, Fact, Line, Table
+from dmsg.pages.rendering import flat, table
+from dmsg.pages.samples import KEPT, MAX_NAMES, Growth, Quantiles, Samples
+
+FRAMES = Line("received", "frames", rate=True)
+CLIENTS = Line("connected", "clients")
+
+
+class SamplesTests(SynchronousTestCase):
+    """Numbers over time."""
+
+    def test_rates_and_values(self) -> None:
+        samples = Samples()
+        self.assertEqual((samples.of(FRAMES), samples.now(FRAMES)), ([], None))
+        for at, frames, clients in ((0, 0, 1), (2, 20, 2), (4, 60, 3)):
+            samples.add(100.0 + at, {"frames": frames, "clients": clients})
+        self.assertEqual(samples.of(FRAMES), [(2.0, 10.0), (0.0, 20.0)])
+        self.assertEqual(samples.of(CLIENTS), [(4.0, 1.0), (2.0, 2.0), (0.0, 3.0)])
+        self.assertEqual((samples.now(FRAMES), samples.now(CLIENTS), samples.seconds), (15.0, 3, 4.0))
+
+    def test_a_counter_that_starts_anew(self) -> None:
+        samples = Samples()
+        for at, frames in ((0, 1000), (1, 7)):
+            samples.add(at, {"frames": frames})
+        self.assertEqual(samples.of(FRAMES), [(0.0, 7.0)])
+        self.assertEqual(samples.now(FRAMES), 0.0)
+
+    def test_limits(self) -> None:
+        samples = Samples()
+        for at in range(KEPT + 50):
+            samples.add(at, {f"n{number}": at for number in range(MAX_NAMES + 10)})
+        self.assertEqual(len(samples), KEPT)
+        self.assertEqual(len(samples.of(Line("", "n0"))), KEPT)
+        self.assertEqual(samples.of(Line("", f"n{MAX_NAMES}")), [])
+
+    def test_one_that_comes_later_and_one_that_is_missing(self) -> None:
+        samples = Samples()
+        samples.add(0, {"a": 1})
+        samples.add(1, {"a": 2, "b": 5})
+        samples.add(2, {"b": 6})
+        self.assertEqual([value for _, value in samples.of(Line("", "a"))], [1, 2, 2])
+        self.assertEqual([value for _, value in samples.of(Line("", "b"))], [5, 5, 6])
+
+    @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.lists(st.integers(0, 50), min_size=4, max_size=4))
+    def test_quantiles_are_those_of_what_came_since(self, before: list[int], grown: list[int]) -> None:
+        borders = (1.0, 2.0, 4.0, float("inf"))
+        quantiles = Quantiles(borders)
+        quantiles.since([float(one) for one in before], 0.5)
+        after = [float(old + new) for old, new in zip(before, grown, strict=True)]
+        half, most = quantiles.since(after, 0.5, 1.0)
+        if not sum(grown):
+            self.assertEqual((half, most), (0.0, 0.0))
+            return
+        each = [min(border, 4.0) for border, number in zip(borders, grown, strict=True) for _ in range(number)]
+        self.assertEqual(most, each[-1])
+        self.assertEqual(half, each[(len(each) + 1) // 2 - 1])
+
+    def test_growth(self) -> None:
+        growth = Growth()
+        self.assertEqual(growth.since(10.0, {"a": 100.0}), {"a": 0.0})
+        self.assertEqual(growth.since(12.0, {"a": 150.0, "b": 9.0}), {"a": 25.0, "b": 0.0})
+        self.assertEqual(growth.since(12.0, {"a": 160.0}), {"a": 0.0})
+
+
+class HappeningsTests(SynchronousTestCase):
+    """What is told of changes."""
+
+    def test_changes_and_counts(self) -> None:
+        happenings = Happenings()
+        happenings.look(0.0, [Fact("State", "ok", told=True), Fact("Up for", "1 s")], {"flood": 5})
+        self.assertEqual(list(happenings.events), [])
+        happenings.look(2.0, [Fact("State", "draining", told=True), Fact("Up for", "3 s")], {"flood": 8, "refused": 1})
+        self.assertEqual(
+            list(happenings.events), [(2.0, "State: draining (was ok)"), (2.0, "flood: 3"), (2.0, "refused: 1")]
+        )
+        # what goes on is one event with the sum, for a while
+        happenings.look(4.0, [Fact("State", "draining", told=True)], {"flood": 10})
+        self.assertEqual(list(happenings.events)[-1], (2.0, "flood: 5"))
+        self.assertEqual(len(happenings.events), 3)
+        happenings.look(60.0, [Fact("State", "draining", told=True)], {"flood": 11})
+        self.assertEqual(list(happenings.events)[-2:], [(2.0, "flood: 5"), (60.0, "flood: 1")])
+
+    def test_a_flood_does_not_fill_it(self) -> None:
+        happenings = Happenings()
+        for at in range(2000):
+            happenings.look(at * 2.0, [Fact("State", str(at), told=True)], {"flood": at * 100})
+        self.assertEqual(len(happenings.events), EVENTS_KEPT)
+
+
+class RenderingTests(SynchronousTestCase):
+    """What strangers choose is text, never markup."""
+
+    def test_cells_are_escaped(self) -> None:
+        found = flat(table(Table("<b>", ("<i>",), [("<script>alert(1)</script>\x1b[2J",)])))
+        self.assertNotIn("<script", found)
+        self.assertNotIn("\x1b", found)
+        self.assertIn("&lt;script&gt;", found)
+
+    def test_keys_and_numbers(self) -> None:
+        key = "02" + "ab" * 32
+        found = flat(table(Table("T", ("Client", "Now", "Version"), [(key, "1.2 MB/s", "0.0.1+relay1")])))
+        self.assertIn(f'title="{key}"', found)
+        self.assertIn('<td class="number">1.2 MB/s</td>', found)
+        self.assertIn('<td class="text">0.0.1+relay1</td>', found)
+        self.assertIn('<th class="number">Now</th>', found)
+
+    @given(st.lists(st.floats(0, 1e12), max_size=20))
+    def test_every_chart_can_be_drawn(self, values: list[float]) -> None:
+        samples = Samples()
+        for at, value in enumerate(values):
+            samples.add(float(at), {"frames": value, "clients": value})
+        for unit in ("bytes", "bytes/s", "ms", "/s", ""):
+            found = flat(draw(Chart("Some", unit, (FRAMES, CLIENTS)), samples))
+            self.assertNotIn("nan", found)
+            self.assertNotIn("inf", found)
+            self.assertTrue(said(1.0, unit))
+
+
+class Asking:
+    """A request, as far as access looks."""
+
+    def __init__(self, host: str = "127.0.0.1", named: str = "127.0.0.1:9100", **headers: str) -> None:
+        kind: Any = IPv6Address if ":" in host else IPv4Address
+        self._address = kind("TCP", host, 1)
+        self._headers = {"host": named, **{name.replace("_", "-"): value for name, value in headers.items()}}
+
+    def getClientAddress(self) -> Any:
+        return self._address
+
+    def getHeader(self, name: bytes) -> bytes | None:
+        value = self._headers.get(name.decode())
+        return None if value is None else value.encode()
+
+
+class AccessTests(SynchronousTestCase):
+    """Who may look."""
+
+    def test_this_machine(self) -> None:
+        for host in ("127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1"):
+            for named in ("127.0.0.1", "127.0.0.1:9100", "localhost", "LOCALHOST:1", "[::1]:9100", "[::1]"):
+                self.assertIsNone(Access().refuses(Asking(host, named)), (host, named))
+
+    def test_nobody_else(self) -> None:
+        for asking in (
+            Asking("192.0.2.1"),
+            Asking("10.0.0.1"),
+            Asking("2001:db8::1"),
+            Asking(named="evil.example"),  # a name of somebody else's that leads here
+            Asking(named="evil.example:9100"),
+            Asking(named="localhost.evil.example"),
+            Asking(named=""),
+            Asking(x_forwarded_for="127.0.0.1"),  # a proxy on this machine
+            Asking(forwarded="for=127.0.0.1"),
+            Asking(via="1.1 proxy"),
+        ):
+            refused = Access().refuses(asking)
+            assert refused is not None
+            self.assertEqual(refused[0], 403)
+
+    def test_a_token(self) -> None:
+        access = Access(b"0123456789abcdef")
+        for header in ("Bearer 0123456789abcdef", "bearer  0123456789abcdef", "Basic bWU6MDEyMzQ1Njc4OWFiY2RlZg=="):
+            self.assertIsNone(access.refuses(Asking("192.0.2.1", "relay.example", authorization=header)), header)
+        for header in ("", "Bearer", "Bearer 0123456789abcde", "Basic !", "Basic bWU6", "Digest 0123456789abcdef"):
+            refused = access.refuses(Asking("127.0.0.1", authorization=header))
+            assert refused is not None
+            self.assertEqual(refused[0], 401, header)
+
+    def test_token_files(self) -> None:
+        path = Path(self.mktemp())
+        for text, mode, problem in (
+            ("0123456789abcdef\n", 0o600, None),
+            ("0123456789abcdef\n", 0o644, "accessible by others"),
+            ("short", 0o600, "16 to 512"),
+            ("x" * 600, 0o600, "16 to 512"),
+            ("0123456789 abcdef", 0o600, "visible"),
+        ):
+            path.write_text(text)
+            os.chmod(path, mode)
+            if problem is None:
+                self.assertEqual(read_token(str(path)), b"0123456789abcdef")
+            else:
+                with self.assertRaisesRegex(DmsgError, problem):
+                    read_token(str(path))
+        with self.assertRaisesRegex(DmsgError, "No such file"):
+            read_token("/nowhere/token")
+
+
+class DelegationsTests(SynchronousTestCase):
+    """Who relays for how many."""
+
+    def test_the_last_entry_counts(self) -> None:
+        delegations = Delegations()
+        delegations.posted("a", ["x", "y", "x"], 0.0)
+        delegations.posted("b", ["x"], 1.0)
+        self.assertEqual(delegations.most(5), [("x", 2), ("y", 1)])
+        delegations.posted("a", ["y"], 2.0)
+        self.assertEqual((delegations.of("x"), delegations.of("y"), len(delegations)), (1, 1, 2))
+        delegations.posted("a", None, 3.0)
+        self.assertEqual(delegations.most(5), [("x", 1)])
+        delegations.look(1.0 + LASTS)
+        self.assertEqual((delegations.most(5), len(delegations)), ([], 0))
+
+    def test_limit(self) -> None:
+        delegations = Delegations()
+        for number in range(MAX_CLIENTS + 10):
+            delegations.posted(str(number), ["x"], 0.0)
+        self.assertEqual((len(delegations), delegations.of("x")), (MAX_CLIENTS, MAX_CLIENTS))
