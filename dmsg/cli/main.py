@@ -35,6 +35,7 @@ COMMANDS = {
     "nc": ("dmsg.cli.peers.pipe:nc", "Standard input and output over a stream."),
     "cp": ("dmsg.cli.files.cp:cp", "Copy files to and from a peer; goes on where it was cut."),
     "messaging": ("dmsg.cli.peers.messaging", "The Messaging System, the protocol before dmsg."),
+    "top": ("dmsg.cli.fleet.top", "Watch servers and discoveries in a terminal, what is wrong first."),
     "name": ("dmsg.cli.keys.name", "The address book."),
     "analytics": ("dmsg.cli.pipeline.commands", "What the network did, computed on Spark."),
     "twin": ("dmsg.cli.bus.twin:twin", "Twins of the message bus: make, list, show, change."),

@@ -9,9 +9,9 @@ from tests.docs.person import Person
 NETWORK = (
     "twistd -n --pidfile= dmsg-discovery --listen tcp:9090:interface=127.0.0.1 --store memory:",
     "twistd -n --pidfile= dmsg-server --listen tcp:8080:interface=127.0.0.1 --discovery http://127.0.0.1:9090"
-    " --key-file s1.key --create",
+    " --key-file s1.key --create --metrics tcp:9100:interface=127.0.0.1",
     "twistd -n --pidfile= dmsg-server --listen tcp:8081:interface=127.0.0.1 --discovery http://127.0.0.1:9090"
-    " --key-file s2.key --create",
+    " --key-file s2.key --create --metrics tcp:9101:interface=127.0.0.1",
     "export DMSG_DISCOVERY=http://127.0.0.1:9090",
 )
 BUS = (

@@ -28,7 +28,7 @@ LONG = 900.0
 """Seconds for what installs or computes."""
 KEPT = 200_000
 """Bytes of a program's output that are kept."""
-PORTS = "5201 6379 6380 8080 8081 9090 9091 9100 9443 1080 2222".split()
+PORTS = "5201 6379 6380 8080 8081 9090 9091 9100 9101 9443 1080 2222".split()
 """Ports of the pages; each is another one, which is free, when the page is run."""
 FILES = {"photo.jpg": 40_000, "film.mkv": 900_000, "public/notes.txt": 300, "public/film.mkv": 700_000}
 """What a person has lying about: name and size."""

@@ -1,0 +1,167 @@
+"""What ``/metrics`` and ``/health`` of an entity say, as one row of ``dmsg top``; no I/O."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from dmsg.base.printable import printable
+
+KINDS = {
+    "dmsg_server_": "server",
+    "dmsg_messaging_server_": "messaging",
+    "dmsg_discovery_": "discovery",
+    "dmsg_collector_": "collector",
+    "relay_": "rmb relay",
+}
+"""By the begin of a metric's name."""
+NEARLY_FULL = 0.9
+"""Share of places, or of memory, from which on it is said."""
+WORST = 100
+"""How bad it is that nothing answers."""
+
+
+@dataclass
+class Seen:
+    """One look at an entity.
+
+    :ivar at: seconds of any clock.
+    :ivar error: why there are no numbers.
+    """
+
+    at: float
+    kind: str = "?"
+    status: str = ""
+    error: str = ""
+    health: dict[str, Any] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    """Of each metric, all its labels together."""
+    buckets: dict[float, float] = field(default_factory=dict)
+    """Of the histogram of its work."""
+
+    def number(self, *names: str) -> float | None:
+        """The first that it has, without the beginning of its kind."""
+        for name in names:
+            for begin in (*KINDS, ""):
+                if begin + name in self.sums:
+                    return self.sums[begin + name]
+        return None
+
+
+def read(at: float, metrics: str, health: str) -> Seen:
+    """What was said.
+
+    :raises ValueError: it is neither metrics of an entity nor health.
+    """
+    found = Seen(at)
+    told = json.loads(health)
+    if not isinstance(told, dict):
+        raise ValueError("/health is no object")
+    found.health = told
+    found.status = printable(str(told.get("status", "?")))[:40]
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name.endswith("_bucket"):
+                if sample.name.endswith(("relay_seconds_bucket", "request_seconds_bucket")):
+                    border = float(sample.labels["le"])
+                    found.buckets[border] = found.buckets.get(border, 0.0) + sample.value
+                continue
+            found.sums[sample.name] = found.sums.get(sample.name, 0.0) + sample.value
+            for begin, kind in KINDS.items():
+                if sample.name.startswith(begin) and found.kind == "?":
+                    found.kind = kind
+    if found.kind == "?":
+        raise ValueError("its /metrics are not those of an entity of dmsg")
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is shown of an entity.
+
+    :ivar worse: how much somebody ought to look at it; 0: nothing is wrong.
+    :ivar why: in words.
+    """
+
+    name: str
+    kind: str
+    status: str
+    clients: float | None
+    free: float | None
+    in_rate: float | None
+    byte_rate: float | None
+    refused_rate: float | None
+    slowest: float | None
+    memory: float | None
+    worse: int
+    why: str
+
+
+def row(name: str, now: Seen, before: Seen | None) -> Row:
+    """Compare two looks.  :param before: None: this is the first."""
+    if now.error:
+        return Row(name, now.kind, "away", *(None,) * 7, WORST, now.error)
+
+    def rate(*names: str) -> float | None:
+        if before is None or before.error or now.at <= before.at:
+            return None
+        ends = now.number(*names), before.number(*names)
+        if ends[0] is None or ends[1] is None:
+            return None
+        grown = ends[0] - ends[1]
+        return max(0.0, grown if grown >= 0 else ends[0]) / (now.at - before.at)
+
+    clients = now.number("connections", "worker_connections", "entries")
+    free = now.number("available_connections")
+    held, most = now.number("held_bytes", "rmb_held_bytes"), now.number("memory_limit_bytes", "rmb_memory_limit_bytes")
+    memory = held / most if held is not None and most else None
+    refused = rate("drops_total", "refused_total", "not_kept_total", "rmb_drops_total")
+    worse, why = _problem(now, clients, free, memory)
+    return Row(
+        name,
+        now.kind,
+        now.status,
+        clients,
+        free,
+        rate("frames_total", "requests_total", "files_total", "message_rx_total"),
+        rate("frame_bytes_total", "bytes_total", "message_rx_bytes_total"),
+        refused,
+        _slowest(now, before),
+        memory,
+        worse,
+        why,
+    )
+
+
+def _problem(now: Seen, clients: float | None, free: float | None, memory: float | None) -> tuple[int, str]:
+    """The worst of it."""
+    found: list[tuple[int, str]] = []
+    if now.status != "ok":
+        found.append((90, now.status))
+    # one that wants no entry says so at /health alone
+    if now.health.get("registered", now.number("registered") != 0) is False:
+        found.append((80, "not registered"))
+    if now.health.get("shared_with"):
+        found.append((75, f"its key is used at {printable(str(now.health['shared_with']))[:60]}, too"))
+    if now.health.get("reachable") is False:
+        found.append((70, "does not reach itself"))
+    if memory is not None and memory >= NEARLY_FULL:
+        found.append((60, f"memory {memory:.0%}"))
+    if clients is not None and free is not None and clients + free and clients / (clients + free) >= NEARLY_FULL:
+        found.append((50, "nearly full"))
+    found.sort(reverse=True)
+    return (found[0][0], ", ".join(text for _, text in found)) if found else (0, "")
+
+
+def _slowest(now: Seen, before: Seen | None) -> float | None:
+    """Seconds that 99 of 100 took at most, of what was done between the looks."""
+    if before is None or before.error or not now.buckets:
+        return None
+    grown = {border: count - before.buckets.get(border, 0.0) for border, count in now.buckets.items()}
+    total = max(grown.values(), default=0.0)
+    if total <= 0:
+        return None
+    return next((border for border, count in sorted(grown.items()) if count >= 0.99 * total), None)

@@ -1,0 +1,165 @@
+"""``dmsg top``: what entities say of themselves, in one table."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from fcntl import ioctl
+from pathlib import Path
+from termios import TIOCSWINSZ
+
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.cli.fleet.numbers import Seen, read, row
+from tests.cli.test_commands import CommandCase
+from tests.net.support import LOOPBACK
+from tests.support import asynchronous
+
+SERVER = """\
+dmsg_server_connections {clients}
+dmsg_server_available_connections {free}
+dmsg_server_held_bytes {held}
+dmsg_server_memory_limit_bytes 1000
+dmsg_server_registered {registered}
+dmsg_server_frames_total {frames}
+dmsg_server_frame_bytes_total {bytes}
+dmsg_server_drops_total{{reason="flood"}} {drops}
+dmsg_server_drops_total{{reason="refused"}} 1
+dmsg_server_relay_seconds_bucket{{le="0.001"}} {quick}
+dmsg_server_relay_seconds_bucket{{le="0.01"}} {slow}
+dmsg_server_relay_seconds_bucket{{le="+Inf"}} {slow}
+"""
+NUMBERS = dict(clients=10, free=90, held=1, registered=1, frames=0, bytes=0, drops=0, quick=0, slow=0)
+
+
+def seen(at: float, health: dict[str, object] | None = None, **numbers: float) -> Seen:
+    """A look at a server."""
+    return read(at, SERVER.format(**{**NUMBERS, **numbers}), json.dumps(health or {"status": "ok"}))
+
+
+class NumbersTests(SynchronousTestCase):
+    """Two looks, and what is wrong."""
+
+    def test_rates(self) -> None:
+        before = seen(10.0, frames=100, bytes=1000, drops=5, quick=10, slow=10)
+        one = row("a", seen(12.0, frames=300, bytes=9000, drops=9, quick=10, slow=30), before)
+        self.assertEqual((one.kind, one.status, one.worse, one.why), ("server", "ok", 0, ""))
+        self.assertEqual((one.in_rate, one.byte_rate, one.refused_rate), (100.0, 4000.0, 2.0))
+        self.assertEqual((one.slowest, one.memory, one.clients, one.free), (0.01, 0.001, 10, 90))
+        first = row("a", before, None)
+        self.assertEqual((first.in_rate, first.byte_rate, first.slowest), (None, None, None))
+
+    def test_one_that_was_started_anew(self) -> None:
+        self.assertEqual(row("a", seen(12.0, frames=50), seen(10.0, frames=1000)).in_rate, 25.0)
+
+    def test_what_is_wrong(self) -> None:
+        for look, why in (
+            (seen(0, {"status": "draining"}), "draining"),
+            (seen(0, registered=0), "not registered"),
+            (seen(0, {"status": "ok", "reachable": False}), "does not reach itself"),
+            (seen(0, {"status": "ok", "shared_with": "10.0.0.1:8080"}), "its key is used at 10.0.0.1:8080, too"),
+            (seen(0, clients=95, free=5), "nearly full"),
+            (seen(0, held=950), "memory 95%"),
+            (seen(0, {"status": "full"}, clients=100, free=0), "full, nearly full"),
+            (Seen(0, error="nothing listens there"), "nothing listens there"),
+        ):
+            one = row("a", look, None)
+            self.assertEqual(one.why, why)
+            self.assertGreater(one.worse, 0)
+
+    def test_what_is_no_entity(self) -> None:
+        for metrics, health in (
+            ("", "{}"),
+            ("up 1\n", '{"status": "ok"}'),
+            ("dmsg_server_frames_total x\n", '{"status": "ok"}'),
+            (SERVER.format(**NUMBERS), "[]"),
+            (SERVER.format(**NUMBERS), "<html>"),
+        ):
+            with self.assertRaises(ValueError):
+                read(0.0, metrics, health)
+
+    def test_a_name_does_nothing_to_a_terminal(self) -> None:
+        self.assertNotIn("\x1b", seen(0, {"status": "\x1b[2Jok"}).status)
+
+
+class TopTests(CommandCase):
+    """The command, over real entities."""
+
+    async def network(self) -> list[str]:
+        url = await self.start_discovery(f"--metrics={LOOPBACK}")
+        server = await self.start_server(f"--discovery={url}", f"--metrics={LOOPBACK}")
+        full = await self.start_server(f"--metrics={LOOPBACK}", "--max-connections=1")
+        await self.raw_client(full)
+        ports = [one.metrics_port.getHost().port for one in (self.discovery, server, full)]
+        return [f"http://127.0.0.1:{port}" for port in ports]
+
+    @asynchronous
+    async def test_once_and_json(self) -> None:
+        urls = await self.network()
+        status, out, err = await self.run_command("top", "--once", "--every", "0.5", *urls)
+        self.assertEqual((status, err), (1, ""))
+        lines = out.splitlines()
+        self.assertRegex(lines[0], r"^\d\d:\d\d:\d\d  3 watched, 1 to be looked at")
+        rows = [line.split() for line in lines if "127.0.0.1" in line]
+        self.assertEqual(rows[0][1:3], ["full,", "nearly"])
+        self.assertEqual(sorted(row[2] for row in rows[1:]), ["discovery", "server"])
+        status, out, err = await self.run_command(
+            "top", "--once", "--every", "0.5", "--json", *urls, "http://127.0.0.1:1"
+        )
+        self.assertEqual((status, err), (1, ""))
+        told = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual([one["why"] for one in told], ["nothing listens there", "full, nearly full", "", ""])
+        status, out, err = await self.run_command("top", "--once", "--every", "0.5", "--only", "discovery", urls[0])
+        self.assertEqual((status, err), (0, ""))
+        self.assertIn("nothing wrong", out)
+
+    @asynchronous
+    async def test_on_a_terminal(self) -> None:
+        """It fits whatever the terminal is wide, and Ctrl-C ends it and leaves the screen as it was."""
+        urls = await self.network()
+        for width in (40, 80, 160):
+            text, status = await deferToThread(self.on_terminal, width, ["top", "--every", "0.5", *urls])
+            self.assertEqual(status, 130)
+            self.assertIn("\x1b[?1049h", text)  # a screen of its own, and back
+            self.assertIn("\x1b[?1049l", text)
+            self.assertIn("3 watched", text)
+            self.assertEqual("bytes/s" in text, True)
+            self.assertEqual("99 of 100" in text, width >= 90)
+
+    def on_terminal(self, width: int, arguments: list[str]) -> tuple[str, int]:
+        """What the command writes until it has shown three looks and Ctrl-C was typed."""
+        code = "from dmsg.cli.entry import entry; entry()"
+        master, slave = pty.openpty()
+        ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=self.directory,
+            env={**environment, "DMSG_CONFIG": str(Path("config.toml")), "TERM": "xterm-256color"},
+            start_new_session=True,
+        )
+        os.close(slave)
+        out, until, asked = b"", time.monotonic() + 60, False
+        while time.monotonic() < until:
+            if select.select([master], [], [], 0.1)[0]:
+                try:
+                    data = os.read(master, 65536)
+                except OSError:
+                    break
+                out += data
+            if out.count(b"watched") >= 3 and not asked:
+                asked = True
+                process.send_signal(signal.SIGINT)
+        os.close(master)
+        return out.decode(errors="replace"), process.wait(30)
