@@ -1,0 +1,1 @@
+"""What operators take from contrib/, tried with the programs that it is for."""
