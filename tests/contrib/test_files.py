@@ -142,7 +142,7 @@ class ContainerTests(SynchronousTestCase):
                 else:
                     shutil.copy(ROOT / source, root / target)
         done = subprocess.run(
-            [sys.executable, "setup.py", "-q", "build", "--build-lib", "built"],
+            [sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built"],
             cwd=root,
             capture_output=True,
             text=True,
