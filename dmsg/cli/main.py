@@ -43,6 +43,7 @@ COMMANDS = {
     "config": ("dmsg.cli.configuring", "What options are that are not given."),
     "doctor": ("dmsg.cli.doctor", "Look at what this machine needs, and say what to do."),
     "completion": ("dmsg.cli.completion", "What makes a shell complete commands, names, codes and files."),
+    "man": ("dmsg.cli.man", "Manual pages."),
     "demo": ("dmsg.cli.demos.network", "A whole network on this machine, in under a minute."),
 }
 
@@ -72,8 +73,12 @@ class _Lazy(Group):
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
 @click.version_option(package_name="dmsg", prog_name="dmsg", message="%(prog)s %(version)s")
-@click.option("--verbose", "-v", is_flag=True, help="Log to standard error; every command has this, --json and -q.")
-def main(verbose: bool) -> None:
+@click.option(
+    "--json", "as_json", is_flag=True, help="Results as JSON, one object a line; every command has this, too."
+)
+@click.option("--quiet", "-q", is_flag=True, help="No progress and no notices; every command has this.")
+@click.option("--verbose", "-v", is_flag=True, help="Log to standard error; every command has this.")
+def main(as_json: bool, quiet: bool, verbose: bool) -> None:
     """dmsg: two programs talk when all they know of each other is a public key.
 
     \b
@@ -84,6 +89,8 @@ def main(verbose: bool) -> None:
       dmsg receive 7-guitar-alpha
       dmsg pair bob --key-file alice.key --create
     """
+    output.state.json = output.state.json or as_json
+    output.state.quiet = output.state.quiet or quiet
 
 
 def entry() -> None:

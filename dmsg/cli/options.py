@@ -35,7 +35,7 @@ NETWORK = frozenset(
 )
 """Parameters that say how a client reaches the network."""
 
-UNCONFIGURED = ("config", "completion")
+UNCONFIGURED = ("config", "completion", "man")
 """Commands for which nothing stands in the configuration file."""
 
 
@@ -132,8 +132,7 @@ class OneLineGroup(Group):
         try:
             return super().invoke(ctx)
         except DmsgError as error:
-            output.say(f"dmsg: {error}", err=True)
-            raise SystemExit(1) from None
+            output.fail(error)
 
 
 class _Directory(click.Path):

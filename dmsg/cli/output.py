@@ -145,9 +145,18 @@ def describe(error: BaseException | None) -> str:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """One line of what went wrong, and the status that says what kind it is."""
-    say(f"dmsg: {_named(error)}{describe(error)}", err=True)
-    raise SystemExit(next((status for kind, status in STATUSES if isinstance(error, kind)), EXIT_FAILED)) from None
+    """One line of what went wrong, and the status that says what kind it is; with ``--json`` an object, too."""
+    text = f"{_named(error)}{describe(error)}"
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), EXIT_FAILED)
+    fail_with(text, status, type(error).__name__)
+
+
+def fail_with(text: str, status: int, kind: str) -> NoReturn:
+    """The same, in so many words.  :param kind: what a program tells errors apart by."""
+    if state.json:
+        say(json.dumps({"error": kind, "text": text, "status": status}))
+    say(f"dmsg: {text}", err=True)
+    raise SystemExit(status) from None
 
 
 def _named(error: BaseException) -> str:

@@ -86,8 +86,7 @@ class _Run:
             output.failed(error, err=False)
             raise SystemExit(output.EXIT_PIPE) from None
         except UnknownName as error:
-            output.say(f"dmsg: {error}", err=True)
-            raise SystemExit(output.EXIT_USAGE) from None
+            output.fail_with(str(error), output.EXIT_USAGE, type(error).__name__)
         except (DmsgError, OSError, ConnectionLost, CannotListenError) as error:
             output.fail(error)
         if output.state.status is not None:

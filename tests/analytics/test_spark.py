@@ -18,6 +18,7 @@ MODULES = (
     "spark_report",
     "spark_attention",
     "spark_explain",
+    "spark_json",
     "spark_oracle",
 )
 

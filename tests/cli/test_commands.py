@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError, safe_name
 from dmsg.keys import SecKey, read_key_file
+from tests.cli.json_output import check
 from tests.net.support import EntityCase
 from tests.support import KEYS, Accepting, MemoryNetwork, Recorder, asynchronous
 
@@ -70,6 +71,8 @@ class CommandCase(EntityCase):
         command = self.start(*arguments, **environment)
         status = await command.ended
         self.assertNotIn(b"Traceback", command.out + command.err)
+        if "--json" in arguments:
+            check(arguments, command.out.decode())
         return status, command.out.decode(errors="replace"), command.err.decode()
 
 

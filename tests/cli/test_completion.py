@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.clients.names import Names
 from dmsg.keys import SecKey
@@ -82,6 +82,30 @@ class CompletionTests(SynchronousTestCase):
         bash = shutil.which("bash")
         assert bash is not None
         self.assertEqual(self.run_(bash, "-c", script), "7-guitar-zone 7-guitar-zoo\n")
+
+    def test_fish_itself(self) -> None:
+        fish = shutil.which("fish")
+        if fish is None:
+            raise SkipTest("there is no fish here")
+        script = "dmsg completion fish | source; complete --do-complete 'dmsg receive 7-guitar-zo'"
+        said = self.run_(fish, "--no-config", "-c", script, HOME=str(self.directory.absolute()))
+        self.assertEqual(said.split(), ["7-guitar-zone", "7-guitar-zoo"])
+
+    def test_zsh_itself(self) -> None:
+        """In a terminal of its own, where Tab is pressed."""
+        zsh = shutil.which("zsh")
+        if zsh is None:
+            raise SkipTest("there is no zsh here")
+        (self.directory / ".zshrc").write_text("autoload -U compinit; compinit -u; source <(dmsg completion zsh)\n")
+        script = (
+            "zmodload zsh/zpty; zpty shell zsh -i; zpty -w shell 'PS1=ready; echo go'; "
+            "zpty -r shell seen '*go*ready*'; zpty -wn shell $'dmsg receive 7-guitar-zo\t'; "
+            "zpty -r shell seen '*zone*zoo*'; print -r -- $seen; zpty -d shell"
+        )
+        home = str(self.directory.absolute())
+        said = self.run_(zsh, "-f", "-c", script, HOME=home, ZDOTDIR=home, TERM="xterm")
+        self.assertIn("7-guitar-zone", said)
+        self.assertIn("7-guitar-zoo", said)
 
     def test_other_shells(self) -> None:
         self.assertIn("#compdef dmsg", self.run_("dmsg", "completion", "zsh"))

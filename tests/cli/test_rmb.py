@@ -36,6 +36,14 @@ class TwinTests(CommandCase):
         changed = await self.run_command("twin", "set", "-k", "a.twin", registry, "--relay=r.example", "--strict")
         self.assertIn("relays   r.example", changed[1])
         self.assertIn("counter  2", changed[1])
+        for arguments, count in (
+            (("twin", "list", registry), 2),
+            (("twin", "show", "a.twin", registry), 1),
+            (("twin", "set", "-k", "a.twin", registry, "--no-strict"), 1),
+            (("twin", "create", "c.twin", registry), 1),
+        ):
+            status, out, err = await self.run_command(*arguments, "--json")
+            self.assertEqual((status, err, len(out.splitlines())), (0, "", count))
         status, _, err = await self.run_command("twin", "create", "a.twin", registry)
         self.assertEqual((1, "dmsg: this secret is that of twin 1 already\n"), (status, err))
         words = (self.directory / "a.twin").read_text().splitlines()[1]
@@ -125,5 +133,6 @@ class CallTests(CommandCase):
         status, out, _ = await run("rmb", "call", "1,2", "upper", "x", "-k", "a.twin")
         lines: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
         self.assertEqual((0, "destination offline", "X"), (status, lines[0]["error"], lines[1]["data"]))
-        status, out, _ = await run("rmb", "ping", "-k", "a.twin", "-c", "2")
-        self.assertEqual((0, 2), (status, len(out.splitlines())))
+        for options in ((), ("--json",)):
+            status, out, _ = await run("rmb", "ping", "-k", "a.twin", "-c", "2", *options)
+            self.assertEqual((0, 2), (status, len(out.splitlines())))

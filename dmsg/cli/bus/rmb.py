@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dmsg.base.units import milliseconds
 from dmsg.cli.bus.twin import key_option, registry_option
 from dmsg.cli.demos.rmb import demo
 from dmsg.cli.options import group
+from dmsg.cli.output import tell
 from dmsg.cli.params import Seconds
 
 if TYPE_CHECKING:
@@ -191,7 +193,8 @@ def serve(
         try:
             await client.when_online(30.0)
             assert client.twin is not None
-            click.echo(f"twin {client.twin.id} answers {', '.join(command for command, _ in commands)}")
+            names = [command for command, _ in commands]
+            tell(f"twin {client.twin.id} answers {', '.join(names)}", twin=client.twin.id, answers=names)
             await Deferred()
         finally:
             await client.stopService()
@@ -219,7 +222,7 @@ def ping(registry: str, relay: tuple[str, ...], key_file: str | None, count: int
             await client.when_online(15.0)
             for number in range(count):
                 seconds = await client.ping()
-                click.echo(f"pong {number + 1}: {seconds * 1000:.2f} ms")
+                tell(f"pong {number + 1}: {milliseconds(seconds)}", number=number + 1, seconds=seconds)
         finally:
             await client.stopService()
 

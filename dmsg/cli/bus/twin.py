@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from dmsg.cli.options import group
+from dmsg.cli.output import say, state, tell
 from dmsg.errors import DmsgError
 from dmsg.rmb.twins.identity import KEY_TYPES, parse_account
 from dmsg.rmb.twins.secrets import SECRET, TwinSecret, read_secret, write_secret
@@ -81,6 +83,9 @@ def twin() -> None:
 def _show(found: Twin) -> None:
     from dmsg.cli.screen import Screen
 
+    if state.json:
+        say(json.dumps(found.as_dict()))
+        return
     console = Screen(highlight=False, soft_wrap=True)
     console.print(f"twin     {found.id}")
     console.print(f"account  {found.address}")
@@ -118,7 +123,7 @@ def create(file: str, registry: str, relay: tuple[str, ...], key_type: str, word
             secret = TwinSecret(Mnemonic("english").generate(strength), key_type)
             write_secret(file, secret)
         number = await _put(reactor, registry, secret, relay)
-        click.echo(number)
+        tell(str(number), twin=number)
 
     run(main)
 
@@ -170,6 +175,9 @@ def list_twins(registry: str) -> None:
         try:
             while page := await twins.twins(after, 1000):
                 for one in page:
+                    if state.json:
+                        say(json.dumps(one.as_dict()))
+                        continue
                     table.add_row(
                         str(one.id),
                         one.address,
@@ -181,7 +189,8 @@ def list_twins(registry: str) -> None:
         finally:
             await twins.close()
         if not table.row_count:
-            click.echo("there are no twins yet")
+            if not after:
+                say("there are no twins yet", err=True)
             return
         console = Screen(highlight=False)
         if not console.is_terminal:

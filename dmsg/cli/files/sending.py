@@ -6,7 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Column
 from twisted.internet.protocol import Factory
 
 from dmsg.base.units import human_size
@@ -19,16 +28,26 @@ if TYPE_CHECKING:
     from dmsg.apps.transfer import ReceiveFile, Transferred
 
 
+MEDIUM, WIDE = 60, 90
+"""Columns of a terminal from which on a bar is drawn, and from which on it has rate and time beside it."""
+
+
 def transfer_progress() -> Progress:
     """A bar for each file, on standard error if that is a terminal."""
     console = Console(stderr=True)
+    # a bar is one line: what has no place is left out, and a long name is cut
+    name = TextColumn(
+        "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+    )
+    columns: list[ProgressColumn] = [name, TextColumn("{task.percentage:>3.0f}%")]
+    if console.width >= MEDIUM:
+        columns = [name, BarColumn(bar_width=20), DownloadColumn()]
+    if console.width >= WIDE:
+        columns += [TransferSpeedColumn(), TimeRemainingColumn()]
     return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        *columns,
         console=console,
+        expand=console.width < WIDE,
         transient=True,
         # elsewhere even an empty one leaves a blank line
         disable=state.quiet or not console.is_terminal or console.is_dumb_terminal,

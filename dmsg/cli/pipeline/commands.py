@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dmsg.cli import output
 from dmsg.cli.options import group
 from dmsg.cli.params import Seconds
 from dmsg.cli.pipeline.common import (
@@ -125,7 +126,21 @@ def run(
     if checked.refused:
         why = ", ".join(f"{count:,} {reason}" for reason, count in checked.reasons.most_common(5))
         click.echo(f"{checked.refused:,} receipts are not believed: {why}", err=True)
-    click.echo(_said(outcome) + f", {time.monotonic() - started:.0f} s")
+    seconds = time.monotonic() - started
+    fields = {**_fields(outcome), "seconds": seconds, "receipts_refused": checked.refused}
+    output.tell(f"{_said(outcome)}, {seconds:.0f} s", **fields)
+
+
+def _fields(outcome: Any) -> dict[str, Any]:
+    """What a run did, for ``--json``."""
+    return {
+        "run": outcome.state.run,
+        "events": outcome.events,
+        "days": len(outcome.days),
+        "duplicates": outcome.duplicates,
+        "quarantined": outcome.quarantined,
+        "torn_files": outcome.torn_files,
+    }
 
 
 def _said(outcome: Any) -> str:
@@ -206,7 +221,7 @@ def stream(
             signal.signal(number, lambda *_: stop.set())
 
         def told(outcome: Any) -> None:
-            click.echo(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}")
+            output.tell(f"{datetime.now(UTC):%H:%M:%S} {_said(outcome)}", **_fields(outcome))
             if html is not None and outcome.state.days:
                 jobs.write_report(out, html)
 
@@ -229,7 +244,8 @@ def verify(spool: Path, out: Path, clear_keys: bool) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
     checked = verify_spool(spool, out, Pseudonyms(load_or_create_secret(out), clear=clear_keys))
-    click.echo(f"{checked.files} files: {checked.believed:,} receipts are believed, {checked.refused:,} are not")
+    text = f"{checked.files} files: {checked.believed:,} receipts are believed, {checked.refused:,} are not"
+    output.tell(text, files=checked.files, believed=checked.believed, refused=checked.refused)
 
 
 @analytics.command()
@@ -265,8 +281,12 @@ def simulate(
     network = Network(transports, servers, clients, days, seed, day)
     with session(master, memory, conf, quick=transports <= SMALL_SIMULATION) as spark:
         files = Simulation(spark, network).write(out)
-    click.echo(
-        f"{files['spool']} files in {out / 'spool'}, {files['checked']} files of checked receipts in {out / 'checked'}"
+    output.tell(
+        f"{files['spool']} files in {out / 'spool'}, {files['checked']} files of checked receipts in {out / 'checked'}",
+        spool=str(out / "spool"),
+        files=files["spool"],
+        checked=str(out / "checked"),
+        checked_files=files["checked"],
     )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dmsg.cli.output import EXIT_INTERRUPTED
+from dmsg.cli.output import EXIT_INTERRUPTED, fail
 from dmsg.errors import DmsgError, needs_extra
 
 if TYPE_CHECKING:
@@ -32,17 +32,9 @@ def errors_in_one_line(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **options)
         except (DmsgError, OSError) as error:
-            _say(error)
-        raise SystemExit(1)
+            fail(error)
 
     return wrapped
-
-
-def _say(error: Exception) -> None:
-    text = str(error)
-    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, bytes)):
-        text = f"{os.fsdecode(error.filename)}: {error.strerror}"
-    click.echo(f"dmsg: {' '.join(text.split())}", err=True)
 
 
 def needs_tables(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,9 +52,9 @@ def needs_tables(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **options)
         except LakeError as error:
-            _say(error)
+            fail(error)
         except DeltaError as error:
-            _say(DmsgError(f"the tables' logs cannot be written or read: {str(error).splitlines()[0][:300]}"))
+            fail(DmsgError(f"the tables' logs cannot be written or read: {str(error).splitlines()[0][:300]}"))
         raise SystemExit(1)
 
     return wrapped
@@ -82,9 +74,9 @@ def needs_spark(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **options)
         except Errors as error:
-            _say(error)
+            fail(error)
         except ConnectionError:
-            _say(DmsgError("Spark's Java has ended, perhaps for lack of memory: --memory gives it more"))
+            fail(DmsgError("Spark's Java has ended, perhaps for lack of memory: --memory gives it more"))
         except (PySparkException, Py4JError) as error:
             if click.get_current_context().find_root().params.get("verbose"):
                 raise

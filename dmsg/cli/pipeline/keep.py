@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from dmsg.cli import output
 from dmsg.cli.options import command
 from dmsg.cli.pipeline.common import (
     directory_option,
@@ -36,7 +37,7 @@ def optimize(out: str) -> None:
     with store.claim() as claim:
         removed = store.make_room(state, claim, SMALL_FILES, left_behind=LEFT_BEHIND_HOURS)
         store.finish(claim, replace(state, run=claim.number, at=claim.at))
-    click.echo(f"{removed:,} files removed")
+    output.tell(f"{removed:,} files removed", removed=removed)
 
 
 @command()
@@ -63,7 +64,8 @@ def forget(out: str, before: datetime) -> None:
     if gone:
         with store.claim() as claim:
             store.forget(claim, day)
-    click.echo(f"{len(gone)} days forgotten, {len(state.days) - len(gone)} are left")
+    left = len(state.days) - len(gone)
+    output.tell(f"{len(gone)} days forgotten, {left} are left", forgotten=len(gone), left=left)
 
 
 @command()
@@ -84,4 +86,5 @@ def migrate(**options: Any) -> None:
         tell("starting Spark", 0, None)
         with session(options["master"], options["memory"], options["conf"], quick=False) as spark:
             outcome = take_over(spark, old, out, tell)
-    click.echo(f"{outcome.events:,} events, {len(outcome.days)} days written to {out}")
+    text = f"{outcome.events:,} events, {len(outcome.days)} days written to {out}"
+    output.tell(text, events=outcome.events, days=len(outcome.days), out=out)

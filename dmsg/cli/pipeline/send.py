@@ -9,7 +9,7 @@ import click
 
 from dmsg.base.units import human_size
 from dmsg.cli.options import command
-from dmsg.cli.output import notice
+from dmsg.cli.output import notice, tell
 from dmsg.cli.params import AddressType, discovery_option, split_urls
 from dmsg.collector.wire import PORT
 from dmsg.errors import DmsgError
@@ -45,9 +45,9 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
         sender.warned = notice
         sent = await sender.send_once()
         if sent.kept:
-            click.echo(f"{sent.kept} files, {human_size(sent.kept_bytes)}")
+            tell(f"{sent.kept} files, {human_size(sent.kept_bytes)}", files=sent.kept, bytes=sent.kept_bytes)
         elif not sent.refused:
-            click.echo("there is nothing to be sent")
+            tell("there is nothing to be sent", files=0, bytes=0)
         if sent.refused:
             raise DmsgError(f"{sent.refused} files were refused, and are still there")
 

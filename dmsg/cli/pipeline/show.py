@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from dmsg.base.printable import printable
+from dmsg.cli import output
 from dmsg.cli.options import command
 from dmsg.cli.params import Seconds, create_option
 from dmsg.cli.pipeline.common import as_of_option, errors_in_one_line, needs_spark, needs_tables, out_option
@@ -37,7 +38,7 @@ def report(out: str, html: Path, as_of: datetime | None) -> None:
     from dmsg.analytics.main import write_report
 
     write_report(out, html, as_of)
-    click.echo(f"wrote {html}")
+    output.tell(f"wrote {html}", wrote=str(html))
 
 
 @command()
@@ -79,6 +80,10 @@ def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of:
         text = field.dataType.simpleString() in ("string", "date", "boolean")
         grid.add_column(field.name, justify="left" if text else "right", overflow="ellipsis", no_wrap=text)
     shown = found.take(chosen).to_pylist()
+    if output.state.json:
+        for row in shown:
+            output.say(json.dumps({"table": table, **row}, default=str))
+        return
     for row in shown:
         grid.add_row(*(Text(_shown(row[name])) for name in names))
     console = screen(10_000)  # for other programs, and for less -S
@@ -120,7 +125,7 @@ def tables(out: str) -> None:
     """Say where each gold table is, as JSON, for programs that read Delta Lake."""
     from dmsg.analytics import main as jobs
 
-    click.echo(json.dumps(jobs.table_paths(out), indent=1))
+    click.echo(json.dumps(jobs.table_paths(out), indent=None if output.state.json else 1))
 
 
 @command()
@@ -150,7 +155,8 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
         click.echo(f"{len(rows) - len(servers)} of {len(rows)} are left out: no keys, or too many", err=True)
     now = int(time.time())
     write_whole(ranking, sign_ranking(servers, key, now, now + int(hours * 3600)))
-    click.echo(f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}")
+    text = f"{len(servers)} servers, valid for {hours:g} h, signed by {key.public.hex()}"
+    output.tell(text, servers=len(servers), hours=hours, key=key.public.hex(), wrote=str(ranking))
 
 
 @command()
@@ -191,4 +197,4 @@ def name(telemetry: Path, secret: Path | None, day: datetime | None, names: tupl
         except ValueError:
             called.append(pseudonyms.client(PubKey.from_hex(one)))
     for one, pseudonym in zip(names, called, strict=True):
-        click.echo(f"{pseudonym} {one}")
+        output.tell(f"{pseudonym} {one}", name=pseudonym, of=one)

@@ -6,15 +6,16 @@ import json
 import re
 import select
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from dmsg.base.printable import printable
+from dmsg.cli import output
 from dmsg.cli.options import command
-from dmsg.cli.output import EXIT_PIPE, writing
+from dmsg.cli.output import EXIT_PIPE
 from dmsg.cli.params import Seconds
 from dmsg.cli.pipeline.common import as_of_option, needs_tables, out_option
 
@@ -30,25 +31,15 @@ SHOWN = 8
 
 @command()
 @out_option()
-@click.option("--json", "as_json", is_flag=True, help="A line of JSON for each, with whole keys.")
 @as_of_option
 @needs_tables
-def attention(out: str, as_json: bool, as_of: datetime | None) -> None:
+def attention(out: str, as_of: datetime | None) -> None:
     """Say what needs attention, the most urgent first; without Java, at once."""
     from dmsg.cli.screen import screen
 
     state, found, at = _look(out, as_of)
-    if as_json:
-        for one in found:
-            line = {
-                "urgency": one.urgency.word,
-                "kind": one.kind,
-                "about": one.about,
-                "text": one.text,
-                "place": one.place,
-            }
-            with writing():
-                click.echo(json.dumps(line))
+    if output.state.json:
+        _say_findings(found)
         return
     screen(10_000).print(_shown(state, found, at))
 
@@ -69,6 +60,8 @@ def watch(out: str, every: float) -> None:
 
     console = screen(10_000)
     state, found, at = _look(out, None)
+    if output.state.json:
+        _say_each_run(out, every, state, found)
     shown = _fitting(console, state, found, at)
     # a file or another program is told of each run once
     with Live(shown, console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
@@ -88,6 +81,41 @@ def watch(out: str, every: float) -> None:
                 live.update(shown, refresh=True)
             elif state.run != run:
                 console.print(shown)
+
+
+def _say_findings(found: list[Finding]) -> None:
+    """For programs: one object a line."""
+    for one in found:
+        output.say(
+            json.dumps(
+                {
+                    "urgency": one.urgency.word,
+                    "kind": one.kind,
+                    "about": one.about,
+                    "text": one.text,
+                    "place": one.place,
+                }
+            )
+        )
+    if output.state.status is not None:
+        raise SystemExit(output.state.status)
+
+
+def _say_each_run(out: str, every: float, state: State, found: list[Finding]) -> NoReturn:
+    """The findings of each run, once."""
+    from deltalake.exceptions import DeltaError
+
+    from dmsg.analytics.delta import LakeError
+
+    while True:
+        _say_findings(found)
+        run = state.run
+        while state.run == run:
+            time.sleep(every)
+            if _reader_is_gone():
+                raise SystemExit(output.EXIT_PIPE)
+            with suppress(LakeError, DeltaError, OSError):  # what was read stays; the next look is as planned
+                state, found, _ = _look(out, None)
 
 
 def _reader_is_gone() -> bool:

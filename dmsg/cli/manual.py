@@ -1,0 +1,119 @@
+"""Manual pages, made of the commands as ``--help`` is."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import click
+
+STATUSES = (
+    ("0", "It is done."),
+    ("1", "It failed."),
+    ("2", "The command line cannot be."),
+    ("3", "Nobody is there, or is reached."),
+    ("4", "The other side was reached and does not want it."),
+    ("5", "It was interrupted; the same command goes on where it was."),
+    ("130, 143", "It was ended by Ctrl-C, by SIGTERM."),
+)
+FILES = (
+    ("~/.config/dmsg/config.toml", "what options are that are not given; see dmsg-config(1)"),
+    ("~/.config/dmsg/names", "the address book; see dmsg-name(1)"),
+    ("~/.config/dmsg/key", "the key of the agent; see dmsg-up(1)"),
+)
+ENVIRONMENT = (
+    ("DMSG_DISCOVERY", "URLs of discoveries, separated by blanks"),
+    ("DMSG_KEY_FILE", "the secret key"),
+    ("DMSG_CONFIG, DMSG_NAMES", "other places for the configuration and the address book"),
+    ("DMSG_AGENT", "the socket of the agent; off: none is used"),
+    ("NO_COLOR", "no colours, whatever it says"),
+)
+
+
+def pages(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """(file name, page) of a command and of all below it."""
+    yield f"{'-'.join(path)}.1", page(command, path)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None and not found.hidden:
+                yield from pages(found, (*path, name))
+
+
+def page(command: click.Command, path: tuple[str, ...]) -> str:
+    """A page in section 1, for man(7)."""
+    context = click.Context(command, info_name=" ".join(path))
+    title = "-".join(path)
+    day = time.strftime("%Y-%m-%d")
+    parts = [
+        f'.TH "{_escaped(title.upper())}" "1" "{day}" "dmsg {version("dmsg")}" "dmsg"',
+        ".SH NAME",
+        _escaped(f"{title} - {command.get_short_help_str(200).rstrip('.')}"),
+        ".SH SYNOPSIS",
+        f".B {_escaped(' '.join(path))}",
+        _escaped(" ".join(command.collect_usage_pieces(context))),
+        ".SH DESCRIPTION",
+        *_described(command.help or ""),
+    ]
+    if isinstance(command, click.Group):
+        parts.append(".SH COMMANDS")
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None and not found.hidden:
+                parts += [".TP", f".B {_escaped('-'.join((*path, name)))}(1)", _escaped(found.get_short_help_str(200))]
+    records = [
+        record
+        for param in command.get_params(context)
+        if isinstance(param, click.Option) and (record := param.get_help_record(context)) is not None
+    ]
+    if records:
+        parts.append(".SH OPTIONS")
+        for name, text in records:
+            parts += [".TP", f".B {_escaped(name)}", _escaped(" ".join(text.split()))]
+    for heading, rows in (("EXIT STATUS", STATUSES), ("ENVIRONMENT", ENVIRONMENT), ("FILES", FILES)):
+        parts.append(f".SH {heading}")
+        for name, text in rows:
+            parts += [".TP", f".B {_escaped(name)}", _escaped(text)]
+    if len(path) > 1:
+        parts += [".SH SEE ALSO", f".BR {_escaped('-'.join(path[:-1]))} (1)"]
+    return "\n".join(parts) + "\n"
+
+
+def _described(text: str) -> Iterator[str]:
+    """Paragraphs, and examples as they stand: those that click is told not to wrap."""
+    for number, paragraph in enumerate(re.split(r"\n\s*\n", text.strip())):
+        lines = paragraph.splitlines()
+        as_it_is = lines[0].strip() == "\b"
+        if as_it_is:
+            lines = lines[1:]
+        if lines and lines[0].strip() in ("Examples:", "Example:"):
+            yield ".SH EXAMPLES"
+            lines = lines[1:]
+        elif number:
+            yield ".PP"
+        if as_it_is:
+            yield ".nf"
+            yield from (_escaped(line.removeprefix("  ")) for line in lines)
+            yield ".fi"
+        else:
+            yield from (_escaped(line.strip()) for line in lines)
+
+
+def _escaped(text: str) -> str:
+    """As roff shows it: no line is a request, no dash a hyphen."""
+    text = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq").replace("`", "\\(ga").replace("\b", "")
+    return "\\&" + text if text.startswith((".", "\\(aq")) else text
+
+
+def write(command: click.Command, directory: Path) -> int:
+    """All pages into a directory; how many.  :raises OSError: it cannot be written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    number = 0
+    for name, text in pages(command, ("dmsg",)):
+        (directory / name).write_text(text)
+        number += 1
+    return number

@@ -1,0 +1,134 @@
+"""Manual pages, colours, and bars on narrow terminals."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from fcntl import ioctl
+from termios import TIOCSWINSZ
+
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from dmsg.cli.main import main
+from dmsg.cli.manual import STATUSES, pages
+from dmsg.cli.output import EXIT_CUT, EXIT_FAILED, EXIT_NOBODY, EXIT_UNWANTED, EXIT_USAGE
+from tests.cli.json_output import leaves
+from tests.cli.test_commands import CommandCase
+from tests.cli.test_tools import ToolCase
+from tests.support import asynchronous
+
+DMSG = [sys.executable, "-c", "from dmsg.cli.entry import entry; entry()"]
+
+
+class PageTests(CommandCase):
+    """What man(1) shows."""
+
+    def test_every_command_has_one(self) -> None:
+        found = dict(pages(main, ("dmsg",)))
+        for command in leaves(main):
+            name = f"dmsg-{command.replace(' ', '-')}.1"
+            self.assertIn(name, found)
+            for section in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXIT STATUS", "ENVIRONMENT", "FILES"):
+                self.assertIn(f".SH {section}\n", found[name], name)
+
+    def test_statuses_are_those_of_the_commands(self) -> None:
+        numbers = [int(number) for number, _ in STATUSES if number.isdigit()]
+        self.assertEqual(numbers, [0, EXIT_FAILED, EXIT_USAGE, EXIT_NOBODY, EXIT_UNWANTED, EXIT_CUT])
+
+    @asynchronous
+    async def test_man_shows_them(self) -> None:
+        status, out, err = await self.run_command("man", "--write", "pages", "--json")
+        self.assertEqual((status, err), (0, ""))
+        written = sorted((self.directory / "pages").iterdir())
+        self.assertGreater(len(written), 60)
+        status, out, err = await self.run_command("man", "discovery", "show")
+        self.assertEqual((status, err), (0, ""))
+        self.assertEqual(out, (self.directory / "pages" / "dmsg-discovery-show.1").read_text())
+        status, out, err = await self.run_command("man", "nonsense")
+        self.assertEqual(status, 2)
+        if shutil.which("man") is None:
+            raise SkipTest("there is no man here")
+        for path in written:
+            done = await deferToThread(
+                subprocess.run,
+                ["man", "-l", "--warnings", "-E", "UTF-8", "-P", "cat", str(path)],
+                capture_output=True,
+                text=True,
+                env={**os.environ, "MANWIDTH": "80"},
+            )
+            self.assertEqual((done.returncode, done.stderr), (0, ""), path.name)
+
+
+class TerminalTests(ToolCase):
+    """Colours and bars."""
+
+    def on_terminal(self, width: int, *arguments: str, **environment: str) -> str:
+        """What a command writes to a terminal of that width."""
+        master, slave = pty.openpty()
+        ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        process = subprocess.Popen(
+            [*DMSG, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=self.directory,
+            env={**kept, **self.environment, "TERM": "xterm-256color", "DMSG_CONFIG": "config.toml", **environment},
+            start_new_session=True,
+        )
+        os.close(slave)
+        out = b""
+        while True:
+            try:
+                data = os.read(master, 65536)
+            except OSError:
+                break
+            if not data:
+                break
+            out += data
+        os.close(master)
+        self.assertEqual(process.wait(60), 0, out)
+        return out.decode(errors="replace")
+
+    @asynchronous
+    async def test_bars_are_one_line(self) -> None:
+        """However narrow the terminal, and however long the name."""
+        await self.network()
+        (self.directory / "inbox").mkdir()
+        name = "a rather long name of a film, part one of three.mkv"
+        (self.directory / name).write_bytes(os.urandom(1_000_000) * 40)
+        listening = self.tool("cp", "--listen", "inbox", "--writable", "--overwrite", "-k", "alice.key")
+        await self.said(listening, "is at")
+        for width in (30, 40, 60, 80, 120):
+            said = await deferToThread(self.on_terminal, width, "cp", name, "alice:")
+            self.assertIn("sha256", said)
+            # what is drawn between two moves of the cursor is as wide as the terminal at most
+            for drawn in re.split(r"\r|\n|\x1b\[\d*[AK]", said.partition("sha256")[0]):
+                text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn)
+                if "%" in text or "MB" in text:
+                    self.assertLessEqual(len(text), max(width, len(name) + 60) if "MB in" in text else width, text)
+
+    @asynchronous
+    async def test_no_color(self) -> None:
+        await self.network()
+        colour = r"\x1b\[[0-9;]*m"
+        listing = await deferToThread(self.on_terminal, 120, "discovery", "list")
+        self.assertRegex(listing, colour)
+        for name in ("discovery", "doctor"):
+            arguments = (name, "list") if name == "discovery" else (name,)
+            said = await deferToThread(self.on_terminal, 120, *arguments, NO_COLOR="1")
+            self.assertNotRegex(said, r"\x1b\[[0-9;]*3[0-7]m", name)
+
+
+class WithoutTerminalTests(SynchronousTestCase):
+    """A pipe gets no colours."""
+
+    def test_help_has_none(self) -> None:
+        said = subprocess.run([*DMSG, "--help"], capture_output=True, text=True, check=True)
+        self.assertNotIn("\x1b", said.stdout)
