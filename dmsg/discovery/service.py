@@ -108,7 +108,7 @@ class Discovery(ListeningService):
             self._reactor,
             settings.metrics,
             settings.page_token,
-            DiscoveryShown(running.api, self.metrics, self._started),
+            DiscoveryShown(self._reactor, running.api, self.metrics, self._started),
             running.api.rendered_metrics,
             running.api.told_health,
         )

@@ -10,6 +10,11 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Protocol
 
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
 from dmsg.base.units import human_count, human_size, human_time
 from dmsg.discovery.delegations import Delegations
 from dmsg.discovery.store.measured import StoreUnavailable
@@ -22,8 +27,13 @@ from dmsg.telemetry.metrics import LATENCIES, Metrics
 VERSION = version("dmsg")
 SHOWN_SERVERS = 100
 """Servers in the table, of those that are listed and of those that say nothing each."""
+SLOW = 5.0
+"""Seconds without an answer of the store from which on the page says so."""
 SHOWN_RELAYS = 20
 """Servers in the map of who relays for how many."""
+
+
+_log = Logger()
 
 
 class Answering(Protocol):
@@ -48,15 +58,16 @@ class DiscoveryShown(Shown):
     """Discovery, as :class:`~dmsg.pages.model.Shown`."""
 
     kind = "dmsg discovery"
-    asks = "a public key, whose entry is shown"
+    asks = "a public key"
     charts = (
         Chart("Requests", "/s", (Line("answered", "requests", rate=True),)),
         Chart("Entries taken", "/s", (Line("posted", "posts", rate=True),)),
         Chart("Refused", "/s", (Line("all reasons", "refused", rate=True),)),
-        Chart("From a request to its answer", "ms", (Line("half", "p50"), Line("99 of 100", "p99"))),
+        Chart("From a request to its answer", "ms", (Line("half within", "p50"), Line("99 of 100 within", "p99"))),
     )
 
-    def __init__(self, api: Answering, metrics: Metrics, started: float) -> None:
+    def __init__(self, clock: IReactorTime, api: Answering, metrics: Metrics, started: float) -> None:
+        self._clock = clock
         self._api = api
         self._metrics = metrics
         self._started = started
@@ -64,6 +75,32 @@ class DiscoveryShown(Shown):
         self._status = ""
         self._kinds: dict[str, int] = {}
         self._size = 0
+        self._servers: tuple[list[bytes], list[bytes]] = ([], [])
+        self._asking: Deferred[None] | None = None
+        self._asked = 0.0
+
+    def look(self) -> None:
+        """The store may answer late, or not at all: the page shows what it said last, and that it says nothing."""
+        now = time.monotonic()
+        if self._asking is None:
+            self._asked = now
+            self._asking = Deferred.fromCoroutine(self._ask())
+            self._asking.addBoth(self._answered)
+        elif now - self._asked > SLOW:
+            self._status = f"no answer for {now - self._asked:.0f} s"
+
+    async def _ask(self) -> None:
+        status = str((await self._api.told_health())["status"])
+        self._kinds, self._size = await self._api.counts()
+        self._servers = await self._api.some_servers(SHOWN_SERVERS)
+        self._status = status
+
+    def _answered(self, result: object) -> None:
+        self._asking = None
+        if isinstance(result, Failure):
+            self._status = "it does not answer"
+            if not result.check(StoreUnavailable, CancelledError):
+                _log.failure("asking the store for the page failed", result)
 
     def facts(self) -> list[Fact]:
         status = self._status or "starting"
@@ -72,8 +109,8 @@ class DiscoveryShown(Shown):
             Fact("State", status, GOOD if status == "ok" else BAD if self._status else "", told=True),
             Fact("Up for", human_time(max(0.0, time.time() - self._started))),
             Fact("Entries", human_count(sum(kinds.values()))),
-            Fact("Of clients", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
-            Fact("Of servers", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
+            Fact("Clients' entries", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
+            Fact("Servers' entries", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
             Fact("Kept", human_size(self._size)),
             Fact("Clients that posted lately", human_count(len(self._api.delegations))),
             Fact("Runs", f"dmsg {VERSION}"),
@@ -88,13 +125,12 @@ class DiscoveryShown(Shown):
         return found
 
     def numbers(self) -> dict[str, float]:
-        half, most = self._quantiles.since(self._buckets(), 0.5, 0.99)
+        quantiles = zip(("p50", "p99"), self._quantiles.since(self._buckets(), 0.5, 0.99), strict=False)
         return {
             "requests": _total(self._metrics.requests),
             "posts": _total(self._metrics.posted),
             "refused": _total(self._metrics.refused),
-            "p50": half * 1000,
-            "p99": most * 1000,
+            **{name: seconds * 1000 for name, seconds in quantiles},
         }
 
     def _buckets(self) -> list[float]:
@@ -117,13 +153,8 @@ class DiscoveryShown(Shown):
     async def tables(self) -> list[Table]:
         now = time.time()
         self._api.delegations.look(now)
-        try:
-            self._status = str((await self._api.told_health())["status"])
-            self._kinds, self._size = await self._api.counts()
-            listed, quiet = await self._api.some_servers(SHOWN_SERVERS)
-        except StoreUnavailable:
-            self._status = "it does not answer"
-            return []
+        listed, quiet = self._servers
+        known = {str(json.loads(body).get("static")) for body in (*listed, *quiet)}
         rows = [
             (*self._server(json.loads(body), now), state)
             for state, bodies in (("listed", listed), ("seen, says nothing", quiet))
@@ -139,9 +170,14 @@ class DiscoveryShown(Shown):
             ),
             Table(
                 "Who relays for how many",
-                ("Server", "Clients", "Of a hundred"),
+                ("Server", "Clients", "Of a hundred", "Is listed"),
                 [
-                    (server, human_count(number), f"{100 * number / max(1, len(self._api.delegations)):.0f} %")
+                    (
+                        server,
+                        human_count(number),
+                        f"{100 * number / max(1, len(self._api.delegations)):.0f} %",
+                        "yes" if server in known else "no",
+                    )
                     for server, number in self._api.delegations.most(SHOWN_RELAYS)
                 ],
                 "no client has posted an entry since it started",
@@ -162,12 +198,13 @@ class DiscoveryShown(Shown):
         columns = ("What", "Says")
         try:
             key = PubKey.from_hex(text)
-            entry = json.loads(await self._api.entry_of(key.hex()))
+            answer = Deferred.fromCoroutine(self._api.entry_of(key.hex()))
+            entry = json.loads(await answer.addTimeout(SLOW, self._clock))
         except (KeyFormatError, ValueError):
             return Table("Search", columns, [], "that is no public key: 66 hexadecimal characters")
         except EntryNotFound:
             return Table(f"Entry of {text[:8]}", columns, [], "there is no entry of that key")
-        except StoreUnavailable:
+        except (StoreUnavailable, TimeoutError):
             return Table(f"Entry of {text[:8]}", columns, [], "the store does not answer")
         return Table(f"Entry of {text[:8]}", columns, list(_rows(entry)))
 

@@ -14,8 +14,18 @@ from dmsg.errors import DmsgError
 
 MIN_TOKEN, MAX_TOKEN = 16, 512
 """Characters of a token."""
-_PROXIES = (b"x-forwarded-for", b"forwarded", b"x-real-ip", b"via")
-"""Headers of who asks for somebody else."""
+_PROXIES = (
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-proto",
+    b"forwarded",
+    b"via",
+    b"x-real-ip",
+    b"x-client-ip",
+    b"true-client-ip",
+    b"cf-connecting-ip",
+)
+"""Headers of who asks for somebody else; a proxy that sends none of them cannot be told from a program here."""
 
 
 def read_token(path: str) -> bytes:
@@ -40,8 +50,9 @@ class Access:
     """The rule.
 
     With a token everybody needs it: as a bearer, or as the password that a browser asks for.  Without one it is for
-    connections from this machine alone, by an address or as localhost: so that no page of another site whose name
-    leads here can read it, and no proxy of this machine shows it to others.
+    connections from this machine alone, by an address or as localhost, so that no page of another site whose name
+    leads here can read it.  Proxies that say for whom they ask are refused, too; one that does not looks like a
+    program of this machine, and needs a token before it.
     """
 
     def __init__(self, token: bytes | None = None) -> None:

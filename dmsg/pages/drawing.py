@@ -43,7 +43,7 @@ def draw(chart: Chart, samples: Samples) -> Tag:
                 tags.i(class_=f"c{number}"), f"{line.label} ", tags.b("-" if now is None else said(now, chart.unit))
             )
         )
-    legend(tags.span(f"top {said(top, chart.unit)}", class_="top"))
+    legend(tags.span(f"{span / 60:.0f} min, top {said(top, chart.unit)}", class_="top"))
     return tags.figure(tags.figcaption(chart.title), svg, legend)
 
 

@@ -8,22 +8,28 @@ from collections.abc import Mapping, Sequence
 from dmsg.pages.model import BAD, Fact
 
 KEPT = 50
-"""Events that are kept."""
+"""Changes of facts that are kept; of each reason its newest event."""
 QUIET = 30.0
-"""Seconds in which the same reason is one event, with the sum."""
+"""Seconds without more of it after which the same reason is another event."""
 
 
 class Happenings:
-    """The newest last.
-
-    :ivar events: (Unix time, text).
-    """
+    """Changes of facts; what was refused, dropped or ended: each reason once, or strangers would push out the rest."""
 
     def __init__(self) -> None:
-        self.events: deque[tuple[float, str]] = deque(maxlen=KEPT)
+        self._changes: deque[tuple[float, str]] = deque(maxlen=KEPT)
         self._facts: dict[str, str] | None = None
         self._reasons: dict[str, float] = {}
-        self._told: dict[str, tuple[float, float]] = {}
+        self._bursts: dict[str, tuple[float, float, float]] = {}
+        """By reason: when it began, when it was seen last, how many."""
+
+    @property
+    def events(self) -> list[tuple[float, str]]:
+        """(Unix time, text), the newest last."""
+        bursts = [
+            (began, f"{reason.replace('_', ' ')}: {number:.0f}") for reason, (began, _, number) in self._bursts.items()
+        ]
+        return sorted([*self._changes, *bursts])
 
     def look(self, now: float, facts: Sequence[Fact], reasons: Mapping[str, float]) -> None:
         """Compare with the look before."""
@@ -31,31 +37,17 @@ class Happenings:
         first = self._facts is None
         for label, value in told.items():
             before = (self._facts or {}).get(label)
-            if not first and before is not None and before != value:
-                self.events.append((now, f"{label}: {value} (was {before})"))
+            if before is not None and before != value:
+                self._changes.append((now, f"{label}: {value} (was {before})"))
         self._facts = told
         for reason, count in reasons.items():
             grown = count - self._reasons.get(reason, 0.0)
             self._reasons[reason] = count
             if grown > 0 and not first:
-                self._tell(now, reason, grown)
-
-    def _tell(self, now: float, reason: str, number: float) -> None:
-        began, so_far = self._told.get(reason, (-QUIET, 0.0))
-        text = reason.replace("_", " ")
-        if now - began < QUIET:
-            # the event that there is says the sum
-            before = (began, _counted(text, so_far))
-            number += so_far
-            if before in self.events:
-                self.events.remove(before)
-            now = began
-        self._told[reason] = (now, number)
-        self.events.append((now, _counted(text, number)))
-
-
-def _counted(text: str, number: float) -> str:
-    return f"{text}: {number:.0f}"
+                began, last, number = self._bursts.get(reason, (now, now, 0.0))
+                if now - last > QUIET:
+                    began, number = now, 0.0
+                self._bursts[reason] = began, now, number + grown
 
 
 def worst_first(facts: Sequence[Fact]) -> list[Fact]:

@@ -77,6 +77,9 @@ class Shown:
         """What it is called; empty: it has no name."""
         return ""
 
+    def look(self) -> None:
+        """Called every :data:`~dmsg.pages.sampling.INTERVAL` seconds, before anything else is asked."""
+
     def facts(self) -> list[Fact]:
         """What it is now."""
         raise NotImplementedError
@@ -94,7 +97,7 @@ class Shown:
         raise NotImplementedError
 
     async def tables(self) -> list[Table]:
-        """Asked while somebody looks."""
+        """Asked while somebody looks; waits for nobody."""
         raise NotImplementedError
 
     async def search(self, text: str) -> Table:

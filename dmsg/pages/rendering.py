@@ -60,7 +60,7 @@ def whole(shown: Shown, found: Parts, searched: str = "", answer: Table | None =
     header = tags.header(
         tags.h1(shown.kind),
         tags.code(shown.key) if shown.key else "",
-        tags.p("not connected: this is what was there last", id="lost", hidden="hidden"),
+        tags.p("Nothing comes from it: this is what it said last.", id="lost", hidden="hidden"),
     )
     body = tags.body(header, Tag("main")(*(tags.section(part, id=name) for name, part in found.items())))
     if shown.asks:
@@ -81,21 +81,24 @@ def flat(tag: Any) -> str:
 
 def table(one: Table) -> Tag:
     """A table with its title."""
-    rows = [tags.tr(*(_cell(cell) for cell in row)) for row in one.rows]
+    # a column of numbers stands at the right, one with anything else in it at the left
+    kinds = [
+        "number" if one.rows and all(_is_number(row[column]) for row in one.rows) else "text"
+        for column in range(len(one.columns))
+    ]
+    rows = [tags.tr(*(_cell(cell, kind) for cell, kind in zip(row, kinds, strict=True))) for row in one.rows]
     if not rows:
         rows = [tags.tr(tags.td(one.empty, colspan=str(len(one.columns)), class_="empty"))]
-    sample = one.rows[0] if one.rows else one.columns
-    kinds = ["number" if _is_number(cell) else "text" for cell in sample]
     head = tags.thead(tags.tr(*(tags.th(name, class_=kind) for name, kind in zip(one.columns, kinds, strict=True))))
     return tags.div(tags.h2(one.title), tags.div(tags.table(head, tags.tbody(*rows)), class_="wide"))
 
 
-def _cell(text: str) -> Tag:
+def _cell(text: str, kind: str) -> Tag:
     shown = printable(text)
     long_key = len(shown) == 66 and shown[:2] in ("02", "03")
     if long_key:
         return tags.td(tags.code(f"{shown[:8]}…", title=shown))
-    return tags.td(shown, class_="number" if _is_number(shown) else "text")
+    return tags.td(shown, class_=kind)
 
 
 def _is_number(text: str) -> bool:

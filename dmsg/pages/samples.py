@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Mapping
 from typing import TypeVar
@@ -34,13 +35,13 @@ class Samples:
         return self._times[-1] - self._times[0] if self._times else 0.0
 
     def add(self, now: float, numbers: Mapping[str, float]) -> None:
-        """What they are at a time; one that is missing is what it was before."""
+        """What they are at a time; one that is missing has no value then."""
         for name in numbers:
             if name not in self._values and len(self._values) < MAX_NAMES:
-                self._values[name] = deque([numbers[name]] * len(self._times), maxlen=KEPT)
+                self._values[name] = deque([math.nan] * len(self._times), maxlen=KEPT)
         self._times.append(now)
         for name, values in self._values.items():
-            values.append(numbers.get(name, values[-1] if values else 0.0))
+            values.append(numbers.get(name, math.nan))
 
     def of(self, line: Line) -> list[tuple[float, float]]:
         """(seconds before the last sample, value), the oldest first."""
@@ -49,10 +50,12 @@ class Samples:
             return []
         end = self._times[-1]
         if not line.rate:
-            return [(end - at, value) for at, value in zip(self._times, values, strict=True)]
+            return [(end - at, value) for at, value in zip(self._times, values, strict=True) if not math.isnan(value)]
         found = []
         times, before, value_before = iter(self._times), None, 0.0
         for at, value in zip(times, values, strict=True):
+            if math.isnan(value):
+                continue
             if before is not None and at > before:
                 # one that starts anew counts from nothing
                 grown = value - value_before if value >= value_before else value
@@ -66,7 +69,8 @@ class Samples:
         if not values:
             return None
         if not line.rate:
-            return values[-1]
+            return None if math.isnan(values[-1]) else values[-1]
+        values = deque(value for value in values if not math.isnan(value))
         over = min(RATE_OVER, len(values) - 1)
         if not over or self._times[-1] <= self._times[-1 - over]:
             return None
@@ -78,16 +82,20 @@ class Growth:
     """How fast totals grow, from look to look."""
 
     def __init__(self) -> None:
+        self._first = True
         self._before: dict[Hashable, float] = {}
         self._at = 0.0
 
     def since(self, now: float, totals: Mapping[K, float]) -> dict[K, float]:
-        """In a second, since the last look; 0 for what was not there then."""
+        """In a second, since the last look; at the first look 0."""
         seconds = now - self._at
         rates = {
-            name: max(0.0, total - self._before.get(name, total)) / seconds if seconds > 0.0 else 0.0
+            name: max(0.0, total - self._before.get(name, total if self._first else 0.0)) / seconds
+            if seconds > 0.0
+            else 0.0
             for name, total in totals.items()
         }
+        self._first = False
         self._before, self._at = {name: total for name, total in totals.items()}, now  # noqa: C416
         return rates
 
@@ -103,14 +111,14 @@ class Quantiles:
         self._before = [0.0] * len(borders)
 
     def since(self, counts: list[float], *shares: float) -> list[float]:
-        """Upper borders of the buckets in which these shares lie; 0 where nothing was counted.
+        """Upper borders of the buckets in which these shares lie; nothing, where nothing was counted.
 
         :param counts: of each bucket, since it was made.
         """
         grown = [max(0.0, now - before) for now, before in zip(counts, self._before, strict=True)]
         self._before = list(counts)
         total = sum(grown)
-        return [self._at(grown, share * total) if total else 0.0 for share in shares]
+        return [self._at(grown, share * total) for share in shares] if total else []
 
     def _at(self, grown: list[float], rank: float) -> float:
         passed = 0.0

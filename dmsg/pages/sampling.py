@@ -95,6 +95,7 @@ class Sampling:
 
     async def _look(self) -> float:
         shown = self.shown
+        shown.look()
         self.samples.add(self._reactor.seconds(), shown.numbers())
         self.happenings.look(self._wall(), shown.facts(), shown.reasons())
         if self._watchers:

@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from werkzeug.exceptions import HTTPException
 
+from dmsg.base.buckets import RateLimit
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer_http_error, gated_site
@@ -148,8 +149,18 @@ def _file(request: Any, name: str, kind: bytes) -> bytes:
 
 def status_site(reactor: IReactorTime, pages: StatusPages, refused: Callable[[str], None]) -> GuardedFactory:
     """What listens for who watches an entity; others may find it, too."""
+    # behind a proxy all have one address: who asks too much for the page does not keep Prometheus from its numbers
     site = gated_site(
-        pages.app.resource(), reactor, refused, rate=STATUS_RATE, burst=STATUS_BURST, proxied=False, max_body=0
+        pages.app.resource(),
+        reactor,
+        refused,
+        rate=STATUS_RATE,
+        burst=STATUS_BURST,
+        proxied=False,
+        max_body=0,
+        posts=RateLimit(STATUS_RATE, STATUS_BURST),
+        is_post=lambda request: request.path in (b"/metrics", b"/health"),
+        independent=True,
     )
     return GuardedFactory(
         site, reactor, most=STATUS_CONNECTIONS, most_of_block=STATUS_CONNECTIONS // 2, refused=refused

@@ -24,10 +24,16 @@ CHARTS = (
     Chart("Clients", "", (Line("connected", "connections"), Line("handshakes", "handshakes"))),
     Chart("New", "/s", (Line("connects", "connections_opened", rate=True), Line("transports", "opened", rate=True))),
     Chart("Refused, dropped or ended", "/s", (Line("all reasons", "drops", rate=True),)),
-    Chart("Relaying, from reading to writing", "ms", (Line("half", "p50"), Line("99 of 100", "p99"))),
+    Chart("Relaying, from reading to writing", "ms", (Line("half within", "p50"), Line("99 of 100 within", "p99"))),
     Chart("Waiting for clients that read slowly", "bytes", (Line("queued", "queue_bytes"), Line("held", "held_bytes"))),
     Chart("Transports", "", (Line("open", "transports"),)),
 )
+
+CHARTS_OF_LINKS = (
+    *(chart for chart in CHARTS if chart.title not in ("Transports", "New")),
+    Chart("New", "/s", (Line("connects", "connections_opened", rate=True),)),
+)
+"""Of a family without transports."""
 
 
 class Looked(Protocol):
@@ -58,17 +64,22 @@ class Looked(Protocol):
 class ServerShown(Shown):
     """A server of any family, as :class:`~dmsg.pages.model.Shown`."""
 
-    charts = CHARTS
-
     def __init__(self, server: Looked, kind: str) -> None:
         self._server = server
         self.kind = kind
         self._quantiles = Quantiles((*LATENCIES, float("inf")))
         self._growth = Growth()
+        self._rates: dict[Any, float] = {}
+        has_transports = "transports" in server.gauges()
+        self.charts = CHARTS if has_transports else CHARTS_OF_LINKS
 
     @property
     def key(self) -> str:
         return self._server.listens_as.rpartition(" ")[2]
+
+    def look(self) -> None:
+        peers = self._server.factory.relay.peers
+        self._rates = self._growth.since(time.monotonic(), {peer: peer.bytes_in for peer in peers})
 
     def facts(self) -> list[Fact]:
         server, health = self._server, self._server.health()
@@ -113,7 +124,9 @@ class ServerShown(Shown):
             )
         if server.reachable is False:
             found.append("It did not reach itself at its public address: can clients?")
-        if connections + free and connections / (connections + free) >= NEARLY_FULL:
+        if health["status"] == "full":
+            found.append(f"It is full: {connections:.0f} clients are connected, and others are sent elsewhere.")
+        elif connections + free and connections / (connections + free) >= NEARLY_FULL:
             found.append(f"{connections:.0f} of {connections + free:.0f} clients are connected: it is nearly full.")
         if gauges["held_bytes"] >= NEARLY_FULL * gauges["memory_limit_bytes"]:
             found.append("The memory for clients that read slowly is nearly used up: who has most will lose it.")
@@ -126,8 +139,8 @@ class ServerShown(Shown):
         found |= {name: counters[name] for name in ("frames", "frame_bytes", "connections_opened")}
         found["opened"] = counters.get("transports_opened", 0.0)
         found["drops"] = float(sum(server.drops().values()))
-        half, most = self._quantiles.since(self._buckets(), 0.5, 0.99)
-        found["p50"], found["p99"] = half * 1000, most * 1000
+        for name, seconds in zip(("p50", "p99"), self._quantiles.since(self._buckets(), 0.5, 0.99), strict=False):
+            found[name] = seconds * 1000
         return found
 
     def _buckets(self) -> list[float]:
@@ -145,7 +158,7 @@ class ServerShown(Shown):
 
     async def tables(self) -> list[Table]:
         peers = list(self._server.factory.relay.peers)
-        rates = self._growth.since(time.monotonic(), {peer: peer.bytes_in for peer in peers})
+        rates = {peer: self._rates.get(peer, 0.0) for peer in peers}
         busiest = heapq.nlargest(SHOWN_CLIENTS, peers, key=lambda peer: (rates[peer], peer.bytes_in))
         slowest = heapq.nlargest(
             SHOWN_CLIENTS, (peer for peer in peers if peer.congested or peer.port.queued()), key=self._waiting

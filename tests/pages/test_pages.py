@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import treq
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest
 
 from dmsg.errors import DropReason
 from dmsg.keys import SecKey
+from dmsg.pages import sampling
 from dmsg.pages.sampling import MAX_WATCHERS
 from tests.net.support import LOOPBACK, EntityCase
 from tests.pages.browser import Browser, chromium
@@ -77,7 +80,11 @@ class PageTests(PageCase):
     async def test_discovery(self) -> None:
         await self.network()
         client = await self.start_client(self.url)
-        _, text = await self.get(self.base(self.discovery) + "/")
+        # what the store says is as old as the last look
+        text = ""
+        while "listed</td>" not in text:
+            _, text = await self.get(self.base(self.discovery) + "/")
+            await deferLater(reactor, 0.2)
         server = self.server._key.public.hex()
         self.assertIn("<h1>dmsg discovery</h1>", text)
         self.assertRegex(text, rf'title="{server}".*listed')
@@ -167,7 +174,7 @@ class PageTests(PageCase):
         await self.until(lambda: server.reachable is False)
         _, text = await self.get(self.base(server) + "/")
         self.assertIn("It did not reach itself at its public address", text)
-        self.assertIn("2 of 2 clients are connected: it is nearly full.", text)
+        self.assertIn("It is full: 2 clients are connected", text)
         self.assertRegex(text, r'<dl><div><dt>[^<]*</dt><dd class="bad">')
 
     def test_bad_options_are_one_line(self) -> None:
@@ -187,6 +194,43 @@ class PageTests(PageCase):
                 parsed: Any = tap.Options()
                 with self.assertRaisesRegex(UsageError, problem):
                     parsed.parseOptions(options)
+
+
+class HardTimesTests(PageCase):
+    """When others have trouble."""
+
+    @asynchronous
+    async def test_who_asks_too_much_keeps_nobody_from_the_numbers(self) -> None:
+        """As behind a proxy, where all have one address: a stranger without the token."""
+        await self.network()
+        base = self.base(self.server)
+        refused = 0
+        while refused < 20:
+            answers = [
+                Deferred.fromCoroutine(self.get(base + "/", headers={"Host": "evil.example"})) for _ in range(20)
+            ]
+            refused += [response.code for response, _ in await gatherResults(answers)].count(429)
+        for path in ("/metrics", "/health"):
+            response, _ = await self.get(base + path)
+            self.assertEqual(response.code, 200)
+
+    @asynchronous
+    async def test_a_store_that_hangs(self) -> None:
+        """The page of discovery opens all the same, and says so."""
+        await self.network()
+        hanging: Any = Deferred()
+        self.discovery._running.api._store._store.count = lambda: hanging
+        text = ""
+        while "no answer for" not in text:
+            response, text = await self.get(self.base(self.discovery) + "/")
+            self.assertEqual(response.code, 200)
+            await deferLater(reactor, 0.2)
+        self.assertIn("The store: no answer for", text)
+        hanging.callback(7)
+        while '<dd class="good">ok</dd>' not in text:
+            _, text = await self.get(self.base(self.discovery) + "/")
+            await deferLater(reactor, 0.2)
+        self.assertRegex(text, r"State: no answer for \d s \(was ok\)")
 
 
 class BrowserTests(PageCase):
@@ -244,3 +288,25 @@ class BrowserTests(PageCase):
         await deferToThread(lost)
         await self.server.stop_for_test()
         await deferToThread(browser.until, "!document.getElementById('lost').hidden")
+        await deferToThread(browser.until, "document.body.classList.contains('lost')")
+
+    @asynchronous
+    async def test_it_comes_back(self) -> None:
+        """After an answer that is no stream, of a proxy in between; and it says that nothing comes from what hangs."""
+        if chromium() is None:
+            raise SkipTest("there is no Chromium here")
+        await self.network()
+        browser = await deferToThread(Browser)
+        self.addCleanup(browser.close)
+        await deferToThread(browser.go, self.base(self.server) + "/")
+        await deferToThread(browser.until, "document.getElementById('lost').hidden")
+        watchers = self.server._status._sampling._watchers
+        await self.until(lambda: watchers)
+        # it hangs: nothing is said any more, and its connection stays; and there is no place for another one
+        self.patch(sampling, "MAX_WATCHERS", 0)
+        next(iter(watchers)).tell = lambda content: None
+        await deferToThread(browser.until, "!document.getElementById('lost').hidden")
+        await self.until(lambda: not watchers)  # the script has asked anew
+        self.patch(sampling, "MAX_WATCHERS", 16)
+        await deferToThread(browser.until, "document.getElementById('lost').hidden")
+        self.assertFalse(await deferToThread(browser.value, "document.body.classList.contains('lost')"))

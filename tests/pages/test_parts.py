@@ -55,8 +55,9 @@ class SamplesTests(SynchronousTestCase):
         samples.add(0, {"a": 1})
         samples.add(1, {"a": 2, "b": 5})
         samples.add(2, {"b": 6})
-        self.assertEqual([value for _, value in samples.of(Line("", "a"))], [1, 2, 2])
-        self.assertEqual([value for _, value in samples.of(Line("", "b"))], [5, 5, 6])
+        self.assertEqual(samples.of(Line("", "a")), [(2.0, 1), (1.0, 2)])
+        self.assertEqual(samples.of(Line("", "b")), [(1.0, 5), (0.0, 6)])
+        self.assertEqual((samples.now(Line("", "a")), samples.now(Line("", "b"))), (None, 6))
 
     @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.lists(st.integers(0, 50), min_size=4, max_size=4))
     def test_quantiles_are_those_of_what_came_since(self, before: list[int], grown: list[int]) -> None:
@@ -64,10 +65,11 @@ class SamplesTests(SynchronousTestCase):
         quantiles = Quantiles(borders)
         quantiles.since([float(one) for one in before], 0.5)
         after = [float(old + new) for old, new in zip(before, grown, strict=True)]
-        half, most = quantiles.since(after, 0.5, 1.0)
+        found = quantiles.since(after, 0.5, 1.0)
         if not sum(grown):
-            self.assertEqual((half, most), (0.0, 0.0))
+            self.assertEqual(found, [])
             return
+        half, most = found
         each = [min(border, 4.0) for border, number in zip(borders, grown, strict=True) for _ in range(number)]
         self.assertEqual(most, each[-1])
         self.assertEqual(half, each[(len(each) + 1) // 2 - 1])
@@ -75,7 +77,7 @@ class SamplesTests(SynchronousTestCase):
     def test_growth(self) -> None:
         growth = Growth()
         self.assertEqual(growth.since(10.0, {"a": 100.0}), {"a": 0.0})
-        self.assertEqual(growth.since(12.0, {"a": 150.0, "b": 9.0}), {"a": 25.0, "b": 0.0})
+        self.assertEqual(growth.since(12.0, {"a": 150.0, "b": 9.0}), {"a": 25.0, "b": 4.5})
         self.assertEqual(growth.since(12.0, {"a": 160.0}), {"a": 0.0})
 
 
@@ -87,21 +89,27 @@ class HappeningsTests(SynchronousTestCase):
         happenings.look(0.0, [Fact("State", "ok", told=True), Fact("Up for", "1 s")], {"flood": 5})
         self.assertEqual(list(happenings.events), [])
         happenings.look(2.0, [Fact("State", "draining", told=True), Fact("Up for", "3 s")], {"flood": 8, "refused": 1})
+        self.assertEqual(happenings.events, [(2.0, "State: draining (was ok)"), (2.0, "flood: 3"), (2.0, "refused: 1")])
+        # what goes on is one event with the sum; each reason has one, in the order of time
+        happenings.look(20.0, [Fact("State", "ok", told=True)], {"flood": 10})
         self.assertEqual(
-            list(happenings.events), [(2.0, "State: draining (was ok)"), (2.0, "flood: 3"), (2.0, "refused: 1")]
+            happenings.events[1:], [(2.0, "flood: 5"), (2.0, "refused: 1"), (20.0, "State: ok (was draining)")]
         )
-        # what goes on is one event with the sum, for a while
-        happenings.look(4.0, [Fact("State", "draining", told=True)], {"flood": 10})
-        self.assertEqual(list(happenings.events)[-1], (2.0, "flood: 5"))
-        self.assertEqual(len(happenings.events), 3)
-        happenings.look(60.0, [Fact("State", "draining", told=True)], {"flood": 11})
-        self.assertEqual(list(happenings.events)[-2:], [(2.0, "flood: 5"), (60.0, "flood: 1")])
+        happenings.look(60.0, [Fact("State", "ok", told=True)], {"flood": 11})
+        self.assertEqual(happenings.events[-1], (60.0, "flood: 1"))
+        self.assertEqual(len(happenings.events), 4)
 
     def test_a_flood_does_not_fill_it(self) -> None:
         happenings = Happenings()
+        happenings.look(0.0, [Fact("State", "ok", told=True)], {"flood": 0})
+        happenings.look(1.0, [Fact("State", "draining", told=True)], {"flood": 0})
         for at in range(2000):
-            happenings.look(at * 2.0, [Fact("State", str(at), told=True)], {"flood": at * 100})
-        self.assertEqual(len(happenings.events), EVENTS_KEPT)
+            happenings.look(at * 31.0, [Fact("State", "draining", told=True)], {"flood": at, f"r{at % 5}": at})
+        self.assertIn((1.0, "State: draining (was ok)"), happenings.events)
+        self.assertEqual(len(happenings.events), 7)
+        for at in range(200):
+            happenings.look(1e6 + at, [Fact("State", str(at), told=True)], {})
+        self.assertEqual(len(happenings.events), EVENTS_KEPT + 6)
 
 
 class RenderingTests(SynchronousTestCase):
@@ -169,6 +177,8 @@ class AccessTests(SynchronousTestCase):
             Asking(x_forwarded_for="127.0.0.1"),  # a proxy on this machine
             Asking(forwarded="for=127.0.0.1"),
             Asking(via="1.1 proxy"),
+            Asking(x_forwarded_proto="https"),
+            Asking(cf_connecting_ip="192.0.2.1"),
         ):
             refused = Access().refuses(asking)
             assert refused is not None

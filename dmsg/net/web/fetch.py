@@ -25,7 +25,9 @@ from dmsg.errors import DmsgError
 
 MAX_HEAD = 64 * 1024
 """Bytes of an answer before its body."""
-
+KEPT = 20
+"""Seconds for which a connection is kept that nothing is asked over: less than the 30 after which discoveries end
+them, or a POST would be sent into one that is ending, and nobody could say whether it was taken."""
 
 T = TypeVar("T")
 
@@ -92,6 +94,7 @@ def make_pool(reactor: IReactorTime, *, persistent: bool = True, most: int = 2) 
     """Connections whose answers have a limited head.  :param most: to one host that are kept."""
     pool = _Pool(reactor, persistent)  # type: ignore[no-untyped-call]
     pool.maxPersistentPerHost = most
+    pool.cachedConnectionTimeout = KEPT
     pool._factory = BoundedFactory  # noqa: SLF001  # Twisted has no other place for it
     return pool
 

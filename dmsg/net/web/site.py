@@ -176,6 +176,7 @@ class Gate(Resource):
     :param patience: seconds that a request may be delayed instead of refused.
     :param posts: a limit of its own for those requests that ``is_post`` names, as long as their address does not owe
         requests of the other.
+    :param independent: they have it whatever their address owes.
     """
 
     isLeaf = True
@@ -191,6 +192,7 @@ class Gate(Resource):
         patience: Callable[[Request], float] = lambda request: 0.0,
         posts: RateLimit | None = None,
         is_post: Callable[[Request], bool] = lambda request: False,
+        independent: bool = False,
         finished: Callable[[Request, int, float], None] = lambda request, status, seconds: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -202,6 +204,7 @@ class Gate(Resource):
         self._patience = patience
         self._posts = posts
         self._is_post = is_post
+        self._independent = independent
         self._finished = finished
         self._waiting: dict[Request, IDelayedCall] = {}
         self._open: Counter[str] = Counter()
@@ -247,7 +250,8 @@ class Gate(Resource):
             close_after(request)
             request.setHeader(b"retry-after", b"1")
             return answer(request, 429, "too many requests wait for an answer")
-        own = self._posts is not None and self._is_post(request) and not self._limit.owes(address, now)
+        own = self._posts is not None and self._is_post(request)
+        own = own and (self._independent or not self._limit.owes(address, now))
         limit = self._posts if own and self._posts is not None else self._limit
         room = not self._stopped and len(self._waiting) < MAX_WAITING and self._waiting_size < MAX_WAITING_SIZE
         wait = limit.reserve(address, now, self._patience(request) if room else 0.0)

@@ -57,10 +57,15 @@ class RmbRelayShown(Shown):
         self._relay = relay
         self._switch = switch
         self._growth = Growth()
+        self._rates: dict[str, float] = {}
 
     @property
     def key(self) -> str:
         return ", ".join(sorted(self._relay.settings.domains))
+
+    def look(self) -> None:
+        sent = {str(name): session.delivery.sent for name, session in self._switch.sessions.items()}
+        self._rates = self._growth.since(time.monotonic(), sent)
 
     def facts(self) -> list[Fact]:
         relay, switch = self._relay, self._switch
@@ -108,7 +113,7 @@ class RmbRelayShown(Shown):
     async def tables(self) -> list[Table]:
         sessions = {str(name): session for name, session in self._switch.sessions.items()}
         sent = {name: session.delivery.sent for name, session in sessions.items()}
-        rates = self._growth.since(time.monotonic(), sent)
+        rates = {name: self._rates.get(name, 0.0) for name in sessions}
         busiest = heapq.nlargest(SHOWN_SESSIONS, sessions, key=lambda name: (rates[name], sent[name]))
         waiting = [name for name, session in sessions.items() if len(session.delivery)]
         slowest = heapq.nlargest(SHOWN_SESSIONS, waiting, key=lambda name: sessions[name].delivery.size)
