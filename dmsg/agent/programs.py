@@ -35,6 +35,8 @@ END_TIME = 60.0
 """Seconds for a program to end its connection when its stream has."""
 REQUEST_TIME = 10.0
 """Seconds for the request of a connection."""
+LAST_TIME = 2.0
+"""Seconds for a program to end its connection when it was told why that ends."""
 TAKE_TIME = 10.0
 """Seconds for a program to take a stream that a peer has opened to it."""
 MAX_TIMEOUT = 3600.0
@@ -179,8 +181,22 @@ class ProgramConnection(Protocol):
         except (WireError, ValueError, DmsgError) as error:
             _log.info("a program's connection is ended: {error}", error=printable(str(error)))
             if self._bridge is None:
-                self.say(error_line(error))
-            self._end()
+                self._say_last(error)
+            else:
+                self._end()
+
+    def _say_last(self, error: Exception) -> None:
+        """Why it ends; what the program still writes is read, or the line would be lost with the socket."""
+        self._finished = True
+        self._cancel_late()
+        self.say(error_line(error))
+        assert self.transport is not None
+        self.transport.loseWriteConnection()  # type: ignore[attr-defined]
+        self._late = self.reactor.callLater(LAST_TIME, self._abort)
+
+    def _abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._cancel_late()

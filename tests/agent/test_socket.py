@@ -339,6 +339,7 @@ class StrangeTests(AgentCase):
             line({"do": "accept", "stream": "7"}),
             line({"do": "wait", "timeout": True}),
             b"x" * 70_000,
+            b"x" * 700_000,
         ):
             answer = await self.say(request)
             self.assertIn(b'"error"', answer, request)

@@ -253,7 +253,8 @@ class Person:
                     self._learn(line, running.until(pattern(line)))
             else:
                 running.until(ready)
-        if command.terminal:
+        # in the background it stays when the next command is typed there
+        if command.terminal and not text.partition(" #")[0].rstrip().endswith("&"):
             self.terminals[command.terminal] = running
 
     def _look(self, command: Command, running: Running) -> None:

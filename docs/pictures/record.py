@@ -1,0 +1,236 @@
+"""Records what the documentation shows of commands and pages: ``python docs/pictures/record.py`` runs them for real.
+
+A discovery, two servers and two people are started on this machine; what they type and see becomes ``session.svg``
+and ``top.svg``.  Where there is a Chromium, the page of a server under load becomes ``page-light.png`` and
+``page-dark.png``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+WIDTH = 96
+"""Columns of the terminal that is drawn."""
+# no font of another host
+FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
+    "Fira Code", 'ui-monospace, "DejaVu Sans Mono"'
+)
+
+
+def free_port() -> int:
+    """One that nobody uses."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+class Stage:
+    """A network, and the programs of people in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        programs = Path(sys.executable).parent
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("DMSG_")},
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(directory),
+            "DMSG_AGENT": "off",
+            "COLUMNS": str(WIDTH),
+        }
+        self._running: list[subprocess.Popen[str]] = []
+        self.pages: list[str] = []
+
+    def network(self) -> None:
+        """Discovery and two servers, registered."""
+        port = free_port()
+        self.environment["DMSG_DISCOVERY"] = f"http://127.0.0.1:{port}"
+        pages = [free_port() for _ in range(3)]
+        self.pages = [f"http://127.0.0.1:{one}" for one in pages]
+        self._entity(f"dmsg-discovery --listen tcp:{port}:interface=127.0.0.1 --store memory:", pages[0])
+        self._until(lambda: self._answers(self.pages[0]))
+        for page in pages[1:]:
+            server = free_port()
+            self._entity(
+                f"dmsg-server --listen tcp:{server}:interface=127.0.0.1 --public-address 127.0.0.1:{server} "
+                f"--discovery {self.environment['DMSG_DISCOVERY']} --key-file {server}.key --create",
+                page,
+            )
+        for page in self.pages[1:]:
+            self._until(lambda page=page: '"registered": true' in self._answers(page))  # type: ignore[misc]
+
+    def _entity(self, words: str, page: int) -> None:
+        self.start(f"twistd -n --pidfile= {words} --metrics tcp:{page}:interface=127.0.0.1")
+
+    def _answers(self, page: str) -> str:
+        try:
+            with urllib.request.urlopen(f"{page}/health", timeout=2) as answer:  # noqa: S310  # of this machine
+                return str(answer.read().decode())
+        except OSError:
+            return ""
+
+    def _until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            if time.monotonic() > deadline:
+                raise SystemExit("the network does not start")
+            time.sleep(0.1)
+
+    def start(self, command: str) -> subprocess.Popen[str]:
+        """Something that goes on."""
+        process = subprocess.Popen(  # noqa: S602  # its words are of this file
+            command,
+            shell=True,
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._running.append(process)
+        return process
+
+    def run(self, command: str) -> str:
+        """Something that ends."""
+        done = subprocess.run(  # noqa: S602
+            command, shell=True, cwd=self.directory, env=self.environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    def end(self) -> None:
+        """All of it."""
+        for process in reversed(self._running):
+            try:
+                os.killpg(process.pid, signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+        for process in self._running:
+            process.wait()
+
+
+def terminal() -> Console:
+    """What is drawn."""
+    return Console(record=True, width=WIDTH, file=open(os.devnull, "w"), force_terminal=True, color_system="truecolor")
+
+
+def typed(console: Console, who: str, command: str) -> None:
+    """A prompt and a command."""
+    style = "bold green" if who == "alice" else "bold cyan"
+    console.print(Text.assemble((f"{who}$ ", style), command))
+
+
+def said(console: Console, text: str) -> None:
+    """What a program said."""
+    for line in text.rstrip("\n").splitlines():
+        console.print(Text(line), overflow="fold")
+
+
+def session(stage: Stage) -> None:
+    """A file by a code, a key by a code, and a service at the key."""
+    console = terminal()
+    (stage.directory / "holiday.jpg").write_bytes(os.urandom(4_200_000))
+    typed(console, "alice", "dmsg send holiday.jpg")
+    sending = stage.start("dmsg send holiday.jpg --no-qr -q")
+    assert sending.stdout is not None
+    code = sending.stdout.readline()
+    said(console, code)
+    typed(console, "bob", f"dmsg receive {code.split()[1]} --dir inbox --yes")
+    said(console, stage.run(f"dmsg receive {code.split()[1]} --dir inbox --yes -q"))
+    typed(console, "alice", "")
+    said(console, sending.stdout.read())
+    console.print()
+    typed(console, "alice", "dmsg pair bob --key-file alice.key --create")
+    pairing = stage.start("DMSG_NAMES=alice.names dmsg pair bob --key-file alice.key --create --no-qr -q")
+    assert pairing.stdout is not None
+    code = pairing.stdout.readline()
+    said(console, code)
+    command = f"dmsg pair alice {code.split()[1]} --key-file bob.key --create"
+    typed(console, "bob", command)
+    said(console, stage.run(f"DMSG_NAMES=bob.names {command} -q"))
+    pairing.stdout.read()
+    console.print()
+    typed(console, "bob", "dmsg serve inbox --key-file bob.key &")
+    serving = stage.start("dmsg serve inbox --key-file bob.key -q")
+    assert serving.stdout is not None
+    said(console, serving.stdout.readline())
+    typed(console, "alice", "dmsg ping bob -c 2")
+    said(console, stage.run("DMSG_NAMES=alice.names dmsg ping bob -c 2"))
+    typed(console, "alice", "dmsg curl dmsg://bob/holiday.jpg -o copy.jpg && cmp copy.jpg holiday.jpg && echo the same")
+    compare = "cmp copy.jpg holiday.jpg && echo the same"
+    said(console, stage.run(f"DMSG_NAMES=alice.names dmsg curl dmsg://bob/holiday.jpg -o copy.jpg -q && {compare}"))
+    write(console, "session.svg", "Alice and Bob")
+
+
+def top(stage: Stage) -> None:
+    """A fleet, one of which is not there."""
+    console = terminal()
+    urls = " ".join([*stage.pages, "http://127.0.0.1:1"])
+    typed(console, "alice", "dmsg top --once http://127.0.0.1:9090 http://127.0.0.1:9100 ...")
+    # it ends with 1, because one of them is not there
+    output = stage.run(f"dmsg top --once {urls} || true")
+    wide = Console(record=True, width=140, file=open(os.devnull, "w"), force_terminal=True)
+    said(wide, "\n".join(line.rstrip() for line in output.splitlines()))
+    write(wide, "top.svg", "dmsg top")
+
+
+def write(console: Console, name: str, title: str) -> None:
+    """The picture, without anything of another host."""
+    (HERE / name).write_text(console.export_svg(title=title, code_format=FORMAT, unique_id=name.partition(".")[0]))
+
+
+def page(stage: Stage) -> None:
+    """The page of a server that has something to do."""
+    sys.path.insert(0, str(ROOT))
+    from tests.pages.browser import Browser, chromium
+
+    if chromium() is None:
+        sys.stderr.write("there is no Chromium here: the pictures of the page stay as they are\n")
+        return
+    stage.start("dmsg bench --seconds 40 --size 10000 -q")
+    stage.start("dmsg bench --seconds 40 --size 1000 -q")
+    time.sleep(25)
+    browser = Browser()
+    try:
+        for dark in (False, True):
+            browser.look(1100, 760, dark=dark)
+            browser.go(stage.pages[1] + "/")
+            time.sleep(3)
+            browser.picture(str(HERE / f"page-{'dark' if dark else 'light'}.png"))
+    finally:
+        browser.close()
+
+
+def main() -> None:
+    """Record all."""
+    with tempfile.TemporaryDirectory(prefix="dmsg-record-", ignore_cleanup_errors=True) as directory:
+        stage = Stage(Path(directory))
+        try:
+            stage.network()
+            session(stage)
+            page(stage)
+            top(stage)
+        finally:
+            stage.end()
+
+
+if __name__ == "__main__":
+    main()
