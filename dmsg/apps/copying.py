@@ -45,6 +45,17 @@ class CopyCut(TransferError, CutShort):
     """The connection was lost: the copy can go on where it was cut.  No other error is tried again."""
 
 
+class CopyBusy(CopyCut):
+    """The other side still waits for a program that sent this file before; it is given up there soon."""
+
+
+IS_BUSY = "is being received from another connection"
+"""By this the one that sends knows it."""
+LEFT_AFTER = 5.0
+"""Seconds without a way to who sends a file, after which another may send it: a program that was killed, and came
+again without a key of its own."""
+
+
 class _Hashed(FileSender):
     CHUNK_SIZE = CHUNK
 
@@ -90,7 +101,8 @@ class Copier(Protocol):
                 if message is None:
                     return
                 if "error" in message:
-                    raise TransferError(f"refused by the other side: {str(message['error'])[:200]}")
+                    text = f"refused by the other side: {str(message['error'])[:200]}"
+                    raise CopyBusy(text) if IS_BUSY in text else TransferError(text)
                 self._next(message)
             if self._receiving and self._buffer and not self.done.called:
                 rest, self._buffer = bytes(self._buffer), bytearray()
@@ -406,7 +418,7 @@ class Peer(Copier):
         other = self._busy.get(path)
         if other is not None:
             if not other.is_left_by(self):
-                raise TransferError(f"{path.name} is being received from another connection")
+                raise TransferError(f"{path.name} {IS_BUSY}")
             other.give_way()
         self._busy[path] = self
         self._mine = path
@@ -447,9 +459,12 @@ class Peer(Copier):
         self._hash_prefix(path, self._size, hashed)
 
     def is_left_by(self, other: Peer) -> bool:
-        """Nothing carries this stream, and its peer has come again: a program that was killed, and started anew."""
-        away = getattr(self.transport, "away_since", None) is not None
-        return away and self._peer_key() is not None and self._peer_key() == other._peer_key()
+        """Nothing carries this stream, and its peer has come again, or it is so for long: who sent was killed."""
+        since = getattr(self.transport, "away_since", None)
+        if since is None:
+            return False
+        same = self._peer_key() is not None and self._peer_key() == other._peer_key()
+        return same or self._reactor.seconds() - since > LEFT_AFTER
 
     def give_way(self) -> None:
         """Its part is another's from now on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -83,12 +85,44 @@ def _hash_of(result: Transferred) -> dict[str, str]:
     return {"sha256": result.sha256} if result.sha256 else {}
 
 
-def jobs_of(sources: tuple[str, ...], target: str, *, recursive: bool = False) -> list[Job]:
+def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
+    """Where what goes from peer to peer lies meanwhile; None: nothing does.
+
+    It is the same for the same command, so that what was cut goes on there.
+    """
+    if _remote(target) is None or any(_remote(source) is None for source in sources):
+        return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return cache / "dmsg" / "cp" / hashlib.sha256("\0".join((*sources, target)).encode()).hexdigest()[:16]
+
+
+def _from_peer_to_peer(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool) -> list[Job]:
+    """First to this machine, then on: each has its own connection, and goes on by itself where it was cut."""
+    stage.mkdir(parents=True, exist_ok=True, mode=0o700)
+    jobs = jobs_of(sources, str(stage), recursive=recursive)
+    there = _remote(target)
+    assert there is not None
+    for source in sources:
+        name = PurePosixPath(source.partition(":")[2].rstrip("/")).name
+        into = not there[1] or there[1].endswith("/")
+        if not into and (len(sources) > 1 or recursive):
+            raise TransferError("several files, and directories, need a target that ends in : or /")
+        if recursive:
+            jobs.append((there[0], _tree_putter(stage / name, there[1].rstrip("/"))))
+        else:
+            jobs.append((there[0], _putter(stage / name, there[1] + name if into else there[1])))
+    return jobs
+
+
+def jobs_of(sources: tuple[str, ...], target: str, *, recursive: bool = False, stage: Path | None = None) -> list[Job]:
     """What to copy.
 
     :param recursive: directories of this machine, and what is fetched are directories.
+    :param stage: see :func:`stage_of`.
     :raises TransferError: it makes no sense.
     """
+    if stage is not None:
+        return _from_peer_to_peer(sources, target, stage, recursive=recursive)
 
     if not sources:
         raise TransferError("nothing to copy: SOURCE... TARGET is needed")

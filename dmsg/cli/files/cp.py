@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,8 @@ def cp(
 
     A copy that was cut goes on where it was when the same command is given
     again: both ends compare the SHA-256 of what is there.  What is fetched
-    replaces a local file of that name, as with cp(1).
+    replaces a local file of that name, as with cp(1).  From peer to peer it
+    goes through this machine, which needs room for it meanwhile.
 
     \b
     Examples:
@@ -76,11 +78,12 @@ def cp(
       dmsg cp film.mkv alice:
       dmsg cp alice:notes/today.txt .
       dmsg cp -r photos alice:
+      dmsg cp alice:film.mkv bob:
     """
 
     from dmsg.apps.copying import Peer
     from dmsg.apps.trees import TreePeer
-    from dmsg.cli.files.copies import Peers, copy_one, jobs_of
+    from dmsg.cli.files.copies import Peers, copy_one, jobs_of, stage_of
     from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
 
     writable = writable or spelled_so_before("writable")
@@ -105,11 +108,14 @@ def cp(
             await with_client(reactor, settings, listen, published=True)
             return
         assert target is not None
-        jobs = jobs_of(sources, target, recursive=recursive)
+        stage = stage_of(sources, target)
+        jobs = jobs_of(sources, target, recursive=recursive, stage=stage)
 
         async def copy(client: Client) -> None:
             for peer, make in jobs:
                 await copy_one(reactor, client, peer, port, make, retry)
+            if stage is not None:
+                shutil.rmtree(stage, ignore_errors=True)
 
         await with_client(reactor, settings, copy)
 
