@@ -380,3 +380,87 @@ class PairTests(CodeCase):
         self.assertIn("malformed", err)
         await self.ends(alice, 1, "the other side")
         self.assertFalse((self.directory / "alice.names").exists())
+
+
+class OddTreesTests(CodeCase):
+    """Fifty directories with odd names, sent by a code between two processes."""
+
+    NAMES = (
+        " leading",
+        "trailing ",
+        "two  blanks",
+        "tab\there",
+        "new\nline",
+        "-rf",
+        "--help",
+        "quote'",
+        'quote"',
+        "back\\slash",
+        "*",
+        "?",
+        "[x]",
+        "$HOME",
+        "`id`",
+        "a;b",
+        "a&b",
+        "a|b",
+        "a<b>",
+        "%s%n",
+        "~",
+        "#",
+        "!",
+        ".hidden",
+        "..twodots",
+        "...",
+        "CON",
+        "ünïcödé",
+        "日本語",
+        "ελληνικά",
+        "emoji🎉",
+        "e\u0301",
+        "\u00e9",
+        "\u202eright to left",
+        "\x1b[31mred",
+        "\x07bell",
+        "a" * 200,
+        "é" * 100,
+        "7-guitar-alpha",
+        "02" + "ab" * 32,
+        "name:colon",
+        "C:",
+        "=",
+        "@file",
+        "^",
+        "{}",
+        "con.txt",
+        "\x7f",
+        "zero\u200bwidth",
+        "not utf-8: \udcff\udcfe",
+    )
+
+    @asynchronous
+    async def test_all_arrive_as_they_were(self) -> None:
+        await self.network()
+        ours, theirs = self.directory / "ours", self.directory / "theirs"
+        theirs.mkdir()
+        self.assertEqual(len(set(self.NAMES)), 50)
+        for number, name in enumerate(self.NAMES):
+            below = ours / name / name
+            below.mkdir(parents=True)
+            (below / name).write_bytes(name.encode("utf-8", "surrogateescape") * number)
+            os.chmod(below / name, 0o600 | (number % 2) * 0o145)
+            os.utime(below / name, (1_700_000_000 + number,) * 2)
+            os.symlink(f"{name}/{name}", ours / name / "link")
+        sending = self.start("send", "ours", **self.environment)
+        code = (await self.said(sending, r"code: (\S+)"))[1]
+        status, _, err = await self.run_command("receive", code, "--yes", "--dir", "theirs", **self.environment)
+        self.assertEqual(status, 0, err)
+        self.assertEqual(await sending.ended, 0)
+        for number, name in enumerate(self.NAMES):
+            file = theirs / "ours" / name / name / name
+            self.assertEqual(file.read_bytes(), name.encode("utf-8", "surrogateescape") * number)
+            self.assertEqual(file.stat().st_mode & 0o777, 0o600 | (number % 2) * 0o145)
+            self.assertEqual(file.stat().st_mtime, 1_700_000_000 + number)
+            self.assertEqual(os.readlink(theirs / "ours" / name / "link"), f"{name}/{name}")
+        shown = (sending.out + sending.err).decode()
+        self.assertNotIn("\x07", shown)
