@@ -21,6 +21,7 @@ PLANTED = (
     ("dmsg/net/pace.py", "from dmsg.net.web.site import answer", "Plumbing"),
     ("dmsg/analytics/jobs.py", "from dmsg.v2019.client import Client", "Layers|The pipeline shares"),
     ("dmsg/telemetry/spool.py", "import pyspark", "needs no Spark"),
+    ("dmsg/agent/road.py", "from dmsg.v2019.client import Client", "Programs that work through an agent"),
 )
 
 
