@@ -162,5 +162,5 @@ class ContainerTests(SynchronousTestCase):
         text = (CONTRIB / "container" / "Containerfile").read_text()
         self.assertIn("USER dmsg\n", text)
         self.assertIn("STOPSIGNAL SIGTERM\n", text)
-        for name in re.findall(r"^FROM (\S+)", text, re.MULTILINE):
-            self.assertRegex(name, r"^docker\.io/library/python:3\.1\d-slim$")
+        self.assertRegex(text, r"(?m)^ARG BASE=docker\.io/library/python:3\.1\d-slim$")
+        self.assertEqual(re.findall(r"^FROM (\S+)", text, re.MULTILINE), ["${BASE}", "${BASE}"])
