@@ -8,7 +8,7 @@ PIP =
 # pip only warns of an extra that it does not find under that name, and goes on without what is in it
 PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs dist bench bench-pipeline siege mutate soak lab fuzz fuzz-guided spark-long spark-s3 clean
+.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs dist bench bench-pipeline siege mutate soak lab operate-long fuzz fuzz-guided spark-long spark-s3 clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench     benchmarks beside the limits of this machine (a quarter of an hour)"
 	@echo "make bench-pipeline  the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)"
 	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
+	@echo "make operate-long  an agent that is killed, every alert (Prometheus), pages in Chromium, codes between machines"
 	@echo "make rmb-long  the bus: 10,000 messages over sixty kills; the official TypeScript client (node)"
 	@echo "make siege     all entities under attack, and what others feel of it (nine minutes; SIEGE='--seconds=4 --scene=relay' for less)"
 	@echo "make mutate    what part of seeded mutants the tests notice (FILES='dmsg/rmb/envelope/wire.py' SAMPLE=60)"
@@ -156,9 +157,13 @@ $(VENV)/.spark-s3: $(VENV)/.spark
 spark-s3: $(VENV)/.spark-s3
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_s3 tests.analytics.s3_run
 
-LONG ?= tests.analytics.long_runs tests.analytics.real_run
+LONG ?= tests.analytics.long_runs tests.analytics.real_run tests.analytics.json_run
 spark-long: $(VENV)/.spark-connect
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp_spark $(LONG)
+
+operate-long: $(VENV)/.test
+	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp \
+		tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes
 
 rmb-long: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.rmb.long_runs

@@ -18,7 +18,6 @@ MODULES = (
     "spark_report",
     "spark_attention",
     "spark_explain",
-    "spark_json",
     "spark_oracle",
 )
 

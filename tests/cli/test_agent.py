@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor, threads
-from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.protocol import Factory
-
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_commands import Command
-from tests.cli.test_tools import Shout, ToolCase, talk
+from tests.cli.test_tools import ToolCase
 from tests.support import asynchronous
 
 
@@ -186,88 +181,3 @@ class UpTests(AgentCase):
             without = await self.run_command(*arguments, "--no-agent", **self.environment)
             self.assertEqual(with_agent[0], without[0], (arguments, with_agent, without))
             self.assertEqual(len(with_agent[2].splitlines()), len(without[2].splitlines()), (with_agent, without))
-
-
-class SixServicesTests(AgentCase):
-    """Six programs on one key, and the agent that they share is killed."""
-
-    @asynchronous
-    async def test_all_come_back(self) -> None:
-        await self.network()
-        told = await self.up()
-        key = told["up"]
-        public, inbox = self.directory / "public", self.directory / "inbox"
-        for one in (public, inbox, self.directory / "got"):
-            one.mkdir()
-        (public / "a.txt").write_text("hello\n")
-        port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Shout))
-        self.addCleanup(port.stopListening)
-        services = [
-            await self.service("serve", "public", says="is at"),
-            await self.service("cp", "--listen", "inbox", "--writable", says="is at"),
-            await self.service("expose", str(port.getHost().port), "-p", "7", says="leads to"),
-            await self.service("iperf", "--serve", says="measured at"),
-            await self.service("bench", "--serve", says="serving at"),
-            await self.service("nc", "-l", "9", "-w", "30", says="listening"),
-        ]
-        self.assertEqual([one["port"] for one in (await self.asked())["services"]], [0, 7, 9, 24, 80, 5201])
-        # one that asks for a port that another has
-        status, _, err = await self.run_command("serve", "inbox", **self.environment)
-        self.assertEqual(status, 1)
-        self.assertRegex(err, r"^dmsg: port 80 of the agent's key is taken by .*serve \(process \d+\)")
-        await self.use_them(key)
-        os.kill(told["pid"], 9)
-        for each in services[:5]:
-            await self.said(each, r"the agent has ended")
-        second = await self.up()
-        self.assertEqual(second["up"], key)
-        for each in services[:5]:
-            await self.said(each, r"the agent is back")
-        await self.use_them(key)
-
-        def counted() -> list[int]:
-            return [one["taken"] for one in told["services"] if one["port"] in (7, 80)]
-
-        told = await self.asked()
-        self.assertEqual(counted(), [1, 1])
-        for each in services:
-            each.transport.signalProcess("INT")  # type: ignore[union-attr]
-            await each.ended
-        self.assertEqual((await self.asked())["services"], [])
-
-    async def use_them(self, key: str) -> None:
-        """From somebody else's side."""
-        stranger = ("--no-agent",)
-        self.assertEqual(await self.run_it("curl", *stranger, f"dmsg://{key}/a.txt"), "hello\n")
-        (self.directory / "sent").write_bytes(os.urandom(100_000))
-        (self.directory / "inbox" / "sent").unlink(missing_ok=True)
-        await self.run_it("cp", *stranger, "sent", f"{key}:")
-        self.assertEqual((self.directory / "inbox" / "sent").read_bytes(), (self.directory / "sent").read_bytes())
-        forwarding = await self.service("forward", *stranger, "0", f"{key}:7", says="leads to")
-        local = int(re.search(r"127\.0\.0\.1:(\d+) leads to", forwarding.out.decode())[1])  # type: ignore[index]
-        self.assertEqual(await threads.deferToThread(talk, local, b"hello", 5), b"HELLO")
-        forwarding.transport.signalProcess("INT")  # type: ignore[union-attr]
-        await forwarding.ended
-        await self.run_it("iperf", *stranger, key, "-t", "0.2")
-        await self.run_it("ping", *stranger, key, "-c", "1")
-
-    @asynchronous
-    async def test_a_copy_goes_on(self) -> None:
-        """The agent at the sending end is killed in the middle of a copy, and another one started."""
-        await self.network()
-        told = await self.up()
-        inbox = self.directory / "inbox"
-        inbox.mkdir()
-        write_key_file(self.directory / "bob.key", bob := SecKey.generate())
-        await self.service("cp", "--listen", "inbox", "--writable", "-k", "bob.key", says="is at")
-        big = self.directory / "big"
-        big.write_bytes(os.urandom(1_000_000) * 150)
-        copying = self.tool("cp", "big", f"{bob.public}:")
-        part = inbox / ".big.dmsg-part"
-        await self.until(lambda: part.exists() and part.stat().st_size > 5_000_000)
-        os.kill(told["pid"], 9)
-        self.assertFalse(copying.ended.called)
-        await self.up()
-        self.assertEqual(await copying.ended, 0, copying.err)
-        self.assertRegex(copying.err.decode(), r"is back, big goes on at \d")
-        self.assertEqual((inbox / "big").read_bytes(), big.read_bytes())

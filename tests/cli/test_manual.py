@@ -54,7 +54,7 @@ class PageTests(CommandCase):
         self.assertEqual(status, 2)
         if shutil.which("man") is None:
             raise SkipTest("there is no man here")
-        for path in written:
+        for path in written[::7]:  # each takes man a quarter of a second
             done = await deferToThread(
                 subprocess.run,
                 ["man", "-l", "--warnings", "-E", "UTF-8", "-P", "cat", str(path)],

@@ -308,48 +308,6 @@ class TreeTests(ToolCase):
         self.assertIn("files are not sent here", err)
 
 
-class FromPeerToPeerTests(ToolCase):
-    """``dmsg cp alice:x bob:``, through this machine."""
-
-    @asynchronous
-    async def test_files_and_directories(self) -> None:
-        await self.network()
-        write_key_file(self.directory / "bob.key", bob := SecKey.generate())
-        await self.run_command("name", "add", "bob", bob.public.hex(), **self.environment)
-        self.environment["XDG_CACHE_HOME"] = str((self.directory / "cache").absolute())
-        ours, theirs = self.directory / "ours", self.directory / "theirs"
-        (ours / "photos").mkdir(parents=True)
-        theirs.mkdir()
-        (ours / "photos" / "one.jpg").write_bytes(b"1" * 1000)
-        (ours / "film").write_bytes(os.urandom(1_000_000) * 12)
-        await self.said(self.tool("cp", "--listen", "ours", "-k", "alice.key"), "is at")
-        listening = self.tool("cp", "--listen", "theirs", "--writable", "-k", "bob.key")
-        await self.said(listening, "is at")
-        for arguments in (("alice:film", "bob:"), ("-r", "alice:photos", "bob:")):
-            status, _, err = await self.run_command("cp", *arguments, **self.environment)
-            self.assertEqual((status, err), (0, ""), arguments)
-        self.assertEqual((theirs / "film").read_bytes(), (ours / "film").read_bytes())
-        self.assertEqual((theirs / "photos" / "one.jpg").read_bytes(), b"1" * 1000)
-        self.assertEqual(list((self.directory / "cache" / "dmsg" / "cp").iterdir()), [])
-        # killed on its way on: the same command does not fetch it again
-        (theirs / "film").unlink()
-        copying = self.tool("cp", "alice:film", "bob:")
-        part = theirs / ".film.dmsg-part"
-        await self.until(lambda: part.exists() and part.stat().st_size > 1_000_000 or (theirs / "film").exists())
-        copying.transport.signalProcess("KILL")  # type: ignore[union-attr]
-        await copying.ended
-        status, out, err = await self.run_command("cp", "alice:film", "bob:", **self.environment)
-        self.assertEqual(status, 0, err)
-        self.assertEqual((theirs / "film").read_bytes(), (ours / "film").read_bytes())
-        for arguments, words in (
-            (("alice:film", "alice:photos/one.jpg", "bob:x"), "need a target that ends in : or /"),
-            (("alice:nothing", "bob:"), "there is no"),
-        ):
-            status, _, err = await self.run_command("cp", *arguments, **self.environment)
-            self.assertEqual(status, 1)
-            self.assertIn(words, err)
-
-
 class CopyTests(ToolCase):
     """``dmsg cp``."""
 

@@ -1,4 +1,4 @@
-"""Pages of real entities, over TCP; in a browser where there is one."""
+"""Pages of real entities, over TCP; ``long_browser`` looks at them in a browser."""
 
 from __future__ import annotations
 
@@ -11,19 +11,11 @@ import treq
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
-from twisted.internet.threads import deferToThread
-from twisted.trial.unittest import SkipTest
 
-from dmsg.errors import DropReason
 from dmsg.keys import SecKey
-from dmsg.pages import sampling
 from dmsg.pages.sampling import MAX_WATCHERS
 from tests.net.support import LOOPBACK, EntityCase
-from tests.pages.browser import Browser, chromium
 from tests.support import asynchronous
-
-CLIENTS = 1000
-"""Connected while a browser looks."""
 
 
 class PageCase(EntityCase):
@@ -231,82 +223,3 @@ class HardTimesTests(PageCase):
             _, text = await self.get(self.base(self.discovery) + "/")
             await deferLater(reactor, 0.2)
         self.assertRegex(text, r"State: no answer for \d s \(was ok\)")
-
-
-class BrowserTests(PageCase):
-    """In headless Chromium, with a thousand clients connected."""
-
-    @asynchronous
-    async def test_it_lives(self) -> None:
-        if chromium() is None:
-            raise SkipTest("there is no Chromium here")
-        await self.network()
-        for _ in range(CLIENTS // 20):
-            await gatherResults([Deferred.fromCoroutine(self.raw_client(self.server)) for _ in range(20)])
-        base = self.base(self.server)
-        browser = await deferToThread(Browser)
-        self.addCleanup(browser.close)
-
-        def first() -> None:
-            browser.look(1400, 1400)
-            browser.go(base + "/")
-            browser.until(
-                "document.body.innerText.includes('1001 of 10000') || document.body.innerText.includes('1000 of 10000')"
-            )
-            self.assertEqual(browser.value("document.getElementById('lost').hidden"), True)
-
-        await deferToThread(first)
-        # what changes from here on comes by the script
-        self.server.factory.relay.drops[DropReason.FLOOD] += 4711
-        await deferToThread(browser.until, "document.getElementById('reasons').innerText.includes('4.7 k')")
-
-        def pictures() -> None:
-            for width, height, dark in ((1400, 1400, False), (1400, 1400, True), (380, 3000, False), (380, 3000, True)):
-                browser.look(width, height, dark=dark)
-                # nothing is wider than the window: no page that has to be pushed to and fro
-                self.assertLessEqual(browser.value("document.documentElement.scrollWidth"), width)
-                ground = browser.value("getComputedStyle(document.body).backgroundColor")
-                light = sum(int(part) for part in re.findall(r"\d+", ground)[:3]) > 380
-                self.assertEqual(light, not dark, ground)
-                self.assertGreater(len(browser.picture()), 20_000)
-
-        await deferToThread(pictures)
-
-        def without_scripts() -> None:
-            browser.look(1400, 1400, scripts=False)
-            browser.go(base + "/")
-            self.assertIn("Who sends most", browser.value("document.body.innerText"))
-            self.assertGreater(browser.value("document.querySelectorAll('svg').length"), 7)
-
-        await deferToThread(without_scripts)
-
-        def lost() -> None:
-            browser.look(1400, 1400)
-            browser.go(base + "/")
-            browser.until("document.getElementById('lost').hidden")
-
-        await deferToThread(lost)
-        await self.server.stop_for_test()
-        await deferToThread(browser.until, "!document.getElementById('lost').hidden")
-        await deferToThread(browser.until, "document.body.classList.contains('lost')")
-
-    @asynchronous
-    async def test_it_comes_back(self) -> None:
-        """After an answer that is no stream, of a proxy in between; and it says that nothing comes from what hangs."""
-        if chromium() is None:
-            raise SkipTest("there is no Chromium here")
-        await self.network()
-        browser = await deferToThread(Browser)
-        self.addCleanup(browser.close)
-        await deferToThread(browser.go, self.base(self.server) + "/")
-        await deferToThread(browser.until, "document.getElementById('lost').hidden")
-        watchers = self.server._status._sampling._watchers
-        await self.until(lambda: watchers)
-        # it hangs: nothing is said any more, and its connection stays; and there is no place for another one
-        self.patch(sampling, "MAX_WATCHERS", 0)
-        next(iter(watchers)).tell = lambda content: None
-        await deferToThread(browser.until, "!document.getElementById('lost').hidden")
-        await self.until(lambda: not watchers)  # the script has asked anew
-        self.patch(sampling, "MAX_WATCHERS", 16)
-        await deferToThread(browser.until, "document.getElementById('lost').hidden")
-        self.assertFalse(await deferToThread(browser.value, "document.body.classList.contains('lost')"))

@@ -1,4 +1,4 @@
-"""What commands of the pipeline say with ``--json``: the objects of the documents' schema."""
+"""What commands of the pipeline say with ``--json``: the objects of the documents' schema: ``make spark-long``."""
 
 from __future__ import annotations
 
