@@ -21,7 +21,7 @@ from dmsg.discovery.store.measured import StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
-from dmsg.pages.samples import Quantiles
+from dmsg.pages.samples import Quantiles, in_each
 from dmsg.telemetry.metrics import LATENCIES, Metrics
 
 VERSION = version("dmsg")
@@ -142,7 +142,7 @@ class DiscoveryShown(Shown):
                     border = sample.labels["le"]
                     sums[border] = sums.get(border, 0.0) + sample.value
         ordered = list(sums.values()) or [0.0] * (len(LATENCIES) + 1)
-        return [now - before for now, before in zip(ordered, [0.0, *ordered], strict=False)]
+        return in_each(ordered)
 
     def reasons(self) -> dict[str, float]:
         return {

@@ -100,6 +100,11 @@ class Growth:
         return rates
 
 
+def in_each(sums: list[float]) -> list[float]:
+    """What lies in each bucket of a histogram, which says of each how much lies in it and in all before it."""
+    return [now - before for now, before in zip(sums, [0.0, *sums], strict=False)]
+
+
 class Quantiles:
     """Percentiles of what a histogram counted since the last look.
 

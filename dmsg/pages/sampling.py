@@ -8,7 +8,6 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
 
 from dmsg.net.again import Again
 from dmsg.pages.happenings import Happenings
@@ -20,8 +19,6 @@ INTERVAL = 2.0
 """Seconds between looks."""
 MAX_WATCHERS = 16
 """Browsers that are told of each look."""
-
-_log = Logger()
 
 
 class TooManyWatch(Exception):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from dmsg.base.units import human_count, human_size, human_time
 from dmsg.errors import DropReason
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
-from dmsg.pages.samples import Growth, Quantiles
+from dmsg.pages.samples import Growth, Quantiles, in_each
 from dmsg.telemetry.metrics import LATENCIES
 
 VERSION = version("dmsg")
@@ -83,7 +83,7 @@ class ServerShown(Shown):
 
     def facts(self) -> list[Fact]:
         server, health = self._server, self._server.health()
-        gauges = {name: value for name, (_, value) in server.gauges().items()}
+        gauges = _values(server.gauges())
         connections, free = gauges["connections"], gauges["available_connections"]
         status = health["status"]
         held, most = gauges["held_bytes"], gauges["memory_limit_bytes"]
@@ -111,7 +111,7 @@ class ServerShown(Shown):
     def problems(self) -> list[str]:
         server = self._server
         health = server.health()
-        gauges = {name: value for name, (_, value) in server.gauges().items()}
+        gauges = _values(server.gauges())
         connections, free = gauges["connections"], gauges["available_connections"]
         found = []
         if health["status"] == "draining":
@@ -134,8 +134,8 @@ class ServerShown(Shown):
 
     def numbers(self) -> dict[str, float]:
         server = self._server
-        found = {name: value for name, (_, value) in server.gauges().items()}
-        counters = {name: value for name, (_, value) in server.counters().items()}
+        found = _values(server.gauges())
+        counters = _values(server.counters())
         found |= {name: counters[name] for name in ("frames", "frame_bytes", "connections_opened")}
         found["opened"] = counters.get("transports_opened", 0.0)
         found["drops"] = float(sum(server.drops().values()))
@@ -144,14 +144,14 @@ class ServerShown(Shown):
         return found
 
     def _buckets(self) -> list[float]:
-        """Turns of each bucket, which stand in the histogram as sums from the first on."""
+        """Turns of each bucket."""
         sums = [
             sample.value
             for metric in self._server.factory.relay_seconds.collect()
             for sample in metric.samples
             if sample.name.endswith("_bucket")
         ]
-        return [now - before for now, before in zip(sums, [0.0, *sums], strict=False)]
+        return in_each(sums)
 
     def reasons(self) -> dict[str, float]:
         return {reason.value: float(number) for reason, number in self._server.drops().items()}
@@ -192,6 +192,11 @@ class ServerShown(Shown):
     @staticmethod
     def _waiting(peer: Any) -> int:
         return int(peer.port.queued())
+
+
+def _values(told: dict[str, tuple[str, float]]) -> dict[str, float]:
+    """Without what each of them means."""
+    return {name: value for name, (_, value) in told.items()}
 
 
 def _slow(peer: Any) -> str:

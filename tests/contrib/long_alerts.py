@@ -6,7 +6,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,32 +20,21 @@ import treq
 from twisted.internet import reactor
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThread
-from twisted.trial.unittest import SkipTest
 
 from dmsg.base.memory import Holding
 from dmsg.errors import DropReason
 from dmsg.keys import SecKey
 from dmsg.tap import collector as collector_tap, messaging as messaging_tap, rmb_relay as relay_tap
+from tests.contrib.test_prometheus import ALERTS, ROOT, RULES, program
 from tests.net.support import LOOPBACK, EntityCase
 from tests.ports import free_port
 from tests.support import asynchronous
 
-ROOT = Path(__file__).parents[2]
-RULES = ROOT / "contrib" / "prometheus" / "alerts.yml"
 DASHBOARD = ROOT / "contrib" / "grafana" / "dmsg.json"
 FEW = 46
 """Descriptors of a process that has hardly one left."""
 PATIENCE = 90.0
 """Seconds for all alerts."""
-ALERTS = re.findall(r"alert: (\w+)", RULES.read_text())
-
-
-def program(name: str) -> str:
-    """Where it is.  :raises SkipTest: nowhere here."""
-    found = shutil.which(name)
-    if found is None:
-        raise SkipTest(f"there is no {name} here")
-    return found
 
 
 class FiringTests(EntityCase):

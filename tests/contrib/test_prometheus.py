@@ -11,11 +11,6 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "contrib" / "prometheus" / "alerts.yml"
-DASHBOARD = ROOT / "contrib" / "grafana" / "dmsg.json"
-FEW = 46
-"""Descriptors of a process that has hardly one left."""
-PATIENCE = 90.0
-"""Seconds for all alerts."""
 ALERTS = re.findall(r"alert: (\w+)", RULES.read_text())
 
 
