@@ -24,7 +24,11 @@ def run(*command: str, **options: object) -> subprocess.CompletedProcess[str]:
     """A program; skips where there is none."""
     if shutil.which(command[0]) is None:
         raise SkipTest(f"there is no {command[0]} here")
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    # trial's workers have the modules of their Python on PYTHONPATH, at which a program in another Python breaks
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(  # type: ignore[call-overload]
+        command, capture_output=True, text=True, check=False, env=environment, **options
+    )
 
 
 class UnitTests(SynchronousTestCase):
