@@ -185,7 +185,7 @@ class ProgramConnection(Protocol):
             else:
                 self._end()
 
-    def _say_last(self, error: Exception) -> None:
+    def _say_last(self, error: BaseException) -> None:
         """Why it ends; what the program still writes is read, or the line would be lost with the socket."""
         self._finished = True
         self._cancel_late()
@@ -199,6 +199,7 @@ class ProgramConnection(Protocol):
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._finished = True
         self._cancel_late()
         if self._work is not None:
             self._work.cancel()
@@ -244,18 +245,19 @@ class ProgramConnection(Protocol):
 
     def finish(self) -> None:
         # the program ends it: if we did, what it writes meanwhile would make it lose what it has not read yet
-        self._finished = True
-        self._forget()
-        assert self.transport is not None
-        self.transport.unregisterProducer()  # type: ignore[attr-defined]
+        self._part()
         self._late = self.reactor.callLater(END_TIME, self._end)
 
     def end(self) -> None:
+        self._part()
+        self._end()
+
+    def _part(self) -> None:
+        """Nothing of its stream comes or goes any more."""
         self._finished = True
         self._forget()
         assert self.transport is not None
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
-        self._end()
 
     def _forget(self) -> None:
         """It carries its stream no longer."""
@@ -379,12 +381,12 @@ class ProgramConnection(Protocol):
         def done(result: object) -> None:
             self._work = None
             if isinstance(result, Failure):
-                if result.check(CancelledError):
+                if self._finished or result.check(CancelledError):
                     return
                 if not result.check(DmsgError, OSError):
                     _log.failure("a request failed", result)
-                self.say(error_line(result.value or Exception()))
-            if not stays or isinstance(result, Failure):
+                self._say_last(result.value or Exception())
+            elif not stays:
                 self._end()
 
         self._work = Deferred.fromCoroutine(work())

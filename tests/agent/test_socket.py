@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import stat
 from pathlib import Path
@@ -473,6 +474,32 @@ class StrangeTests(AgentCase):
             await self.until(lambda: there.lost)
             self.assertIsInstance(there.lost.value, ConnectionDone)
             self.assertFalse(self.agent.bridges)
+
+    @asynchronous
+    async def test_who_goes_on_writing_is_told_why_it_ends(self) -> None:
+        """A socket that is closed with something unread takes with it what the other side has not read yet."""
+        await self.up()
+        request = line({"do": "connect", "to": str(SecKey.generate().public), "port": 7})
+
+        def talk() -> bytes:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+                channel.connect(os.fspath(self.path))
+                channel.settimeout(20)
+                channel.sendall(request)
+                poll = select.poll()
+                poll.register(channel, select.POLLRDHUP)
+                with contextlib.suppress(OSError):
+                    while not poll.poll(0):
+                        channel.sendall(b"x")
+                answer = b""
+                while got := channel.recv(65536):
+                    answer += got
+                return answer
+
+        for _ in range(30):
+            answer = await deferToThread(talk)
+            self.assertIn(b'"error"', answer)
+            self.assertEqual(answer.count(b"\n"), 1)
 
     @asynchronous
     async def test_pings_come_line_by_line(self) -> None:
