@@ -70,6 +70,43 @@ def request(path: str, body: bytes, *, chunked: bool = False) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+class TargetTests(SynchronousTestCase):
+    """What a request is for."""
+
+    def hosts(self, target: str, *hosts: str) -> tuple[Case, list[Any]]:
+        case = Case()
+        lines = "".join(f"Host: {host}\r\n" for host in hosts)
+        case.channel.dataReceived(f"GET {target} HTTP/1.1\r\n{lines}\r\n".encode())
+        return case, case.page.waiting
+
+    def test_a_whole_url(self) -> None:
+        """Its authority counts, not Host (RFC 9112, 3.2.2)."""
+        for target, path in (
+            ("http://a.example:8080/later/x?y=1", b"/later/x"),
+            ("HTTPS://a.example:8080/later", b"/later"),
+        ):
+            _, waiting = self.hosts(target, "b.example")
+            self.assertEqual([(one.path, one.getHeader(b"host")) for one in waiting], [(path, b"a.example:8080")])
+        self.assertEqual(waiting[0].uri, b"/later")
+
+    def test_a_whole_url_without_a_path(self) -> None:
+        for target, path in (("http://a.example", b"/"), ("http://a.example?later", b"/")):
+            case, _ = self.hosts(target, "b.example")
+            self.assertEqual(case.answers(), [path + b" "])
+
+    def test_what_is_no_url_stays(self) -> None:
+        for target in ("a.example:80", "http:///x", "ftp://a.example/x"):
+            case, _ = self.hosts(target, "b.example")
+            self.assertIn(target.encode() + b" \n", case.transport.value())
+
+    def test_two_hosts(self) -> None:
+        """Which of them counted would be a matter of who reads them."""
+        case, waiting = self.hosts("/later", "127.0.0.1", "b.example")
+        self.assertEqual(waiting, [])
+        self.assertTrue(case.transport.value().startswith(b"HTTP/1.1 400 "))
+        self.assertTrue(case.transport.disconnecting)
+
+
 class ChannelTests(SynchronousTestCase):
     """In memory."""
 

@@ -9,6 +9,7 @@ parameter of a few bytes is an object of hundreds.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,7 @@ MAX_PARAMETERS = 64
 """Parameters of a query."""
 LONGEST_LENGTH = 40
 """Bytes of a Content-Length header: Python refuses to read numbers of thousands of digits, by an exception."""
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?].*|)", re.IGNORECASE | re.DOTALL)
 
 
 def owner_of(address: Any) -> str:
@@ -166,7 +168,10 @@ class BoundedChannel(HTTPChannel):
 
 
 class PlainRequest(Request):
-    """Has no cookies, which nobody asks for, and so many parameters."""
+    """Has no cookies, which nobody asks for, so many parameters, and one host.
+
+    Its target may be a whole URL, as proxies send it (absolute-form, RFC 9112, 3.2.2).
+    """
 
     channel: Any
 
@@ -174,9 +179,16 @@ class PlainRequest(Request):
         """Each would be an object or two."""
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        if path.count(b"&") + path.count(b";") >= MAX_PARAMETERS:
+        hosts = self.requestHeaders.getRawHeaders(b"host")
+        several = hosts is not None and len(hosts) > 1  # RFC 9112, 3.2
+        if several or path.count(b"&") + path.count(b";") >= MAX_PARAMETERS:
             self.channel._respondToBadRequestAndDisconnect()  # noqa: SLF001  # as Twisted's own requests do
             return
+        if path[:1] != b"/" and (whole := _ABSOLUTE.fullmatch(path)) is not None:
+            # what the URL names counts, whatever Host says
+            self.requestHeaders.setRawHeaders(b"host", [whole[1]])
+            rest = whole[2]
+            path = rest if rest.startswith(b"/") else b"/" + rest
         super().requestReceived(command, path, version)  # type: ignore[no-untyped-call]
 
 
