@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.cli.agent.log import LOG_SIZE
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_commands import Command
 from tests.cli.test_tools import ToolCase
@@ -56,6 +61,44 @@ class AgentCase(ToolCase):
         command = self.tool(*arguments)
         await self.said(command, says)
         return command
+
+
+class LogTests(SynchronousTestCase):
+    """What an agent in the background says."""
+
+    def test_it_is_kept_short(self) -> None:
+        path = Path(self.mktemp()) / "deep" / "agent.log"
+        program = (
+            "import sys, pathlib\n"
+            "from dmsg.cli.agent.log import LOG_SIZE, Log\n"
+            f"log = Log(pathlib.Path({os.fspath(path)!r}))\n"
+            "for number in range(5):\n"
+            "    sys.stderr.write(f'{number}' * LOG_SIZE)\n"
+            "    log.look()\n"
+            "    print('line', number, flush=True)\n"
+            "    log.look()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        self.assertEqual(sorted(one.name for one in path.parent.iterdir()), ["agent.log", "agent.log.1"])
+        self.assertEqual(path.read_text(), "")
+        self.assertEqual(path.with_name("agent.log.1").read_text(), "4" * LOG_SIZE + "line 4\n")
+
+    def test_it_goes_on_where_no_new_one_can_be_made(self) -> None:
+        path = Path(self.mktemp()) / "agent.log"
+        program = (
+            "import sys, pathlib\n"
+            "from dmsg.cli.agent.log import LOG_SIZE, Log\n"
+            f"path = pathlib.Path({os.fspath(path)!r})\n"
+            "log = Log(path)\n"
+            "sys.stderr.write('x' * (LOG_SIZE + 1))\n"
+            "path.with_name('agent.log.1').mkdir()\n"
+            "log.look()\n"
+            "print('goes on', flush=True)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(path.read_text()[LOG_SIZE + 1 :], "goes on\n")
 
 
 class UpTests(AgentCase):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dmsg.agent.place import Found, agent_path, ask, find_agent, lines
 from dmsg.cli.agent.choosing import key_in
+from dmsg.cli.agent.log import LOOK_INTERVAL, Log, log_path
 from dmsg.cli.agent.starting import default_key_file, start
 from dmsg.cli.options import command
 from dmsg.cli.output import EXIT_NOBODY, fail, notice, say, state, tell
@@ -15,8 +17,6 @@ from dmsg.cli.params import ClientSettings, client_options_of
 from dmsg.errors import DmsgError, NobodyThere
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
@@ -47,8 +47,15 @@ def _found() -> Found:
 
 @command()
 @click.option("--foreground", "-f", is_flag=True, help="Do not go into the background: for systemd and the like.")
+@click.option(
+    "--log",
+    "log_file",
+    type=click.Path(dir_okay=False),
+    help="What happens goes there; in the background by default to agent.log in ~/.local/state/dmsg. "
+    "It is kept to 1 MiB and 1 MiB before that, in FILE.1.",
+)
 @client_options_of(by_agent=None, loads=False)
-def up(foreground: bool, settings: ClientSettings) -> None:
+def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None:
     """Start the agent: one process that holds your key and its connections.
 
     While it is up, other commands use its key and its connections: they start
@@ -76,11 +83,16 @@ def up(foreground: bool, settings: ClientSettings) -> None:
         return
     settings = default_key_file(settings)
     if not foreground:
-        start(path, settings)
+        start(path, settings, Path(log_file or log_path()).absolute())
         return
     settings.load()
+    try:
+        log = None if log_file is None else Log(Path(log_file))
+    except DmsgError as error:
+        fail(error)
 
     from twisted.internet.defer import Deferred
+    from twisted.internet.task import LoopingCall
 
     from dmsg.agent.service import Agent
     from dmsg.cli.running import run
@@ -96,6 +108,10 @@ def up(foreground: bool, settings: ClientSettings) -> None:
 
         agent = Agent(reactor, client, path, settings.discovery, end)
         agent.startService()
+        if log is not None:
+            looks = LoopingCall(log.look)
+            looks.clock = reactor
+            looks.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
         tell(f"agent of {client.public_key} at {path}", agent=str(client.public_key), socket=str(path))
         try:
             await down

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dmsg.agent.place import ask, find_agent
+from dmsg.cli.agent.log import open_log
 from dmsg.cli.config import config_path
 from dmsg.cli.output import fail, notice, say, tell
 from dmsg.errors import DmsgError, KeyFileError
@@ -23,8 +24,6 @@ START_TIME = 20.0
 """Seconds until the agent answers."""
 ONLINE_TIME = 15.0
 """Seconds until it has a server and is found; after them it goes on trying."""
-LOG_SIZE = 1024 * 1024
-"""Bytes of the log of earlier agents beyond which a new one begins a new log."""
 TAIL = 2000
 """Bytes of the log in which its last words are looked for."""
 
@@ -44,28 +43,19 @@ def default_key_file(settings: ClientSettings) -> ClientSettings:
     return replace(settings, key_file=str(path))
 
 
-def log_path() -> Path:
-    """Where an agent in the background says what happens."""
-    named = os.environ.get("XDG_STATE_HOME")
-    return (Path(named) if named else Path(os.path.expanduser("~/.local/state"))) / "dmsg" / "agent.log"
-
-
-def start(path: Path, settings: ClientSettings) -> None:
+def start(path: Path, settings: ClientSettings, log: Path) -> None:
     """Start one that outlives this command, and wait until it is online.
 
     :raises SystemExit: it has ended; its last words are said.
     """
-    log = log_path()
     try:
-        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        anew = log.exists() and log.stat().st_size > LOG_SIZE
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if anew else os.O_APPEND), 0o600)
-        began = os.fstat(descriptor).st_size
-    except OSError as error:
-        fail(DmsgError(f"{log}: {error.strerror}"))
+        descriptor = open_log(log)
+    except DmsgError as error:
+        fail(error)
+    began = os.fstat(descriptor).st_size
     # a service has no terminal, and a Ctrl-C at this one is not for it
     child = subprocess.Popen(
-        [sys.executable, "-m", "dmsg.cli", "up", "--foreground", *_arguments(settings)],
+        [sys.executable, "-m", "dmsg.cli", "up", "--foreground", f"--log={log}", *_arguments(settings)],
         stdin=subprocess.DEVNULL,
         stdout=descriptor,
         stderr=descriptor,

@@ -1,0 +1,61 @@
+"""The log of an agent in the background: a file, and the one before it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from dmsg.errors import DmsgError
+
+LOG_SIZE = 1024 * 1024
+"""Bytes of the log; then it becomes the one before, and a new one begins."""
+LOOK_INTERVAL = 5.0
+"""Seconds between looks at its size."""
+
+
+def log_path() -> Path:
+    """Where it is, unless something else is said."""
+    named = os.environ.get("XDG_STATE_HOME")
+    return (Path(named) if named else Path(os.path.expanduser("~/.local/state"))) / "dmsg" / "agent.log"
+
+
+def open_log(path: Path) -> int:
+    """A descriptor of the log, behind what is there; its directory is made, for this user alone.
+
+    :raises DmsgError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _turn(path)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise DmsgError(f"{path}: {error.strerror}") from None
+
+
+class Log:
+    """Takes all that this process says on standard output and standard error.
+
+    :raises DmsgError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._take()
+
+    def look(self) -> None:
+        """Begin a new one if this has become long; where that fails, this one goes on."""
+        if os.fstat(2).st_size > LOG_SIZE:
+            with suppress(DmsgError):  # a line about it would only make it longer
+                self._take()
+
+    def _take(self) -> None:
+        descriptor = open_log(self._path)
+        for standard in (1, 2):
+            os.dup2(descriptor, standard)
+        os.close(descriptor)
+
+
+def _turn(path: Path) -> None:
+    if path.exists() and path.stat().st_size > LOG_SIZE:
+        os.replace(path, path.with_name(path.name + ".1"))
