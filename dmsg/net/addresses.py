@@ -11,6 +11,8 @@ MAX_ADDRESS = 64
 """Characters of an address that somebody says: it is remembered."""
 IPV6_BLOCK = 64
 """Bits of an IPv6 address that are one customer's: he has all addresses below."""
+IPV6_SITE = 48
+"""Bits that are one site's, which may be given 65536 such blocks (RFC 6177)."""
 
 Address = IPv4Address | IPv6Address
 
@@ -42,11 +44,15 @@ def literal(host: str) -> Address | None:
 
 
 @lru_cache(maxsize=4096)
-def block_of(host: str) -> str:
-    """Whom an address is counted as: itself, or the block of 2**64 that an IPv6 address is in."""
+def block_of(host: str, bits: int = IPV6_BLOCK) -> str:
+    """Whom an address is counted as: itself, or the block that an IPv6 address is in.
+
+    :param bits: that are common to the addresses of a block.
+    """
     found = literal(host)
     if isinstance(found, IPv6Address):
-        return str(IPv6Address(int(found) >> IPV6_BLOCK << IPV6_BLOCK)) + f"/{IPV6_BLOCK}"
+        below = 128 - bits
+        return f"{IPv6Address(int(found) >> below << below)}/{bits}"
     return host if found is None else str(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from dmsg.pages.model import Line
 
@@ -78,12 +78,12 @@ class Samples:
         return max(0.0, grown) / (self._times[-1] - self._times[-1 - over])
 
 
-class Growth:
+class Growth(Generic[K]):
     """How fast totals grow, from look to look."""
 
     def __init__(self) -> None:
         self._first = True
-        self._before: dict[Hashable, float] = {}
+        self._before: dict[K, float] = {}
         self._at = 0.0
 
     def since(self, now: float, totals: Mapping[K, float]) -> dict[K, float]:
@@ -96,7 +96,7 @@ class Growth:
             for name, total in totals.items()
         }
         self._first = False
-        self._before, self._at = {name: total for name, total in totals.items()}, now  # noqa: C416
+        self._before, self._at = dict(totals), now
         return rates
 
 

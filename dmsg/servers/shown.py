@@ -68,7 +68,7 @@ class ServerShown(Shown):
         self._server = server
         self.kind = kind
         self._quantiles = Quantiles((*LATENCIES, float("inf")))
-        self._growth = Growth()
+        self._growth: Growth[Any] = Growth()
         self._rates: dict[Any, float] = {}
         has_transports = "transports" in server.gauges()
         self.charts = CHARTS if has_transports else CHARTS_OF_LINKS

@@ -246,6 +246,17 @@ class AnswerTests(APICase):
         self.assertEqual(self.request("POST", PATH, self.body(b"b1"))[0], 200)
         self.assertIn("nameplates", self.metrics.render().decode())
 
+    def test_a_site_has_no_more(self) -> None:
+        """Whoever has a /48 of IPv6 has 65536 blocks of addresses, and there are 9999 numbers."""
+        blocks = iter(range(OF_PLACE + 1))
+        self.api.client_of = lambda request: f"2600:1f:7:{next(blocks):x}::1"
+        for number in range(OF_PLACE):
+            self.assertEqual(self.request("POST", PATH, self.body(b"c%d" % number))[0], 200)
+        refused = self.message("POST", PATH, self.body(b"one more"))
+        self.assertEqual(refused, (429, "2600:1f:7::/48 has 32 nameplates"))
+        self.api.client_of = lambda request: "2600:1f:8::1"
+        self.assertEqual(self.request("POST", PATH, self.body(b"another site"))[0], 200)
+
     def body(self, seed: bytes) -> bytes:
         return json.dumps({"static": SecKey.from_seed(seed).public.hex()}).encode()
 

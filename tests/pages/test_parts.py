@@ -75,7 +75,7 @@ class SamplesTests(SynchronousTestCase):
         self.assertEqual(half, each[(len(each) + 1) // 2 - 1])
 
     def test_growth(self) -> None:
-        growth = Growth()
+        growth: Growth[str] = Growth()
         self.assertEqual(growth.since(10.0, {"a": 100.0}), {"a": 0.0})
         self.assertEqual(growth.since(12.0, {"a": 150.0, "b": 9.0}), {"a": 25.0, "b": 4.5})
         self.assertEqual(growth.since(12.0, {"a": 160.0}), {"a": 0.0})

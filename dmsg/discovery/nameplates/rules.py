@@ -15,7 +15,7 @@ LARGEST = 9999
 LASTS = 600.0
 """Seconds for which a nameplate is kept; who claims it again keeps it for as long again."""
 OF_PLACE = 32
-"""Nameplates that one public address, or block, may have at a time."""
+"""Nameplates that one public address, or /48 of IPv6, may have at a time."""
 MISSED = 20
 """Requests that a look counts for where no nameplate is: who tries one number after the other would find them all."""
 TRIES = ((1, 9, 9), (10, 99, 24), (100, 999, 32), (1000, LARGEST, 64))

@@ -25,7 +25,7 @@ from dmsg.discovery.nameplates.rules import (
 )
 from dmsg.discovery.store.measured import MeasuredStore
 from dmsg.errors import EntryNotFound
-from dmsg.net.addresses import block_of, is_public
+from dmsg.net.addresses import IPV6_SITE, block_of, is_public
 from dmsg.net.web.site import answer
 
 NO_SUCH = "there is no such nameplate"
@@ -57,16 +57,18 @@ class Nameplates:
         now = self._now()
         # who is beside discovery may be a proxy, or everybody
         most = OF_PLACE if is_public(poster) else math.inf
+        # there are few numbers: whoever has a network of his own, and all its blocks, counts as one
+        place = block_of(poster, IPV6_SITE)
         numbers = candidates(self._random)
 
         def claimed(number: int) -> bytes:
             if number == TOO_MANY:
-                raise NameplatesInUse(429, f"{block_of(poster)} has {OF_PLACE} nameplates")
+                raise NameplatesInUse(429, f"{place} has {OF_PLACE} nameplates")
             if number == NONE_FREE:
                 raise NameplatesInUse(503, "all nameplates are in use")
             return _json(request, {"nameplate": number, "lasts": int(LASTS)})
 
-        asked = self._store.ask("claim", static, numbers, block_of(poster), most, now, now + LASTS)
+        asked = self._store.ask("claim", static, numbers, place, most, now, now + LASTS)
         return asked.addCallback(claimed)
 
     def look(self, request: IRequest, text: str, charge: Callable[[IRequest, float], None]) -> Deferred[bytes]:

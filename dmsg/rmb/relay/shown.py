@@ -56,7 +56,7 @@ class RmbRelayShown(Shown):
     def __init__(self, relay: Looked, switch: Switch) -> None:
         self._relay = relay
         self._switch = switch
-        self._growth = Growth()
+        self._growth: Growth[str] = Growth()
         self._rates: dict[str, float] = {}
 
     @property
