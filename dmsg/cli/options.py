@@ -108,10 +108,12 @@ class Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []
         network: list[tuple[str, str]] = []
-        for param in self.get_params(ctx):
+        params = self.get_params(ctx)
+        is_client = any(param.name == "discovery" for param in params)  # others have options of these names, too
+        for param in params:
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
-                (network if param.name in NETWORK else own).append(record)
+                (network if is_client and param.name in NETWORK else own).append(record)
         for title, records in (("Options", own), ("Options of the network", network)):
             if records:
                 with formatter.section(title):

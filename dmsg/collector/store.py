@@ -28,7 +28,7 @@ from typing import IO
 from dmsg.collector.wire import Offer
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
-from dmsg.telemetry.lines import read_lines
+from dmsg.telemetry.lines import read_lines, unpacked
 from dmsg.telemetry.schema import MAX_LINE, SEGMENT_SUFFIX
 
 LIMIT = 100 * 1024**3
@@ -262,22 +262,19 @@ def _check_size(file: IO[bytes]) -> tuple[int, bool]:
 
     :raises Unfit: it is no gzip, or more than :data:`TEXT_LIMIT` when unpacked.
     """
-    unpack = zlib.decompressobj(31)
     size = 0
-    while packed := unpack.unused_data or file.read(256 * 1024):
-        if unpack.eof:
-            unpack = zlib.decompressobj(31)
-        while packed:
-            try:
-                size += len(unpack.decompress(packed, 1024 * 1024))
-            except zlib.error:
-                if not size:
-                    raise Unfit("it is not packed by gzip") from None
-                return size, True  # what lies before the tear is read
+    try:
+        for piece in unpacked(file):
+            size += len(piece)
             if size > TEXT_LIMIT:
                 raise Unfit(f"it has more than {TEXT_LIMIT} bytes of text")
-            packed = unpack.unconsumed_tail
-    return size, not unpack.eof
+    except EOFError:
+        return size, True
+    except zlib.error:
+        if not size:
+            raise Unfit("it is not packed by gzip") from None
+        return size, True  # what lies before the tear is read
+    return size, False
 
 
 def _sync(directory: Path) -> None:

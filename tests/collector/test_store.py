@@ -101,6 +101,12 @@ class StoreTests(SynchronousTestCase):
         self.bring(spool_name(1), data[: len(data) // 2])
         self.assertEqual(list(kept_files(self.root)), [spool_name(1)])
 
+    def test_a_file_of_several_members(self) -> None:
+        """Looking how much text is in it did not end where one was long, and took ever more memory."""
+        text = b'{"producer": "02ab"}\n' * 100_000
+        data = gzip.compress(text) + gzip.compress(text)
+        self.assertEqual(self.bring(spool_name(1), data).read_bytes(), data)
+
     def test_a_producer_belongs_to_who_brought_it_first(self) -> None:
         self.bring(spool_name(1), packed("02ab"))
         self.bring(spool_name(2), packed("02ab"))

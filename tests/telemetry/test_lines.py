@@ -1,0 +1,70 @@
+"""Finished files, as far as they can be read."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import zlib
+from itertools import islice
+from pathlib import Path
+
+from hypothesis import given, strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.telemetry.lines import PIECE, READ, read_lines, unpacked
+from dmsg.telemetry.schema import MAX_LINE
+
+LINE = b'{"a":1}\n'
+MEMBERS = st.lists(st.sampled_from([0, 1, READ // 8, PIECE // 8, PIECE // 8 + 1, PIECE // 4]), min_size=1, max_size=5)
+MOST = 10_000
+"""Pieces: what does not end is to fail."""
+
+
+class UnpackedTests(SynchronousTestCase):
+    """Text of gzip files."""
+
+    @given(MEMBERS)
+    def test_members_behind_each_other(self, sizes: list[int]) -> None:
+        """At the end of a long member zlib says that there is still something of it."""
+        packed = b"".join(gzip.compress(LINE * lines, 1) for lines in sizes)
+        pieces = list(islice(unpacked(io.BytesIO(packed)), MOST))
+        self.assertEqual(b"".join(pieces), LINE * sum(sizes))
+        self.assertLessEqual(max(map(len, pieces)), PIECE)
+
+    @given(MEMBERS, st.floats(0, 1))
+    def test_what_is_torn_is_read_up_to_there(self, sizes: list[int], share: float) -> None:
+        packed = b"".join(gzip.compress(LINE * lines, 1) for lines in sizes)
+        found = b""
+        with contextlib.suppress(EOFError):
+            for piece in unpacked(io.BytesIO(packed[: int(share * len(packed))])):
+                found += piece
+        self.assertTrue((LINE * sum(sizes)).startswith(found))
+
+    def test_what_is_none(self) -> None:
+        self.assertRaises(EOFError, list, unpacked(io.BytesIO(b"")))
+        self.assertRaises(zlib.error, list, unpacked(io.BytesIO(b"text")))
+
+
+class LinesTests(SynchronousTestCase):
+    """Lines of a file."""
+
+    def file(self, content: bytes) -> Path:
+        path = Path(self.mktemp())
+        path.write_bytes(content)
+        return path
+
+    def test_of_several_members(self) -> None:
+        half = b'{"b":'
+        path = self.file(gzip.compress(LINE * PIECE + half) + gzip.compress(b"2}\n" + LINE))
+        lines = list(read_lines(path, 1 << 30))
+        self.assertEqual(lines[-2:], [half + b"2}\n", LINE])
+        self.assertEqual(len(lines), PIECE + 2)
+
+    def test_limits(self) -> None:
+        self.assertEqual(list(read_lines(self.file(gzip.compress(LINE + b"x" * (MAX_LINE + 1))), 1 << 30)), [LINE])
+        some = sum(map(len, read_lines(self.file(gzip.compress(LINE * PIECE)), PIECE)))
+        self.assertEqual(some, PIECE)
+
+    def test_the_last_may_have_no_end(self) -> None:
+        self.assertEqual(list(read_lines(self.file(gzip.compress(LINE + b"{}")), 100)), [LINE, b"{}\n"])
