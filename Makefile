@@ -163,7 +163,8 @@ spark-long: $(VENV)/.spark-connect
 
 operate-long: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp \
-		tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes
+		tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes \
+		tests.docs.long_pictures
 
 rmb-long: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.rmb.long_runs

@@ -2,11 +2,14 @@
 
 A discovery, two servers and two people are started on this machine; what they type and see becomes ``session.svg``
 and ``top.svg``.  Where there is a Chromium, the page of a server under load becomes ``page-light.png`` and
-``page-dark.png``.
+``page-dark.png``, and the report of a week of a simulated network, where there is a Java, ``report.png``.
+``python docs/pictures/record.py report`` records only that; ``--to DIRECTORY`` puts it elsewhere, where a test compares
+what was said then and now.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import signal
@@ -73,15 +76,15 @@ class Stage:
                 f"--discovery {self.environment['DMSG_DISCOVERY']} --key-file {server}.key --create",
                 page,
             )
-        for page in self.pages[1:]:
-            self._until(lambda page=page: '"registered": true' in self._answers(page))  # type: ignore[misc]
+        for url in self.pages[1:]:
+            self._until(lambda url=url: '"registered": true' in self._answers(url))  # type: ignore[misc]
 
     def _entity(self, words: str, page: int) -> None:
         self.start(f"twistd -n --pidfile= {words} --metrics tcp:{page}:interface=127.0.0.1")
 
-    def _answers(self, page: str) -> str:
+    def _answers(self, url: str) -> str:
         try:
-            with urllib.request.urlopen(f"{page}/health", timeout=2) as answer:  # noqa: S310  # of this machine
+            with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:  # noqa: S310  # of this machine
                 return str(answer.read().decode())
         except OSError:
             return ""
@@ -194,7 +197,7 @@ def top(stage: Stage) -> None:
 
 def write(console: Console, name: str, title: str) -> None:
     """The picture, without anything of another host."""
-    (HERE / name).write_text(console.export_svg(title=title, code_format=FORMAT, unique_id=name.partition(".")[0]))
+    (target() / name).write_text(console.export_svg(title=title, code_format=FORMAT, unique_id=name.partition(".")[0]))
 
 
 def page(stage: Stage) -> None:
@@ -214,20 +217,60 @@ def page(stage: Stage) -> None:
             browser.look(1100, 760, dark=dark)
             browser.go(stage.pages[1] + "/")
             time.sleep(3)
-            browser.picture(str(HERE / f"page-{'dark' if dark else 'light'}.png"))
+            browser.picture(str(target() / f"page-{'dark' if dark else 'light'}.png"))
     finally:
         browser.close()
 
 
+def report(stage: Stage) -> None:
+    """The report of the pipeline over a network with faults, its top."""
+    sys.path.insert(0, str(ROOT))
+    from tests.pages.browser import Browser, chromium
+
+    if chromium() is None:
+        sys.stderr.write("there is no Chromium here: the picture of the report stays as it is\n")
+        return
+    size = "--transports 20000 --servers 8 --clients 400 --days 7"
+    stage.run(f"dmsg analytics simulate --out sim {size} -q")
+    stage.run("dmsg analytics run --spool sim/spool --receipts sim/checked --out tables -q")
+    stage.run("dmsg analytics report --out tables --html report.html -q")
+    browser = Browser()
+    try:
+        browser.look(1100, 900)
+        browser.go((stage.directory / "report.html").as_uri())
+        browser.picture(str(target() / "report.png"))
+    finally:
+        browser.close()
+
+
+def arguments() -> argparse.Namespace:
+    """What is to be recorded, and where it goes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--to", type=Path, default=HERE)
+    parser.add_argument("scene", nargs="*", choices=[*SCENES, []])
+    return parser.parse_args()
+
+
+def target() -> Path:
+    """The directory of the pictures."""
+    directory: Path = arguments().to
+    return directory
+
+
+SCENES = {scene.__name__: scene for scene in (session, page, top, report)}
+
+
 def main() -> None:
-    """Record all."""
+    """Record all, or what is named."""
+    named = arguments().scene
     with tempfile.TemporaryDirectory(prefix="dmsg-record-", ignore_cleanup_errors=True) as directory:
         stage = Stage(Path(directory))
         try:
-            stage.network()
-            session(stage)
-            page(stage)
-            top(stage)
+            scenes = [scene for name, scene in SCENES.items() if not named or name in named]
+            if scenes != [report]:
+                stage.network()
+            for scene in scenes:
+                scene(stage)
         finally:
             stage.end()
 

@@ -230,7 +230,7 @@ class Person:
             running = self.start(text, Path(CLONE) if in_clone and CLONE else None)
             assert running.process.stdin is not None
             running.process.stdin.close()
-            status = running.finish(LONG if "clone" in needs else PATIENCE)
+            status = running.finish(LONG if {"clone", "java"} & set(needs) else PATIENCE)
         self._look(command, running)
         if status:
             raise Unexpected(f"{text}\nended with status {status}:\n{running.said}")
