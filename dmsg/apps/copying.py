@@ -2,16 +2,19 @@
 
 Messages are ``length(4) || JSON``, big endian.  The one who connects asks::
 
-    {"op": "put", "path": P, "size": N}                    wants to send a file
-    {"op": "get", "path": P, "offset": O, "sha256": H}     wants one, and has O bytes of it
+    {"op": "put", "path": P, "size": N, "mode": M, "mtime": T}    wants to send a file
+    {"op": "get", "path": P, "offset": O, "sha256": H}            wants one, and has O bytes of it
 
 The answer to ``put`` is ``{"offset": O, "sha256": H}``: O bytes are there, H is
 their SHA-256; with ``"whole": true`` the file itself is there, to which the
 sender says ``{"same": true}`` or ``false``.  Else the sender says ``{"offset": O}`` when its own first O bytes
 are the same and else ``{"offset": 0}``, then sends the rest, then the SHA-256 of
-the whole file (32 bytes).  To ``get`` the answer is ``{"size": N, "offset": O}``
-and the bytes and the hash follow.  The receiver closes with ``{"ok": true}``;
-either side may say ``{"error": TEXT}`` instead of anything.
+the whole file (32 bytes).  To ``get`` the answer is
+``{"size": N, "offset": O, "mode": M, "mtime": T}``, and the bytes and the hash follow.  The receiver closes with
+``{"ok": true}``; either side may say ``{"error": TEXT}`` instead of anything.
+
+M are the permissions of the file, T the nanoseconds since 1970 at which it was changed; older programs say
+neither.  A new file has both, without what the umask takes; one that takes the place of another keeps that one's mode.
 
 What has arrived lies in ``.NAME.dmsg-part`` beside the file until it is whole.
 """
@@ -34,8 +37,8 @@ from twisted.internet.task import cooperate
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
-from dmsg.apps.paths import PART_SUFFIX, inside, part_of, regular_size, there_is
-from dmsg.apps.transfer import DIGEST_SIZE, TransferError, Transferred, _message, _take_message, lost_text
+from dmsg.apps.paths import PART_SUFFIX, part_of, regular_size, there_is, umask
+from dmsg.apps.transfer import DIGEST_SIZE, Refused, TransferError, Transferred, _message, _take_message, lost_text
 from dmsg.errors import CutShort, DmsgError
 
 CHUNK = 256 * 1024
@@ -51,9 +54,6 @@ class CopyBusy(CopyCut):
 
 IS_BUSY = "is being received from another connection"
 """By this the one that sends knows it."""
-LEFT_AFTER = 5.0
-"""Seconds without a way to who sends a file, after which another may send it: a program that was killed, and came
-again without a key of its own."""
 
 
 class _Hashed(FileSender):
@@ -76,6 +76,8 @@ class Copier(Protocol):
         self._path = Path()
         self._size = self._done_bytes = self._offset = 0
         self._receiving = False
+        self._mode: int | None = None
+        self._mtime: int | None = None
         self._at = time.monotonic()
         self._next: Callable[[dict[str, Any]], None] = self._unexpected
         self.done: Deferred[Transferred] = Deferred()
@@ -102,7 +104,7 @@ class Copier(Protocol):
                     return
                 if "error" in message:
                     text = f"refused by the other side: {str(message['error'])[:200]}"
-                    raise CopyBusy(text) if IS_BUSY in text else TransferError(text)
+                    raise CopyBusy(text) if IS_BUSY in text else Refused(text)
                 self._next(message)
             if self._receiving and self._buffer and not self.done.called:
                 rest, self._buffer = bytes(self._buffer), bytearray()
@@ -140,6 +142,13 @@ class Copier(Protocol):
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
             raise TransferError(f"{name} is malformed")
         return value
+
+    def _remember(self, message: dict[str, Any]) -> None:
+        """Mode and time of the file that is to come, where the other side says them."""
+        if "mode" in message:
+            self._mode = self._number(message, "mode", 0o777)
+        if "mtime" in message:
+            self._mtime = self._number(message, "mtime", 2**62)
 
     # --- what is there already ---
 
@@ -249,6 +258,10 @@ class Copier(Protocol):
         before = there_is(self._path)
         if before is not None:  # who could not read it shall not from now on
             os.chmod(part, stat.S_IMODE(before.st_mode))
+        elif self._mode is not None:
+            os.chmod(part, self._mode & ~umask())
+        if self._mtime is not None:
+            os.utime(part, ns=(self._mtime, self._mtime))
         os.replace(part, self._path)
         self._say(ok=True)
         self._finished(close=False)
@@ -292,6 +305,11 @@ class Copier(Protocol):
                 self.done.errback(Failure(TransferError(f"{type(reason.value).__name__}: {reason.value}")))
 
 
+def mode_and_time(path: Path) -> dict[str, int]:
+    status = path.stat()
+    return {"mode": stat.S_IMODE(status.st_mode) & 0o777, "mtime": max(0, status.st_mtime_ns)}
+
+
 class Put(Copier):
     """Sends a file; it must be a regular one."""
 
@@ -303,7 +321,10 @@ class Put(Copier):
 
     def connectionMade(self) -> None:
         self._at = time.monotonic()
-        self._say(op="put", path=self._target, size=self._size)
+        self._begin(self._offer)
+
+    def _offer(self) -> None:
+        self._say(op="put", path=self._target, size=self._size, **mode_and_time(self._source))
         self._next = self._offered
 
     def _offered(self, message: dict[str, Any]) -> None:
@@ -349,132 +370,8 @@ class Get(Copier):
 
     def _granted(self, message: dict[str, Any]) -> None:
         self._size = self._number(message, "size")
+        self._remember(message)
         offset = self._number(message, "offset", min(self._size, self._here))
         if offset not in (0, self._here):
             raise TransferError("offset is malformed")
         self._receive_from(self._target, offset, self._prefix if offset else hashlib.sha256())
-
-
-class Peer(Copier):
-    """The side that is asked.
-
-    :param root: the directory that peers see.
-    :param readable: whether files may be fetched; ``writable``: sent.
-    """
-
-    def __init__(
-        self,
-        reactor: IReactorTime,
-        root: Path,
-        *,
-        readable: bool = True,
-        writable: bool = False,
-        overwrite: bool = False,
-        max_size: int | None = None,
-        busy: dict[Path, Peer] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(reactor, **options)
-        self._root = root
-        self._readable, self._writable = readable, writable
-        self._overwrite = overwrite
-        self._max_size = max_size
-        self._busy = busy if busy is not None else {}
-        self._mine: Path | None = None
-        self._next = self._asked
-
-    def _asked(self, message: dict[str, Any]) -> None:
-        self._at = time.monotonic()
-        self._next = self._unexpected
-        op = message.get("op")
-        if op == "get" and self._readable:
-            self._give(message, inside(self._root, message.get("path")))
-        elif op == "put" and self._writable:
-            self._accept(message, inside(self._root, message.get("path")))
-        else:
-            raise TransferError("files are not sent here" if op == "put" else "files are not fetched here")
-
-    def _give(self, message: dict[str, Any], path: Path) -> None:
-        if not path.is_file():
-            raise TransferError(f"there is no file {path.name}")
-        self._size = path.stat().st_size
-        wanted = self._number(message, "offset")
-        offset = wanted if wanted <= self._size else 0
-
-        def hashed(digest: Any) -> None:
-            same = digest.hexdigest() == message.get("sha256")
-            self._say(size=self._size, offset=offset if same else 0)
-            self._send_from(path, offset if same else 0, digest if same else hashlib.sha256())
-
-        self._hash_prefix(path, offset, hashed)
-
-    def _accept(self, message: dict[str, Any], path: Path) -> None:
-        self._size = self._number(message, "size")
-        if self._max_size is not None and self._size > self._max_size:
-            raise TransferError(f"file of {self._size} bytes is too large, the limit is {self._max_size}")
-        if path.exists() and not self._overwrite:
-            self._compare(path)
-            return
-        other = self._busy.get(path)
-        if other is not None:
-            if not other.is_left_by(self):
-                raise TransferError(f"{path.name} {IS_BUSY}")
-            other.give_way()
-        self._busy[path] = self
-        self._mine = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = part_of(path)
-        here = part.stat().st_size if part.is_file() and not part.is_symlink() else 0
-        here = here if here <= self._size else 0
-
-        def hashed(digest: Any) -> None:
-            def chosen(answer: dict[str, Any]) -> None:
-                offset = self._number(answer, "offset", here)
-                if offset not in (0, here):
-                    raise TransferError("offset is malformed")
-                self._receive_from(path, offset, digest if offset else hashlib.sha256())
-
-            self._next = chosen
-            self._say(offset=here, sha256=digest.hexdigest())
-
-        self._hash_prefix(part, here, hashed)
-
-    def _compare(self, path: Path) -> None:
-        """It is there: perhaps the same file, whose sender missed the last word."""
-        exists = TransferError(f"{path.name} exists already")
-        if not path.is_file() or path.stat().st_size != self._size:
-            raise exists
-
-        def hashed(digest: Any) -> None:
-            def same(answer: dict[str, Any]) -> None:
-                if answer.get("same") is not True:
-                    raise exists
-                self._offset, self._path, self._hash = self._size, path, digest
-                self._say(ok=True)
-                self._finished(close=False)
-
-            self._next = same
-            self._say(whole=True, offset=self._size, sha256=digest.hexdigest())
-
-        self._hash_prefix(path, self._size, hashed)
-
-    def is_left_by(self, other: Peer) -> bool:
-        """Nothing carries this stream, and its peer has come again, or it is so for long: who sent was killed."""
-        since = getattr(self.transport, "away_since", None)
-        if since is None:
-            return False
-        same = self._peer_key() is not None and self._peer_key() == other._peer_key()
-        return same or self._reactor.seconds() - since > LEFT_AFTER
-
-    def give_way(self) -> None:
-        """Its part is another's from now on."""
-        assert self.transport is not None
-        self.transport.abortConnection()  # type: ignore[attr-defined]
-
-    def _peer_key(self) -> object:
-        return None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)
-
-    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        if self._mine is not None and self._busy.get(self._mine) is self:
-            del self._busy[self._mine]
-        super().connectionLost(reason)

@@ -54,6 +54,13 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}{PART_SUFFIX}")
 
 
+def umask() -> int:
+    """What this user gives nobody."""
+    found = os.umask(0)
+    os.umask(found)
+    return found
+
+
 def there_is(path: Path) -> os.stat_result | None:
     """The file that a copy takes the place of, if there is one.
 

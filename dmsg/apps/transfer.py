@@ -25,7 +25,7 @@ from twisted.internet.protocol import Protocol
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, Unwanted
 
 HEADER_LIMIT = 4096
 """Bytes of a header or an answer."""
@@ -35,6 +35,10 @@ DIGEST_SIZE = 32
 
 class TransferError(DmsgError):
     """The file did not arrive."""
+
+
+class Refused(TransferError, Unwanted):
+    """The other side does not take it, or does not give it."""
 
 
 def lost_text(reason: Failure) -> str:
@@ -169,7 +173,7 @@ class SendFile(Protocol):
             if answer is None:
                 return
             if answer.get("ok") is not True:
-                raise TransferError(f"refused by the receiver: {str(answer.get('error', 'no reason'))[:200]}")
+                raise Refused(f"refused by the receiver: {str(answer.get('error', 'no reason'))[:200]}")
         except TransferError:
             self._fail(Failure())
             return

@@ -16,7 +16,8 @@ from twisted.internet.protocol import Protocol
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
-from dmsg.apps.copying import CopyCut, Peer
+from dmsg.apps.copy_listener import Peer
+from dmsg.apps.copying import CopyCut
 from dmsg.apps.parcels.manifest import walk
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
@@ -29,6 +30,14 @@ PUT_TREE, GET_TREE = "put-tree", "get-tree"
 
 Started = Callable[[str, int, int], Callable[[int], None]]
 """Told name, size and offset; gives what is told of progress."""
+
+
+NO_DIRECTORY = "there is no directory"
+"""By this the one that fetches knows it."""
+
+
+class NoDirectory(TransferError):
+    """What was to be fetched is no directory; it may be a file."""
 
 
 class _Tree(Protocol):
@@ -57,6 +66,8 @@ class _Tree(Protocol):
             return
         if failure.check(ParcelCut):
             failure = Failure(CopyCut(str(failure.value)))
+        elif NO_DIRECTORY in str(failure.value):
+            failure = Failure(NoDirectory(str(failure.value)))
         self.done.errback(failure)
 
     def dataReceived(self, data: bytes) -> None:
@@ -143,7 +154,7 @@ class TreePeer(Peer):
         elif op == GET_TREE and self._readable:
             source = inside(self._root, path)
             if not source.is_dir():
-                raise TransferError(f"there is no directory {source.name}")
+                raise TransferError(f"{NO_DIRECTORY} {source.name}")
             self._walking = True
             walking = deferToThread(walk, [source])
             walking.addCallbacks(lambda walked: self._become(FilesSender(walked)), self._not_walked)

@@ -251,6 +251,20 @@ class ResumeTests(ParcelCase):
         self.assertEqual(self.left(), ["a"])
 
     @asynchronous
+    async def test_with_room_for_what_is_missing(self) -> None:
+        """The first part is here: the whole has not to find room beside it."""
+        (self.here / "a").write_bytes(random.Random(2).randbytes(3_000_000))
+        await self.cut(FilesSender(walk([self.here / "a"])), 1_000_000)
+        part = (self.there / part_name("a")).stat().st_size
+        free = [3_000_000 - part - 1]
+        self.patch(Place, "free", lambda self: free[0])
+        said = await self.fails(FilesSender(walk([self.here / "a"])))
+        self.assertEqual(said[0], "there is not enough room on the disk")
+        free[0] += 1
+        await self.send(FilesSender(walk([self.here / "a"])))
+        self.assertEqual(self.left(), ["a"])
+
+    @asynchronous
     async def test_a_tree(self) -> None:
         tree = planted(self.here)
         whole = walk([tree]).checked.size

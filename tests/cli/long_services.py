@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import Any
@@ -134,10 +135,38 @@ class FromPeerToPeerTests(ToolCase):
         status, out, err = await self.run_command("cp", "alice:film", "bob:", **self.environment)
         self.assertEqual(status, 0, err)
         self.assertEqual((theirs / "film").read_bytes(), (ours / "film").read_bytes())
-        for arguments, words in (
-            (("alice:film", "alice:photos/one.jpg", "bob:x"), "need a target that ends in : or /"),
-            (("alice:nothing", "bob:"), "there is no"),
+        for arguments, words, expected in (
+            (("alice:film", "alice:photos/one.jpg", "bob:x"), "need a target that ends in : or /", 1),
+            (("alice:film", "alice:photos/film", "bob:"), "another source has that name", 1),
+            (("alice:nothing", "bob:"), "there is no", 4),
         ):
             status, _, err = await self.run_command("cp", *arguments, **self.environment)
-            self.assertEqual(status, 1)
+            self.assertEqual(status, expected, arguments)
             self.assertIn(words, err)
+        self.assertEqual(list((self.directory / "cache" / "dmsg" / "cp").iterdir()), [])
+
+    @asynchronous
+    async def test_a_directory_goes_on(self) -> None:
+        """What came is compared and not fetched again, nor refused because it is there."""
+        await self.network()
+        write_key_file(self.directory / "bob.key", bob := SecKey.generate())
+        await self.run_command("name", "add", "bob", bob.public.hex(), **self.environment)
+        self.environment["XDG_CACHE_HOME"] = str((self.directory / "cache").absolute())
+        ours, theirs = self.directory / "ours", self.directory / "theirs"
+        (ours / "photos").mkdir(parents=True)
+        theirs.mkdir()
+        (ours / "photos" / "one.jpg").write_bytes(os.urandom(5_000_000))
+        (ours / "film").write_bytes(b"film")
+        await self.said(self.tool("cp", "--listen", "ours", "-k", "alice.key"), "is at")
+        copy = ("cp", "-r", "alice:photos", "alice:film", "bob:")
+        status, _, err = await self.run_command(*copy, **self.environment)
+        self.assertEqual(status, 3, err)  # bob is not there
+        await self.said(self.tool("cp", "--listen", "theirs", "--writable", "-k", "bob.key"), "is at")
+        (ours / "photos" / "two.jpg").write_bytes(b"new")
+        status, out, err = await self.run_command(*copy, "--json", **self.environment)
+        self.assertEqual(status, 0, err)
+        moved = [(one["copied"], one["bytes"]) for one in map(json.loads, out.splitlines())]
+        self.assertEqual(moved, [("photos", 3), ("film", 0), ("photos", 5_000_003), ("film", 4)])
+        for name in ("photos/one.jpg", "photos/two.jpg", "film"):
+            self.assertEqual((theirs / name).read_bytes(), (ours / name).read_bytes())
+        self.assertEqual(list((self.directory / "cache" / "dmsg" / "cp").iterdir()), [])

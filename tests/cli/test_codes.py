@@ -161,16 +161,16 @@ class RefusingTests(CodeCase):
         await self.network()
         (self.directory / "a").write_bytes(b"aaaa")
         (self.directory / "inbox" / "a").write_bytes(b"old")
-        for arguments, here, there, status_there in (
-            (["--yes"], "a exists already", "a exists already", 1),
-            (["--yes", "--overwrite", "--max-size=3"], "4 B is too much", "4 B is too much", 4),
-            (["--overwrite"], "Nobody can be asked", "nobody who could be asked", 4),
+        for arguments, here, there in (
+            (["--yes"], "a exists already", "a exists already"),
+            (["--yes", "--overwrite", "--max-size=3"], "4 B is too much", "4 B is too much"),
+            (["--overwrite"], "Nobody can be asked", "nobody who could be asked"),
         ):
             sender, code = await self.sends("a")
             status, _, err = await self.receives(code, *arguments)
             self.assertEqual(status, 1)
             self.assertIn(here, err)
-            await self.ends(sender, status_there, there)
+            await self.ends(sender, 4, there)
         self.assertEqual((self.directory / "inbox" / "a").read_bytes(), b"old")
 
     @asynchronous
@@ -265,7 +265,7 @@ class PersonTests(CodeCase):
     async def test_what_both_show(self) -> None:
         await self.network()
         (self.directory / "a").write_bytes(b"a")
-        for answers, status in ((("y", "y"), 0), (("y", "n"), 1)):
+        for answers, status in ((("y", "y"), 0), (("y", "n"), 4)):
             sender, here = self.at_terminal("send", "--verify", "a", "--no-qr", "--min-servers=1")
             code = (await self.said(sender, r"code: (\S+)"))[1]
             receiver, there = self.at_terminal(
@@ -279,7 +279,7 @@ class PersonTests(CodeCase):
                 await self.said(command, r"yes or no\? ")
                 typed.write(answer.encode() + b"\n")
             self.assertEqual(len(shown), 1)
-            self.assertEqual(await receiver.ended, 4 * status, receiver.out)
+            self.assertEqual(await receiver.ended, status, receiver.out)
             self.assertEqual(await sender.ended, status, sender.out)
 
     @asynchronous

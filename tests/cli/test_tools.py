@@ -267,7 +267,7 @@ class TreeTests(ToolCase):
         for copy in ("shared/tree", "shared/deep/er/tree", "back/tree"):
             self.assertEqual(described(self.directory / copy), described(tree), copy)
         status, _, err = await self.run_command("cp", "-r", "tree", "alice:", **self.environment)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 4)
         self.assertIn("tree exists already", err)
         self.assertIn(b"tree, 3.", listening.out)
 
@@ -304,7 +304,7 @@ class TreeTests(ToolCase):
         listening = self.tool("cp", "-l", "shared", "-k", "alice.key", "--create")
         await self.said(listening, "is at")
         status, _, err = await self.run_command("cp", "-r", "tree", "alice:", **self.environment)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 4)
         self.assertIn("files are not sent here", err)
 
 
@@ -332,7 +332,10 @@ class CopyTests(ToolCase):
         self.assertEqual((status, (self.directory / "back").read_bytes()), (0, content))
         for arguments, text in (
             (("-r", "shared", "alice:sub/empty"), "a target that ends in : or /"),
-            (("-r", "alice:nothing", "."), "there is no directory nothing"),
+            (("-r", "alice:nothing", "."), "refused by the other side: there is no file nothing"),
+            (("-r", "alice:", "."), "names no file and no directory"),
+            (("film", "shared/sub/film", "alice:"), "another source has that name"),
+            (("alice:film", "alice:sub/film", "."), "another source has that name"),
             (("-r", "alice:sub", "nowhere"), "no such directory"),
             (("-r", "alice:../shared", "."), "leads out"),
             (("-r", "shared", "alice:../"), "leads out"),
@@ -350,9 +353,32 @@ class CopyTests(ToolCase):
             (("film", "bob:"), "nor a name"),
         ):
             status, _, err = await self.run_command("cp", *arguments, **self.environment)
-            # a name that is none is a wrong argument
-            self.assertEqual(status, 2 if "name" in text and "names" not in text else 1, arguments)
             self.assertIn(text, err)
+            # a name that is none is a wrong argument; what the other side says is a refusal
+            refused = "by the other side" in err or "the other side gave up" in err
+            self.assertEqual(status, 2 if "nor a name" in text else 4 if refused else 1, arguments)
+        status, out, err = await self.run_command("cp", "-r", "alice:sub/film", ".", **self.environment)
+        self.assertEqual((status, (self.directory / "film").read_bytes()), (0, content), err)
+
+    @asynchronous
+    async def test_modes_and_times(self) -> None:
+        """Who could not read a file cannot read its copy."""
+        await self.network()
+        there = self.directory / "shared"
+        there.mkdir()
+        private, script = self.directory / "private", self.directory / "script"
+        for path, mode, at in ((private, 0o600, 10**18), (script, 0o755, 981173106 * 10**9)):
+            path.write_bytes(b"x")
+            path.chmod(mode)
+            os.utime(path, ns=(at, at))
+        await self.said(self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create"), "is at")
+        await self.run_command("cp", "private", "script", "alice:", **self.environment)
+        (self.directory / "back").mkdir()
+        await self.run_command("cp", "alice:private", "alice:script", "back", **self.environment)
+        for one in (private, script):
+            for copy in (there / one.name, self.directory / "back" / one.name):
+                self.assertEqual(copy.stat().st_mode, one.stat().st_mode, copy)
+                self.assertEqual(copy.stat().st_mtime_ns, one.stat().st_mtime_ns, copy)
 
     @asynchronous
     async def test_what_is_at_the_target(self) -> None:
@@ -374,7 +400,7 @@ class CopyTests(ToolCase):
             self.assertIn("not a regular file", err)
         self.assertTrue((self.directory / "fifo").is_fifo())
         status, _, err = await self.run_command("cp", "secret", "alice:fifo", **self.environment)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 4)
         self.assertTrue((self.directory / "shared" / "fifo").is_fifo())
         status, _, err = await self.run_command("cp", "alice:film", "link", **self.environment)
         self.assertEqual(status, 0, err)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, NAME_LIMIT, Item, parts_of
-from dmsg.apps.paths import PART_SUFFIX
+from dmsg.apps.paths import PART_SUFFIX, umask
 from dmsg.apps.transfer import TransferError
 
 CHUNK = 256 * 1024
@@ -39,9 +39,7 @@ class Place:
     def __init__(self, directory: Path, *, overwrite: bool = False) -> None:
         self._directory = directory
         self._overwrite = overwrite
-        umask = os.umask(0)
-        os.umask(umask)
-        self._mask = ~umask
+        self._mask = ~umask()
         """What this user gives others, whatever the sender gave his."""
 
     def check(self, names: Sequence[tuple[str, str]]) -> None:
@@ -63,6 +61,10 @@ class Place:
     def free(self) -> int:
         """Bytes that still fit."""
         return shutil.disk_usage(self._directory).free
+
+    def has_begun(self, names: Sequence[str]) -> bool:
+        """Some of these things are here already, as an earlier transfer left them."""
+        return any(os.path.lexists(self._directory / part_name(name)) for name in names)
 
     # --- one entry each ---
 

@@ -185,9 +185,9 @@ class ParcelReceiver(Protocol):
                 self._say(ok=True)
                 self._finished([])
                 return
-            free = self._place.free() if self._offer.kind == "files" else self._offer.size
-            if self._offer.size > free:
-                raise TransferError("there is not enough room on the disk")
+            # of what has begun to come it is not known yet how much is missing
+            if self._offer.kind == "files" and not self._place.has_begun([name for name, *_ in self._offer.things]):
+                self._check_room(0)
             self._say(take=True)
             self._step = self._take_piece if self._offer.kind == "pipe" else self._take_entries
 
@@ -257,7 +257,13 @@ class ParcelReceiver(Protocol):
             elif not index % 100:
                 yield None
 
+    def _check_room(self, here: int) -> None:
+        """:raises TransferError: what is missing has no room.  :param here: bytes of all that need no more."""
+        if self._offer.size - here > self._place.free():
+            raise TransferError("there is not enough room on the disk")
+
     def _say_what_is_here(self) -> None:
+        self._check_room(sum(size for size, _ in self._have.values()))
         some: list[list[Any]] = []
         for index, (size, digest) in self._have.items():
             some.append([index, size, digest.hexdigest()])

@@ -22,8 +22,7 @@ from zope.interface import implementer
 
 from dmsg.apps.parcels.manifest import FILE, Item, Walked, tops
 from dmsg.apps.parcels.wire import MESSAGE_FULL, PIECE_LIMIT, Messages, encode, lost, numbers
-from dmsg.apps.transfer import TransferError
-from dmsg.errors import Unwanted
+from dmsg.apps.transfer import Refused, TransferError
 
 CHUNK = 256 * 1024
 
@@ -44,10 +43,6 @@ class Sent:
     def rate(self) -> float:
         """Bytes a second."""
         return self.size / self.seconds if self.seconds else 0.0
-
-
-class Refused(TransferError, Unwanted):
-    """The other side does not want it."""
 
 
 @implementer(IPushProducer)

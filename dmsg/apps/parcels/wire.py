@@ -23,8 +23,8 @@ from typing import Any
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
-from dmsg.apps.transfer import TransferError, _take_message, lost_text, take_framed
-from dmsg.errors import CloseReason, CutShort
+from dmsg.apps.transfer import Refused, TransferError, _take_message, lost_text, take_framed
+from dmsg.errors import CloseReason, CutShort, Unwanted
 
 MESSAGE_LIMIT = 256 * 1024
 """Bytes of a message."""
@@ -45,6 +45,10 @@ class ParcelCut(TransferError):
     """The connection was lost before all had arrived."""
 
 
+class GivenUp(ParcelCut, Unwanted):
+    """The other side ended it before anything had arrived."""
+
+
 class PartKept(ParcelCut, CutShort):
     """Some of it has arrived: the same parcel, sent again, goes on from there."""
 
@@ -55,7 +59,7 @@ def lost(reason: Failure, moved: int) -> TransferError:
     why = "the other side gave up" if gone else lost_text(reason)
     if moved:
         return PartKept(f"{why}; what has arrived is kept: sent again, it goes on from there")
-    return ParcelCut(why)
+    return GivenUp(why) if gone else ParcelCut(why)
 
 
 def encode(**message: Any) -> bytes:
@@ -88,7 +92,7 @@ class Messages:
         if message is None:
             return None
         if "error" in message:
-            raise TransferError(f"the other side gave up: {str(message['error'])[:200]}")
+            raise Refused(f"the other side gave up: {str(message['error'])[:200]}")
         return message
 
     def piece(self) -> bytes | None:

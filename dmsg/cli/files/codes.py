@@ -20,8 +20,8 @@ from dmsg.apps.codes.words import Code
 from dmsg.apps.parcels.manifest import DIRECTORY, Walked, walk
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Refused, Sent, TextSender
-from dmsg.apps.transfer import TransferError
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
+from dmsg.apps.transfer import Refused, TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.asking import ask, can_ask

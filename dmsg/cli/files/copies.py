@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,11 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
-from dmsg.apps.copying import Copier, CopyCut, Get, Peer, Put
+from dmsg.apps.copy_listener import Peer
+from dmsg.apps.copying import Copier, CopyCut, Get, Put
 from dmsg.apps.paths import regular_size
 from dmsg.apps.transfer import TransferError
-from dmsg.apps.trees import GetTree, PutTree
+from dmsg.apps.trees import GetTree, NoDirectory, PutTree
 from dmsg.base.units import human_size
 from dmsg.cli.output import notice, say, tell
 from dmsg.clients.client import CONNECT_TIMEOUT
@@ -69,7 +70,7 @@ class Peers(Factory):
         return peer
 
 
-def _remote(text: str) -> tuple[PubKey, str] | None:
+def remote(text: str) -> tuple[PubKey, str] | None:
     """KEY:PATH or NAME:PATH; None for what is of this machine."""
     who, colon, path = text.partition(":")
     if not colon or "/" in who or not who:
@@ -77,7 +78,20 @@ def _remote(text: str) -> tuple[PubKey, str] | None:
     return Names().find(who), path
 
 
-Job = tuple[PubKey, Callable[[Any, Any], "Copier | PutTree | GetTree"]]
+Make = Callable[[Any, Any], "Copier | PutTree | GetTree"]
+"""Given the reactor, and what is told of a start: one try of a copy."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One copy.
+
+    :ivar instead: what is tried where the peer has a file and no directory.
+    """
+
+    peer: PubKey
+    make: Make
+    instead: Make | None = None
 
 
 def _hash_of(result: Transferred) -> dict[str, str]:
@@ -85,124 +99,134 @@ def _hash_of(result: Transferred) -> dict[str, str]:
     return {"sha256": result.sha256} if result.sha256 else {}
 
 
-def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
-    """Where what goes from peer to peer lies meanwhile; None: nothing does.
-
-    It is the same for the same command, so that what was cut goes on there.
-    """
-    if _remote(target) is None or any(_remote(source) is None for source in sources):
-        return None
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    return cache / "dmsg" / "cp" / hashlib.sha256("\0".join((*sources, target)).encode()).hexdigest()[:16]
+def _putter(source: Path, path: str) -> Make:
+    return lambda reactor, started: Put(reactor, source, path, started=started)
 
 
-def _from_peer_to_peer(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool) -> list[Job]:
-    """First to this machine, then on: each has its own connection, and goes on by itself where it was cut."""
-    stage.mkdir(parents=True, exist_ok=True, mode=0o700)
-    jobs = jobs_of(sources, str(stage), recursive=recursive)
-    there = _remote(target)
-    assert there is not None
-    for source in sources:
-        name = PurePosixPath(source.partition(":")[2].rstrip("/")).name
-        into = not there[1] or there[1].endswith("/")
-        if not into and (len(sources) > 1 or recursive):
-            raise TransferError("several files, and directories, need a target that ends in : or /")
-        if recursive:
-            jobs.append((there[0], _tree_putter(stage / name, there[1].rstrip("/"))))
-        else:
-            jobs.append((there[0], _putter(stage / name, there[1] + name if into else there[1])))
-    return jobs
+def _tree_putter(source: Path, path: str) -> Make:
+    return lambda reactor, started: PutTree(source, path, started=started)
+
+
+def _either_putter(source: Path, path: str, directory: str) -> Make:
+    """What it is, is seen when it begins."""
+
+    def make(reactor: Any, started: Any) -> Copier | PutTree | GetTree:
+        kind = _tree_putter(source, directory) if source.is_dir() else _putter(source, path)
+        return kind(reactor, started)
+
+    return make
+
+
+def _tree_getter(path: str, target: Path) -> Make:
+    return lambda reactor, started: GetTree(path, target, started=started)
+
+
+def _getter(path: str, target: Path) -> Make:
+    return lambda reactor, started: Get(reactor, path, target, started=started)
 
 
 def jobs_of(sources: tuple[str, ...], target: str, *, recursive: bool = False, stage: Path | None = None) -> list[Job]:
     """What to copy.
 
-    :param recursive: directories of this machine, and what is fetched are directories.
-    :param stage: see :func:`stage_of`.
+    :param recursive: directories of this machine, and what is fetched may be directories.
+    :param stage: see :func:`~dmsg.cli.files.stages.stage_of`.
     :raises TransferError: it makes no sense.
     """
     if stage is not None:
-        return _from_peer_to_peer(sources, target, stage, recursive=recursive)
-
+        return [
+            *jobs_of(sources, f"{stage}/", recursive=recursive),
+            *_from_stage(sources, target, stage, recursive=recursive),
+        ]
     if not sources:
         raise TransferError("nothing to copy: SOURCE... TARGET is needed")
-    there = _remote(target)
+    there = remote(target)
     jobs: list[Job] = []
+    made: set[str] = set()
     for source in sources:
-        from_peer = _remote(source)
+        from_peer = remote(source)
         if (there is None) == (from_peer is None):
             raise TransferError("one of SOURCE and TARGET has to be of a peer, KEY:PATH or NAME:PATH")
-        if there is not None and Path(source).is_dir():
-            if not recursive:
-                raise TransferError(f"{source}: is a directory; -r copies it")
-            if there[1] and not there[1].endswith("/"):
-                raise TransferError("a directory needs a target that ends in : or /, where it keeps its name")
-            jobs.append((there[0], _tree_putter(Path(source), there[1].rstrip("/"))))
-        elif there is not None:
-            regular_size(Path(source))
-            name = Path(source).name
-            path = there[1] + name if not there[1] or there[1].endswith("/") else there[1]
-            if len(sources) > 1 and path != there[1] + name:
-                raise TransferError("several files need a target that ends in : or /")
-            jobs.append((there[0], _putter(Path(source), path)))
+        if there is not None:
+            job, becomes = _sent(source, *there, several=len(sources) > 1, recursive=recursive)
         else:
             assert from_peer is not None
-            if recursive:
-                if not Path(target).is_dir():
-                    raise TransferError(f"{target}: there is no such directory")
-                jobs.append((from_peer[0], _tree_getter(from_peer[1].rstrip("/"), Path(target))))
-                continue
-            name = PurePosixPath(from_peer[1]).name
-            if from_peer[1].endswith("/") or name in ("", ".", ".."):
-                raise TransferError(f"{source}: names no file")
-            local = Path(target)
-            if local.is_dir():
-                local /= name
-            if local.is_symlink() and local.exists():
-                local = local.resolve()  # as cp(1): what it leads to is written
-            if local.exists() and not local.is_file():
-                raise TransferError(f"{target}: not a regular file")
-            if not Path(target).is_dir() and (target.endswith("/") or len(sources) > 1):
-                raise TransferError(f"{target}: there is no such directory")
-            if not local.parent.is_dir():
-                raise TransferError(f"{local.parent}: there is no such directory")
-            jobs.append((from_peer[0], _getter(from_peer[1], local)))
+            job, becomes = _fetched(source, *from_peer, target, several=len(sources) > 1, recursive=recursive)
+        if becomes in made:
+            raise TransferError(f"{source}: another source has that name, too, and one would replace the other")
+        made.add(becomes)
+        jobs.append(job)
     return jobs
 
 
-def _putter(source: Path, path: str) -> Callable[[Any, Any], Copier]:
+def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: bool) -> tuple[Job, str]:
+    """The copy of something of this machine, and what it is there.  :raises TransferError: it cannot be one."""
+    local = Path(source)
+    into = not path or path.endswith("/")
+    if local.is_dir():
+        if not recursive:
+            raise TransferError(f"{source}: is a directory; -r copies it")
+        if not into:
+            raise TransferError("a directory needs a target that ends in : or /, where it keeps its name")
+        return Job(peer, _tree_putter(local, path.rstrip("/"))), path + local.resolve().name
+    regular_size(local)
+    if several and not into:
+        raise TransferError("several files need a target that ends in : or /")
+    becomes = path + local.name if into else path
+    return Job(peer, _putter(local, becomes)), becomes
 
-    return lambda reactor, started: Put(reactor, source, path, started=started)
+
+def _fetched(source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool) -> tuple[Job, str]:
+    """The copy of something of a peer, and what it is here.  :raises TransferError: it cannot be one."""
+    name = PurePosixPath(path).name
+    if (path.endswith("/") and not recursive) or name in ("", ".", ".."):
+        raise TransferError(f"{source}: names no file" + (" and no directory" if recursive else ""))
+    local = Path(target)
+    if local.is_dir():
+        local /= name
+    if local.is_symlink() and local.exists():
+        local = local.resolve()  # as cp(1): what it leads to is written
+    if recursive:
+        if not Path(target).is_dir():
+            raise TransferError(f"{target}: there is no such directory")
+        tree = _tree_getter(path.rstrip("/"), Path(target))
+        return Job(peer, tree, instead=_getter(path.rstrip("/"), local)), os.fspath(local)
+    if local.exists() and not local.is_file():
+        raise TransferError(f"{target}: not a regular file")
+    if not Path(target).is_dir() and (target.endswith("/") or several):
+        raise TransferError(f"{target}: there is no such directory")
+    if not local.parent.is_dir():
+        raise TransferError(f"{local.parent}: there is no such directory")
+    return Job(peer, _getter(path, local)), os.fspath(local)
 
 
-def _tree_putter(source: Path, path: str) -> Callable[[Any, Any], PutTree]:
-
-    return lambda reactor, started: PutTree(source, path, started=started)
-
-
-def _tree_getter(path: str, target: Path) -> Callable[[Any, Any], GetTree]:
-
-    return lambda reactor, started: GetTree(path, target, started=started)
-
-
-def _getter(path: str, target: Path) -> Callable[[Any, Any], Copier]:
-
-    return lambda reactor, started: Get(reactor, path, target, started=started)
+def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool) -> list[Job]:
+    """From this machine on to the peer; what a source is, is known when it has come."""
+    there = remote(target)
+    assert there is not None
+    peer, path = there
+    into = not path or path.endswith("/")
+    if not into and (len(sources) > 1 or recursive):
+        raise TransferError("several files, and directories, need a target that ends in : or /")
+    jobs = []
+    for source in sources:
+        name = PurePosixPath(source.partition(":")[2].rstrip("/")).name
+        jobs.append(Job(peer, _either_putter(stage / name, path + name if into else path, path.rstrip("/"))))
+    return jobs
 
 
 async def copy_one(
     reactor: Reactor,
     client: Client,
-    peer: PubKey,
+    job: Job,
     port: int,
-    make: Callable[[Any, Any], Copier | PutTree | GetTree],
     retry: float,
     timeout: float = CONNECT_TIMEOUT,
 ) -> None:
-    """One file; goes on after the connection was lost, for ``retry`` seconds without progress."""
+    """One file or directory; goes on after the connection was lost, for ``retry`` seconds without progress."""
 
     from dmsg.cli.files.sending import transfer_progress
 
+    peer, make, instead = job.peer, job.make, job.instead
     who = Names().name_of(peer) or peer.short
     with transfer_progress() as progress:
         away = _Away(reactor, progress, who, retry)
@@ -221,6 +245,11 @@ async def copy_one(
                     away.transport = connected.transport
                     done = await copier.done
                     break
+                except NoDirectory:
+                    if instead is None:
+                        raise
+                    make, instead = instead, None
+                    continue
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
                     if not reached:
                         raise ConnectFailed(f"{copier.what}{error}") from None

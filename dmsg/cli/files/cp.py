@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,9 +80,10 @@ def cp(
       dmsg cp alice:film.mkv bob:
     """
 
-    from dmsg.apps.copying import Peer
+    from dmsg.apps.copy_listener import Peer
     from dmsg.apps.trees import TreePeer
-    from dmsg.cli.files.copies import Peers, copy_one, jobs_of, stage_of
+    from dmsg.cli.files.copies import Peers, copy_one, jobs_of
+    from dmsg.cli.files.stages import stage, stage_of
     from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
 
     writable = writable or spelled_so_before("writable")
@@ -108,15 +108,14 @@ def cp(
             await with_client(reactor, settings, listen, published=True)
             return
         assert target is not None
-        stage = stage_of(sources, target)
-        jobs = jobs_of(sources, target, recursive=recursive, stage=stage)
+        place = stage_of(sources, target)
 
         async def copy(client: Client) -> None:
-            for peer, make in jobs:
-                await copy_one(reactor, client, peer, port, make, retry)
-            if stage is not None:
-                shutil.rmtree(stage, ignore_errors=True)
+            for job in jobs:
+                await copy_one(reactor, client, job, port, retry)
 
-        await with_client(reactor, settings, copy)
+        with stage(place):
+            jobs = jobs_of(sources, target, recursive=recursive, stage=place)
+            await with_client(reactor, settings, copy)
 
     run(main)

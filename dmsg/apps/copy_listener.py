@@ -1,0 +1,146 @@
+"""The side of a copy that is asked, for files: see :mod:`dmsg.apps.copying`."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
+
+from dmsg.apps.copying import IS_BUSY, Copier, mode_and_time
+from dmsg.apps.paths import inside, part_of
+from dmsg.apps.transfer import TransferError
+
+LEFT_AFTER = 5.0
+"""Seconds without a way to who sends a file, after which another may send it: a program that was killed, and came
+again without a key of its own."""
+
+
+class Peer(Copier):
+    """The side that is asked.
+
+    :param root: the directory that peers see.
+    :param readable: whether files may be fetched; ``writable``: sent.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        root: Path,
+        *,
+        readable: bool = True,
+        writable: bool = False,
+        overwrite: bool = False,
+        max_size: int | None = None,
+        busy: dict[Path, Peer] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(reactor, **options)
+        self._root = root
+        self._readable, self._writable = readable, writable
+        self._overwrite = overwrite
+        self._max_size = max_size
+        self._busy = busy if busy is not None else {}
+        self._mine: Path | None = None
+        self._next = self._asked
+
+    def _asked(self, message: dict[str, Any]) -> None:
+        self._at = time.monotonic()
+        self._next = self._unexpected
+        op = message.get("op")
+        if op == "get" and self._readable:
+            self._give(message, inside(self._root, message.get("path")))
+        elif op == "put" and self._writable:
+            self._accept(message, inside(self._root, message.get("path")))
+        else:
+            raise TransferError("files are not sent here" if op == "put" else "files are not fetched here")
+
+    def _give(self, message: dict[str, Any], path: Path) -> None:
+        if not path.is_file():
+            raise TransferError(f"there is no file {path.name}")
+        self._size = path.stat().st_size
+        wanted = self._number(message, "offset")
+        offset = wanted if wanted <= self._size else 0
+
+        def hashed(digest: Any) -> None:
+            same = digest.hexdigest() == message.get("sha256")
+            self._say(size=self._size, offset=offset if same else 0, **mode_and_time(path))
+            self._send_from(path, offset if same else 0, digest if same else hashlib.sha256())
+
+        self._hash_prefix(path, offset, hashed)
+
+    def _accept(self, message: dict[str, Any], path: Path) -> None:
+        self._size = self._number(message, "size")
+        self._remember(message)
+        if self._max_size is not None and self._size > self._max_size:
+            raise TransferError(f"file of {self._size} bytes is too large, the limit is {self._max_size}")
+        if path.exists() and not self._overwrite:
+            self._compare(path)
+            return
+        other = self._busy.get(path)
+        if other is not None:
+            if not other.is_left_by(self):
+                raise TransferError(f"{path.name} {IS_BUSY}")
+            other.give_way()
+        self._busy[path] = self
+        self._mine = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = part_of(path)
+        here = part.stat().st_size if part.is_file() and not part.is_symlink() else 0
+        here = here if here <= self._size else 0
+
+        def hashed(digest: Any) -> None:
+            def chosen(answer: dict[str, Any]) -> None:
+                offset = self._number(answer, "offset", here)
+                if offset not in (0, here):
+                    raise TransferError("offset is malformed")
+                self._receive_from(path, offset, digest if offset else hashlib.sha256())
+
+            self._next = chosen
+            self._say(offset=here, sha256=digest.hexdigest())
+
+        self._hash_prefix(part, here, hashed)
+
+    def _compare(self, path: Path) -> None:
+        """It is there: perhaps the same file, whose sender missed the last word."""
+        exists = TransferError(f"{path.name} exists already")
+        if not path.is_file() or path.stat().st_size != self._size:
+            raise exists
+
+        def hashed(digest: Any) -> None:
+            def same(answer: dict[str, Any]) -> None:
+                if answer.get("same") is not True:
+                    raise exists
+                self._offset, self._path, self._hash = self._size, path, digest
+                self._say(ok=True)
+                self._finished(close=False)
+
+            self._next = same
+            self._say(whole=True, offset=self._size, sha256=digest.hexdigest())
+
+        self._hash_prefix(path, self._size, hashed)
+
+    def is_left_by(self, other: Peer) -> bool:
+        """Nothing carries this stream, and its peer has come again, or it is so for long: who sent was killed."""
+        since = getattr(self.transport, "away_since", None)
+        if since is None:
+            return False
+        same = self._peer_key() is not None and self._peer_key() == other._peer_key()
+        return same or self._reactor.seconds() - since > LEFT_AFTER
+
+    def give_way(self) -> None:
+        """Its part is another's from now on."""
+        assert self.transport is not None
+        self.transport.abortConnection()  # type: ignore[attr-defined]
+
+    def _peer_key(self) -> object:
+        return None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if self._mine is not None and self._busy.get(self._mine) is self:
+            del self._busy[self._mine]
+        super().connectionLost(reason)

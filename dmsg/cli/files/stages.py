@@ -1,0 +1,72 @@
+"""Where copies from peer to peer lie meanwhile on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dmsg.apps.parcels.place import part_name
+from dmsg.apps.paths import PART_SUFFIX
+from dmsg.cli.files.copies import remote
+
+KEPT = 7 * 86400.0
+"""Seconds for which what a copy left is kept, so that the same command goes on with it."""
+
+
+def stage_of(sources: tuple[str, ...], target: str) -> Path | None:
+    """The directory; None: nothing lies anywhere.
+
+    It is the same for the same command, so that what was cut goes on there.
+    """
+    if remote(target) is None or any(remote(source) is None for source in sources):
+        return None
+    return _all() / hashlib.sha256("\0".join((*sources, target)).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def stage(directory: Path | None) -> Iterator[None]:
+    """Use it; what it has is gone when all has arrived, and goes on when it has not.
+
+    :param directory: of :func:`stage_of`.
+    """
+    if directory is None:
+        yield
+        return
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _forget_old(directory)
+    _begin_again(directory)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            directory.rmdir()  # if nothing has come
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _all() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    return cache / "dmsg" / "cp"
+
+
+def _begin_again(directory: Path) -> None:
+    """What came whole becomes what a cut copy leaves: it is compared with the source, and not sent again.
+
+    Else a directory that is there would be refused, and a file fetched anew.
+    """
+    for path in list(directory.iterdir()):
+        part = directory / part_name(path.name)
+        if not path.name.endswith(PART_SUFFIX) and not part.exists():
+            path.rename(part)
+
+
+def _forget_old(directory: Path) -> None:
+    for other in _all().iterdir():
+        with suppress(OSError):
+            if other != directory and time.time() - other.stat().st_mtime > KEPT:
+                shutil.rmtree(other, ignore_errors=True)
