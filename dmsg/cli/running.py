@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 import click
 from twisted.internet import task
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError, ConnectionLost
-from twisted.internet.interfaces import IListeningPort, IProtocolFactory
+from twisted.internet.interfaces import IListeningPort, IProtocolFactory, IReactorFromThreads
 from twisted.logger import (
     FilteringLogObserver,
     LogLevel,
@@ -36,6 +37,9 @@ EXIT_HUNG_UP = 129
 """128 and SIGHUP."""
 ONLINE_TIMEOUT = 15.0
 """Seconds to find a server."""
+MOST_SIGNALS = 3
+"""Times that Ctrl-C is typed: at the first all is put away, at the second that is cut short, at the third nothing is
+waited for."""
 NOTICE_AFTER = 1.5
 """Seconds after which a command says what it waits for."""
 
@@ -111,13 +115,17 @@ class _Run:
         """The reactor stops for either in the same way; who started the command sees by which one."""
         stop: Any = signal.getsignal(signal.SIGTERM)
         interrupt: Any = signal.getsignal(signal.SIGINT)
-        stopping = False
+        times = 0
 
         def ended(number: int, frame: Any) -> None:
-            nonlocal stopping
-            if stopping:
-                return  # a reactor that is stopped twice says so with a traceback
-            stopping = True
+            nonlocal times
+            times += 1
+            if times == 2:  # a reactor that is stopped twice says so with a traceback
+                cast(IReactorFromThreads, self._reactor).callFromThread(self._running.cancel)
+            if times == MOST_SIGNALS:
+                os._exit(self._stopped_with)
+            if times > 1:
+                return
             if number != signal.SIGINT:
                 self._stopped_with = EXIT_TERMINATED if number == signal.SIGTERM else EXIT_HUNG_UP
             (interrupt if number == signal.SIGINT else stop)(number, frame)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from dmsg.base.units import human_count, human_size, human_time
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.process import of_process
 
 if TYPE_CHECKING:
     from dmsg.collector.service import Collector
@@ -42,7 +42,7 @@ class CollectorShown(Shown):
         status = health["status"]
         return [
             Fact("State", status, GOOD if status == "ok" else BAD, told=True),
-            Fact("Up for", human_time(max(0.0, time.time() - collector.started))),
+            *of_process(collector.started),
             Fact("Servers", str(health["servers"]), told=True),
             Fact("Senders", human_count(len(health["newest_file_seconds"]))),
             Fact("Files since it started", human_count(health["files"])),

@@ -62,6 +62,8 @@ from dmsg.telemetry.service import Telemetry
 
 _log = Logger()
 
+MISSED_FOR = 3600.0
+"""Seconds for which the page names a server that was listed and posts no more."""
 NOT_FOUND = "entry of public key is not found"
 BAD_INPUT = "error bad input"
 UNEXPECTED = "something unexpected happened"
@@ -395,10 +397,16 @@ class DiscoveryAPI:
         """Entries by kind, and their bytes.  :raises StoreUnavailable: the store does not answer."""
         return await self._store.ask("counts"), await self._store.ask("size")
 
-    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes]]:
-        """Entries of servers that are listed, and of those that say nothing and were seen; at most so many of each."""
+    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Entries of servers that are listed; of those that say nothing and were seen; and of those that were listed
+        in the last hour and post no more.  At most so many of each.
+        """
         since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
-        return await self._store.ask("available", most, since), await self._store.ask("quiet", most, since)
+        listed = await self._store.ask("available", most, since)
+        before = await self._store.ask("available", most, since - MISSED_FOR)
+        alive = set(await self._store.ask("listed", [str(json.loads(body)["static"]) for body in before], since))
+        silent = [body for body in before if body not in alive]
+        return listed, await self._store.ask("quiet", most, since), silent
 
     async def entry_of(self, static: str) -> bytes:
         """:raises EntryNotFound: there is none.  :raises StoreUnavailable: the store does not answer."""

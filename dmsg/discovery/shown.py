@@ -21,6 +21,7 @@ from dmsg.discovery.store.measured import StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.process import of_process
 from dmsg.pages.samples import Quantiles, in_each
 from dmsg.telemetry.metrics import LATENCIES, Metrics
 
@@ -29,6 +30,10 @@ SHOWN_SERVERS = 100
 """Servers in the table, of those that are listed and of those that say nothing each."""
 SLOW = 5.0
 """Seconds without an answer of the store from which on the page says so."""
+SHOWN_MISSED = 5
+"""Servers that post no more, among what needs attention."""
+BEGIN = 8
+"""Digits of a key by which a server that is shown is found."""
 SHOWN_RELAYS = 20
 """Servers in the map of who relays for how many."""
 
@@ -44,8 +49,8 @@ class Answering(Protocol):
     async def counts(self) -> tuple[dict[str, int], int]:
         """Entries by kind, and their bytes."""
 
-    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes]]:
-        """Entries of servers: listed ones, and those that say nothing and were seen."""
+    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Entries of servers: listed ones, those that say nothing and were seen, those that are missed."""
 
     async def entry_of(self, static: str) -> bytes:
         """The entry of a key."""
@@ -75,7 +80,7 @@ class DiscoveryShown(Shown):
         self._status = ""
         self._kinds: dict[str, int] = {}
         self._size = 0
-        self._servers: tuple[list[bytes], list[bytes]] = ([], [])
+        self._servers: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
         self._asking: Deferred[None] | None = None
         self._asked = 0.0
 
@@ -107,9 +112,10 @@ class DiscoveryShown(Shown):
         kinds = self._kinds
         return [
             Fact("State", status, GOOD if status == "ok" else BAD if self._status else "", told=True),
-            Fact("Up for", human_time(max(0.0, time.time() - self._started))),
+            *of_process(self._started),
             Fact("Entries", human_count(sum(kinds.values()))),
             Fact("Clients' entries", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
+            Fact("Servers that clients are sent to", _at_least(self._servers[0]), told=True),
             Fact("Servers' entries", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
             Fact("Kept", human_size(self._size)),
             Fact("Clients that posted lately", human_count(len(self._api.delegations))),
@@ -122,7 +128,15 @@ class DiscoveryShown(Shown):
             found.append(f"The store: {self._status}.  Entries are answered as far as it can be read.")
         if self._status and not self._kinds.get("server", 0) + self._kinds.get("both", 0):
             found.append("No server has an entry here: clients find nobody to connect to.")
+        now = time.time()
+        for one in map(json.loads, self._missed()[:SHOWN_MISSED]):
+            key, address, *_, posted = self._server(one, now)
+            found.append(f"Server {key[:8]}… at {address} posted last {posted}: is it up?")
         return found
+
+    def _missed(self) -> list[bytes]:
+        """Of those that post no more, those that have not said that they leave."""
+        return [body for body in self._servers[2] if _takes_clients(json.loads(body))]
 
     def numbers(self) -> dict[str, float]:
         quantiles = zip(("p50", "p99"), self._quantiles.since(self._buckets(), 0.5, 0.99), strict=False)
@@ -153,13 +167,10 @@ class DiscoveryShown(Shown):
     async def tables(self) -> list[Table]:
         now = time.time()
         self._api.delegations.look(now)
-        listed, quiet = self._servers
+        listed, quiet, _ = self._servers
         known = {str(json.loads(body).get("static")) for body in (*listed, *quiet)}
-        rows = [
-            (*self._server(json.loads(body), now), state)
-            for state, bodies in (("listed", listed), ("seen, says nothing", quiet))
-            for body in bodies
-        ]
+        states = ("listed", listed), ("seen, says nothing", quiet), ("missed", self._missed())
+        rows = [(*self._server(json.loads(body), now), state) for state, bodies in states for body in bodies]
         rows.sort(key=lambda row: row[1])
         return [
             Table(
@@ -169,7 +180,7 @@ class DiscoveryShown(Shown):
                 "there is none: clients find nobody to connect to",
             ),
             Table(
-                "Who relays for how many",
+                "Who relays for how many, as clients said in the last hour",
                 ("Server", "Clients", "Of a hundred", "Is listed"),
                 [
                     (
@@ -184,6 +195,15 @@ class DiscoveryShown(Shown):
             ),
         ]
 
+    def _whole(self, text: str) -> str:
+        """The key of a server that is shown by its first digits."""
+        if BEGIN <= len(text) < 66:
+            keys = {str(json.loads(body).get("static")) for bodies in self._servers for body in bodies}
+            keys = {key for key in keys if key.startswith(text.rstrip("….").lower())}
+            if len(keys) == 1:
+                return keys.pop()
+        return text
+
     def _server(self, entry: dict[str, Any], now: float) -> tuple[str, str, str, str, str]:
         server = entry.get("server") or {}
         return (
@@ -196,17 +216,29 @@ class DiscoveryShown(Shown):
 
     async def search(self, text: str) -> Table:
         columns = ("What", "Says")
+        text = self._whole(text)
         try:
             key = PubKey.from_hex(text)
             answer = Deferred.fromCoroutine(self._api.entry_of(key.hex()))
             entry = json.loads(await answer.addTimeout(SLOW, self._clock))
         except (KeyFormatError, ValueError):
-            return Table("Search", columns, [], "that is no public key: 66 hexadecimal characters")
+            words = "that is no public key: 66 hexadecimal characters, or the first 8 of a server's that is shown"
+            return Table("Search", columns, [], words)
         except EntryNotFound:
             return Table(f"Entry of {text[:8]}", columns, [], "there is no entry of that key")
         except (StoreUnavailable, TimeoutError):
             return Table(f"Entry of {text[:8]}", columns, [], "the store does not answer")
         return Table(f"Entry of {text[:8]}", columns, list(_rows(entry)))
+
+
+def _at_least(bodies: list[bytes]) -> str:
+    return f"{len(bodies)}{' or more' if len(bodies) >= SHOWN_SERVERS else ''}"
+
+
+def _takes_clients(entry: dict[str, Any]) -> bool:
+    """One that leaves says that it has no room."""
+    server = entry.get("server") or {}
+    return bool(server.get("available_connections", server.get("availableConnections", 0)))
 
 
 def _rows(entry: dict[str, Any]) -> Iterable[tuple[str, str]]:

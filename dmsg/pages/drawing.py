@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.web.template import Tag, tags
 
 from dmsg.base.units import human_count, human_size
-from dmsg.pages.model import Chart
+from dmsg.pages.model import Chart, Line
 from dmsg.pages.samples import Samples
 
 WIDTH, HEIGHT = 300.0, 72.0
@@ -28,13 +28,7 @@ def draw(chart: Chart, samples: Samples) -> Tag:
         svg(Tag("line")(class_="grid", x1="0", x2=f"{WIDTH:.0f}", y1=height, y2=height))
     for number, (_, points) in enumerate(lines):
         if len(points) > 1 and top > 0:
-            drawn = " ".join(
-                f"{WIDTH * (1 - age / span):.1f},{(HEIGHT - 2) * (1 - value / top) + 1:.1f}" for age, value in points
-            )
-            if number == 0:
-                first = WIDTH * (1 - points[0][0] / span)
-                svg(Tag("polygon")(class_="area", points=f"{first:.1f},{HEIGHT:.0f} {drawn} {WIDTH:.0f},{HEIGHT:.0f}"))
-            svg(Tag("polyline")(class_=f"line c{number}", points=drawn))
+            _draw_line(svg, number, points, top, span)
     legend = tags.p(class_="legend")
     for number, (line, _) in enumerate(lines):
         now = samples.now(line)
@@ -45,6 +39,27 @@ def draw(chart: Chart, samples: Samples) -> Tag:
         )
     legend(tags.span(f"{span / 60:.0f} min, top {said(top, chart.unit)}", class_="top"))
     return tags.figure(tags.figcaption(chart.title), svg, legend)
+
+
+def spark(line: Line, samples: Samples) -> Tag:
+    """The last minutes of one number in a row of a table."""
+    points = samples.of(line)
+    span = max(samples.seconds, 1.0)
+    top = max((value for _, value in points), default=0.0)
+    svg = Tag("svg")(viewBox=f"0 0 {WIDTH:.0f} {HEIGHT:.0f}", preserveAspectRatio="none", **{"aria-hidden": "true"})
+    if len(points) > 1 and top > 0:
+        _draw_line(svg, 0, points, top, span)
+    return svg
+
+
+def _draw_line(svg: Tag, number: int, points: list[tuple[float, float]], top: float, span: float) -> None:
+    drawn = " ".join(
+        f"{WIDTH * (1 - age / span):.1f},{(HEIGHT - 2) * (1 - value / top) + 1:.1f}" for age, value in points
+    )
+    if number == 0:
+        first = WIDTH * (1 - points[0][0] / span)
+        svg(Tag("polygon")(class_="area", points=f"{first:.1f},{HEIGHT:.0f} {drawn} {WIDTH:.0f},{HEIGHT:.0f}"))
+    svg(Tag("polyline")(class_=f"line c{number}", points=drawn))
 
 
 def said(value: float, unit: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from dmsg.base.units import human_time
 from dmsg.pages.model import BAD, Fact
 
 KEPT = 50
@@ -25,9 +26,10 @@ class Happenings:
 
     @property
     def events(self) -> list[tuple[float, str]]:
-        """(Unix time, text), the newest last."""
+        """(Unix time, text), the newest last; of what came again and again the time is that of the last."""
         bursts = [
-            (began, f"{reason.replace('_', ' ')}: {number:.0f}") for reason, (began, _, number) in self._bursts.items()
+            (last, f"{reason.replace('_', ' ')}: {number:.0f}{_within(last - began)}")
+            for reason, (began, last, number) in self._bursts.items()
         ]
         return sorted([*self._changes, *bursts])
 
@@ -48,6 +50,10 @@ class Happenings:
                 if now - last > QUIET:
                     began, number = now, 0.0
                 self._bursts[reason] = began, now, number + grown
+
+
+def _within(seconds: float) -> str:
+    return f" in {human_time(seconds)}" if seconds > 0 else ""
 
 
 def worst_first(facts: Sequence[Fact]) -> list[Fact]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.web.template import Tag, flattenString, tags
 
 from dmsg.base.printable import printable
-from dmsg.pages.drawing import draw, said
+from dmsg.pages.drawing import draw, said, spark
 from dmsg.pages.happenings import Happenings, worst_first
-from dmsg.pages.model import Fact, Shown, Table
-from dmsg.pages.samples import Samples
+from dmsg.pages.model import Fact, Line, Shown, Table
+from dmsg.pages.samples import Samples, of_reason
 
 REFRESH = 5
 """Seconds after which a browser without scripts asks again."""
@@ -39,7 +39,7 @@ def parts(
         "problems": _problems(shown.problems()),
         "facts": _facts(worst_first(shown.facts())),
         "charts": tags.div(*(draw(chart, samples) for chart in shown.charts), class_="charts"),
-        "reasons": _reasons(dict(shown.reasons())),
+        "reasons": _reasons(shown.reasons(), samples),
         "tables": tags.div(*map(table, tables), class_="tables"),
         "events": _events(happenings, wall),
     }
@@ -125,18 +125,25 @@ def _facts(facts: list[Fact]) -> Tag:
     )
 
 
-def _reasons(reasons: dict[str, float]) -> Tag:
-    counted = sorted(((number, name) for name, number in reasons.items() if number), reverse=True)
-    most = counted[0][0] if counted else 1.0
+def _reasons(reasons: Mapping[str, float], samples: Samples) -> Tag:
+    """Each with its number since the start, its present rate, and that of the last minutes."""
     rows = []
-    for number, name in counted:
-        drawn = Tag("rect")(width=f"{max(0.5, 100 * number / most):.1f}", height="4", rx="1")
-        svg = Tag("svg")(drawn, viewBox="0 0 100 4", preserveAspectRatio="none", **{"aria-hidden": "true"})
-        bar = tags.td(svg, class_="bar")
-        rows.append(tags.tr(tags.td(name.replace("_", " ")), tags.td(said(number, ""), class_="number"), bar))
+    for number, name in sorted(((number, name) for name, number in reasons.items() if number), reverse=True):
+        line = Line(name, of_reason(name), rate=True)
+        now = samples.now(line)
+        rows.append(
+            tags.tr(
+                tags.td(name.replace("_", " ")),
+                tags.td(said(number, ""), class_="number"),
+                tags.td("-" if now is None else said(now, "/s"), class_="number"),
+                tags.td(spark(line, samples), class_="bar"),
+            )
+        )
     if not rows:
         rows = [tags.tr(tags.td("nothing was refused", class_="empty"))]
-    return tags.div(tags.h2("Refused, dropped or ended, since it started"), tags.table(tags.tbody(*rows)))
+    heads = ("Reason", "text"), ("Since it started", "number"), ("Now", "number"), ("The last minutes", "text")
+    head = tags.thead(tags.tr(*(tags.th(name, class_=kind) for name, kind in heads)))
+    return tags.div(tags.h2("Refused, dropped or ended"), tags.table(head, tags.tbody(*rows)))
 
 
 def _events(happenings: Happenings, wall: float) -> Tag:

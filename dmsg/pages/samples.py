@@ -13,8 +13,8 @@ K = TypeVar("K", bound=Hashable)
 
 KEPT = 300
 """Samples that are kept: ten minutes."""
-MAX_NAMES = 64
-"""Numbers of an entity that are kept; more are not."""
+MAX_NAMES = 128
+"""Numbers of an entity that are kept, its reasons among them; more are not."""
 RATE_OVER = 5
 """Samples over which the present rate is taken."""
 
@@ -76,6 +76,11 @@ class Samples:
             return None
         grown = values[-1] - values[-1 - over]
         return max(0.0, grown) / (self._times[-1] - self._times[-1 - over])
+
+
+def of_reason(name: str) -> str:
+    """The number of what was refused, dropped or ended for this reason."""
+    return f"reason {name}"
 
 
 class Growth(Generic[K]):

@@ -13,7 +13,7 @@ from dmsg.net.again import Again
 from dmsg.pages.happenings import Happenings
 from dmsg.pages.model import Shown
 from dmsg.pages.rendering import Parts, flat, parts
-from dmsg.pages.samples import Samples
+from dmsg.pages.samples import Samples, of_reason
 
 INTERVAL = 2.0
 """Seconds between looks."""
@@ -93,8 +93,10 @@ class Sampling:
     async def _look(self) -> float:
         shown = self.shown
         shown.look()
-        self.samples.add(self._reactor.seconds(), shown.numbers())
-        self.happenings.look(self._wall(), shown.facts(), shown.reasons())
+        reasons = shown.reasons()
+        counted = {of_reason(name): number for name, number in reasons.items() if number}
+        self.samples.add(self._reactor.seconds(), {**shown.numbers(), **counted})
+        self.happenings.look(self._wall(), shown.facts(), reasons)
         if self._watchers:
             content = {name: flat(part) for name, part in (await self.parts()).items()}
             for one in list(self._watchers):

@@ -166,17 +166,20 @@ class RelayServer(ListeningService):
         if self._looking is not None:
             self._looking.cancel()
         self.registration.stop()
-        await self._status.stop()
-        await self._stop_listening()
-        self.factory.admission.stop()
-        await self._leave()
         try:
-            await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
-        except TimeoutError:
-            _log.info("{count} clients did not leave in time", count=len(self.factory.sessions))
-        self._holdings.stop()
-        await self._closed()
-        await self.registration.close()
+            await self._stop_listening()
+            self.factory.admission.stop()
+            await self._leave()
+            try:
+                await self.factory.drain().addTimeout(CLOSE_TIMEOUT, self._reactor)
+            except TimeoutError:
+                _log.info("{count} clients did not leave in time", count=len(self.factory.sessions))
+            self._holdings.stop()
+            await self._closed()
+            await self.registration.close()
+        finally:
+            # who watches it sees that it leaves
+            await self._status.stop()
 
     # --- what it says of itself (ServerStatistics) ---
 

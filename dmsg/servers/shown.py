@@ -7,9 +7,10 @@ import time
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from dmsg.base.units import human_count, human_size, human_time
+from dmsg.base.units import human_count, human_size
 from dmsg.errors import DropReason
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.process import of_process
 from dmsg.pages.samples import Growth, Quantiles, in_each
 from dmsg.telemetry.metrics import LATENCIES
 
@@ -92,7 +93,7 @@ class ServerShown(Shown):
         admission = server.factory.admission
         facts = [
             Fact("State", status, GOOD if status == "ok" else BAD, told=True),
-            Fact("Up for", human_time(max(0.0, time.time() - server.started))),
+            *of_process(server.started),
             Fact("Clients", f"{connections:.0f} of {connections + free:.0f}"),
         ]
         if "transports" in gauges:

@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -89,6 +90,12 @@ class NumbersTests(SynchronousTestCase):
     def test_a_name_does_nothing_to_a_terminal(self) -> None:
         self.assertNotIn("\x1b", seen(0, {"status": "\x1b[2Jok"}).status)
 
+    def test_a_discovery_without_servers(self) -> None:
+        told = 'dmsg_discovery_entries_by_kind{{kind="client"}} 5\ndmsg_discovery_entries_by_kind{{kind="{}"}} {}\n'
+        for kind, number, why in (("server", 0, "no server has an entry"), ("both", 1, "")):
+            one = row("a", read(0, told.format(kind, number), '{"status": "ok"}'), None)
+            self.assertEqual(one.why, why)
+
 
 class TopTests(CommandCase):
     """The command, over real entities."""
@@ -134,8 +141,31 @@ class TopTests(CommandCase):
             self.assertEqual("bytes/s" in text, True)
             self.assertEqual("99 of 100" in text, width >= 90)
 
-    def on_terminal(self, width: int, arguments: list[str]) -> tuple[str, int]:
-        """What the command writes until it has shown three looks and Ctrl-C was typed."""
+    @asynchronous
+    async def test_ctrl_c_while_it_asks(self) -> None:
+        """An entity that takes connections and says nothing, as one that hangs."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            told = ["top", "--every", "0.5", "--timeout", "1", url]
+            text, status = await deferToThread(self.on_terminal, 80, told)
+            self.assertEqual(status, 130)
+            self.assertIn("no answer", text)
+            # and while it asks for the first time, when nothing is shown yet
+            text, status = await deferToThread(self.on_terminal, 80, ["top", "--timeout", "60", url], looks=0)
+            self.assertEqual(status, 130)
+
+    @asynchronous
+    async def test_its_status_is_that_of_what_it_shows(self) -> None:
+        urls = await self.network()
+        status, out, _ = await self.run_command("top", "--once", "--every", "0.5", "--only", "server", *urls)
+        self.assertEqual(status, 1)
+        self.assertIn("2 watched, 1 to be looked at", out)
+        status, out, _ = await self.run_command("top", "--once", "--every", "0.5", "--only", "discovery", *urls)
+        self.assertEqual(status, 0)
+        self.assertIn("1 watched, nothing wrong", out)
+
+    def on_terminal(self, width: int, arguments: list[str], looks: int = 3) -> tuple[str, int]:
+        """What the command writes until it has shown so many looks and Ctrl-C was typed; 0: after two seconds."""
         code = "from dmsg.cli.entry import entry; entry()"
         master, slave = pty.openpty()
         ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
@@ -150,7 +180,8 @@ class TopTests(CommandCase):
             start_new_session=True,
         )
         os.close(slave)
-        out, until, asked = b"", time.monotonic() + 60, False
+        began = time.monotonic()
+        out, until, asked = b"", began + 60, False
         while time.monotonic() < until:
             if select.select([master], [], [], 0.1)[0]:
                 try:
@@ -158,7 +189,7 @@ class TopTests(CommandCase):
                 except OSError:
                     break
                 out += data
-            if out.count(b"watched") >= 3 and not asked:
+            if (out.count(b"watched") >= looks if looks else time.monotonic() > began + 2) and not asked:
                 asked = True
                 process.send_signal(signal.SIGINT)
         os.close(master)

@@ -9,7 +9,7 @@ from typing import Any
 
 import treq
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.task import deferLater
 
 from dmsg.keys import SecKey
@@ -168,6 +168,43 @@ class PageTests(PageCase):
         self.assertIn("It did not reach itself at its public address", text)
         self.assertIn("It is full: 2 clients are connected", text)
         self.assertRegex(text, r'<dl><div><dt>[^<]*</dt><dd class="bad">')
+
+    @asynchronous
+    async def test_one_that_leaves_says_so(self) -> None:
+        await self.network()
+        client = await self.raw_client(self.server)
+        base = self.base(self.server)
+        leaving = maybeDeferred(self.server.stopService)
+        _, text = await self.get(base + "/")
+        self.assertIn("It is leaving: clients are sent elsewhere", text)
+        response, text = await self.get(base + "/health")
+        self.assertEqual((response.code, json.loads(text)["status"]), (503, "draining"))
+        client.transport.loseConnection()  # type: ignore[union-attr]
+        await leaving
+        self.assertIsNone(self.server.metrics_port)
+
+    @asynchronous
+    async def test_a_server_that_is_killed_is_missed(self) -> None:
+        self.url = await self.start_discovery(f"--metrics={LOOPBACK}", "--server-ttl=1")
+        server = await self.start_server(f"--discovery={self.url}")
+        key = server._key.public.hex()
+        page = self.base(self.discovery) + "/"
+
+        async def shows(pattern: str) -> str:
+            while True:
+                _, text = await self.get(page)
+                if re.search(pattern, text, re.DOTALL):
+                    return text
+                await deferLater(reactor, 0.2)
+
+        await shows("listed</td>")
+        server.registration.stop()  # as if it was killed: nothing is said
+        text = await shows(f"Server {key[:8]}… at 127.0.0.1:[0-9]+ posted last .* ago: is it up")
+        self.assertRegex(text, f'title="{key}".*missed</td>')
+        await shows(r"Servers that clients are sent to: 0 \(was 1\)")
+        # it is found by the digits that are shown
+        _, text = await self.get(page, params={"key": key[:8]})
+        self.assertRegex(text, r"Server: address.*127\.0\.0\.1:\d+")
 
     def test_bad_options_are_one_line(self) -> None:
         from twisted.python.usage import UsageError

@@ -90,10 +90,10 @@ class HappeningsTests(SynchronousTestCase):
         self.assertEqual(list(happenings.events), [])
         happenings.look(2.0, [Fact("State", "draining", told=True), Fact("Up for", "3 s")], {"flood": 8, "refused": 1})
         self.assertEqual(happenings.events, [(2.0, "State: draining (was ok)"), (2.0, "flood: 3"), (2.0, "refused: 1")])
-        # what goes on is one event with the sum; each reason has one, in the order of time
+        # what goes on is one event with the sum, at the time of the last; each reason has one
         happenings.look(20.0, [Fact("State", "ok", told=True)], {"flood": 10})
         self.assertEqual(
-            happenings.events[1:], [(2.0, "flood: 5"), (2.0, "refused: 1"), (20.0, "State: ok (was draining)")]
+            happenings.events[1:], [(2.0, "refused: 1"), (20.0, "State: ok (was draining)"), (20.0, "flood: 5 in 18 s")]
         )
         happenings.look(60.0, [Fact("State", "ok", told=True)], {"flood": 11})
         self.assertEqual(happenings.events[-1], (60.0, "flood: 1"))

@@ -41,6 +41,8 @@ class Seen:
     """Of each metric, all its labels together."""
     buckets: dict[float, float] = field(default_factory=dict)
     """Of the histogram of its work."""
+    servers: float | None = None
+    """Entries of servers, at a discovery."""
 
     def number(self, *names: str) -> float | None:
         """The first that it has, without the beginning of its kind."""
@@ -69,6 +71,8 @@ def read(at: float, metrics: str, health: str) -> Seen:
                     border = float(sample.labels["le"])
                     found.buckets[border] = found.buckets.get(border, 0.0) + sample.value
                 continue
+            if sample.name == "dmsg_discovery_entries_by_kind" and sample.labels.get("kind") != "client":
+                found.servers = (found.servers or 0.0) + sample.value
             found.sums[sample.name] = found.sums.get(sample.name, 0.0) + sample.value
             for begin, kind in KINDS.items():
                 if sample.name.startswith(begin) and found.kind == "?":
@@ -148,6 +152,8 @@ def _problem(now: Seen, clients: float | None, free: float | None, memory: float
         found.append((75, f"its key is used at {printable(str(now.health['shared_with']))[:60]}, too"))
     if now.health.get("reachable") is False:
         found.append((70, "does not reach itself"))
+    if now.servers == 0:
+        found.append((65, "no server has an entry"))
     if memory is not None and memory >= NEARLY_FULL:
         found.append((60, f"memory {memory:.0%}"))
     if clients is not None and free is not None and clients + free and clients / (clients + free) >= NEARLY_FULL:

@@ -31,6 +31,8 @@ from dmsg.net.web.fetch import WebClient, make_pool
 MAX_METRICS = 4 * 1024 * 1024
 """Bytes of an entity's metrics."""
 MAX_HEALTH = 256 * 1024
+HEAD_LINES = 6
+"""Lines of a screen that the table needs beside its rows."""
 ORDERS: dict[str, Callable[[Row], Any]] = {
     "problem": lambda one: (-one.worse, -(one.byte_rate or 0), one.name),
     "name": lambda one: one.name,
@@ -58,7 +60,8 @@ class Fleet:
 
     async def look(self) -> list[Row]:
         """Ask all of them at once."""
-        looks: list[Seen] = await gatherResults([Deferred.fromCoroutine(self._ask(url)) for url in self._urls])
+        asking = gatherResults([Deferred.fromCoroutine(self._ask(url)) for url in self._urls])
+        looks: list[Seen] = await _to_be_cancelled(asking)
         rows = []
         for url, seen in zip(self._urls, looks, strict=True):
             rows.append(row(url.partition("://")[2], seen, self._before.get(url)))
@@ -71,8 +74,6 @@ class Fleet:
             metrics = await self._get(f"{url}/metrics", MAX_METRICS)
             health = await self._get(f"{url}/health", MAX_HEALTH)
             return read(at, metrics, health)
-        except CancelledError:
-            raise
         except ValueError as error:
             return Seen(at, error=f"answers, but not as an entity of dmsg: {error}")
         except Exception as error:  # Twisted's connect errors have no common class
@@ -87,12 +88,27 @@ class Fleet:
         return body.decode("utf-8", "replace")
 
 
+def _to_be_cancelled(asking: Deferred[Any]) -> Deferred[Any]:
+    """The same; when it is cancelled it fails, whatever those who ask make of that."""
+    cancelled = False
+
+    def cancel(_: Deferred[Any]) -> None:
+        nonlocal cancelled
+        cancelled = True
+        asking.cancel()
+
+    waiting: Deferred[Any] = Deferred(cancel)
+    asking.addBoth(lambda result: None if cancelled else waiting.callback(result))
+    return waiting
+
+
 def _why(error: Exception) -> str:
     reasons = getattr(error, "reasons", None)
     cause = reasons[0].value if reasons else error
     if isinstance(cause, ConnectionRefusedError):
         return "nothing listens there"
-    if isinstance(cause, TimeoutError | ResponseNeverReceived | ConnectingCancelledError):
+    # what the HTTP client makes of a request that it gave up in time
+    if isinstance(cause, TimeoutError | ResponseNeverReceived | ConnectingCancelledError | CancelledError):
         return "no answer"
     return printable(describe(cause).rstrip("."))[:80]
 
@@ -106,7 +122,8 @@ async def watch(
     rows = await fleet.look()
     if once:
         await deferLater(reactor, min(every, 2.0))
-        _say(console, _chosen(await fleet.look(), sort, wanted))
+        rows = _chosen(await fleet.look(), sort, wanted)
+        _say(console, rows)
         if any(one.worse for one in rows):
             raise SystemExit(1)
         return
@@ -117,7 +134,7 @@ async def watch(
             rows = await fleet.look()
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(drawn(_chosen(rows, sort, wanted), len(rows), console.width), refresh=True)
+            live.update(drawn(_chosen(rows, sort, wanted), console.width, console.height), refresh=True)
             await deferLater(reactor, every)
             rows = await fleet.look()
 
@@ -132,7 +149,7 @@ def _say(console: Console, rows: list[Row]) -> None:
         for one in rows:
             say(json.dumps(dataclasses.asdict(one)))
     else:
-        console.print(drawn(rows, len(rows), console.width))
+        console.print(drawn(rows, console.width))
 
 
 COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
@@ -148,18 +165,21 @@ COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
 """Title, the width of a terminal from which on it is shown, and what it says."""
 
 
-def drawn(rows: list[Row], number: int, width: int) -> Table:
-    """The table, as wide as the terminal allows."""
+def drawn(rows: list[Row], width: int, height: int | None = None) -> Table:
+    """The table, as wide as the terminal allows, and as long.  :param height: None: as long as it is."""
     wrong = sum(1 for one in rows if one.worse)
-    title = Text(f"{time.strftime('%H:%M:%S')}  {number} watched, ")
+    title = Text(f"{time.strftime('%H:%M:%S')}  {len(rows)} watched, ")
     title.append(f"{wrong} to be looked at" if wrong else "nothing wrong", style="bold red" if wrong else "green")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, expand=width < 140, padding=(0, 1))
+    most = len(rows) if height is None else max(1, height - HEAD_LINES)
+    if most < len(rows):
+        title.append(f"; {len(rows) - most} more below: --only, --sort", style="bold")
     shown = [(name, said) for name, least, said in COLUMNS if width >= least]
     table.add_column("entity", overflow="fold", ratio=2)
     table.add_column("state", overflow="fold", ratio=2)
     for name, _ in shown:
         table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
-    for one in rows:
+    for one in rows[:most]:
         style = "red" if one.worse >= 70 else "yellow" if one.worse else ""
         table.add_row(one.name, one.why or one.status, *(said(one) for _, said in shown), style=style)
     return table

@@ -234,8 +234,13 @@ class RmbRelay(ListeningService):
     async def _stop(self) -> None:
         """Take nobody new, say good-bye, keep what was not confirmed."""
         self._draining = True
-        if self._status is not None:
-            await self._status.stop()
+        try:
+            await self._leave()
+        finally:
+            if self._status is not None:
+                await self._status.stop()
+
+    async def _leave(self) -> None:
         await self._stop_listening()
         running = self._running
         if running is None:

@@ -8,8 +8,9 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 from dmsg.base.memory import Memory
-from dmsg.base.units import human_count, human_size, human_time
+from dmsg.base.units import human_count, human_size
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.process import of_process
 from dmsg.pages.samples import Growth
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.switch import Switch
@@ -74,7 +75,7 @@ class RmbRelayShown(Shown):
         asked = cache.hits + cache.misses
         return [
             Fact("State", status, GOOD if status == "ok" else BAD, told=True),
-            Fact("Up for", human_time(max(0.0, time.time() - relay.started))),
+            *of_process(relay.started),
             Fact("Sessions", f"{len(switch.sessions)} of {relay.settings.max_sessions}"),
             Fact("Messages under way to other relays", human_count(len(switch.federation))),
             Fact("Twins known", human_count(len(cache))),
