@@ -14,6 +14,24 @@ SHELLS = ("bash", "zsh", "fish")
 VARIABLE = "_DMSG_COMPLETE"
 """By which a shell asks; click's own choice for a program of this name."""
 
+BLANKS = {
+    "bash": (
+        "    done\n\n    return 0\n",
+        "    done\n\n"
+        "    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[-:] ]] && compopt -o nospace 2>/dev/null\n\n"
+        "    return 0\n",
+    ),
+    "zsh": (
+        "        compadd -U -V unsorted -a completions\n",
+        "        if [[ ${completions[1]} == *- ]]; then\n"
+        "            compadd -U -V unsorted -S '' -a completions\n"
+        "        else\n"
+        "            compadd -U -V unsorted -a completions\n"
+        "        fi\n",
+    ),
+}
+"""Of click's scripts: some lines, and what takes their place."""
+
 
 @command()
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
@@ -38,4 +56,12 @@ def completion(ctx: click.Context, shell: str | None) -> None:
     assert found is not None
     source = found(ctx.find_root().command, {}, "dmsg", VARIABLE)
     # as click's own source(), which asks the bash that is installed how old it is
-    say(source.source_template % source.source_vars(), as_it_is=True)
+    say(_without_blank(shell, source.source_template % source.source_vars()), as_it_is=True)
+
+
+def _without_blank(shell: str, script: str) -> str:
+    """What ends with a dash or a colon is no whole word: no blank follows it.  Fish sees that itself."""
+    before, after = BLANKS.get(shell, ("", ""))
+    if before not in script:
+        raise RuntimeError(f"click's script for {shell} is another one than it was")
+    return script.replace(before, after) if before else script

@@ -72,6 +72,14 @@ def read_config() -> dict[str, Any]:
     return content
 
 
+def check_tables(content: dict[str, Any], commands: Sequence[str]) -> None:
+    """:raises ConfigError: a table is of no command: what it says would never count."""
+    for name, value in content.items():
+        if isinstance(value, dict) and name not in commands:
+            path = config_path()
+            raise ConfigError(f"{path}: [{name}] is no command of dmsg")
+
+
 def use_names(content: dict[str, Any]) -> None:
     """Let the address book be where the file says, unless the environment says otherwise."""
     if NAMES in content and not os.environ.get("DMSG_NAMES"):

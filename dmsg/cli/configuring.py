@@ -107,6 +107,8 @@ def _change(name: str, value: Any) -> None:
     if not tables and last not in (*NETWORK, NAMES):
         known = ", ".join((*NETWORK, NAMES))
         raise ConfigError(f"there is no setting {last!r} for all commands, only {known}; COMMAND.{last} is of one")
+    if value is not None:
+        _check(tables, last, value)
     read_config()  # which says on which line a file is wrong
     file = config_path()
     document = tomlkit.parse(file.read_text() if file.exists() else "")
@@ -121,6 +123,37 @@ def _change(name: str, value: Any) -> None:
     else:
         table[spelled] = value
     _write(tomlkit.dumps(document).rstrip("\n") + "\n")
+
+
+def _check(tables: list[str], name: str, value: Any) -> None:
+    """:raises ConfigError: no command has such an option, or it cannot have that value."""
+    context = click.get_current_context()
+    found: click.Command | None = context.find_root().command
+    if not tables:
+        if name == NAMES:
+            if not isinstance(value, str):
+                raise ConfigError(f"{NAMES} is a file")
+            return
+        tables = ["ping"]  # it has all options of the network
+    for table in tables:
+        found = found.get_command(context, table) if isinstance(found, click.Group) else None
+        if found is None:
+            raise ConfigError(f"there is no command dmsg {' '.join(tables)}")
+    assert found is not None
+    spelled = f"--{name}"
+    option = next((one for one in found.params if spelled in (*one.opts, *one.secondary_opts)), None)
+    if not isinstance(option, click.Option) or not option.expose_value:
+        raise ConfigError(f"dmsg {' '.join(tables)} has no option {spelled}")
+    if option.multiple or option.nargs != 1:
+        value = value if isinstance(value, list) else [value]
+    elif isinstance(value, list):
+        raise ConfigError(f"{name} has one value")
+    if option.is_flag and not isinstance(value, bool):
+        raise ConfigError(f"{name} is true or false")
+    try:
+        option.type_cast_value(context, value)
+    except click.BadParameter as error:
+        raise ConfigError(f"{name}: {error.message}") from None
 
 
 def _write(text: str) -> None:

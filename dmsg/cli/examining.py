@@ -6,7 +6,6 @@ import platform
 import ssl
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from importlib.metadata import version
@@ -18,13 +17,13 @@ from dmsg.base.units import milliseconds
 from dmsg.cli.config import config_path, read_config
 from dmsg.cli.output import say, state, tell
 from dmsg.clients.names import Names
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entry import Entry, features
 from dmsg.discovery.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keys import PubKey, SecKey, read_key_file
 from dmsg.net.reactor import Reactor
 from dmsg.net.web.body import read_body
-from dmsg.net.web.fetch import WebClient, make_pool
+from dmsg.net.web.fetch import WebClient, cancellable, make_pool
 from dmsg.v2019.client import Client
 
 PATIENCE = 10.0
@@ -155,19 +154,31 @@ async def _discovery(reactor: Reactor, all_: Examination, url: str, servers: dic
         advice = "servers register themselves: is one running, and does it name this discovery?"
         all_.found(Verdict.WRONG, "discovery", f"{what}, and offers no server", advice)
         return
-    all_.found(Verdict.OK, "discovery", f"{what}, and offers {len(listed)} server{'s' * (len(listed) > 1)}")
-    servers.update({entry.static: entry for entry in listed})
+    ours = [entry for entry in listed if not any(mark.startswith("messaging-") for mark in features(entry.version))]
+    others = len(listed) - len(ours)
+    what += f", and offers {len(ours)} server{'s' * (len(ours) != 1)}"
+    if others:
+        what += f" of dmsg and {others} of the Messaging System, which are not looked at"
+    if ours:
+        all_.found(Verdict.OK, "discovery", what)
+    else:
+        all_.found(Verdict.WRONG, "discovery", what, "commands other than `dmsg messaging` need a dmsg-server there")
+    servers.update({entry.static: entry for entry in ours})
 
 
 async def _time_there(reactor: Reactor, all_: Examination, url: str) -> None:
     began, wall = reactor.seconds(), time.time()
-    # why it does not answer the next question says, in words
-    with suppress(Exception):
-        client = WebClient(reactor, make_pool(reactor, persistent=False), PATIENCE)
-        response = await client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=PATIENCE)
+    client = WebClient(reactor, make_pool(reactor, persistent=False), PATIENCE)
+    asking: Any = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=PATIENCE)
+    try:
+        response = await cancellable(asking)
         took = reactor.seconds() - began
-        await read_body(response, ANSWER).addTimeout(PATIENCE, reactor)
-        _clock(all_, url, response, wall, took)
+        await cancellable(read_body(response, ANSWER).addTimeout(PATIENCE, reactor))
+    except CancelledError:
+        raise
+    except Exception:  # why it does not answer the next question says, in words
+        return
+    _clock(all_, url, response, wall, took)
 
 
 def _clock(all_: Examination, url: str, response: Any, asked: float, took: float) -> None:
@@ -232,7 +243,8 @@ async def _server(reactor: Reactor, all_: Examination, client: Client, entry: En
         raise
     except Exception as error:
         why = " ".join(str(error).split())[:200] or f"no answer within {PATIENCE:g} s"
-        all_.found(Verdict.NOTE, "server", f"{name} is not reached: {why}")
+        advice = "others take its place; if it is yours, see its log, and whether its port is open to you"
+        all_.found(Verdict.NOTE, "server", f"{name} is not reached: {why}", advice)
         return False
     far = " (far away: others may be nearer, see --prefer)" if took > SLOW else ""
     all_.found(Verdict.OK, "server", f"{name}: {milliseconds(took)}{far}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dmsg.cli.options import command
-from dmsg.cli.output import say, tell
+from dmsg.cli.output import say, state, tell
 
 
 @command()
@@ -40,4 +40,8 @@ def man(ctx: click.Context, words: tuple[str, ...], directory: Path | None) -> N
         if below is None:
             raise click.UsageError(f"there is no command {' '.join(words)!r}")
         found = below
-    say(page(found, ("dmsg", *words)).rstrip("\n"), as_it_is=True)
+    text = page(found, ("dmsg", *words)).rstrip("\n")
+    if state.json:
+        tell("", command=" ".join(words), page=text)
+    else:
+        say(text, as_it_is=True)

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from dmsg.cli import output
-from dmsg.cli.config import ConfigError, defaults_of, read_config, use_names
+from dmsg.cli.config import ConfigError, check_tables, defaults_of, read_config, use_names
 from dmsg.errors import DmsgError
 
 NETWORK = frozenset(
@@ -98,6 +98,8 @@ class Command(click.Command):
             return {}  # these have to work when the file is wrong
         try:
             content = read_config()
+            if parent is not None and isinstance(parent.command, click.Group):
+                check_tables(content, parent.command.list_commands(parent))
             use_names(content)
             return defaults_of(self, path, content)
         except ConfigError as error:
@@ -121,10 +123,16 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """Its commands are :class:`Command`."""
+    """Its commands are :class:`Command`; one that does something alone has their options, too."""
 
     command_class = Command
     group_class = type
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.invoke_without_command and self.params is not None:
+            taken = {name for param in self.params for name in param.opts}
+            self.params += [option for option in _common() if not taken & set(option.opts)]
 
 
 class OneLineGroup(Group):
@@ -134,6 +142,10 @@ class OneLineGroup(Group):
         try:
             return super().invoke(ctx)
         except DmsgError as error:
+            from dmsg.clients.names import NoSuchName
+
+            if isinstance(error, NoSuchName):
+                output.fail_with(str(error), output.EXIT_USAGE, type(error).__name__)
             output.fail(error)
 
 

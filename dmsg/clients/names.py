@@ -25,6 +25,10 @@ class UnknownName(DmsgError, ValueError):
     """A name that is none, or is not in the book; a book that cannot be used."""
 
 
+class NoSuchName(UnknownName):
+    """It is not in the book."""
+
+
 def default_path() -> Path:
     """Where the book lies."""
     named = os.environ.get("DMSG_NAMES")
@@ -84,7 +88,7 @@ class Names:
                 raise UnknownName(str(error)) from None
         key = self.all().get(text.lower())
         if key is None:
-            raise UnknownName(f"{text!r} is neither a public key (66 hexadecimal digits) nor a name in {self.path}")
+            raise NoSuchName(f"{text!r} is neither a public key (66 hexadecimal digits) nor a name in {self.path}")
         return key
 
     def name_of(self, key: PubKey) -> str | None:
@@ -106,7 +110,7 @@ class Names:
         """:raises UnknownName: there is no such name."""
         names = self.all()
         if names.pop(name.lower(), None) is None:
-            raise UnknownName(f"there is no name {name!r}")
+            raise NoSuchName(f"there is no name {name!r}")
         self._write(names)
 
     def _write(self, names: dict[str, PubKey]) -> None:

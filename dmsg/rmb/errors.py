@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, NobodyThere
 
 
 class Drop(Enum):
@@ -82,7 +82,7 @@ class CipherError(RmbError):
     """A payload that cannot be encrypted or decrypted."""
 
 
-class TwinNotFound(RmbError, LookupError):
+class TwinNotFound(RmbError, NobodyThere, LookupError):
     """The registry has no such twin."""
 
 
@@ -119,7 +119,7 @@ class RemoteError(RmbError):
         self.by_relay = by_relay
 
 
-class TwinOffline(RemoteError):
+class TwinOffline(RemoteError, NobodyThere):
     """The destination is not connected, and the message was not to be kept for it."""
 
 

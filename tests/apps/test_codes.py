@@ -72,7 +72,7 @@ class WordTests(SynchronousTestCase):
             self.assertFalse(looks_like_code(text), text)
 
     def test_completions(self) -> None:
-        self.assertEqual(completions("7-gui"), ["7-guide", "7-guilt", "7-guitar"])
+        self.assertEqual(completions("7-gui"), ["7-guide-", "7-guilt-", "7-guitar-"])
         self.assertEqual(completions("7-guitar-zo"), ["7-guitar-zone", "7-guitar-zoo"])
         self.assertEqual(len(completions("7-")), 2048)
         for text in ("", "7", "gui", "x-gui", "7-guitarx"):

@@ -366,8 +366,23 @@ class PairTests(CodeCase):
         ):
             command = await self.pairs(*arguments)
             await self.ends(command, 2, text)
-        command = self.start("pair", "carol", DMSG_DISCOVERY=self.url, DMSG_NAMES="alice.names")
-        await self.ends(command, 2, "which key is yours?")
+
+    @asynchronous
+    async def test_without_a_key_file(self) -> None:
+        """It is the key that `dmsg up` has, made at the first time, and there from then on."""
+        await self.network()
+        code = ""
+        commands = []
+        for who, other in (("alice", "bob"), ("bob", "alice")):
+            home = {"DMSG_CONFIG": str((self.directory / who / "config.toml").absolute()), "DMSG_NAMES": f"{who}.names"}
+            arguments = ["pair", other, *([code] if code else ["--no-qr"]), "--min-servers=1"]
+            commands.append(self.start(*arguments, DMSG_DISCOVERY=self.url, **home))
+            code = code or (await self.said(commands[0], r"code: (\S+)"))[1]
+        for command in reversed(commands):
+            await self.ends(command, 0, "your key from now on")
+        for who, other in (("alice", "bob"), ("bob", "alice")):
+            known = (self.directory / f"{who}.names").read_text().split()
+            self.assertEqual(known, [other, str(read_key_file(self.directory / other / "key").public)])
 
     @asynchronous
     async def test_who_sends_instead(self) -> None:

@@ -56,7 +56,7 @@ class CompletionTests(SynchronousTestCase):
     def test_what_is_completed(self) -> None:
         for line, expected in (
             ("dmsg rec", ["plain,receive"]),
-            ("dmsg receive 7-gui", ["plain,7-guide", "plain,7-guilt", "plain,7-guitar"]),
+            ("dmsg receive 7-gui", ["plain,7-guide-", "plain,7-guilt-", "plain,7-guitar-"]),
             ("dmsg receive 7-guitar-zo", ["plain,7-guitar-zone", "plain,7-guitar-zoo"]),
             ("dmsg ping al", ["plain,albert", "plain,alice"]),
             ("dmsg cp al", ["plain,albert:", "plain,alice:"]),
@@ -82,6 +82,17 @@ class CompletionTests(SynchronousTestCase):
         bash = shutil.which("bash")
         assert bash is not None
         self.assertEqual(self.run_(bash, "-c", script), "7-guitar-zone 7-guitar-zoo\n")
+
+    def test_no_blank_in_the_middle_of_a_code(self) -> None:
+        """In bash; of the second word on it is whole."""
+        bash = shutil.which("bash")
+        assert bash is not None
+        for typed, found in (("7-guita", "nospace 7-guitar-"), ("7-guitar-zon", "7-guitar-zone")):
+            script = (
+                'source <(dmsg completion bash); compopt() { echo -n "${2} "; }; '
+                f'COMP_WORDS=(dmsg receive {typed}); COMP_CWORD=2; _dmsg_completion dmsg; echo "${{COMPREPLY[@]}}"'
+            )
+            self.assertEqual(self.run_(bash, "-c", script), f"{found}\n")
 
     def test_fish_itself(self) -> None:
         fish = shutil.which("fish")

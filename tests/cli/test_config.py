@@ -48,13 +48,41 @@ class ConfigTests(CodeCase):
         self.assertEqual((status, err), (1, "dmsg: send.words is not set in config.toml\n"))
 
     @asynchronous
+    async def test_what_no_command_could_use_is_not_set(self) -> None:
+        for setting, words in (
+            (("send.nonsense", "1"), "dmsg send has no option --nonsense"),
+            (("send.words", "abc"), "words: 'abc' is not a valid integer"),
+            (("send.words", "1"), "words: 1 is not in the range"),
+            (("send.words", "3", "4"), "words has one value"),
+            (("nosuch.x", "1"), "there is no command dmsg nosuch"),
+            (("discovery.list.json", "true"), "dmsg discovery list has no option --json"),
+            (("min-servers", "many"), "min-servers: 'many'"),
+            (("agent", "perhaps"), "agent is true or false"),
+            (("encryption", "maybe"), "encryption: 'maybe' is not one of"),
+        ):
+            status, _, err = await self.config("set", *setting)
+            self.assertEqual((status, err.count("\n")), (1, 1), setting)
+            self.assertIn(words, err)
+        self.assertFalse((self.directory / "config.toml").exists())
+        for setting in (
+            ("agent", "false"),
+            ("prefer", str(SecKey.generate().public)),
+            ("cp.retry", "10"),
+            ("key-file", "~/k"),
+        ):
+            self.assertEqual((await self.config("set", *setting))[0], 0, setting)
+        status, out, _ = await self.config("--json")
+        self.assertEqual((status, len(out.splitlines())), (0, 4))
+
+    @asynchronous
     async def test_mistakes(self) -> None:
         file = self.directory / "config.toml"
         for text, error in (
             ("nonsense\n", "config.toml: "),
             ("words = 3\n", "config.toml, line 1: there is no setting 'words' for all commands"),
             ("\n[send]\nword = 3\n", "config.toml, line 3: dmsg send has no option --word"),
-            ("[send]\nwords = {}\n" if False else "names = 3\n", "config.toml, line 1: names is a text"),
+            ("names = 3\n", "config.toml, line 1: names is a text"),
+            ("[recieve]\ndir = 'x'\n", "config.toml: [recieve] is no command of dmsg"),
             ("min-servers = 'many'\n", "'many' is not a valid integer"),
             ("[send]\nwords = 99\n", "99 is not in the range"),
         ):

@@ -94,6 +94,20 @@ class DoctorTests(ToolCase):
         self.assertIn("refused", found["discovery"]["text"])
 
     @asynchronous
+    async def test_servers_of_the_other_protocol(self) -> None:
+        """They are no servers that are not reached."""
+        from dmsg.tap import messaging
+
+        self.url = await self.start_discovery()
+        await self.start_server(f"--discovery={self.url}", tap=messaging)
+        status, found = await self.examined("-d", self.url)
+        self.assertEqual((status, found["discovery"]["verdict"]), (1, "wrong"))
+        self.assertIn("0 servers of dmsg and 1 of the Messaging System", found["discovery"]["text"])
+        await self.start_server(f"--discovery={self.url}")
+        status, found = await self.examined("-d", self.url)
+        self.assertEqual((status, found["server"]["verdict"], found["stream"]["verdict"]), (0, "ok", "ok"), found)
+
+    @asynchronous
     async def test_a_key_that_nobody_uses(self) -> None:
         await self.network()
         write_key_file(self.directory / "other.key", SecKey.generate())

@@ -52,16 +52,16 @@ class TwinTests(CommandCase):
 
     @asynchronous
     async def test_mistakes(self) -> None:
-        """One line, status 1."""
+        """One line, and the status that says what kind of mistake it is."""
         (self.directory / "open.twin").write_text("0x" + "11" * 32)
         good = f"--registry=file:{(self.directory / 'none.json').resolve()}"
-        for arguments, words in (
-            (("twin", "list", "--registry=http://127.0.0.1:1"), "refused"),
-            (("twin", "show", "5", good), "twin not found 5"),
-            (("twin", "show", "open.twin", good), "chmod 600"),
+        for arguments, words, expected in (
+            (("twin", "list", "--registry=http://127.0.0.1:1"), "refused", 1),
+            (("twin", "show", "5", good), "twin not found 5", 3),
+            (("twin", "show", "open.twin", good), "chmod 600", 1),
         ):
             status, out, err = await self.run_command(*arguments)
-            self.assertEqual((1, ""), (status, out), arguments)
+            self.assertEqual((expected, ""), (status, out), arguments)
             self.assertIn(words, err.splitlines()[-1], arguments)
 
     def test_mistakes_of_the_command_line(self) -> None:
@@ -125,11 +125,11 @@ class CallTests(CommandCase):
             await deferLater(reactor, 0.05)
         (self.directory / "data").write_text("from a file")
         self.assertEqual((0, "FROM A FILE\n", ""), await run("rmb", "call", "2", "upper", "@data", "-k", "a.twin"))
-        for arguments, words in (
-            (("2", "fail"), "dmsg: no\n"),
-            (("1", "upper"), "dmsg: destination offline\n"),
+        for arguments, words, status in (
+            (("2", "fail"), "dmsg: no\n", 1),
+            (("1", "upper"), "dmsg: destination offline\n", 3),
         ):
-            self.assertEqual((1, "", words), await run("rmb", "call", *arguments, "-k", "a.twin"))
+            self.assertEqual((status, "", words), await run("rmb", "call", *arguments, "-k", "a.twin"))
         status, out, _ = await run("rmb", "call", "1,2", "upper", "x", "-k", "a.twin")
         lines: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
         self.assertEqual((0, "destination offline", "X"), (status, lines[0]["error"], lines[1]["data"]))

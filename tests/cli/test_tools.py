@@ -554,8 +554,8 @@ class NameTests(CommandCase):
             (("add", "alice", two, "--replace"), 0),
             (("add", "no name", two), 1),
             (("add", "bob", "02ab"), 1),
-            (("remove", "bob"), 1),
-            (("show", "bob"), 1),
+            (("remove", "bob"), 2),
+            (("show", "bob"), 2),
         ):
             self.assertEqual((await self.run_command("name", *arguments, **environment))[0], status, arguments)
         self.assertEqual((await self.run_command("name", "show", "alice", **environment))[1].strip(), two)

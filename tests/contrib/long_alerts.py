@@ -33,7 +33,7 @@ from tests.support import asynchronous
 DASHBOARD = ROOT / "contrib" / "grafana" / "dmsg.json"
 FEW = 46
 """Descriptors of a process that has hardly one left."""
-PATIENCE = 90.0
+PATIENCE = 300.0
 """Seconds for all alerts."""
 
 

@@ -81,7 +81,7 @@ def looks_like_code(text: str) -> bool:
 
 
 def completions(text: str) -> list[str]:
-    """What the last word of an unfinished code may become, the whole code each."""
+    """What the last word of an unfinished code may become, the whole code each; behind the first word there is more."""
     before, dash, last = text.rpartition("-")
     if not dash or not looks_like_code(f"{before}-x"):
         return []
@@ -89,7 +89,7 @@ def completions(text: str) -> list[str]:
     at = bisect_left(words, last.lower())
     found = []
     while at < len(words) and words[at].startswith(last.lower()):
-        found.append(f"{before}-{words[at]}")
+        found.append(f"{before}-{words[at]}" + ("" if "-" in before else "-"))
         at += 1
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 from dmsg.base.units import human_size, human_time, milliseconds
 from dmsg.cli.output import say
 from dmsg.clients.names import Names
-from dmsg.errors import DmsgError
+from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey
 
 SHORT = 8
@@ -59,7 +59,17 @@ def show(told: dict[str, Any]) -> None:
     if more > 0:
         say(f"  and {more} more")
     refused = {name: number for name, number in told["refused"].items() if number}
-    _table("refused", [(name.replace("_", " "), str(number)) for name, number in sorted(refused.items())])
+    _table("refused to others", [(_reason(name), str(number)) for name, number in sorted(refused.items())])
+
+
+def _reason(name: str) -> str:
+    """Why others did not get what they asked for."""
+    if name == "handshakes":
+        return "too many handshakes at a time"
+    try:
+        return close_reason_text(CloseReason[name.upper()])
+    except KeyError:
+        return name.replace("_", " ")
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -403,7 +404,7 @@ def described(offer: Offer) -> str:
     if offer.kind == "pipe":
         return f"a pipe ({printable(offer.text)}) to standard output, of a length that nobody knows"
     named = [
-        f"{printable(name)}{'/' if kind == DIRECTORY else ''}"
+        f"{_quoted(name)}{'/' if kind == DIRECTORY else ''}"
         + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")
         # hidden ones first: nobody is to overlook them
         for name, kind, _, files, _ in sorted(offer.things, key=lambda thing: thing[0][:1] != ".")[:SHOWN_THINGS]
@@ -412,6 +413,12 @@ def described(offer: Offer) -> str:
     if more > 0:
         named.append(f"and {more} more")
     return f"{', '.join(named)}, {human_size(offer.size)}"
+
+
+def _quoted(name: str) -> str:
+    """A name that could be taken for more than a name stands in quotes."""
+    shown = printable(name)
+    return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown
 
 
 def _were_there(size: int) -> str:

@@ -26,7 +26,7 @@ from dmsg.cli.screen import screen
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
 from dmsg.net.web.body import read_body
-from dmsg.net.web.fetch import WebClient, make_pool
+from dmsg.net.web.fetch import WebClient, cancellable, make_pool
 
 MAX_METRICS = 4 * 1024 * 1024
 """Bytes of an entity's metrics."""
@@ -61,7 +61,7 @@ class Fleet:
     async def look(self) -> list[Row]:
         """Ask all of them at once."""
         asking = gatherResults([Deferred.fromCoroutine(self._ask(url)) for url in self._urls])
-        looks: list[Seen] = await _to_be_cancelled(asking)
+        looks: list[Seen] = await cancellable(asking)
         rows = []
         for url, seen in zip(self._urls, looks, strict=True):
             rows.append(row(url.partition("://")[2], seen, self._before.get(url)))
@@ -86,20 +86,6 @@ class Fleet:
         if response.code not in (200, 503):
             raise DmsgError(f"status {response.code}")
         return body.decode("utf-8", "replace")
-
-
-def _to_be_cancelled(asking: Deferred[Any]) -> Deferred[Any]:
-    """The same; when it is cancelled it fails, whatever those who ask make of that."""
-    cancelled = False
-
-    def cancel(_: Deferred[Any]) -> None:
-        nonlocal cancelled
-        cancelled = True
-        asking.cancel()
-
-    waiting: Deferred[Any] = Deferred(cancel)
-    asking.addBoth(lambda result: None if cancelled else waiting.callback(result))
-    return waiting
 
 
 def _why(error: Exception) -> str:

@@ -21,6 +21,27 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 
+def _with_key(settings: ClientSettings) -> ClientSettings:
+    """With a key file: where none is named it is that of the agent, if its key lies where it makes one.
+
+    :raises SystemExit: an agent has another key, and only it knows in which file.
+    """
+    from dmsg.agent.place import find_agent
+    from dmsg.cli.agent.choosing import key_in
+    from dmsg.cli.agent.starting import default_key_file
+
+    if settings.key_file is not None:
+        return settings
+    settings = default_key_file(settings)
+    try:
+        found = find_agent()
+    except DmsgError:
+        found = None
+    if found is not None and key_in(settings.key_file) != found.key:
+        raise click.UsageError(f"the agent has the key {found.key}: name its file with --key-file, or use another")
+    return settings
+
+
 @command()
 @click.argument("name")
 @click.argument("code", nargs=-1, metavar="[CODE]", shell_complete=complete_code)
@@ -44,13 +65,14 @@ def pair(
 ) -> None:
     """Exchange keys with somebody by a code; NAME stands for the other's key from then on.
 
-    Without CODE one is shown; the other person types it behind a name of his choice.  Both need a key file: the keys
-    in them are what is exchanged, over a connection with other keys.
+    Without CODE one is shown; the other person types it behind a name of his choice.  What is exchanged is the key of
+    --key-file, without it the key of `dmsg up`, which is made at the first time; the connection has keys of its own.
 
     \b
     Examples:
+      dmsg pair bob
+      dmsg pair alice 7-guitar-alpha
       dmsg pair bob --key-file alice.key
-      dmsg pair alice 7-guitar-alpha --key-file bob.key
     """
 
     try:
@@ -61,8 +83,7 @@ def pair(
         raise click.UsageError(str(error)) from None
     if verify:
         check_can_ask()
-    if settings.key_file is None:
-        raise click.UsageError("which key is yours?  --key-file FILE, with --create to make it, or DMSG_KEY_FILE")
+    settings = _with_key(settings)
 
     from dmsg.apps.codes.pairing import Pairing
     from dmsg.apps.codes.pake import Role
@@ -70,6 +91,7 @@ def pair(
     from dmsg.cli.wordcodes import offer_code, take_code
 
     key_file, create = settings.key_file, settings.create
+    assert key_file is not None
 
     async def main(reactor: Reactor) -> None:
         key = load_or_create_key(key_file, create=create)
