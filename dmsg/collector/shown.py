@@ -57,7 +57,8 @@ class CollectorShown(Shown):
             found.append("It is connected to no server: nobody can bring files.")
         late = [origin for origin, age in health["newest_file_seconds"].items() if age > LATE]
         if late:
-            found.append(f"{len(late)} senders have brought nothing for {human_time(LATE)} and more.")
+            senders = "1 sender" if len(late) == 1 else f"{len(late)} senders"
+            found.append(f"{senders} brought nothing for {human_time(LATE)} and more.")
         return found
 
     def numbers(self) -> dict[str, float]:

@@ -40,7 +40,7 @@ PATIENCE = 300.0
 class FiringTests(EntityCase):
     """Real processes and sockets; waiting times of rules are seconds here, their expressions as they are."""
 
-    timeout = 300
+    timeout = 400
 
     @asynchronous
     async def test_each_alert_fires(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,38 @@ class PageTests(PageCase):
         self.assertIn("dmsg_discovery_entries 2.0", metrics)
 
     @asynchronous
+    async def test_a_collector(self) -> None:
+        from dmsg.tap import collector as tap
+
+        await self.network()
+        senders = Path(self.mktemp())
+        senders.write_text("")
+        parsed = tap.Options()
+        parsed.parseOptions(
+            [
+                f"--{name}={value}"
+                for name, value in (("store", self.mktemp()), ("senders", senders), ("metrics", LOOPBACK))
+            ]
+            + [f"--discovery={self.url}", f"--key-file={self.mktemp()}", "--create"]
+        )
+        service: Any = tap.makeService(parsed, reactor)
+        service.startService()
+        self.addCleanup(service.stopService)
+        collector = service.entity
+        await collector.ready
+        collector.factory.newest["02ab"] = 1.0
+        collector.factory.refusals["no room"] += 2
+        _, text = await self.get(self.base(collector) + "/")
+        for expected in (
+            "<h1>dmsg collector</h1>",
+            str(collector.client.public_key),
+            "1 sender brought nothing for",
+            r"no room</td><td class=\"number\">2</td>",
+            "Up for.*since 20",
+        ):
+            self.assertRegex(text, expected)
+
+    @asynchronous
     async def test_whom_it_is_shown(self) -> None:
         await self.network()
         for headers, code in (
@@ -185,7 +218,7 @@ class PageTests(PageCase):
 
     @asynchronous
     async def test_a_server_that_is_killed_is_missed(self) -> None:
-        self.url = await self.start_discovery(f"--metrics={LOOPBACK}", "--server-ttl=1")
+        self.url = await self.start_discovery(f"--metrics={LOOPBACK}")
         server = await self.start_server(f"--discovery={self.url}")
         key = server._key.public.hex()
         page = self.base(self.discovery) + "/"
@@ -198,7 +231,8 @@ class PageTests(PageCase):
                 await deferLater(reactor, 0.2)
 
         await shows("listed</td>")
-        server.registration.stop()  # as if it was killed: nothing is said
+        server.registration.stop()  # as if it was killed: nothing is said, until it is missed
+        self.discovery._running.api._now = lambda: time.time() + 600
         text = await shows(f"Server {key[:8]}… at 127.0.0.1:[0-9]+ posted last .* ago: is it up")
         self.assertRegex(text, f'title="{key}".*missed</td>')
         await shows(r"Servers that clients are sent to: 0 \(was 1\)")

@@ -64,11 +64,13 @@ class RelaySession:
     """
 
     __slots__ = (
+        "bytes_in",
         "delivery",
         "gone",
         "heard_at",
         "ledger",
         "lookups",
+        "messages_in",
         "parking",
         "session",
         "socket",
@@ -100,6 +102,8 @@ class RelaySession:
         self.unfinished_since: float | None = None
         """When it began to send the message that is not whole."""
         self.lookups = 0
+        self.messages_in = self.bytes_in = 0
+        """What it has sent since it connected."""
         self.gone = False
 
     @property
@@ -147,6 +151,8 @@ class RelaySession:
 
     def _receive(self, data: bytes) -> None:
         if not self.gone:
+            self.messages_in += 1
+            self.bytes_in += len(data)
             self.switch.received(self, data)
             ledger = self.ledger
             if ledger.relaxed is None and (len(ledger) >= MAX_UNSETTLED or ledger.size >= MAX_UNSETTLED_SIZE):

@@ -59,6 +59,8 @@ class RmbRelayShown(Shown):
         self._switch = switch
         self._growth: Growth[str] = Growth()
         self._rates: dict[str, float] = {}
+        self._growth_in: Growth[str] = Growth()
+        self._rates_in: dict[str, float] = {}
 
     @property
     def key(self) -> str:
@@ -67,6 +69,8 @@ class RmbRelayShown(Shown):
     def look(self) -> None:
         sent = {str(name): session.delivery.sent for name, session in self._switch.sessions.items()}
         self._rates = self._growth.since(time.monotonic(), sent)
+        came = {str(name): session.bytes_in for name, session in self._switch.sessions.items()}
+        self._rates_in = self._growth_in.since(time.monotonic(), came)
 
     def facts(self) -> list[Fact]:
         relay, switch = self._relay, self._switch
@@ -116,10 +120,26 @@ class RmbRelayShown(Shown):
         sent = {name: session.delivery.sent for name, session in sessions.items()}
         rates = {name: self._rates.get(name, 0.0) for name in sessions}
         busiest = heapq.nlargest(SHOWN_SESSIONS, sessions, key=lambda name: (rates[name], sent[name]))
+        rates_in = {name: self._rates_in.get(name, 0.0) for name in sessions}
+        senders = heapq.nlargest(SHOWN_SESSIONS, sessions, key=lambda name: (rates_in[name], sessions[name].bytes_in))
         waiting = [name for name, session in sessions.items() if len(session.delivery)]
         slowest = heapq.nlargest(SHOWN_SESSIONS, waiting, key=lambda name: sessions[name].delivery.size)
         failing = sorted(self._switch.federation.asking.error.items(), key=lambda one: -one[1])[:SHOWN_SESSIONS]
         return [
+            Table(
+                "Who sends most",
+                ("Session", "Now", "Bytes", "Messages"),
+                [
+                    (
+                        name,
+                        f"{human_size(rates_in[name])}/s",
+                        human_size(sessions[name].bytes_in),
+                        human_count(sessions[name].messages_in),
+                    )
+                    for name in senders
+                ],
+                "nobody is connected",
+            ),
             Table(
                 "Who gets most",
                 ("Session", "Now", "Messages"),

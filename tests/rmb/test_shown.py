@@ -1,0 +1,43 @@
+"""The page of a relay of the bus, over TCP."""
+
+from __future__ import annotations
+
+import re
+
+from tests.rmb.network import RmbCase
+from tests.support import asynchronous
+
+
+class PageTests(RmbCase):
+    """Who is there, and what goes through it."""
+
+    @asynchronous
+    async def test_who_sends_and_who_gets(self) -> None:
+        relay = await self.relay(metrics="tcp:0:interface=127.0.0.1", queue="sqlite::memory:", max_sessions=2)
+        for name in "AB":
+            self.twin(name, relay.domain)  # type: ignore[attr-defined]
+        sender, receiver = await self.raw("A", relay), await self.raw("B", relay)
+        receiver.answers_pings = False
+        for number in range(3):
+            sender.send(sender.envelope(receiver.session, uid=str(number), payload=b"x" * 1000), self.now())
+        for _ in range(3):
+            await receiver.messages.get()
+        assert relay.metrics_port is not None
+        url = f"http://127.0.0.1:{relay.metrics_port.getHost().port}"  # type: ignore[attr-defined]
+        status, text = await self.status_of(url + "/")
+        self.assertEqual(status, 200)
+        plain = re.sub(r"<[^>]*>", " ", text)
+        plain = " ".join(plain.split())
+        for expected in (
+            "rmb relay",
+            "It has nearly as many sessions as it may have.",
+            "Sessions 2 of 2",
+            r"Who sends most Session Now Bytes Messages 1 [\d.]+ k?B/s 3\.\d kB 3",
+            r"Who gets most Session Now Messages 2 [\d.]+/s 3",
+            r"Who confirms slowest Session Messages wait Bytes 2 3 [\d.]+ kB",
+            "Other relays that failed Relay Messages none",
+            "nothing was refused",
+        ):
+            self.assertRegex(plain, expected)
+        status, text = await self.status_of(url + "/health")
+        self.assertEqual((status, '"sessions": 2' in text), (200, True))
