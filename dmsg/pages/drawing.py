@@ -57,8 +57,8 @@ def _draw_line(svg: Tag, number: int, points: list[tuple[float, float]], top: fl
         f"{WIDTH * (1 - age / span):.1f},{(HEIGHT - 2) * (1 - value / top) + 1:.1f}" for age, value in points
     )
     if number == 0:
-        first = WIDTH * (1 - points[0][0] / span)
-        svg(Tag("polygon")(class_="area", points=f"{first:.1f},{HEIGHT:.0f} {drawn} {WIDTH:.0f},{HEIGHT:.0f}"))
+        first, last = (WIDTH * (1 - age / span) for age, _ in (points[0], points[-1]))
+        svg(Tag("polygon")(class_="area", points=f"{first:.1f},{HEIGHT:.0f} {drawn} {last:.1f},{HEIGHT:.0f}"))
     svg(Tag("polyline")(class_=f"line c{number}", points=drawn))
 
 

@@ -14,8 +14,8 @@ def of_process(started: float) -> list[Fact]:
 
     :param started: Unix time.
     """
-    clock = time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
-    facts = [Fact("Up for", f"{human_time(max(0.0, time.time() - started))}, since {clock}")]
+    clock = time.strftime("%d %b %H:%M", time.localtime(started))
+    facts = [Fact("Up for", human_time(max(0.0, time.time() - started))), Fact("Since", clock)]
     size = resident_size()
     return [*facts, Fact("Memory of the process", human_size(size))] if size else facts
 

@@ -34,12 +34,17 @@ class Samples:
         """From the first to the last."""
         return self._times[-1] - self._times[0] if self._times else 0.0
 
-    def add(self, now: float, numbers: Mapping[str, float]) -> None:
-        """What they are at a time; one that is missing has no value then."""
-        for name in numbers:
-            if name not in self._values and len(self._values) < MAX_NAMES:
-                self._values[name] = deque([math.nan] * len(self._times), maxlen=KEPT)
+    def add(self, now: float, numbers: Mapping[str, float], counts: Mapping[str, float] | None = None) -> None:
+        """What they are at a time; one that is missing has no value then.
+
+        :param counts: more of them, which were 0 until they are here.
+        """
+        for some, before in ((numbers, math.nan), (counts or {}, 0.0)):
+            for name in some:
+                if name not in self._values and len(self._values) < MAX_NAMES:
+                    self._values[name] = deque([before] * len(self._times), maxlen=KEPT)
         self._times.append(now)
+        numbers = {**numbers, **(counts or {})}
         for name, values in self._values.items():
             values.append(numbers.get(name, math.nan))
 

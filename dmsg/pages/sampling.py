@@ -95,7 +95,7 @@ class Sampling:
         shown.look()
         reasons = shown.reasons()
         counted = {of_reason(name): number for name, number in reasons.items() if number}
-        self.samples.add(self._reactor.seconds(), {**shown.numbers(), **counted})
+        self.samples.add(self._reactor.seconds(), shown.numbers(), counted)
         self.happenings.look(self._wall(), shown.facts(), reasons)
         if self._watchers:
             content = {name: flat(part) for name, part in (await self.parts()).items()}

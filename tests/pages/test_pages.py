@@ -125,7 +125,7 @@ class PageTests(PageCase):
             str(collector.client.public_key),
             "1 sender brought nothing for",
             r"no room</td><td class=\"number\">2</td>",
-            "Up for.*since 20",
+            "Up for.*Since.*Memory of the process",
         ):
             self.assertRegex(text, expected)
 

@@ -17,7 +17,7 @@ from dmsg.pages.drawing import draw, said
 from dmsg.pages.happenings import KEPT as EVENTS_KEPT, Happenings
 from dmsg.pages.model import Chart, Fact, Line, Table
 from dmsg.pages.rendering import flat, table
-from dmsg.pages.samples import KEPT, MAX_NAMES, Growth, Quantiles, Samples
+from dmsg.pages.samples import KEPT, MAX_NAMES, Growth, Quantiles, Samples, of_reason
 
 FRAMES = Line("received", "frames", rate=True)
 CLIENTS = Line("connected", "clients")
@@ -34,6 +34,14 @@ class SamplesTests(SynchronousTestCase):
         self.assertEqual(samples.of(FRAMES), [(2.0, 10.0), (0.0, 20.0)])
         self.assertEqual(samples.of(CLIENTS), [(4.0, 1.0), (2.0, 2.0), (0.0, 3.0)])
         self.assertEqual((samples.now(FRAMES), samples.now(CLIENTS), samples.seconds), (15.0, 3, 4.0))
+
+    def test_a_count_that_was_nothing_before(self) -> None:
+        """What is refused for the first time is a growth from 0."""
+        samples, line = Samples(), Line("flood", of_reason("flood"), rate=True)
+        for at in (0.0, 2.0):
+            samples.add(at, {})
+        samples.add(4.0, {}, {of_reason("flood"): 10.0})
+        self.assertEqual(samples.of(line), [(2.0, 0.0), (0.0, 5.0)])
 
     def test_a_counter_that_starts_anew(self) -> None:
         samples = Samples()
