@@ -8,7 +8,7 @@ PIP =
 # pip only warns of an extra that it does not find under that name, and goes on without what is in it
 PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs dist bench bench-pipeline siege mutate soak lab operate-long fuzz fuzz-guided spark-long spark-s3 clean
+.PHONY: help demo demo-rmb rmb-long demo-pipeline test test-core test-docs lint docs dist bench bench-pipeline siege mutate soak lab operate-long container fuzz fuzz-guided spark-long spark-s3 clean
 
 help:
 	@echo "make demo      a whole dmsg network on this machine, in under a minute"
@@ -24,6 +24,7 @@ help:
 	@echo "make bench-pipeline  the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)"
 	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
 	@echo "make operate-long  an agent that is killed, every alert (Prometheus), pages in Chromium, codes between machines"
+	@echo "make container the image of contrib/container, on a Debian made here, and what runs in it (root, buildah, debootstrap)"
 	@echo "make rmb-long  the bus: 10,000 messages over sixty kills; the official TypeScript client (node)"
 	@echo "make siege     all entities under attack, and what others feel of it (nine minutes; SIEGE='--seconds=4 --scene=relay' for less)"
 	@echo "make mutate    what part of seeded mutants the tests notice (FILES='dmsg/rmb/envelope/wire.py' SAMPLE=60)"
@@ -165,6 +166,9 @@ operate-long: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp \
 		tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes \
 		tests.docs.long_pictures
+
+container: $(VENV)/.test
+	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.contrib.long_container
 
 rmb-long: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.rmb.long_runs
