@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.apps.copying import IS_BUSY, Copier, mode_and_time
-from dmsg.apps.paths import inside, part_of
+from dmsg.apps.paths import begun, inside, part_of
 from dmsg.apps.transfer import TransferError
 
 LEFT_AFTER = 5.0
@@ -89,8 +89,7 @@ class Peer(Copier):
         self._busy[path] = self
         self._mine = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = part_of(path)
-        here = part.stat().st_size if part.is_file() and not part.is_symlink() else 0
+        part, here = part_of(path), begun(path)
         here = here if here <= self._size else 0
 
         def hashed(digest: Any) -> None:

@@ -37,7 +37,7 @@ from twisted.internet.task import cooperate
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
-from dmsg.apps.paths import PART_SUFFIX, part_of, regular_size, there_is, umask
+from dmsg.apps.paths import PART_SUFFIX, begun, part_of, regular_size, there_is, umask
 from dmsg.apps.transfer import DIGEST_SIZE, Refused, TransferError, Transferred, _message, _take_message, lost_text
 from dmsg.errors import CutShort, DmsgError
 
@@ -224,8 +224,10 @@ class Copier(Protocol):
         self._path, self._offset, self._done_bytes, self._hash = path, offset, offset, digest
         there_is(path)
         part = part_of(path)
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        # until it is whole it is this user's alone: who may read it is said at the end
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         self._file = os.fdopen(descriptor, "r+b")
+        os.fchmod(descriptor, 0o600)
         self._file.truncate(offset)
         self._file.seek(offset)
         self._progress = self._started(path.name, self._size, offset)
@@ -258,8 +260,8 @@ class Copier(Protocol):
         before = there_is(self._path)
         if before is not None:  # who could not read it shall not from now on
             os.chmod(part, stat.S_IMODE(before.st_mode))
-        elif self._mode is not None:
-            os.chmod(part, self._mode & ~umask())
+        else:
+            os.chmod(part, (0o666 if self._mode is None else self._mode) & ~umask())
         if self._mtime is not None:
             os.utime(part, ns=(self._mtime, self._mtime))
         os.replace(part, self._path)
@@ -358,8 +360,7 @@ class Get(Copier):
         self._begin(self._ask)
 
     def _ask(self) -> None:
-        part = part_of(self._target)
-        here = part.stat().st_size if part.is_file() and not part.is_symlink() else 0
+        part, here = part_of(self._target), begun(self._target)
 
         def hashed(digest: Any) -> None:
             self._prefix, self._here = digest, here

@@ -120,9 +120,24 @@ def _spelled(name: str) -> str:
 
 
 def _value_of(option: click.Option, name: str, value: Any) -> Any:
-    """As the option takes it: one that may be repeated has a list, be it of one."""
-    found = _value(name, value)
-    return [found] if option.multiple and not isinstance(found, list) else found
+    """As the option takes it: one that may be repeated has a list, be it of one.
+
+    :raises ConfigError: it is of another shape.
+    """
+    return _value(name, shaped(option, name, value))
+
+
+def shaped(option: click.Option, name: str, value: Any) -> Any:
+    """:raises ConfigError: an option has no such value, whatever its words say."""
+    if option.multiple or option.nargs != 1:
+        value = value if isinstance(value, list) else [value]
+    elif isinstance(value, list):
+        raise ConfigError(f"{config_path()}: {name} has one value")
+    for one in value if isinstance(value, list) else [value]:
+        if option.is_flag != isinstance(one, bool):
+            wanted = "true or false" if option.is_flag else "no true and no false"
+            raise ConfigError(f"{config_path()}: {name} is {wanted}")
+    return value
 
 
 def _value(name: str, value: Any) -> Any:

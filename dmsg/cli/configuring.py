@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import MutableMapping
 from typing import Any
 
 import click
 
-from dmsg.cli.config import NAMES, NETWORK, ConfigError, config_path, read_config
+from dmsg.cli.config import NAMES, NETWORK, ConfigError, check_tables, config_path, read_config, shaped
 from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import say, tell
 
@@ -46,13 +47,21 @@ def show() -> None:
 
 def _show_all() -> None:
     content = read_config()
+    root = click.get_current_context().find_root()
+    if isinstance(root.command, click.Group):
+        check_tables(content, root.command.list_commands(root))
     shown = dict(_flat(content))
     source = dict.fromkeys(shown, str(config_path()))
     for name, variable in VARIABLES.items():
         if os.environ.get(variable):
             shown[name], source[name] = os.environ[variable], variable
     for name in sorted(shown):
-        tell(f"{name} = {json.dumps(shown[name])}  ({source[name]})", name=name, value=shown[name], source=source[name])
+        tell(
+            f"{name} = {json.dumps(shown[name])}  ({source[name]})",
+            name=name,
+            value=shown[name],
+            source=source[name],
+        )
     if not shown:
         say(f"nothing is set; `dmsg config set discovery URL` writes {config_path()}", err=True)
 
@@ -83,8 +92,13 @@ def _flat(table: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     for name, value in table.items():
         full = before + name.replace("_", "-")
-        found += _flat(value, f"{full}.") if isinstance(value, dict) else [(full, value)]
+        found += _flat(value, f"{full}.") if isinstance(value, dict) else [(full, _plain(value))]
     return found
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: TOML has dates and times, which no setting is."""
+    return json.loads(json.dumps(value, default=str))
 
 
 def _parsed(text: str) -> Any:
@@ -104,22 +118,32 @@ def _change(name: str, value: Any) -> None:
     import tomlkit  # keeps the comments and the order of a file that a person wrote
 
     *tables, last = name.split(".")
-    if not tables and last not in (*NETWORK, NAMES):
+    if value is not None and not tables and last not in (*NETWORK, NAMES):
         known = ", ".join((*NETWORK, NAMES))
         raise ConfigError(f"there is no setting {last!r} for all commands, only {known}; COMMAND.{last} is of one")
+    file = config_path()
     if value is not None:
         _check(tables, last, value)
-    read_config()  # which says on which line a file is wrong
-    file = config_path()
-    document = tomlkit.parse(file.read_text() if file.exists() else "")
-    table: Any = document
+        read_config()  # which says on which line a file is wrong
+    try:
+        document = tomlkit.parse(file.read_text() if file.exists() else "")
+    except (OSError, ValueError) as error:  # what is wrong in it can be taken out, if it is TOML
+        raise ConfigError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+    way: list[Any] = [document]
     for one in tables:
-        table = table.setdefault(one, tomlkit.table())
+        below = way[-1].setdefault(one, tomlkit.table())
+        if not isinstance(below, MutableMapping):
+            raise ConfigError(f"{file}: {one} is no table")
+        way.append(below)
+    table = way[-1]
     spelled = next((known for known in table if known.replace("_", "-") == last), last)
     if value is None:
         if spelled not in table:
             raise ConfigError(f"{name} is not set in {file}")
         del table[spelled]
+        for above, one, below in reversed(list(zip(way, tables, way[1:], strict=False))):
+            if not below:
+                del above[one]
     else:
         table[spelled] = value
     _write(tomlkit.dumps(document).rstrip("\n") + "\n")
@@ -144,20 +168,14 @@ def _check(tables: list[str], name: str, value: Any) -> None:
     option = next((one for one in found.params if spelled in (*one.opts, *one.secondary_opts)), None)
     if not isinstance(option, click.Option) or not option.expose_value:
         raise ConfigError(f"dmsg {' '.join(tables)} has no option {spelled}")
-    if option.multiple or option.nargs != 1:
-        value = value if isinstance(value, list) else [value]
-    elif isinstance(value, list):
-        raise ConfigError(f"{name} has one value")
-    if option.is_flag and not isinstance(value, bool):
-        raise ConfigError(f"{name} is true or false")
     try:
-        option.type_cast_value(context, value)
+        option.type_cast_value(context, shaped(option, name, value))
     except click.BadParameter as error:
         raise ConfigError(f"{name}: {error.message}") from None
 
 
 def _write(text: str) -> None:
-    file = config_path()
+    file = config_path().resolve()  # a link stays one
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         mode = file.stat().st_mode & 0o777 if file.exists() else 0o600

@@ -10,7 +10,7 @@ from typing import IO
 
 from dmsg.telemetry.schema import MAX_LINE
 
-PIECE = 256 * 1024
+CHUNK = 256 * 1024
 """Bytes of text that are unpacked at a time."""
 READ = 16 * 1024
 """Bytes that are read at a time: what is behind the end of a member is copied for each member in them."""
@@ -30,7 +30,7 @@ def unpacked(file: IO[bytes]) -> Iterator[bytes]:
             unpack = zlib.decompressobj(31)  # another member
         # at the end of a member the tail is no tail any more, but zlib leaves it as it was
         while packed and not unpack.eof:
-            yield unpack.decompress(packed, PIECE)
+            yield unpack.decompress(packed, CHUNK)
             packed = unpack.unconsumed_tail
     if not unpack.eof:
         raise EOFError("the end is missing")

@@ -22,11 +22,12 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps.parcels import manifest
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Checked, Item, decode_item, parts_of, stays_inside, walk
-from dmsg.apps.parcels.place import Place, part_name
+from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
-from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Refused, Sent, TextSender
+from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
 from dmsg.apps.parcels.wire import MESSAGE_LIMIT, encode
-from dmsg.apps.transfer import TransferError
+from dmsg.apps.paths import part_name
+from dmsg.apps.transfer import Refused, TransferError
 from tests.support import asynchronous
 
 ODD = (

@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from dmsg.apps.parcels.place import part_name
+from dmsg.apps.paths import part_name
 from dmsg.keys import SecKey, read_key_file, write_key_file
 from tests.cli.test_commands import Command
 from tests.cli.test_tools import ToolCase
@@ -328,7 +328,8 @@ class PersonTests(CodeCase):
         await self.said(receiver, r"take it\?")
         typed.write(b"\x03")
         self.assertEqual(await receiver.ended, 130)
-        self.assertEqual(await sender.ended, 1)
+        self.assertEqual(await sender.ended, 4)
+        self.assertIn("the other side gave up", sender.out.decode())
         self.assertNotIn("▀", sender.out.decode())
         for command in (receiver, sender):
             self.assertNotIn(b"Traceback", command.out)

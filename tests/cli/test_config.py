@@ -75,6 +75,28 @@ class ConfigTests(CodeCase):
         self.assertEqual((status, len(out.splitlines())), (0, 4))
 
     @asynchronous
+    async def test_what_breaks_every_command_can_be_taken_out(self) -> None:
+        file = self.directory / "config.toml"
+        file.write_text("foo = 1\n[nope]\nx = 1\n[name]\nadd = 3\n")
+        for name, status in (("foo", 0), ("nope.x", 0), ("name.add", 0), ("name.add", 1)):
+            self.assertEqual((await self.config("unset", name))[0], status, name)
+        self.assertEqual(file.read_text().strip(), "")
+        file.write_text("[name]\nadd = 3\n")
+        status, _, err = await self.config("set", "name.add.replace", "true")
+        self.assertEqual((status, err), (1, "dmsg: config.toml: add is no table\n"))
+        file.write_text("[nope]\nx = 1\n")
+        self.assertEqual((await self.config())[2], "dmsg: config.toml: [nope] is no command of dmsg\n")
+
+    @asynchronous
+    async def test_a_link_stays_one(self) -> None:
+        (self.directory / "dotfiles").mkdir()
+        (self.directory / "dotfiles" / "dmsg.toml").write_text("min-servers = 1\n")
+        (self.directory / "config.toml").symlink_to("dotfiles/dmsg.toml")
+        self.assertEqual((await self.config("set", "min-servers", "4"))[0], 0)
+        self.assertTrue((self.directory / "config.toml").is_symlink())
+        self.assertIn("min-servers = 4", (self.directory / "dotfiles" / "dmsg.toml").read_text())
+
+    @asynchronous
     async def test_mistakes(self) -> None:
         file = self.directory / "config.toml"
         for text, error in (
@@ -82,6 +104,10 @@ class ConfigTests(CodeCase):
             ("words = 3\n", "config.toml, line 1: there is no setting 'words' for all commands"),
             ("\n[send]\nword = 3\n", "config.toml, line 3: dmsg send has no option --word"),
             ("names = 3\n", "config.toml, line 1: names is a text"),
+            ("[send]\nwords = [1, 2]\n", "config.toml: words has one value"),
+            ("[send]\nwords = 1979-05-27\n", "words is a text, a number"),
+            ("agent = 5\n", "config.toml: agent is true or false"),
+            ("key-file = true\n", "config.toml: key-file is no true and no false"),
             ("[recieve]\ndir = 'x'\n", "config.toml: [recieve] is no command of dmsg"),
             ("min-servers = 'many'\n", "'many' is not a valid integer"),
             ("[send]\nwords = 99\n", "99 is not in the range"),

@@ -19,8 +19,7 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
 
-from dmsg.apps.parcels.place import part_name
-from dmsg.apps.paths import PART_SUFFIX, inside, part_of
+from dmsg.apps.paths import PART_SUFFIX, inside, part_name, part_of
 from dmsg.apps.transfer import TransferError
 from dmsg.cli.demos.processes import start_twistd
 from dmsg.clients.names import Names, UnknownName
@@ -379,6 +378,33 @@ class CopyTests(ToolCase):
             for copy in (there / one.name, self.directory / "back" / one.name):
                 self.assertEqual(copy.stat().st_mode, one.stat().st_mode, copy)
                 self.assertEqual(copy.stat().st_mtime_ns, one.stat().st_mtime_ns, copy)
+
+    @asynchronous
+    async def test_a_part(self) -> None:
+        """It is nobody else's, and what of another kind has its name makes way; a long name has one, too."""
+        await self.network()
+        there = self.directory / "shared"
+        there.mkdir()
+        long = "n" * 250
+        (self.directory / long).write_bytes(b"x")
+        (self.directory / "film").write_bytes(os.urandom(30_000_000))
+        (self.directory / "film").chmod(0o600)
+        for place in (there, self.directory):
+            part = part_of(place / "film")
+            (part / "inside").mkdir(parents=True)
+        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        await self.said(listening, "is at")
+        copying = self.tool("cp", "film", "alice:")
+        part = part_of(there / "film")
+        await self.until(lambda: part.is_file() and part.stat().st_size > 100_000 or (there / "film").exists())
+        found = part if part.exists() else there / "film"
+        self.assertEqual(found.stat().st_mode & 0o777, 0o600)
+        self.assertEqual(await copying.ended, 0, copying.err)
+        (self.directory / "film").unlink()
+        for copy in (("alice:film", "film"), (long, "alice:"), (f"alice:{long}", "back")):
+            status, _, err = await self.run_command("cp", *copy, **self.environment)
+            self.assertEqual((status, err), (0, ""), copy)
+        self.assertFalse(part_of(self.directory / "film").exists())
 
     @asynchronous
     async def test_what_is_at_the_target(self) -> None:

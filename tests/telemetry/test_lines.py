@@ -12,11 +12,11 @@ from pathlib import Path
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.telemetry.lines import PIECE, READ, read_lines, unpacked
+from dmsg.telemetry.lines import CHUNK, READ, read_lines, unpacked
 from dmsg.telemetry.schema import MAX_LINE
 
 LINE = b'{"a":1}\n'
-MEMBERS = st.lists(st.sampled_from([0, 1, READ // 8, PIECE // 8, PIECE // 8 + 1, PIECE // 4]), min_size=1, max_size=5)
+MEMBERS = st.lists(st.sampled_from([0, 1, READ // 8, CHUNK // 8, CHUNK // 8 + 1, CHUNK // 4]), min_size=1, max_size=5)
 MOST = 10_000
 """Pieces: what does not end is to fail."""
 
@@ -30,7 +30,7 @@ class UnpackedTests(SynchronousTestCase):
         packed = b"".join(gzip.compress(LINE * lines, 1) for lines in sizes)
         pieces = list(islice(unpacked(io.BytesIO(packed)), MOST))
         self.assertEqual(b"".join(pieces), LINE * sum(sizes))
-        self.assertLessEqual(max(map(len, pieces)), PIECE)
+        self.assertLessEqual(max(map(len, pieces)), CHUNK)
 
     @given(MEMBERS, st.floats(0, 1))
     def test_what_is_torn_is_read_up_to_there(self, sizes: list[int], share: float) -> None:
@@ -56,15 +56,15 @@ class LinesTests(SynchronousTestCase):
 
     def test_of_several_members(self) -> None:
         half = b'{"b":'
-        path = self.file(gzip.compress(LINE * PIECE + half) + gzip.compress(b"2}\n" + LINE))
+        path = self.file(gzip.compress(LINE * CHUNK + half) + gzip.compress(b"2}\n" + LINE))
         lines = list(read_lines(path, 1 << 30))
         self.assertEqual(lines[-2:], [half + b"2}\n", LINE])
-        self.assertEqual(len(lines), PIECE + 2)
+        self.assertEqual(len(lines), CHUNK + 2)
 
     def test_limits(self) -> None:
         self.assertEqual(list(read_lines(self.file(gzip.compress(LINE + b"x" * (MAX_LINE + 1))), 1 << 30)), [LINE])
-        some = sum(map(len, read_lines(self.file(gzip.compress(LINE * PIECE)), PIECE)))
-        self.assertEqual(some, PIECE)
+        some = sum(map(len, read_lines(self.file(gzip.compress(LINE * CHUNK)), CHUNK)))
+        self.assertEqual(some, CHUNK)
 
     def test_the_last_may_have_no_end(self) -> None:
         self.assertEqual(list(read_lines(self.file(gzip.compress(LINE + b"{}")), 100)), [LINE, b"{}\n"])

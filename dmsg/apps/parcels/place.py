@@ -6,7 +6,6 @@ belongs to another one is taken away.  No part of a path is followed where it is
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import stat
@@ -14,20 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, NAME_LIMIT, Item, parts_of
-from dmsg.apps.paths import PART_SUFFIX, umask
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
+from dmsg.apps.paths import PART_SUFFIX, part_name, umask
 from dmsg.apps.transfer import TransferError
 
 CHUNK = 256 * 1024
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def part_name(name: str) -> str:
-    """What a thing is called until it is whole."""
-    part = f".{name}{PART_SUFFIX}"
-    if len(os.fsencode(part)) <= NAME_LIMIT:
-        return part
-    return f".{hashlib.sha256(os.fsencode(name)).hexdigest()}{PART_SUFFIX}"
 
 
 class Place:

@@ -55,7 +55,7 @@ class PartKept(ParcelCut, CutShort):
 
 def lost(reason: Failure, moved: int) -> TransferError:
     """A connection that ended before everything was said.  :param moved: bytes that have arrived."""
-    gone = reason.check(ConnectionDone) or getattr(reason.value, "reason", None) == CloseReason.ABORTED
+    gone = reason.check(ConnectionDone) or getattr(reason.value, "close_reason", None) == CloseReason.ABORTED
     why = "the other side gave up" if gone else lost_text(reason)
     if moved:
         return PartKept(f"{why}; what has arrived is kept: sent again, it goes on from there")

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dmsg.agent.place import ask, find_agent
+from dmsg.agent.place import AgentError, ask, find_agent
 from dmsg.cli.agent.log import open_log
 from dmsg.cli.config import config_path
 from dmsg.cli.output import fail, notice, say, tell
@@ -83,7 +84,8 @@ def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> 
         if time.monotonic() > until:
             fail(DmsgError(f"the agent (process {child.pid}) does not answer; it says why in {log}"))
         time.sleep(0.05)
-        found = find_agent(path)
+        with suppress(AgentError):  # it begins, or ends
+            found = find_agent(path)
     fields = {"up": str(found.key), "pid": found.pid, "log": str(log)}
     try:
         answer = ask(path, {"do": "wait", "published": True, "timeout": ONLINE_TIME}, patience=ONLINE_TIME + 5)
@@ -122,6 +124,7 @@ def _say_last_words(log: Path, began: int) -> None:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         lines = []
-    said = [line for line in lines if line.startswith("dmsg: ")] or lines[-3:] or [f"dmsg: it has ended; see {log}"]
+    said = [line for line in lines if line.startswith("dmsg: ")] or lines[-3:]
+    said = said or [f"dmsg: it has ended, and {log} does not say why: is there room on the disk?"]
     for line in said[-3:]:
         say(line, err=True)

@@ -418,6 +418,7 @@ def described(offer: Offer) -> str:
 def _quoted(name: str) -> str:
     """A name that could be taken for more than a name stands in quotes."""
     shown = printable(name)
+    shown = shown.replace('"', '\\"')
     return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown
 
 
@@ -427,5 +428,5 @@ def _were_there(size: int) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     more = len(names) - SHOWN_THINGS
-    shown = ", ".join(printable(name) for name in names[:SHOWN_THINGS])
+    shown = ", ".join(_quoted(name) for name in names[:SHOWN_THINGS])
     return f"{shown} and {more} more" if more > 0 else shown

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dmsg.apps.parcels.place import part_name
-from dmsg.apps.paths import PART_SUFFIX
+from dmsg.apps.paths import PART_SUFFIX, part_name
+from dmsg.apps.transfer import Refused
 from dmsg.cli.files.copies import remote
 
 KEPT = 7 * 86400.0
@@ -42,7 +42,9 @@ def stage(directory: Path | None) -> Iterator[None]:
     _begin_again(directory)
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, Refused):
+            shutil.rmtree(directory, ignore_errors=True)  # it would be refused again
         with suppress(OSError):
             directory.rmdir()  # if nothing has come
         raise

@@ -64,7 +64,7 @@ class Fleet:
         looks: list[Seen] = await cancellable(asking)
         rows = []
         for url, seen in zip(self._urls, looks, strict=True):
-            rows.append(row(url.partition("://")[2], seen, self._before.get(url)))
+            rows.append(row(_name(url), seen, self._before.get(url)))
             self._before[url] = seen
         return rows
 
@@ -73,19 +73,28 @@ class Fleet:
         try:
             metrics = await self._get(f"{url}/metrics", MAX_METRICS)
             health = await self._get(f"{url}/health", MAX_HEALTH)
+        except Exception as error:  # Twisted's connect errors have no common class
+            return Seen(at, error=_why(error))
+        try:
             return read(at, metrics, health)
         except ValueError as error:
             return Seen(at, error=f"answers, but not as an entity of dmsg: {error}")
-        except Exception as error:  # Twisted's connect errors have no common class
-            return Seen(at, error=_why(error))
 
     async def _get(self, url: str, most: int) -> str:
-        response: Any = await self._client.request("GET", url, timeout=self._timeout, reactor=self._reactor)
+        # as it is: of an address of IPv6 treq would make a name
+        response: Any = await self._client.request(
+            "GET", url.encode("ascii"), timeout=self._timeout, reactor=self._reactor
+        )
         body = await read_body(response, most)
         # /health says 503 with its reason
         if response.code not in (200, 503):
             raise DmsgError(f"status {response.code}")
         return body.decode("utf-8", "replace")
+
+
+def _name(url: str) -> str:
+    """Without what only the entity is to know."""
+    return url.partition("://")[2].rpartition("@")[2]
 
 
 def _why(error: Exception) -> str:
@@ -110,6 +119,8 @@ async def watch(
         await deferLater(reactor, min(every, 2.0))
         rows = _chosen(await fleet.look(), sort, wanted)
         _say(console, rows)
+        if wanted and not rows:
+            raise DmsgError(f"nothing that is watched has {wanted!r} in its row")
         if any(one.worse for one in rows):
             raise SystemExit(1)
         return

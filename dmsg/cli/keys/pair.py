@@ -24,21 +24,17 @@ if TYPE_CHECKING:
 def _with_key(settings: ClientSettings) -> ClientSettings:
     """With a key file: where none is named it is that of the agent, if its key lies where it makes one.
 
-    :raises SystemExit: an agent has another key, and only it knows in which file.
+    :raises click.UsageError: the agent has another key, and only it knows in which file.
     """
-    from dmsg.agent.place import find_agent
     from dmsg.cli.agent.choosing import key_in
     from dmsg.cli.agent.starting import default_key_file
 
     if settings.key_file is not None:
         return settings
+    agent = settings.agent
     settings = default_key_file(settings)
-    try:
-        found = find_agent()
-    except DmsgError:
-        found = None
-    if found is not None and key_in(settings.key_file) != found.key:
-        raise click.UsageError(f"the agent has the key {found.key}: name its file with --key-file, or use another")
+    if agent is not None and key_in(settings.key_file) != agent.key:
+        raise click.UsageError(f"the agent has the key {agent.key}: name its file with --key-file, or say --no-agent")
     return settings
 
 
