@@ -9,11 +9,12 @@ from typing import Any
 import psutil
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.endpoints import TCP4ServerEndpoint, TCP6ServerEndpoint
+from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
-from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase, TestCase
 from twisted.web.client import ResponseFailed
 
 from dmsg.discovery.lookup import Lookup
@@ -186,6 +187,22 @@ class FetchTests(TestCase):
         url = await self.serve(b"HTTP/1.1 200 OK\r\n" + b"X-Y: z\r\n" * (MAX_HEAD // 4) + b"\r\n")
         with self.assertRaises((ResponseFailed, DmsgError)):
             await WebClient(reactor, make_pool(reactor, persistent=False), 5).get(url)
+
+
+class AddressTests(TestCase):
+    """Entities that are named by an address of IPv6."""
+
+    @asynchronous
+    async def test_discovery(self) -> None:
+        factory = Factory.forProtocol(lambda: Hostile(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]", b""))
+        try:
+            port = await TCP6ServerEndpoint(reactor, 0, interface="::1").listen(factory)
+        except CannotListenError as error:
+            raise SkipTest(f"there is no IPv6 here: {error}") from None
+        self.addCleanup(port.stopListening)
+        lookup = Lookup(reactor, f"http://[::1]:{port.getHost().port}", timeout=5)
+        self.addCleanup(lookup.close)
+        self.assertEqual(await lookup.available_servers(), [])
 
 
 class PoolTests(SynchronousTestCase):

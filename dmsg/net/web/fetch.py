@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any, TypeVar
 
+from hyperlink import EncodedURL
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IAddress, IReactorTime
@@ -120,6 +121,14 @@ class _AsItComes:
         return asking.addCallback(came)
 
 
+class _Literal(EncodedURL):
+    """With an address: hyperlink would have it spelled as a name, and refuse its colons."""
+
+    def to_uri(self) -> _Literal:
+        """It is one."""
+        return self
+
+
 class WebClient(HTTPClient):
     """treq's client, which follows no redirection and decompresses nothing."""
 
@@ -128,7 +137,9 @@ class WebClient(HTTPClient):
         super().__init__(_AsItComes(Agent(reactor, connectTimeout=connect_timeout, pool=pool)))
 
     def request(self, method: str, url: Any, **options: Any) -> Any:
-        """As treq's."""
+        """As treq's, and by addresses of IPv6."""
+        if isinstance(url, str) and "[" in url:
+            url = _Literal.from_text(url)
         return super().request(method, url, **{**options, "allow_redirects": False})
 
 
