@@ -14,15 +14,20 @@ from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 
 
+KEY_BEGINS = 2
+"""Digits of a key from which on it is completed."""
+
+
 def names(incomplete: str, after: str = "") -> list[CompletionItem]:
-    """Names of the address book.  :param after: what stands behind each."""
+    """Names of the address book, and its keys where one is begun.  :param after: what stands behind each."""
+    found = []
     with suppress(DmsgError):
-        return [
-            CompletionItem(name + after, help=key.short)
-            for name, key in sorted(Names().all().items())
-            if name.startswith(incomplete.lower())
-        ]
-    return []
+        for name, key in sorted(Names().all().items()):
+            if name.startswith(incomplete.lower()):
+                found.append(CompletionItem(name + after, help=key.short))
+            elif len(incomplete) >= KEY_BEGINS and str(key).startswith(incomplete.lower()):
+                found.append(CompletionItem(str(key) + after, help=name))
+    return found
 
 
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -344,3 +344,21 @@ class KilledTests(CodeStreamCase):
                 self.assertEqual(self.results[0].peer, bob.public_key)
                 return
         self.fail("he was always killed before the end")
+
+    def test_who_made_it_is_killed_at_each_message(self) -> None:
+        """Bob hears that it came to nothing, in time; once they agreed he has that."""
+        outcomes = []
+        for steps in range(0, 90, 6):
+            lab, name = self.lab, f"alice {steps}"
+            alice = lab.add_client(name)
+            offer = CodeFactory(lab.network.host(name), CODE)
+            offer.agreed.addErrback(lambda _: None)
+            alice.listen(offer, PORT)
+            lab.settle()
+            _, results = self.dial(self.bob, CODE, alice)
+            lab.network.run(steps * 0.005)
+            lab.kill(name)
+            self.run_until(lambda results=results: results)
+            self.assertEqual(len(results), 1)
+            outcomes.append(isinstance(results[0], Failure))
+        self.assertEqual((outcomes[0], outcomes[-1]), (True, False))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, strategies as st
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol
@@ -139,6 +141,31 @@ class ParcelCase(TestCase):
         return sorted(os.listdir(self.there))
 
 
+def _killed_after(end: Any, messages: int) -> list[bool]:
+    """Let the program of one end die in the place of its next write; what is given has something when it has."""
+    reached: list[bool] = []
+    begin = end.makeConnection
+
+    def connected(transport: Any) -> None:
+        write, left = transport.write, [messages]
+
+        def counted(data: bytes) -> None:
+            if reached:
+                return
+            if left[0] == 0:
+                reached.append(True)
+                transport.abortConnection()
+                return
+            left[0] -= 1
+            write(data)
+
+        transport.write = counted
+        begin(transport)
+
+    end.makeConnection = connected
+    return reached
+
+
 class FilesTests(ParcelCase):
     """Files and directories."""
 
@@ -250,6 +277,34 @@ class ResumeTests(ParcelCase):
         self.assertLess(sent.size, 2_100_000)
         self.assertEqual((self.there / "a").read_bytes(), data)
         self.assertEqual(self.left(), ["a"])
+
+    @asynchronous
+    async def test_either_side_is_killed_at_each_message(self) -> None:
+        """Sent once more all is there, and nothing else; what was whole already is not taken twice."""
+        tree = self.here / "tree"
+        (tree / "below").mkdir(parents=True)
+        for name, data in (("a", b"a" * 300_000), ("below/b", b"b" * 70_000), ("empty", b"")):
+            (tree / name).write_bytes(data)
+        (tree / "link").symlink_to("a")
+        for killed in ("sender", "receiver"):
+            for messages in itertools.count():
+                sender, receiver = FilesSender(walk([tree])), ParcelReceiver(Place(self.there), yes)
+                end = sender if killed == "sender" else receiver
+                reached = _killed_after(end, messages)
+                await self.carry(sender, receiver)
+                ended: list[Deferred[Any]] = [sender.done, receiver.done]
+                await DeferredList(ended, consumeErrors=True)
+                if not reached:
+                    break
+                if (self.there / "tree").exists():
+                    said = await self.fails(FilesSender(walk([tree])))
+                    self.assertIn("tree exists already", said[0])
+                else:
+                    await self.send(FilesSender(walk([tree])))
+                self.assertEqual(described(self.there), described(self.here), (killed, messages))
+                shutil.rmtree(self.there / "tree")
+            self.assertGreaterEqual(messages, 3, killed)
+            shutil.rmtree(self.there / "tree")
 
     @asynchronous
     async def test_with_room_for_what_is_missing(self) -> None:

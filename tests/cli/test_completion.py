@@ -54,6 +54,7 @@ class CompletionTests(SynchronousTestCase):
         return out.splitlines()
 
     def test_what_is_completed(self) -> None:
+        key = SecKey.from_seed(b"bob").public
         for line, expected in (
             ("dmsg rec", ["plain,receive"]),
             ("dmsg receive 7-gui", ["plain,7-guide-", "plain,7-guilt-", "plain,7-guitar-"]),
@@ -61,6 +62,8 @@ class CompletionTests(SynchronousTestCase):
             ("dmsg ping al", ["plain,albert", "plain,alice"]),
             ("dmsg cp al", ["plain,albert:", "plain,alice:"]),
             ("dmsg cp x", ["file,x"]),
+            (f"dmsg ping {str(key)[:6]}", [f"plain,{key}"]),
+            (f"dmsg cp {str(key)[:6]}", [f"plain,{key}:"]),
             ("dmsg send film.mkv bo", ["plain,bob"]),
             ("dmsg send fi", ["file,fi"]),
             ("dmsg name remove b", ["plain,bob"]),
