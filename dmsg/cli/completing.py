@@ -13,7 +13,6 @@ from click.shell_completion import CompletionItem
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 
-
 KEY_BEGINS = 2
 """Digits of a key from which on it is completed."""
 
