@@ -130,7 +130,7 @@ class Group(click.Group):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        if self.invoke_without_command and self.params is not None:
+        if self.invoke_without_command:
             taken = {name for param in self.params for name in param.opts}
             self.params += [option for option in _common() if not taken & set(option.opts)]
 

@@ -209,7 +209,7 @@ class DiscoveryShown(Shown):
         return (
             str(entry.get("static", "")),
             str(server.get("address", "")),
-            str(server.get("available_connections", server.get("availableConnections", ""))),
+            str(_free(entry)),
             str(entry.get("version", "")),
             f"{human_time(max(0.0, now - int(entry.get('timestamp', 0)) / 1e9))} ago",
         )
@@ -237,8 +237,13 @@ def _at_least(bodies: list[bytes]) -> str:
 
 def _takes_clients(entry: dict[str, Any]) -> bool:
     """One that leaves says that it has no room."""
+    return bool(_free(entry))
+
+
+def _free(entry: dict[str, Any]) -> Any:
+    """Clients that a server still takes, in either spelling; empty: it does not say."""
     server = entry.get("server") or {}
-    return bool(server.get("available_connections", server.get("availableConnections", 0)))
+    return server.get("available_connections", server.get("availableConnections", ""))
 
 
 def _rows(entry: dict[str, Any]) -> Iterable[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor, threads
@@ -105,8 +106,8 @@ class SixServicesTests(AgentCase):
 class FromPeerToPeerTests(ToolCase):
     """``dmsg cp alice:x bob:``, through this machine."""
 
-    @asynchronous
-    async def test_files_and_directories(self) -> None:
+    async def two_peers(self) -> tuple[Path, Path]:
+        """A network with Alice and Bob in the address book; what each of them has."""
         await self.network()
         write_key_file(self.directory / "bob.key", bob := SecKey.generate())
         await self.run_command("name", "add", "bob", bob.public.hex(), **self.environment)
@@ -114,6 +115,11 @@ class FromPeerToPeerTests(ToolCase):
         ours, theirs = self.directory / "ours", self.directory / "theirs"
         (ours / "photos").mkdir(parents=True)
         theirs.mkdir()
+        return ours, theirs
+
+    @asynchronous
+    async def test_files_and_directories(self) -> None:
+        ours, theirs = await self.two_peers()
         (ours / "photos" / "one.jpg").write_bytes(b"1" * 1000)
         (ours / "film").write_bytes(os.urandom(1_000_000) * 12)
         await self.said(self.tool("cp", "--listen", "ours", "-k", "alice.key"), "is at")
@@ -148,13 +154,7 @@ class FromPeerToPeerTests(ToolCase):
     @asynchronous
     async def test_a_directory_goes_on(self) -> None:
         """What came is compared and not fetched again, nor refused because it is there."""
-        await self.network()
-        write_key_file(self.directory / "bob.key", bob := SecKey.generate())
-        await self.run_command("name", "add", "bob", bob.public.hex(), **self.environment)
-        self.environment["XDG_CACHE_HOME"] = str((self.directory / "cache").absolute())
-        ours, theirs = self.directory / "ours", self.directory / "theirs"
-        (ours / "photos").mkdir(parents=True)
-        theirs.mkdir()
+        ours, theirs = await self.two_peers()
         (ours / "photos" / "one.jpg").write_bytes(os.urandom(5_000_000))
         (ours / "film").write_bytes(b"film")
         await self.said(self.tool("cp", "--listen", "ours", "-k", "alice.key"), "is at")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dmsg.apps.paths import NAME_LIMIT
 from dmsg.apps.transfer import TransferError
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
@@ -25,8 +26,6 @@ PATH_LIMIT = 4096
 """Bytes of one path."""
 DEPTH_LIMIT = 200
 """Parts of a path."""
-NAME_LIMIT = 255
-"""Bytes of a part of it."""
 MODE_MASK = 0o777
 """Of a mode: no bit by which a program gets the rights of somebody else."""
 
