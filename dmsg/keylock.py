@@ -8,8 +8,6 @@ written beside it; it goes with the process that holds it, however that ends.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import sys
 import time
@@ -18,12 +16,10 @@ from pathlib import Path
 
 from dmsg.base.printable import printable
 from dmsg.errors import KeyFileError
+from dmsg.filelock import NoLocks, take_lock
 
 LOCK_SUFFIX = ".lock"
 _WHO_SIZE = 256
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS, errno.EINVAL})
-"""What file systems say that have no locks: there the key is used without one."""
-
 _held: dict[str, list[KeyLock]] = {}
 
 
@@ -84,16 +80,16 @@ def _hold_beside(real: str, program: str, share: bool) -> KeyLock | None:
         except OSError:
             return None
         try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if share else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                os.close(descriptor)
-                return KeyLock(real, None, None)
+            mine = take_lock(descriptor, share=share)
+        except NoLocks:  # the key is used without one
+            os.close(descriptor)
+            return KeyLock(real, None, None)
+        if not mine:
             who = os.read(descriptor, _WHO_SIZE).decode("utf-8", "replace")
             os.close(descriptor)
             if share:
                 return KeyLock(real, None, None)
-            raise KeyInUse(_in_use(real, who)) from None
+            raise KeyInUse(_in_use(real, who))
         # who held it before may have taken the file away just now
         with suppress(OSError):
             if os.fstat(descriptor).st_ino == os.stat(beside).st_ino:
@@ -111,12 +107,15 @@ def _hold_itself(real: str, share: bool) -> KeyLock:
     except OSError:
         return KeyLock(real, None, None)
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if share else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError as error:
+        mine = take_lock(descriptor, share=share)
+    except NoLocks:
         os.close(descriptor)
-        if share or error.errno in _NO_LOCKS:
+        return KeyLock(real, None, None)
+    if not mine:
+        os.close(descriptor)
+        if share:
             return KeyLock(real, None, None)
-        raise KeyInUse(_in_use(real, "")) from None
+        raise KeyInUse(_in_use(real, ""))
     return KeyLock(real, descriptor, None)
 
 

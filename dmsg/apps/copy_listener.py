@@ -7,12 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.error import ConnectionDone
+from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.apps.copying import IS_BUSY, Copier, mode_and_time
-from dmsg.apps.paths import begun, inside, part_of
+from dmsg.apps.copying import Copier, mode_and_time
+from dmsg.apps.parts import IS_BUSY, hold
+from dmsg.apps.paths import inside
 from dmsg.apps.transfer import TransferError
 
 LEFT_AFTER = 5.0
@@ -45,7 +46,7 @@ class Peer(Copier):
         self._overwrite = overwrite
         self._max_size = max_size
         self._busy = busy if busy is not None else {}
-        self._mine: Path | None = None
+        self._mine: list[Path] = []
         self._next = self._asked
 
     def _asked(self, message: dict[str, Any]) -> None:
@@ -81,15 +82,10 @@ class Peer(Copier):
         if path.exists() and not self._overwrite:
             self._compare(path)
             return
-        other = self._busy.get(path)
-        if other is not None:
-            if not other.is_left_by(self):
-                raise TransferError(f"{path.name} {IS_BUSY}")
-            other.give_way()
-        self._busy[path] = self
-        self._mine = path
+        self._claim([path])
         path.parent.mkdir(parents=True, exist_ok=True)
-        part, here = part_of(path), begun(path)
+        self._held = hold(path)
+        part, here = self._held.path, self._held.size
         here = here if here <= self._size else 0
 
         def hashed(digest: Any) -> None:
@@ -123,6 +119,20 @@ class Peer(Copier):
 
         self._hash_prefix(path, self._size, hashed)
 
+    def _claim(self, paths: list[Path]) -> None:
+        """From now on these are this connection's, until it ends.
+
+        :raises TransferError: another one writes one of them, and lives.
+        """
+        others = [(path, self._busy[path]) for path in paths if self._busy.get(path, self) is not self]
+        for path, other in others:
+            if not other.is_left_by(self):
+                raise TransferError(f"{path.name} {IS_BUSY}")
+        for _, other in others:
+            other.give_way()
+        self._busy.update(dict.fromkeys(paths, self))
+        self._mine = paths
+
     def is_left_by(self, other: Peer) -> bool:
         """Nothing carries this stream, and its peer has come again, or it is so for long: who sent was killed."""
         since = getattr(self.transport, "away_since", None)
@@ -135,11 +145,14 @@ class Peer(Copier):
         """Its part is another's from now on."""
         assert self.transport is not None
         self.transport.abortConnection()  # type: ignore[attr-defined]
+        self.connectionLost(Failure(ConnectionAborted()))  # at once: the other one begins now
 
     def _peer_key(self) -> object:
         return None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        if self._mine is not None and self._busy.get(self._mine) is self:
-            del self._busy[self._mine]
+        mine, self._mine = self._mine, []
+        for path in mine:
+            if self._busy.get(path) is self:
+                del self._busy[path]
         super().connectionLost(reason)

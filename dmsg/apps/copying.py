@@ -37,7 +37,8 @@ from twisted.internet.task import cooperate
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
-from dmsg.apps.paths import PART_SUFFIX, begun, part_of, regular_size, there_is, umask
+from dmsg.apps.parts import IS_BUSY, PART_SUFFIX, HeldPart, hold, part_of
+from dmsg.apps.paths import regular_size, there_is, umask
 from dmsg.apps.transfer import DIGEST_SIZE, Refused, TransferError, Transferred, _message, _take_message, lost_text
 from dmsg.errors import CutShort, DmsgError
 
@@ -50,10 +51,6 @@ class CopyCut(TransferError, CutShort):
 
 class CopyBusy(CopyCut):
     """The other side still waits for a program that sent this file before; it is given up there soon."""
-
-
-IS_BUSY = "is being received from another connection"
-"""By this the one that sends knows it."""
 
 
 class _Hashed(FileSender):
@@ -73,6 +70,7 @@ class Copier(Protocol):
         self._buffer = bytearray()
         self._hash = hashlib.sha256()
         self._file: IO[bytes] | None = None
+        self._held: HeldPart | None = None
         self._path = Path()
         self._size = self._done_bytes = self._offset = 0
         self._receiving = False
@@ -225,9 +223,8 @@ class Copier(Protocol):
         there_is(path)
         part = part_of(path)
         # until it is whole it is this user's alone: who may read it is said at the end
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._file = os.fdopen(descriptor, "r+b")
-        os.fchmod(descriptor, 0o600)
         self._file.truncate(offset)
         self._file.seek(offset)
         self._progress = self._started(path.name, self._size, offset)
@@ -297,6 +294,9 @@ class Copier(Protocol):
         file, self._file = self._file, None
         if file is not None:
             file.close()
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._close_file()
@@ -360,7 +360,8 @@ class Get(Copier):
         self._begin(self._ask)
 
     def _ask(self) -> None:
-        part, here = part_of(self._target), begun(self._target)
+        self._held = hold(self._target)
+        part, here = self._held.path, self._held.size
 
         def hashed(digest: Any) -> None:
             self._prefix, self._here = digest, here

@@ -15,7 +15,7 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import Request
 from twisted.web.static import File
 
-from dmsg.apps.paths import PART_SUFFIX
+from dmsg.apps.parts import PART_SUFFIX
 from dmsg.base.units import human_size
 
 MAX_RANGES = 16

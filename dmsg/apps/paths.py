@@ -1,21 +1,17 @@
-"""Files that a peer names, and where what comes of them lies: what may be one, and what may not."""
+"""Files that a peer names: what may be one, and what may not."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import stat
 from pathlib import Path
 from typing import Any
 
+from dmsg.apps.parts import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 
 PATH_LIMIT = 4096
 """Characters of a path."""
-PART_SUFFIX = ".dmsg-part"
-NAME_LIMIT = 255
-"""Bytes of a name."""
 
 
 def inside(root: Path, text: Any) -> Path:
@@ -51,35 +47,6 @@ def regular_size(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise TransferError(f"{path}: is not a regular file")
     return status.st_size
-
-
-def part_name(name: str) -> str:
-    """What a thing is called until it is whole."""
-    part = f".{name}{PART_SUFFIX}"
-    if len(os.fsencode(part)) <= NAME_LIMIT:
-        return part
-    return f".{hashlib.sha256(os.fsencode(name)).hexdigest()}{PART_SUFFIX}"
-
-
-def part_of(path: Path) -> Path:
-    """Where a file lies until it is whole."""
-    return path.with_name(part_name(path.name))
-
-
-def begun(path: Path) -> int:
-    """Bytes that there are of a file that is not whole; what lies there and can be none of it is taken away."""
-    part = part_of(path)
-    try:
-        status = part.lstat()
-    except FileNotFoundError:
-        return 0
-    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-        return status.st_size
-    if stat.S_ISDIR(status.st_mode):
-        shutil.rmtree(part)  # of a directory that had this name
-    else:
-        part.unlink()
-    return 0
 
 
 def umask() -> int:

@@ -17,12 +17,13 @@ from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
 from dmsg.apps.copy_listener import Peer
-from dmsg.apps.copying import CopyCut
+from dmsg.apps.copying import CopyBusy, CopyCut
 from dmsg.apps.parcels.manifest import walk
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, Sent
 from dmsg.apps.parcels.wire import ParcelCut, encode
+from dmsg.apps.parts import IS_BUSY
 from dmsg.apps.paths import inside
 from dmsg.apps.transfer import TransferError, Transferred
 
@@ -66,6 +67,8 @@ class _Tree(Protocol):
             return
         if failure.check(ParcelCut):
             failure = Failure(CopyCut(str(failure.value)))
+        elif IS_BUSY in str(failure.value):
+            failure = Failure(CopyBusy(str(failure.value)))
         elif NO_DIRECTORY in str(failure.value):
             failure = Failure(NoDirectory(str(failure.value)))
         self.done.errback(failure)
@@ -135,6 +138,7 @@ class TreePeer(Peer):
     _inner: Any = None
     _early = b""
     _walking = False
+    _into = Path()
 
     def dataReceived(self, data: bytes) -> None:
         if self._inner is not None:
@@ -148,7 +152,8 @@ class TreePeer(Peer):
         self._next = self._unexpected
         op, path = message.get("op"), message.get("path")
         if op == PUT_TREE and self._writable:
-            directory = self._root if path == "" else inside(self._root, path)
+            directory = self._root.resolve() if path == "" else inside(self._root, path)
+            self._into = directory
             directory.mkdir(parents=True, exist_ok=True)
             self._become(ParcelReceiver(Place(directory, overwrite=self._overwrite), self._wanted))
         elif op == GET_TREE and self._readable:
@@ -166,12 +171,12 @@ class TreePeer(Peer):
         self._refuse(error if isinstance(error, TransferError) else TransferError(str(error)))
 
     def _wanted(self, offer: Offer) -> str | None:
-        if offer.kind != "files":
-            return "only files are sent here"
+        if offer.kind != "files" or len(offer.things) != 1:
+            return "one file or directory at a time is sent here"
         if self._max_size is not None and offer.size > self._max_size:
             return f"{offer.size} bytes are too much, the limit is {self._max_size}"
-        names = ", ".join(thing[0] for thing in offer.things)
-        self._path = Path(names)
+        self._path = self._into / offer.things[0][0]
+        self._claim([self._path])
         return None
 
     def _become(self, inner: Any) -> None:

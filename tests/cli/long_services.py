@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,25 @@ class FromPeerToPeerTests(ToolCase):
             self.assertEqual(status, expected, arguments)
             self.assertIn(words, err)
         self.assertEqual(list((self.directory / "cache" / "dmsg" / "cp").iterdir()), [])
+
+    @asynchronous
+    async def test_in_two_terminals(self) -> None:
+        """The second says so, and takes nothing from the first."""
+        ours, theirs = await self.two_peers()
+        (ours / "film").write_bytes(os.urandom(1_000_000) * 24)
+        await self.said(self.tool("cp", "--listen", "ours", "-k", "alice.key"), "is at")
+        await self.said(self.tool("cp", "--listen", "theirs", "--writable", "-k", "bob.key"), "is at")
+        copying = self.tool("cp", "alice:film", "bob:")
+        stages = self.directory / "cache" / "dmsg" / "cp"
+        await self.until(lambda: any(stages.glob("*/.film.dmsg-part")))
+        copying.transport.signalProcess("STOP")  # type: ignore[union-attr]
+        status, _, err = await self.run_command("cp", "alice:film", "bob:", **self.environment)
+        self.assertEqual(status, 1, err)
+        self.assertIn("the same copy is under way already", err)
+        copying.transport.signalProcess(signal.SIGCONT)  # type: ignore[union-attr]
+        self.assertEqual(await copying.ended, 0, copying.err)
+        self.assertEqual((theirs / "film").read_bytes(), (ours / "film").read_bytes())
+        self.assertEqual(list(stages.iterdir()), [])
 
     @asynchronous
     async def test_a_directory_goes_on(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from dmsg.apps.paths import part_name
+from dmsg.apps.parts import part_name
 from dmsg.keys import SecKey, read_key_file, write_key_file
 from tests.cli.test_commands import Command
 from tests.cli.test_tools import ToolCase

@@ -14,7 +14,7 @@ from twisted.web.static import MultipleRangeStaticProducer, NoRangeStaticProduce
 from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.apps.listings import MAX_RANGES, Listing, file_site, servable
-from dmsg.apps.paths import PART_SUFFIX
+from dmsg.apps.parts import PART_SUFFIX
 from dmsg.base.printable import UNPRINTABLE, printable
 from dmsg.cli import output
 from dmsg.tap.options import printable_log

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
 
-from dmsg.apps.paths import PART_SUFFIX, inside, part_name, part_of
+from dmsg.apps.parts import PART_SUFFIX, part_name, part_of
+from dmsg.apps.paths import inside
 from dmsg.apps.transfer import TransferError
 from dmsg.cli.demos.processes import start_twistd
 from dmsg.clients.names import Names, UnknownName
@@ -294,6 +296,39 @@ class TreeTests(ToolCase):
         self.assertLess(moved, 199 + 4)
 
     @asynchronous
+    async def test_two_of_one_name(self) -> None:
+        """A directory and a file, from two connections: the one that comes second does not end the first."""
+        await self.network()
+        for name in ("shared", "one/film", "two"):
+            (self.directory / name).mkdir(parents=True)
+        large = os.urandom(1_000_000) * 24
+        (self.directory / "one" / "film" / "large").write_bytes(large)
+        (self.directory / "two" / "film").write_bytes(large)
+        write_key_file(self.directory / "again.key", SecKey.generate())
+        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key")
+        await self.said(listening, "is at")
+        part = self.directory / "shared" / part_name("film")
+        for first, second, begun in (
+            (("-r", "one/film"), ("two/film",), part / "large"),
+            (("two/film",), ("-r", "one/film"), part),
+        ):
+            copying = self.tool("cp", *first, "alice:")
+            await self.until(lambda begun=begun: begun.exists() and begun.stat().st_size > 1_000_000)
+            copying.transport.signalProcess("STOP")  # type: ignore[union-attr]
+            # of another key, and so of somebody else
+            status, _, err = await self.run_command(
+                "cp", *second, "alice:", "--retry=0", "-k", "again.key", **self.environment
+            )
+            self.assertEqual(status, 5, err)
+            self.assertIn("film is being received from another connection", err)
+            copying.transport.signalProcess(signal.SIGCONT)  # type: ignore[union-attr]
+            self.assertEqual(await copying.ended, 0, copying.err)
+            there = self.directory / "shared" / "film"
+            self.assertEqual((there / "large" if there.is_dir() else there).read_bytes(), large)
+            shutil.rmtree(there) if there.is_dir() else there.unlink()
+            self.assertEqual(list((self.directory / "shared").iterdir()), [])
+
+    @asynchronous
     async def test_an_older_listener(self) -> None:
         """It says that it does not know that, and nothing hangs."""
         await self.network()
@@ -459,6 +494,33 @@ class CopyTests(ToolCase):
         self.assertFalse(part.exists())
         moved = float(re.search(r"film: ([\d.]+) MB", out)[1])  # type: ignore[index]
         self.assertLess(moved, (len(content) - arrived) / 1e6 + 0.2)
+
+    @asynchronous
+    async def test_two_listeners_in_one_directory(self) -> None:
+        """Of two keys, and so with two locks: the file has one writer all the same; and so has one that is fetched."""
+        await self.network()
+        for name in ("shared", "given"):
+            (self.directory / name).mkdir()
+        content = os.urandom(1_000_000) * 24
+        (self.directory / "given" / "film").write_bytes(content)
+        write_key_file(self.directory / "bob.key", bob := SecKey.generate())
+        await self.run_command("name", "add", "bob", bob.public.hex(), **self.environment)
+        for arguments in (("shared", "--writable", "-k", "alice.key"), ("shared", "--writable", "-k", "bob.key")):
+            await self.said(self.tool("cp", "-l", *arguments), "is at")
+        for first, second, where, expected in (
+            (("given/film", "alice:"), ("given/film", "bob:"), "shared", 5),
+            (("alice:film", "."), ("bob:film", "."), "", 1),
+        ):
+            part = part_of(self.directory / where / "film")
+            copying = self.tool("cp", *first)
+            await self.until(lambda part=part: part.exists() and part.stat().st_size > 1_000_000)
+            copying.transport.signalProcess("STOP")  # type: ignore[union-attr]
+            status, _, err = await self.run_command("cp", *second, "--retry=0", **self.environment)
+            self.assertEqual(status, expected, err)
+            self.assertIn("film is being received from another connection", err)
+            copying.transport.signalProcess(signal.SIGCONT)  # type: ignore[union-attr]
+            self.assertEqual(await copying.ended, 0, copying.err)
+            self.assertEqual((self.directory / where / "film").read_bytes(), content)
 
     @asynchronous
     async def test_200_megabytes_over_a_server_that_is_killed(self) -> None:

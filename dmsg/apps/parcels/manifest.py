@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dmsg.apps.paths import NAME_LIMIT
+from dmsg.apps.parts import NAME_LIMIT
 from dmsg.apps.transfer import TransferError
 
 FILE, DIRECTORY, LINK = "f", "d", "l"

@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import IO
 
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
-from dmsg.apps.paths import PART_SUFFIX, part_name, umask
+from dmsg.apps.parts import PART_SUFFIX, HeldPart, hold, part_name
+from dmsg.apps.paths import umask
 from dmsg.apps.transfer import TransferError
 
 CHUNK = 256 * 1024
+HELD_PARTS = 64
+"""Things of a parcel that are locked while it comes, which takes a descriptor each.  Who sends the same parcel again
+meets the first of them."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -32,6 +36,7 @@ class Place:
         self._overwrite = overwrite
         self._mask = ~umask()
         """What this user gives others, whatever the sender gave his."""
+        self._held: list[HeldPart] = []
 
     def check(self, names: Sequence[tuple[str, str]]) -> None:
         """Whether things of these names and kinds can be put here.
@@ -56,6 +61,24 @@ class Place:
     def has_begun(self, names: Sequence[str]) -> bool:
         """Some of these things are here already, as an earlier transfer left them."""
         return any(os.path.lexists(self._directory / part_name(name)) for name in names)
+
+    def hold(self, names: Sequence[tuple[str, str]]) -> None:
+        """Things of these names and kinds begin to come, or go on; until :meth:`release`.
+
+        :raises TransferError: another transfer, here or in another process, writes one of them.
+        """
+        try:
+            for name, kind in names[:HELD_PARTS]:
+                self._held.append(hold(self._directory / name, directory=kind == DIRECTORY))
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """The transfer is over; another may go on with what is not whole.  May be repeated."""
+        held, self._held = self._held, []
+        for part in held:
+            part.release()
 
     # --- one entry each ---
 

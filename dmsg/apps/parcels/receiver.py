@@ -26,7 +26,7 @@ from dmsg.apps.parcels.wire import (
     lost,
     numbers,
 )
-from dmsg.apps.paths import PART_SUFFIX
+from dmsg.apps.parts import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 
 HELD_LIMIT = 1024 * 1024
@@ -186,8 +186,10 @@ class ParcelReceiver(Protocol):
                 self._finished([])
                 return
             # of what has begun to come it is not known yet how much is missing
-            if self._offer.kind == "files" and not self._place.has_begun([name for name, *_ in self._offer.things]):
-                self._check_room(0)
+            if self._offer.kind == "files":
+                if not self._place.has_begun([name for name, *_ in self._offer.things]):
+                    self._check_room(0)
+                self._place.hold([(name, kind) for name, kind, *_ in self._offer.things])
             self._say(take=True)
             self._step = self._take_piece if self._offer.kind == "pipe" else self._take_entries
 
@@ -350,6 +352,7 @@ class ParcelReceiver(Protocol):
 
     def _finished(self, paths: list[Path]) -> None:
         seconds = time.monotonic() - self._began
+        self._place.release()
         if not self.done.called:
             self.done.callback(Taken(self._offer, self._size, paths, seconds))
 
@@ -390,6 +393,7 @@ class ParcelReceiver(Protocol):
         file, self._file = self._file, None
         if file is not None:
             file.close()
+        self._place.release()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()

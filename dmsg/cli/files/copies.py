@@ -15,7 +15,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.python.failure import Failure
 
 from dmsg.apps.copy_listener import Peer
-from dmsg.apps.copying import Copier, CopyCut, Get, Put
+from dmsg.apps.copying import Copier, CopyBusy, CopyCut, Get, Put
 from dmsg.apps.paths import regular_size
 from dmsg.apps.transfer import TransferError
 from dmsg.apps.trees import GetTree, NoDirectory, PutTree
@@ -51,6 +51,7 @@ class Peers(Factory):
     def __init__(self, make: Callable[[], Peer], allowed: Callable[[IAddress], bool]) -> None:
         self._make = make
         self.admits = self._allowed = allowed
+        self._said = ""
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
 
@@ -61,8 +62,12 @@ class Peers(Factory):
 
         def ended(result: Transferred | Failure) -> None:
             if isinstance(result, Failure):
-                say(f"{whom}: {result.value}", err=True)
+                error = f"{whom}: {result.value}"
+                if error != self._said:  # who waits for another one tries again each second
+                    say(error, err=True)
+                self._said = error
             else:
+                self._said = ""
                 text = f"{whom}: {result.name}, {human_size(result.size)}, {human_size(result.rate)}/s"
                 tell(text, peer=whom, name=result.name, bytes=result.size, **_hash_of(result))
 
@@ -253,7 +258,7 @@ async def copy_one(
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
                     if not reached:
                         raise ConnectFailed(f"{copier.what}{error}") from None
-                    if away.given_up():
+                    if away.given_up(busy=isinstance(error, CopyBusy)):
                         raise CopyCut(f"{copier.what}{error}{away.where()}") from None
                 away.transport = None
                 await deferLater(reactor, RETRY_DELAY)
@@ -281,7 +286,7 @@ class _Away:
         self._name = ""
         self._size = self._done = 0
         self._since: float | None = None
-        self._told = False
+        self._told = self._busy = False
         self.transport: Any = None
 
     def started(self, name: str, size: int, offset: int) -> Callable[[int], None]:
@@ -301,12 +306,17 @@ class _Away:
             self._back()
 
     def _back(self) -> None:
-        self._since, self._told = None, False
+        self._since, self._told, self._busy = None, False, False
         if self._bar is not None:
             self._progress.update(self._bar, description=self._name)
 
-    def given_up(self) -> bool:
-        """The connection was lost: whether it was so for too long."""
+    def given_up(self, *, busy: bool = False) -> bool:
+        """The connection was lost: whether it was so for too long.
+
+        :param busy: the peer is there, and receives this from somebody else.
+        """
+        if busy != self._busy:
+            self._busy, self._told = busy, False
         now = self._reactor.seconds()
         if self._since is None:
             self._since = now
@@ -331,7 +341,8 @@ class _Away:
             stream.abortConnection()  # one limit for all ways of waiting
             return
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._retry - gone))
-        text = f"{self._who} is away for {gone:.0f} s, tried until {until}"
+        what = "receives it from another connection" if self._busy else f"is away for {gone:.0f} s"
+        text = f"{self._who} {what}, tried until {until}"
         if self._bar is not None:
             self._progress.update(self._bar, description=f"{self._name}: {text}")
         if gone >= TELL_AFTER and not self._told:

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dmsg.apps.paths import PART_SUFFIX, part_name
-from dmsg.apps.transfer import Refused
+from dmsg.apps.parts import PART_SUFFIX, part_name
+from dmsg.apps.transfer import Refused, TransferError
 from dmsg.cli.files.copies import remote
+from dmsg.filelock import is_at, lock_if_can
 
 KEPT = 7 * 86400.0
 """Seconds for which what a copy left is kept, so that the same command goes on with it."""
@@ -33,22 +34,42 @@ def stage(directory: Path | None) -> Iterator[None]:
     """Use it; what it has is gone when all has arrived, and goes on when it has not.
 
     :param directory: of :func:`stage_of`.
+    :raises TransferError: the same command runs already.
     """
     if directory is None:
         yield
         return
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _forget_old(directory)
-    _begin_again(directory)
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, Refused):
-            shutil.rmtree(directory, ignore_errors=True)  # it would be refused again
-        with suppress(OSError):
-            directory.rmdir()  # if nothing has come
-        raise
-    shutil.rmtree(directory, ignore_errors=True)
+    with _alone(directory):
+        _forget_old(directory)
+        _begin_again(directory)
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, Refused):
+                shutil.rmtree(directory, ignore_errors=True)  # it would be refused again
+            with suppress(OSError):
+                directory.rmdir()  # if nothing has come
+            raise
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Make it, and keep the same command in another terminal out of it.
+
+    :raises TransferError: that runs already.
+    """
+    while True:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not lock_if_can(descriptor):
+                raise TransferError("the same copy is under way already, by another dmsg cp of yours")
+            if is_at(descriptor, directory):  # else the other has just ended, and taken it away
+                yield
+                return
+        finally:
+            os.close(descriptor)
 
 
 def _all() -> Path:

@@ -1,0 +1,47 @@
+"""Advisory locks on open files, flock(2): they go with the process that holds them, however that ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS, errno.EINVAL})
+"""What file systems say that have no locks."""
+
+
+class NoLocks(OSError):
+    """The file system has no locks: who goes on does so without one."""
+
+
+def take_lock(descriptor: int, *, share: bool = False) -> bool:
+    """Lock an open file, without waiting.
+
+    :param share: others that share the lock are borne.
+    :returns: False: somebody has it.
+    :raises NoLocks: there are none here.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if share else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise NoLocks(error.errno, error.strerror) from None
+        return False
+    return True
+
+
+def lock_if_can(descriptor: int) -> bool:
+    """As :func:`take_lock`, and true where the file system has no locks: there one goes on without."""
+    try:
+        return take_lock(descriptor)
+    except NoLocks:
+        return True
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file still has this name: who held the lock before may have taken it away."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False

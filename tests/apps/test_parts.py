@@ -1,0 +1,178 @@
+"""What is not whole yet: one transfer at a time writes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.apps import parts
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE
+from dmsg.apps.parcels.place import HELD_PARTS, Place
+from dmsg.apps.parts import IS_BUSY, hold, part_of
+from dmsg.apps.transfer import TransferError
+
+LOCKS = """
+import sys
+from pathlib import Path
+from dmsg.apps.parts import hold
+hold(Path(sys.argv[1])).path.write_bytes(b"theirs")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class HoldTests(SynchronousTestCase):
+    """Of one target."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp())
+        self.root.mkdir()
+        self.target = self.root / "film"
+        self.part = part_of(self.target)
+
+    def busy(self, target: Path | None = None, *, directory: bool = False) -> None:
+        error = self.assertRaises(TransferError, hold, target or self.target, directory=directory)
+        self.assertEqual(str(error), f"film {IS_BUSY}")
+
+    def test_one_at_a_time(self) -> None:
+        for directory in (False, True):
+            held = hold(self.target, directory=directory)
+            self.busy(directory=directory)
+            held.release()
+            held.release()
+            self.assertEqual(os.listdir(self.root), [], "an empty part is nothing to go on with")
+            hold(self.target, directory=directory).release()
+
+    def test_what_came_is_kept(self) -> None:
+        held = hold(self.target)
+        self.assertEqual(held.size, 0)
+        self.part.write_bytes(b"12345")
+        held.release()
+        again = hold(self.target)
+        self.assertEqual(again.size, 5)
+        again.release()
+        held = hold(self.root / "tree", directory=True)
+        (held.path / "a").write_bytes(b"1")
+        held.release()
+        self.assertEqual((part_of(self.root / "tree") / "a").read_bytes(), b"1")
+
+    def test_another_kind(self) -> None:
+        """It goes when nobody writes it; while somebody does it stays."""
+        for directory in (False, True):
+            held = hold(self.target, directory=directory)
+            (self.part / "a" if directory else self.part).write_bytes(b"1")
+            self.busy(directory=not directory)
+            self.assertTrue(self.part.exists())
+            held.release()
+            other = hold(self.target, directory=not directory)
+            self.assertEqual((self.part.is_dir(), other.size), (not directory, 0))
+            other.release()
+            self.assertEqual(os.listdir(self.root), [])
+
+    def test_what_somebody_left_there(self) -> None:
+        """Links, which would lead elsewhere, and pipes, at which one would wait."""
+        outside = self.root / "outside"
+        outside.write_bytes(b"theirs")
+        for plant in (
+            lambda: self.part.symlink_to(outside),
+            lambda: self.part.symlink_to("nowhere"),
+            lambda: os.link(outside, self.part),
+            lambda: os.mkfifo(self.part),
+        ):
+            plant()
+            held = hold(self.target)
+            self.assertEqual((held.size, self.part.is_symlink(), self.part.stat().st_nlink), (0, False, 1))
+            held.release()
+            self.assertEqual(os.listdir(self.root), ["outside"])
+        self.assertEqual(outside.read_bytes(), b"theirs")
+
+    def test_modes(self) -> None:
+        """What was whole already and has its mode can be gone on with; it is this user's alone."""
+        self.part.write_bytes(b"1")
+        for mode in (0o000, 0o644):
+            self.part.chmod(mode)
+            hold(self.target).release()
+            self.assertEqual(self.part.stat().st_mode & 0o777, 0o600)
+
+    def test_it_becomes_whole(self) -> None:
+        """Its name is another one's part then, which stays."""
+        held = hold(self.target)
+        self.part.write_bytes(b"whole")
+        self.part.rename(self.target)
+        second = hold(self.target)
+        held.release()
+        self.busy()
+        second.release()
+        self.assertEqual(os.listdir(self.root), ["film"])
+
+    def test_it_is_released_while_one_asks(self) -> None:
+        """Who opened the part just before it became whole begins another one."""
+        held = hold(self.target)
+        self.part.write_bytes(b"whole")
+        opened = parts._open
+
+        def open_and_lose(part: Path, status: os.stat_result) -> int:
+            descriptor = opened(part, status)
+            if not self.target.exists():
+                part.rename(self.target)
+                held.release()
+            return descriptor
+
+        self.patch(parts, "_open", open_and_lose)
+        second = hold(self.target)
+        self.assertEqual((second.size, self.target.read_bytes()), (0, b"whole"))
+        second.release()
+
+    def test_another_process(self) -> None:
+        """Its lock ends with it, however that ends."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", LOCKS, self.target], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        assert process.stdout is not None
+        self.assertEqual(process.stdout.readline(), b"held\n")
+        self.busy()
+        self.busy(directory=True)
+        process.kill()
+        process.wait()
+        held = hold(self.target)
+        self.assertEqual(held.size, 6)
+        held.release()
+
+    def test_no_place(self) -> None:
+        self.assertRaises(FileNotFoundError, hold, self.root / "none" / "film")
+
+
+class PlaceTests(SynchronousTestCase):
+    """Of the things of a parcel."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp())
+        self.root.mkdir()
+
+    def test_all_or_nothing(self) -> None:
+        other = hold(self.root / "b")
+        mine = Place(self.root)
+        self.assertRaises(TransferError, mine.hold, [("a", FILE), ("b", FILE)])
+        self.assertEqual(os.listdir(self.root), [other.path.name])
+        other.release()
+        mine.hold([("a", FILE), ("b", DIRECTORY)])
+        self.assertRaises(TransferError, Place(self.root).hold, [("b", FILE)])
+        mine.release()
+        self.assertEqual(os.listdir(self.root), [])
+
+    def test_descriptors(self) -> None:
+        """A parcel of a thousand things takes no more than its share of them."""
+        before = len(os.listdir("/proc/self/fd"))
+        place = Place(self.root)
+        names = [(f"{number:04}", FILE) for number in range(1000)]
+        place.hold(names)
+        self.assertEqual(len(os.listdir("/proc/self/fd")) - before, HELD_PARTS)
+        self.assertRaises(TransferError, Place(self.root).hold, names)
+        place.release()
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
