@@ -1,14 +1,15 @@
 """trial, which writes down what it ran and what it left out: ``python -m tests.run ARGUMENTS OF TRIAL``.
 
 ``python -m tests.run --summary DIRECTORY...`` says it for the runs with these
-temporary directories, every reason for a test that was left out with how many
-and which.
+temporary directories: every reason for a test that was left out with how many
+and which, the seconds of each package, and the tests that took longest.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ RESULTS = "results.json"
 """In the temporary directory of a run."""
 NAMED = 3
 """Tests named for a reason."""
+SLOWEST = 10
+"""Tests that are named as those that took longest."""
 
 
 class Options(trial.Options):
@@ -30,6 +33,17 @@ class Options(trial.Options):
         chosen: Any = self["reporter"]
 
         class Counting(chosen):  # type: ignore[misc]
+            _began: dict[str, float] = {}
+            _took: dict[str, float] = {}
+
+            def startTest(self, test: Any) -> None:
+                self._began[test.id()] = time.monotonic()
+                super().startTest(test)
+
+            def stopTest(self, test: Any) -> None:
+                super().stopTest(test)
+                self._took[test.id()] = time.monotonic() - self._began.get(test.id(), time.monotonic())
+
             def done(self) -> None:
                 super().done()
                 unexpected = len(self.unexpectedSuccesses)
@@ -37,6 +51,7 @@ class Options(trial.Options):
                     "run": self.testsRun,
                     "failed": len(self.failures) + len(self.errors) + unexpected,
                     "skipped": [(test.id(), str(reason)) for test, reason in self.skips],
+                    "seconds": self._took,
                 }
                 target.write_text(json.dumps(counts))
 
@@ -51,6 +66,7 @@ def summary(directories: list[str]) -> int:
     """Print what runs left out and why, and a last line with all counts; the exit status."""
     run = failed = 0
     reasons: dict[str, list[str]] = defaultdict(list)
+    took: dict[str, float] = {}
     for directory in directories:
         try:
             counts = json.loads((Path(directory) / RESULTS).read_text())
@@ -59,8 +75,16 @@ def summary(directories: list[str]) -> int:
             return 1
         run += counts["run"]
         failed += counts["failed"]
+        took.update(counts["seconds"])
         for test, reason in counts["skipped"]:
             reasons[reason].append(test)
+    packages: dict[str, float] = defaultdict(float)
+    for test, seconds in took.items():
+        packages[".".join(test.split(".")[:2])] += seconds
+    by_time = sorted(packages.items(), key=lambda item: -item[1])
+    _say("seconds: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in by_time if seconds >= 1))
+    for test, seconds in sorted(took.items(), key=lambda item: -item[1])[:SLOWEST]:
+        _say(f"  {seconds:5.1f} {test}")
     skipped = sum(map(len, reasons.values()))
     for reason, tests in sorted(reasons.items()):
         more = f" and {len(tests) - NAMED} more" if len(tests) > NAMED else ""
