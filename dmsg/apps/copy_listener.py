@@ -84,6 +84,7 @@ class Peer(Copier):
             return
         self._claim([path])
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path  # as an error names it
         self._held = hold(path)
         part, here = self._held.path, self._held.size
         here = here if here <= self._size else 0

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.apps import parts
+from dmsg.apps import copy_listener, parts
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE
 from dmsg.apps.parcels.place import HELD_PARTS, Place
+from dmsg.apps.parcels.wire import encode
 from dmsg.apps.parts import IS_BUSY, hold, part_of
 from dmsg.apps.transfer import TransferError
 
@@ -176,3 +179,23 @@ class PlaceTests(SynchronousTestCase):
         self.assertRaises(TransferError, Place(self.root).hold, names)
         place.release()
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+
+class PeerTests(SynchronousTestCase):
+    """What a listener says of a part that cannot be made."""
+
+    def test_the_file_is_named(self) -> None:
+        root = Path(self.mktemp())
+        root.mkdir()
+
+        def hold(path: Path) -> None:
+            raise PermissionError(13, "Permission denied", os.fspath(part_of(path)))
+
+        self.patch(copy_listener, "hold", hold)
+        peer = copy_listener.Peer(Clock(), root, writable=True)
+        transport = StringTransport()
+        peer.makeConnection(transport)
+        peer.dataReceived(encode(op="put", path="film", size=1))
+        self.assertIn(b'"film: Permission denied"', transport.value())
+        self.failureResultOf(peer.done, TransferError)
+        self.assertTrue(transport.disconnecting)
