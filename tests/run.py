@@ -2,7 +2,8 @@
 
 ``python -m tests.run --summary DIRECTORY...`` says it for the runs with these
 temporary directories: every reason for a test that was left out with how many
-and which, the seconds of each package, and the tests that took longest.
+and which; and of a run in one process the seconds of each package, and the
+tests that took longest.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ RESULTS = "results.json"
 """In the temporary directory of a run."""
 NAMED = 3
 """Tests named for a reason."""
+SHOWN = 0.1
+"""Seconds of a test that counts when the time is said."""
 SLOWEST = 10
 """Tests that are named as those that took longest."""
 
@@ -62,6 +65,20 @@ def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
+def _say_times(took: dict[str, float]) -> None:
+    """Where the time went.  trial with -j hears of a test only when it has ended, and knows nothing of its time."""
+    known = {test: seconds for test, seconds in took.items() if seconds >= SHOWN}
+    if not known:
+        return
+    packages: dict[str, float] = defaultdict(float)
+    for test, seconds in known.items():
+        packages[".".join(test.split(".")[:2])] += seconds
+    by_time = sorted(packages.items(), key=lambda item: -item[1])
+    _say("seconds: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in by_time))
+    for test, seconds in sorted(known.items(), key=lambda item: -item[1])[:SLOWEST]:
+        _say(f"  {seconds:5.1f} {test}")
+
+
 def summary(directories: list[str]) -> int:
     """Print what runs left out and why, and a last line with all counts; the exit status."""
     run = failed = 0
@@ -78,13 +95,7 @@ def summary(directories: list[str]) -> int:
         took.update(counts["seconds"])
         for test, reason in counts["skipped"]:
             reasons[reason].append(test)
-    packages: dict[str, float] = defaultdict(float)
-    for test, seconds in took.items():
-        packages[".".join(test.split(".")[:2])] += seconds
-    by_time = sorted(packages.items(), key=lambda item: -item[1])
-    _say("seconds: " + ", ".join(f"{name} {seconds:.0f}" for name, seconds in by_time if seconds >= 1))
-    for test, seconds in sorted(took.items(), key=lambda item: -item[1])[:SLOWEST]:
-        _say(f"  {seconds:5.1f} {test}")
+    _say_times(took)
     skipped = sum(map(len, reasons.values()))
     for reason, tests in sorted(reasons.items()):
         more = f" and {len(tests) - NAMED} more" if len(tests) > NAMED else ""
