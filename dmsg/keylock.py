@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dmsg.base.printable import printable
 from dmsg.errors import KeyFileError
-from dmsg.filelock import NoLocks, take_lock
+from dmsg.filelock import NoLocks, is_at, take_lock
 
 LOCK_SUFFIX = ".lock"
 _WHO_SIZE = 256
@@ -91,9 +91,8 @@ def _hold_beside(real: str, program: str, share: bool) -> KeyLock | None:
                 return KeyLock(real, None, None)
             raise KeyInUse(_in_use(real, who))
         # who held it before may have taken the file away just now
-        with suppress(OSError):
-            if os.fstat(descriptor).st_ino == os.stat(beside).st_ino:
-                break
+        if is_at(descriptor, Path(beside)):
+            break
         os.close(descriptor)
     os.ftruncate(descriptor, 0)
     with suppress(OSError):  # a full disk: the lock holds all the same

@@ -46,7 +46,7 @@ class Peer(Copier):
         self._overwrite = overwrite
         self._max_size = max_size
         self._busy = busy if busy is not None else {}
-        self._mine: list[Path] = []
+        self._mine: Path | None = None
         self._next = self._asked
 
     def _asked(self, message: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Peer(Copier):
         if path.exists() and not self._overwrite:
             self._compare(path)
             return
-        self._claim([path])
+        self._claim(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path  # as an error names it
         self._held = hold(path)
@@ -120,19 +120,18 @@ class Peer(Copier):
 
         self._hash_prefix(path, self._size, hashed)
 
-    def _claim(self, paths: list[Path]) -> None:
-        """From now on these are this connection's, until it ends.
+    def _claim(self, path: Path) -> None:
+        """From now on this is this connection's, until it ends.
 
-        :raises TransferError: another one writes one of them, and lives.
+        :raises TransferError: another one writes it, and lives.
         """
-        others = [(path, self._busy[path]) for path in paths if self._busy.get(path, self) is not self]
-        for path, other in others:
+        other = self._busy.get(path)
+        if other is not None:
             if not other.is_left_by(self):
                 raise TransferError(f"{path.name} {IS_BUSY}")
-        for _, other in others:
             other.give_way()
-        self._busy.update(dict.fromkeys(paths, self))
-        self._mine = paths
+        self._busy[path] = self
+        self._mine = path
 
     def is_left_by(self, other: Peer) -> bool:
         """Nothing carries this stream, and its peer has come again, or it is so for long: who sent was killed."""
@@ -152,8 +151,6 @@ class Peer(Copier):
         return None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        mine, self._mine = self._mine, []
-        for path in mine:
-            if self._busy.get(path) is self:
-                del self._busy[path]
+        if self._mine is not None and self._busy.get(self._mine) is self:
+            del self._busy[self._mine]
         super().connectionLost(reason)

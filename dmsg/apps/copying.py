@@ -50,7 +50,7 @@ class CopyCut(TransferError, CutShort):
 
 
 class CopyBusy(CopyCut):
-    """The other side still waits for a program that sent this file before; it is given up there soon."""
+    """The other side receives this from another connection, perhaps of a killed program that is soon given up."""
 
 
 class _Hashed(FileSender):

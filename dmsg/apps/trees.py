@@ -176,7 +176,7 @@ class TreePeer(Peer):
         if self._max_size is not None and offer.size > self._max_size:
             return f"{offer.size} bytes are too much, the limit is {self._max_size}"
         self._path = self._into / offer.things[0][0]
-        self._claim([self._path])
+        self._claim(self._path)
         return None
 
     def _become(self, inner: Any) -> None:

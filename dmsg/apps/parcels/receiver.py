@@ -185,8 +185,8 @@ class ParcelReceiver(Protocol):
                 self._say(ok=True)
                 self._finished([])
                 return
-            # of what has begun to come it is not known yet how much is missing
             if self._offer.kind == "files":
+                # of what has begun to come it is not known yet how much is missing
                 if not self._place.has_begun([name for name, *_ in self._offer.things]):
                     self._check_room(0)
                 self._place.hold([(name, kind) for name, kind, *_ in self._offer.things])
