@@ -39,6 +39,19 @@ class WordTests(SynchronousTestCase):
         self.assertEqual(Code.parse("7-act-zoo"), Code(7, ("act", "zoo")))
         self.assertRaises(CodeError, Code.parse, "7-gui-alpha")
 
+    def test_what_phones_make_of_hyphens_and_spaces(self) -> None:
+        """Each kind of dash, alone and between spaces that may be no-break ones."""
+        code = Code(7, ("guitar", "alpha"))
+        dashes = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
+        for dash in (*dashes, "--", " ", "\u00a0", "\u202f"):
+            for around in ("", " ", "\u00a0", "\u202f"):
+                between = around + dash + around
+                text = f"\u00a07{between}Guitar{between}ALPHA\u00a0"
+                self.assertEqual(Code.parse(text), code, repr(text))
+                self.assertTrue(looks_like_code(text), repr(text))
+        self.assertEqual(Code.parse("\ufeff7-gui\u00adtar-\u200balpha\u2069"), code, "invisible characters")
+        self.assertEqual(completions("7\u2013guitar\u2013zo"), ["7-guitar-zone", "7-guitar-zoo"])
+
     def test_a_mistyped_word_is_told(self) -> None:
         error = self.assertRaises(CodeError, Code.parse, "7-guitra-alpha")
         self.assertIn("'guitra' is no word of codes; 'guitar' perhaps?", str(error))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from secrets import choice
+from unicodedata import category, normalize
 
 from dmsg.errors import DmsgError
 
@@ -51,11 +52,11 @@ class Code:
 
     @classmethod
     def parse(cls, text: str) -> Code:
-        """What somebody typed: blanks for dashes, capitals, and words cut after four letters are understood.
+        """What somebody typed: blanks or any dashes, capitals, and words cut after four letters are understood.
 
         :raises CodeError: it is no code; says which word is none, and which was meant perhaps.
         """
-        number, *words = text.strip().lower().replace("-", " ").split()[: MAX_WORDS + 2] or [""]
+        number, *words = _as_typed(text).lower().replace("-", " ").split()[: MAX_WORDS + 2] or [""]
         if not (number.isascii() and number.isdigit() and len(number) <= 4 and int(number)):
             raise CodeError(f"{text[:80]!r} is no code: one begins with a number, as 7-guitar-alpha does")
         if not MIN_WORDS <= len(words) <= MAX_WORDS:
@@ -76,13 +77,13 @@ class Code:
 
 def looks_like_code(text: str) -> bool:
     """Whether somebody who typed this meant a code, right or not: a number, and something behind a dash or a blank."""
-    number, _, rest = text.strip().replace(" ", "-").partition("-")
+    number, _, rest = _as_typed(text).replace(" ", "-").partition("-")
     return number.isascii() and number.isdigit() and len(number) <= 4 and bool(rest)
 
 
 def completions(text: str) -> list[str]:
     """What the last word of an unfinished code may become, the whole code each; behind the first word there is more."""
-    before, dash, last = text.rpartition("-")
+    before, dash, last = _as_typed(text).rpartition("-")
     if not dash or not looks_like_code(f"{before}-x"):
         return []
     words = word_list()
@@ -92,6 +93,19 @@ def completions(text: str) -> list[str]:
         found.append(f"{before}-{words[at]}" + ("" if "-" in before else "-"))
         at += 1
     return found
+
+
+def _as_typed(text: str) -> str:
+    """Return the text with plain hyphens and spaces, of which phones and web pages make dashes and no-break spaces.
+
+    U+2212, the minus sign, is of the category of mathematical signs; all other dashes are of ``Pd``.
+    """
+    plain = (
+        "-" if one == "\u2212" or category(one) == "Pd" else " " if one.isspace() else one
+        for one in normalize("NFKC", text)
+        if category(one) != "Cf"  # soft hyphens, zero-width spaces, marks of direction
+    )
+    return "".join(plain).strip()
 
 
 def _word(text: str) -> str:
