@@ -23,7 +23,7 @@ help:
 	@echo "make bench     benchmarks beside the limits of this machine (a quarter of an hour)"
 	@echo "make bench-pipeline  the data pipeline beside DuckDB on the same machine (half an hour, 30 GB of disk)"
 	@echo "make spark-long  the pipeline against DuckDB on 2 million events, ten kills, a cluster, a stream"
-	@echo "make operate-long  an agent that is killed, every alert (Prometheus), pages in Chromium, codes between machines"
+	@echo "make operate-long  an agent that is killed, every alert (Prometheus), pages in Chromium, codes between machines, a clock that is set"
 	@echo "make container the image of contrib/container, on a Debian made here, and what runs in it (root, buildah, debootstrap)"
 	@echo "make rmb-long  the bus: 10,000 messages over sixty kills; the official TypeScript client (node)"
 	@echo "make siege     all entities under attack, and what others feel of it (nine minutes; SIEGE='--seconds=4 --scene=relay' for less)"
@@ -165,7 +165,7 @@ spark-long: $(VENV)/.spark-connect
 operate-long: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp \
 		tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes \
-		tests.docs.long_pictures
+		tests.docs.long_pictures tests.net.long_clock
 
 container: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.contrib.long_container

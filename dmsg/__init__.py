@@ -23,6 +23,7 @@ __all__, __getattr__ = public(
             "LocalProtocolError PingUnavailable RemoteProtocolError SendBufferFull SignatureError "
             "TransportClosed TransportRefused"
         ),
+        "dmsg.net.reactor": "use_monotonic_clock",
         "dmsg.net.streams.address": "DmsgAddress StreamLost StreamTimeout",
         "dmsg.net.streams.stream": "StreamTransport",
         "dmsg.net.streams.endpoints": "DmsgClientEndpoint DmsgServerEndpoint",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
         read_key_file as read_key_file,
         write_key_file as write_key_file,
     )
+    from dmsg.net.reactor import use_monotonic_clock as use_monotonic_clock
     from dmsg.net.streams.address import (
         DmsgAddress as DmsgAddress,
         StreamLost as StreamLost,

@@ -22,6 +22,7 @@ from dmsg.agent.bridge import Bridge, Shared
 from dmsg.agent.place import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.programs import MAX_PROGRAMS, RESERVE, ProgramConnection, Service
 from dmsg.agent.wire import PROTOCOL
+from dmsg.net.clock import ClockWatch
 from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
 
@@ -56,7 +57,9 @@ class Agent(TwistedService):
         self._discovery = discovery
         self._on_down = down
         self._since = time.time()
+        self._began = reactor.seconds()
         self._port: IListeningPort | None = None
+        self._watch = ClockWatch(reactor)
         self._looks = LoopingCall(self._look)
         self._looks.clock = reactor
         self._looked = reactor.seconds()
@@ -71,6 +74,7 @@ class Agent(TwistedService):
         self._port = self._listen()
         super().startService()  # type: ignore[no-untyped-call]
         self.client.startService()
+        self._watch.startService()
         self._looks.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
 
     def _listen(self) -> IListeningPort:
@@ -99,6 +103,7 @@ class Agent(TwistedService):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
+        self._watch.stopService()
         if self._looks.running:
             self._looks.stop()
         port, self._port = self._port, None
@@ -140,6 +145,7 @@ class Agent(TwistedService):
         return {
             **self.hello(),
             "since": self._since,
+            "up_seconds": self._reactor.seconds() - self._began,
             "state": client.status,
             "waits_for": "" if client.status == "online" and not client.last_error else client.waiting_for,
             "servers": [{"key": str(key), "round_trip": round_trip} for key, round_trip in client.round_trips.items()],

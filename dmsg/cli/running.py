@@ -25,7 +25,7 @@ from twisted.logger import (
 from dmsg.cli import output
 from dmsg.clients.names import UnknownName
 from dmsg.errors import DmsgError
-from dmsg.net.reactor import Reactor
+from dmsg.net.reactor import Reactor, use_monotonic_clock
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Used")
@@ -57,6 +57,7 @@ def run(main: Callable[[Any], Coroutine[Any, Any, T]], *, logs: bool = False) ->
     globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
 
     def start(reactor: Reactor) -> Deferred[None]:
+        use_monotonic_clock(reactor)
         return _Run(reactor, main).ended
 
     task.react(start)

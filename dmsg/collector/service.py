@@ -154,7 +154,9 @@ class Collector(Service):
             "servers": connected,
             "files": self.factory.file_count,
             "bytes_held": self.store.total,
-            "newest_file_seconds": {origin: round(now - at) for origin, at in sorted(self.factory.newest.items())},
+            "newest_file_seconds": {
+                origin: max(0, round(now - at)) for origin, at in sorted(self.factory.newest.items())
+            },
         }
 
     def collect(self) -> Iterable[Metric]:

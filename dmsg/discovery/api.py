@@ -143,24 +143,27 @@ class DiscoveryAPI:
         self,
         reactor: IReactorTime,
         store: Any,
-        wall_clock: Any,
+        clock: Callable[[], float],
         metrics: Metrics,
         settings: DiscoverySettings = DEFAULTS,
         *,
+        wall_clock: Callable[[], float] | None = None,
         telemetry: Telemetry | None = None,
         looks: Callable[[], object] | None = None,
     ) -> None:
-        """:param wall_clock: returns seconds since 1970; kept apart from the
+        """:param clock: returns seconds since 1970 for what is kept; apart from the
             reactor's clock because stores outlive the process.
+        :param wall_clock: returns the date, for what others have dated; ``clock`` by default.
         :param looks: servers are looked at before they are listed; told that one has come.
         """
         self._reactor = reactor
         self._store = MeasuredStore(reactor, store, metrics)
-        self._nameplates = Nameplates(MeasuredStore(reactor, store.nameplates, metrics), wall_clock)
-        self._now = wall_clock
+        self._nameplates = Nameplates(MeasuredStore(reactor, store.nameplates, metrics), clock)
+        self._now = clock
+        self._wall_clock = wall_clock or clock
         self._metrics = metrics
         self._settings = settings
-        self._telemetry = DiscoveryTelemetry(telemetry, wall_clock)
+        self._telemetry = DiscoveryTelemetry(telemetry, self._wall_clock)
         self._looks = looks
         self._quota = ServerQuota()
         self.delegations = Delegations()
@@ -225,14 +228,14 @@ class DiscoveryAPI:
     async def _find_available(self) -> list[bytes]:
         since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
         ranking, most = self._settings.ranking, self._settings.max_servers
-        if ranking is None or ranking.current(self._now()) is None:
+        if ranking is None or ranking.current(self._wall_clock()) is None:
             servers: list[bytes] = await self._store.ask("available", most, since)
         else:
             # all that are ranked are in the draw, however many strangers are listed beside them
-            servers = await self._store.ask("listed", ranking.some(RANKED_POOL, self._now()), since)
+            servers = await self._store.ask("listed", ranking.some(RANKED_POOL, self._wall_clock()), since)
             known = set(servers)
             servers += [body for body in await self._store.ask("available", RANKED_POOL, since) if body not in known]
-            servers = ranking.choose(servers, most, self._now())
+            servers = ranking.choose(servers, most, self._wall_clock())
         if len(servers) < most:
             servers += await self._store.ask("quiet", most - len(servers), since)
         # an earlier version took longer ones

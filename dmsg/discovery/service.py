@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Unpack
 
 from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort
 from twisted.logger import Logger
 
@@ -18,8 +19,10 @@ from dmsg.discovery.settings import DEFAULTS, DiscoveryOptions, DiscoverySetting
 from dmsg.discovery.shown import DiscoveryShown
 from dmsg.discovery.site import make_site
 from dmsg.discovery.store import open_store
+from dmsg.discovery.store.opening import clock_of
 from dmsg.discovery.sweep import Sweep
 from dmsg.errors import DiscoveryError
+from dmsg.net.clock import ClockWatch
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.net.web.guard import GuardedFactory
@@ -39,6 +42,7 @@ class _Running:
     sweep: Sweep
     api: DiscoveryAPI
     site: Any
+    watch: ClockWatch | None
 
     async def stop(self) -> None:
         """All but the store, which is asked to the end."""
@@ -46,6 +50,8 @@ class _Running:
         if self.looks is not None:
             await self.looks.stop()
         self.sweep.stop()
+        if self.watch is not None:
+            self.watch.stopService()
 
 
 class Discovery(ListeningService):
@@ -89,8 +95,9 @@ class Discovery(ListeningService):
     async def _start(self) -> None:
         settings, description = self._settings, self._store_description
         self._started = time.time()
-        store = await open_store(description, self._reactor, settings.limit_of(description), self._random)
-        self._running = running = self._make(store)
+        clock, moves = clock_of(description, self._reactor)
+        store = await open_store(description, self._reactor, settings.limit_of(description), self._random, clock)
+        self._running = running = self._make(store, clock, moves)
         if self._settings.ranking is not None:
             self._settings.ranking.watch(self._reactor)
         if self.telemetry is not None:
@@ -108,7 +115,7 @@ class Discovery(ListeningService):
             self._reactor,
             settings.metrics,
             settings.page_token,
-            DiscoveryShown(self._reactor, running.api, self.metrics, self._started),
+            DiscoveryShown(self._reactor, running.api, self.metrics, self._started, clock),
             running.api.rendered_metrics,
             running.api.told_health,
         )
@@ -120,32 +127,52 @@ class Discovery(ListeningService):
         """Where its page is, and ``/metrics`` and ``/health`` beside it."""
         return None if self._status is None else self._status.port
 
-    def _make(self, store: Any) -> _Running:
-        """What works on an open store."""
+    def _make(self, store: Any, clock: Callable[[], float], moves: bool) -> _Running:
+        """Make what works on an open store.
+
+        :param clock: seconds since 1970 for what is kept in the store.
+        :param moves: steps of the system's clock move it.
+        """
         settings, looks = self._settings, None
         if settings.looks and settings.server_ttl > 0:
             looks = Looks(
                 self._reactor,
                 store,
-                time.time,
+                clock,
                 settings.server_ttl,
                 lasts=settings.entry_ttl,
                 openings=settings.openings,
                 anywhere=settings.private_servers,
             )
             looks.start()
-        sweep = Sweep(self._reactor, store, time.time, self.metrics)
+        sweep = Sweep(self._reactor, store, clock, self.metrics)
         sweep.start()
         api = DiscoveryAPI(
             self._reactor,
             store,
-            time.time,
+            clock,
             self.metrics,
             settings,
+            wall_clock=time.time,
             telemetry=self.telemetry,
             looks=None if looks is None else looks.soon,
         )
-        return _Running(store, looks, sweep, api, make_site(api, self._reactor, self.metrics, settings))
+        watch = None
+        if moves:
+            watch = ClockWatch(self._reactor, lambda step: self._clock_was_set(step, clock()))
+            watch.startService()
+        return _Running(store, looks, sweep, api, make_site(api, self._reactor, self.metrics, settings), watch)
+
+    def _clock_was_set(self, step: float, now: float) -> None:
+        """Keep what a store has whose times are the system's."""
+        assert self._running is not None
+        if step > 0:
+            self._running.sweep.postpone()
+            return
+        set_back: Deferred[None] = self._running.store.set_back(now)
+        set_back.addErrback(
+            lambda failure: _log.warn("times of entries are not corrected: {error}", error=failure.getErrorMessage())
+        )
 
     def own_url(self) -> str:
         """Where this machine reaches it, without TLS.

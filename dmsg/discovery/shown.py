@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -71,8 +71,17 @@ class DiscoveryShown(Shown):
         Chart("From a request to its answer", "ms", (Line("half within", "p50"), Line("99 of 100 within", "p99"))),
     )
 
-    def __init__(self, clock: IReactorTime, api: Answering, metrics: Metrics, started: float) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        api: Answering,
+        metrics: Metrics,
+        started: float,
+        store_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """:param store_clock: the clock by which the store's entries are posted."""
         self._clock = clock
+        self._store_clock = store_clock
         self._api = api
         self._metrics = metrics
         self._started = started
@@ -166,7 +175,7 @@ class DiscoveryShown(Shown):
 
     async def tables(self) -> list[Table]:
         now = time.time()
-        self._api.delegations.look(now)
+        self._api.delegations.look(self._store_clock())
         listed, quiet, _ = self._servers
         known = {str(json.loads(body).get("static")) for body in (*listed, *quiet)}
         states = ("listed", listed), ("seen, says nothing", quiet), ("missed", self._missed())

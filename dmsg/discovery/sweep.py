@@ -30,13 +30,15 @@ class Sweep:
     """Drops what is over, and tells of all that a store drops.
 
     :param store: provides :class:`~dmsg.discovery.store.IEntryStore`; its ``dropped`` is set.
-    :param now: seconds since 1970.
+    :param now: seconds since 1970, by the clock of the store.
     """
 
     def __init__(self, reactor: IReactorTime, store: Any, now: Callable[[], float], metrics: Metrics) -> None:
+        self._reactor = reactor
         self._store = store
         self._now = now
         self._metrics = metrics
+        self._not_before = 0.0
         self._seldom = Seldom(reactor.seconds, TOLD_EVERY)
         self._again = Again(reactor, self._sweep, lambda failures: SWEEP_EVERY, "dropping old entries")
         store.dropped = self._dropped
@@ -44,6 +46,11 @@ class Sweep:
     def start(self) -> None:
         """From now on."""
         self._again.start()
+        self.postpone()
+
+    def postpone(self) -> None:
+        """Drop nothing for as long as clients need to post their entries again: all of them may look old now."""
+        self._not_before = self._reactor.seconds() + FIRST_SWEEP
         self._again.soon(FIRST_SWEEP)
 
     def stop(self) -> None:
@@ -51,6 +58,9 @@ class Sweep:
         self._again.stop()
 
     async def _sweep(self) -> float:
+        early = self._not_before - self._reactor.seconds()
+        if early > 0:
+            return early
         try:
             swept = await self._store.sweep(self._now(), SLICE)
         except Exception as error:  # the store is away; who asks discovery something has it logged

@@ -6,13 +6,17 @@ import time
 
 from dmsg.base.memory import resident
 from dmsg.base.units import human_size, human_time
+from dmsg.net.reactor import monotonic
 from dmsg.pages.model import Fact
+
+_BEGAN = monotonic()
+"""When this process began, by a clock that nobody can set."""
 
 
 def of_process(started: float) -> list[Fact]:
     """Since when it runs, and the memory that it has.  :param started: Unix time."""
     return [
-        Fact("Up for", human_time(max(0.0, time.time() - started))),
+        Fact("Up for", human_time(monotonic() - _BEGAN)),
         Fact("Since", time.strftime("%d %b %H:%M", time.localtime(started))),
         Fact("Memory of the process", human_size(resident())),
     ]

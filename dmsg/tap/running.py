@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock
+from dmsg.net.clock import ClockWatch
 from dmsg.net.reactor import Reactor
 from dmsg.tap.config import on_hangup
 
@@ -62,6 +63,7 @@ class StopOnFailure(MultiService):
         self._could_not = False
         self.entity = entity
         entity.setServiceParent(self)
+        ClockWatch(reactor).setServiceParent(self)  # type: ignore[no-untyped-call]
 
     def startService(self) -> None:
         """Start the entity.

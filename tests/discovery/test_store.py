@@ -117,6 +117,23 @@ class StoreMixin:
         self.assertEqual(await self.store.count(), 0)
 
     @asynchronous
+    async def test_the_clock_was_set_back(self) -> None:
+        """A server that has gone is no longer listed for an hour more, and looks at others go on."""
+        day, now = 86400.0, 1000.0
+        talks, quiet, never = (server_entry(number) for number in range(3))
+        await self.store.post(talks, now + day, Terms(checked=False))
+        await self.store.seen(talks.static, "h:1", now + day, now + day + 60.0)
+        await self.store.post(quiet, now + day, Terms(checked=False, refreshes=False))
+        await self.store.seen(quiet.static, "h:1", now + day, now + day + 60.0)
+        await self.store.post(never, now + day)  # listed without a look
+        self.assertEqual(await self.store.due(9, now, now), [])
+        await self.store.set_back(now)
+        for since, there in ((now, True), (now + 1.0, False)):
+            self.assertEqual(len(await self.store.available(9, since)), 2 * there)
+            self.assertEqual(len(await self.store.quiet(9, since)), 1 * there)
+        self.assertEqual({due.json for due in await self.store.due(9, now, now)}, {talks.to_json(), quiet.to_json()})
+
+    @asynchronous
     async def test_a_deleted_entry_cannot_be_posted_again(self) -> None:
         """Anybody may have kept it."""
         entry = client_entry(0, 5)

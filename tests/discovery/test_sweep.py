@@ -47,6 +47,16 @@ class SweepTests(SynchronousTestCase):
         self.clock.advance(1)
         self.assertEqual((self.count(), self.dropped("ended")), (0, SLICE + 10))
 
+    def test_nothing_is_dropped_after_a_step_of_the_clock(self) -> None:
+        """All entries look old where the store's clock jumped; their owners post them again."""
+        self.clock.advance(FIRST_SWEEP)
+        self.post(1, Terms(lasts=10.0))
+        self.sweep.postpone()
+        self.clock.advance(FIRST_SWEEP - 1)
+        self.assertEqual(self.count(), 1)
+        self.clock.advance(1)
+        self.assertEqual(self.count(), 0)
+
     def test_a_store_that_fails_is_asked_again(self) -> None:
         sweep = self.store.sweep
         self.store.sweep = lambda *arguments: fail(OSError("away"))  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ def show(told: dict[str, Any]) -> None:
     names = Names()
     key = str(told["key"])
     say(f"{_name(names, key)}  {key}")
-    say(f"{told['state']}, process {told['pid']}, up for {_ago(told['since'])}")
+    say(f"{told['state']}, process {told['pid']}, up for {_up(told)}")
     servers = told["servers"]
     say()
     _table(
@@ -97,5 +97,6 @@ def _name(names: Names, key: str) -> str:
         return f"{key[:SHORT]}..."
 
 
-def _ago(since: float) -> str:
-    return human_time(max(0.0, time.time() - since))
+def _up(told: dict[str, Any]) -> str:
+    """How long the agent runs; one of an earlier version says only since when."""
+    return human_time(told.get("up_seconds", max(0.0, time.time() - told["since"])))

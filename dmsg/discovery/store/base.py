@@ -24,6 +24,9 @@ TOMBSTONE_TTL = 86400.0
 """Seconds for which it is remembered that an entry was deleted, so that nobody posts it again."""
 MIGRATED_TTL = 90 * 86400.0
 """Seconds for which an entry is kept that an earlier version wrote, unless it is posted again."""
+LATEST_LOOK = 3600.0
+"""Seconds ahead for which a look at a server is planned at most; one that is planned for later was planned before the
+clock was set back."""
 KINDS = ("client", "server", "both")
 """Of entries: by the halves that they have."""
 
@@ -120,6 +123,12 @@ class IEntryStore(Interface):
         :param target: the address that was looked at; if its entry has another by now, nothing is done.
         :param lasts: seconds for which a quiet one that was there is kept at least.
         :param listed: one that was not there stays listed if it is; else it is not before it was there again.
+        """
+
+    def set_back(now: float) -> Deferred[None]:
+        """The clock may have been set back to ``now``: what is kept from later counts as posted and seen now.
+
+        Without it a server that has gone stays listed until the clock is where it was, and nobody looks at it.
         """
 
     def sweep(now: float, most: int) -> Deferred[int]:

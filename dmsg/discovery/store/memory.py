@@ -16,6 +16,7 @@ from dmsg.discovery.entry import Entry, EntryInvalid
 from dmsg.discovery.nameplates.store import MemoryNameplates
 from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
+    LATEST_LOOK,
     NEVER,
     OVERHEAD,
     ROOM_AT_ONCE,
@@ -175,6 +176,14 @@ class MemoryStore:
             kept.checked = True
             if not kept.refreshes:
                 self._ends.put(static, max(self._ends.rank(static), ends(at, lasts)))
+        return succeed(None)
+
+    def set_back(self, now: float) -> Deferred[None]:
+        for listed in (self._servers, self._quiet):
+            listed.update({static: now for static, at in listed.items() if at > now})
+        for static in [static for static in self._kept if static in self._looks]:
+            if now + LATEST_LOOK < self._looks.rank(static) < NEVER:
+                self._looks.put(static, now)
         return succeed(None)
 
     def sweep(self, now: float, most: int) -> Deferred[int]:

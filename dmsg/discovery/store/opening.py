@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
 
 from dmsg.discovery.store.base import StoreError
 from dmsg.discovery.store.memory import MemoryStore
 from dmsg.discovery.store.redis import RedisStore
 from dmsg.discovery.store.sqlite import SQLiteStore
+from dmsg.net.clock import SteadyClock
 from dmsg.net.redis import RedisUnavailable, open_redis, without_password
 
 REDIS_PATIENCE = 1.5
 """Seconds for an answer of Redis: who asks discovery hears within two that it cannot be had now."""
 STORE_LIMIT = 4096 * 1024 * 1024
 """Bytes of entries that a file or Redis has, by default; in memory it is :func:`dmsg.base.memory.default_limit`."""
+
+_log = Logger()
 
 
 def parse_store(description: str) -> tuple[str, str]:
@@ -32,8 +37,25 @@ def parse_store(description: str) -> tuple[str, str]:
     return kind, rest
 
 
+def clock_of(description: str, reactor: IReactorTime) -> tuple[Callable[[], float], bool]:
+    """Return the clock by which the entries of a store are posted, seen and dropped.
+
+    Redis may be shared with processes on other machines, which know only what the system says.  Otherwise no step of
+    the system's clock counts while the process runs: after one forward, all entries would look old.
+
+    :returns: a function that returns seconds since 1970, and whether steps of the system's clock move it.
+    """
+    if parse_store(description)[0] == "redis":
+        return time.time, True
+    return SteadyClock(reactor), False
+
+
 async def open_store(
-    description: str, reactor: IReactorTime, limit: float = math.inf, random: Random | None = None
+    description: str,
+    reactor: IReactorTime,
+    limit: float = math.inf,
+    random: Random | None = None,
+    now: Callable[[], float] = time.time,
 ) -> Any:
     """A store from what ``--store`` says.
 
@@ -42,17 +64,24 @@ async def open_store(
         the environment, ``DMSG_REDIS_PASSWORD``.
     :param limit: bytes that are kept, in all.
     :param random: chooses which servers a store in memory names.
+    :param now: the clock of the store, see :func:`clock_of`.
     :raises ~dmsg.discovery.store.base.StoreError: unknown, cannot be opened, or Redis does not answer.
     """
     kind, rest = parse_store(description)
     if kind == "memory":
         return MemoryStore(random, limit)
     if kind == "sqlite":
-        return SQLiteStore(rest, limit)
+        file = SQLiteStore(rest, limit)
+        try:
+            await file.set_back(now())
+        except file.failures as error:
+            _log.warn("{path}: times of entries are not corrected: {error}", path=rest, error=str(error))
+        return file
     try:
         connection = await open_redis(description, reactor, reply_timeout=REDIS_PATIENCE)
         store = RedisStore(connection, limit=limit)
-        await store.adopt(time.time())
+        await store.adopt(now())
+        await store.set_back(now())
     except RedisUnavailable as error:
         raise StoreError(str(error)) from None
     return store

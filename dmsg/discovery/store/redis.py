@@ -26,6 +26,7 @@ from dmsg.discovery.rules import (
     time_order,
 )
 from dmsg.discovery.store.base import (
+    LATEST_LOOK,
     MIGRATED_TTL,
     NEVER,
     OVERHEAD,
@@ -167,6 +168,14 @@ make_room(tonumber(ARGV[3]), answer)
 return {swept, answer}
 """
 )
+_SET_BACK = """
+local function cut(key, from, to)
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', key, from, to)) do redis.call('ZADD', key, ARGV[1], name) end
+end
+cut(KEYS[1], '(' .. ARGV[1], '+inf')
+cut(KEYS[2], '(' .. ARGV[1], '+inf')
+cut(KEYS[3], '(' .. ARGV[2], '(' .. ARGV[3])
+"""
 _ADOPT = (
     _ROOM
     + """
@@ -405,6 +414,10 @@ class RedisStore:
             target,
         ]
         return self._run(_SEEN, [f"entry:{static}", *_KEYS], arguments).addCallback(lambda _: None)
+
+    def set_back(self, now: float) -> Deferred[None]:
+        arguments = [repr(now), repr(now + LATEST_LOOK), repr(NEVER)]
+        return self._run(_SET_BACK, ["servers", "quiet", "looks"], arguments).addCallback(lambda _: None)
 
     def sweep(self, now: float, most: int) -> Deferred[int]:
         def swept(answer: Any) -> int:

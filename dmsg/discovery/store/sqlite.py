@@ -16,6 +16,7 @@ from dmsg.discovery.nameplates.store import SQLiteNameplates
 from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
     KINDS,
+    LATEST_LOOK,
     MIGRATED_TTL,
     NEVER,
     OVERHEAD,
@@ -285,6 +286,19 @@ class SQLiteStore:
                 "ends = CASE WHEN quiet THEN max(ends, ?) ELSE ends END WHERE static = ? AND listable AND target = ?",
                 (at, next_look, at, ends(at, lasts), static, target),
             )
+        return succeed(None)
+
+    def set_back(self, now: float) -> Deferred[None]:
+        try:
+            with transaction(self._db):
+                self._db.execute("UPDATE entries SET posted = ? WHERE posted > ?", (now, now))
+                self._db.execute("UPDATE entries SET seen = ? WHERE listable AND seen > ?", (now, now))
+                self._db.execute(
+                    "UPDATE entries SET look_at = ? WHERE listable AND look_at > ? AND look_at < ?",
+                    (now, now + LATEST_LOOK, NEVER),
+                )
+        except sqlite3.Error:
+            return fail()
         return succeed(None)
 
     def sweep(self, now: float, most: int) -> Deferred[int]:
