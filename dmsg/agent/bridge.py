@@ -7,11 +7,13 @@ from typing import Any, Protocol as Interface
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IHalfCloseableProtocol, IReactorTime
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from dmsg.agent.wire import (
+    END_FRAME,
     MAX_PAYLOAD,
     WINDOW,
     WINDOW_FRAMES,
@@ -64,6 +66,7 @@ class Shared:
         return WINDOW if self.unread < MAX_UNREAD else SMALL_WINDOW
 
 
+@implementer(IHalfCloseableProtocol)
 class Bridge(Protocol):
     """The stream's protocol.
 
@@ -83,6 +86,7 @@ class Bridge(Protocol):
         self.rate_in = self.rate_out = 0.0
         self._measured = (0, 0)
         self._line: Line | None = None
+        self._program_half_closes = False
         self._outstanding = self._frames = 0
         self._taken = 0
         self._congested = False
@@ -111,6 +115,16 @@ class Bridge(Protocol):
             self._paused = True
             self.transport.pauseProducing()
 
+    def readConnectionLost(self) -> None:
+        """The peer sends no more."""
+        if self._line is not None and self._program_half_closes:
+            self._line.write(END_FRAME)
+        else:
+            self.transport.loseConnection()
+
+    def writeConnectionLost(self) -> None:
+        """The peer knows that the program sends no more."""
+
     def _count_unread(self, size: int) -> None:
         self._unread += size
         self._shared.unread += size
@@ -133,9 +147,13 @@ class Bridge(Protocol):
         assert isinstance(address, DmsgAddress)
         return address
 
-    def take(self, line: Line) -> None:
-        """A program takes the stream: before it is connected, or later."""
+    def take(self, line: Line, *, half_close: bool = False) -> None:
+        """A program takes the stream: before it is connected, or later.
+
+        :param half_close: it understands END.
+        """
         self._line = line
+        self._program_half_closes = half_close
         if self.transport is not None:
             line.joined(self)
 
@@ -167,6 +185,7 @@ class Bridge(Protocol):
             "port": host.port,
             "server": _text(self.transport.server),
             "secure": self.transport.secure,
+            "half_close": self.transport.can_half_close and self._program_half_closes,
             "binding": None if binding is None else binding.hex(),
         }
 
@@ -182,12 +201,12 @@ class Bridge(Protocol):
                 self.transport.loseConnection()
             else:
                 self.transport.abort(reason)
-        elif kind is Kind.DATA:
+        elif kind in (Kind.DATA, Kind.END):
             if self._outstanding > WINDOW or self._frames >= WINDOW_FRAMES:
                 raise WireError(f"more than {WINDOW} bytes, or {WINDOW_FRAMES} frames, that are not acknowledged")
             self._outstanding += len(payload)
             self._frames += 1
-            sent: Deferred[None] = self.transport.send(payload)
+            sent = self._send(kind, payload)
             sent.addCallbacks(self._acknowledged, lambda _: None, callbackArgs=(len(payload),))
         elif kind is Kind.READ:
             self._count_unread(-min(self._unread, parse_count(payload)))
@@ -196,6 +215,16 @@ class Bridge(Protocol):
                 self.transport.resumeProducing()
         else:
             raise WireError(f"a program sends no {kind.name}")
+
+    def _send(self, kind: Kind, payload: bytes) -> Deferred[None]:
+        """Send DATA, or END, of the program."""
+        if kind is Kind.END:
+            if not (self.transport.can_half_close and self._program_half_closes) or payload:
+                raise WireError("an END that was not agreed on")
+            return self.transport.end_writing()
+        if self.transport.writing_ended:
+            raise WireError("DATA behind END")
+        return self.transport.send(payload)
 
     def gone(self) -> None:
         """The program has ended without a word: so has its stream."""

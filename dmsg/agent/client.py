@@ -105,6 +105,7 @@ class AgentClient:
             "port": address.port,
             "timeout": timeout,
             "resumable": resumable,
+            "half_close": True,
             "as": str(self._key),
         }
         if via is not None:

@@ -100,7 +100,7 @@ class Listening:
 
     def _accept(self, number: int, protocol: IProtocol) -> Deferred[IProtocol]:
         connection = StreamConnection(self._road, lambda opened: protocol)
-        opened = self._road.open(connection, {"do": "accept", "stream": number})
+        opened = self._road.open(connection, {"do": "accept", "stream": number, "half_close": True})
         return opened.addCallback(lambda _: self._road.within(connection.started))
 
     def _lost(self) -> None:

@@ -9,10 +9,22 @@ from typing import Any
 from twisted.internet.interfaces import IProtocol, IReactorTime
 from twisted.internet.protocol import Protocol
 
-from dmsg.agent.wire import WINDOW, WINDOW_FRAMES, Kind, WireError, close, counted, frame, parse_close, parse_count
+from dmsg.agent.wire import (
+    END_FRAME,
+    WINDOW,
+    WINDOW_FRAMES,
+    Kind,
+    WireError,
+    close,
+    counted,
+    frame,
+    parse_close,
+    parse_count,
+)
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
+from dmsg.net.streams.outbox import EndOfData
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn import TurnFlush
 
@@ -27,8 +39,12 @@ class LocalStream(StreamTransport):
     binding: bytes | None = None
 
     @property
+    def _leaves_closing_to_remote(self) -> bool:
+        return True  # the agent closes when its own stream has ended
+
+    @property
     def acknowledged_bytes(self) -> int | None:  # type: ignore[override]
-        return self._carrier.acknowledged if self.secure else None
+        return self._carrier.acknowledged - int(self._end_acknowledged) if self.secure else None
 
     def _unacknowledged(self) -> int:
         return self._carrier.bytes_in_flight
@@ -62,7 +78,7 @@ class LocalCarrier:
     def send(self, data: bytes | memoryview, ticket: Any) -> None:
         self._in_flight.append((len(data), ticket))
         self.bytes_in_flight += len(data)
-        self._transport.write(frame(Kind.DATA, data))
+        self._transport.write(END_FRAME if ticket.__class__ is EndOfData else frame(Kind.DATA, data))
 
     def flush(self) -> None:
         """What was written has gone to the system already."""
@@ -98,6 +114,8 @@ class LocalCarrier:
             self.bytes_in_flight -= size
             self.acknowledged += size
             self.stream.acknowledged_all([ticket for _, ticket in done], count)
+        elif kind is Kind.END and self.stream.can_half_close:
+            self.stream.data_ended()
         elif kind is Kind.CLOSE:
             self.ended(parse_close(payload))
         elif kind is Kind.WAY:
@@ -138,6 +156,7 @@ class Opened:
             self.host = DmsgAddress(PubKey.from_hex(answer["host"]), int(answer["port"]))
             self.server = None if answer["server"] is None else PubKey.from_hex(answer["server"])
             self.secure = bool(answer["secure"])
+            self.half_close = answer.get("half_close") is True  # agents before 0.2 do not say
             self.binding = None if answer["binding"] is None else bytes.fromhex(answer["binding"])
         except (KeyError, TypeError, ValueError):
             raise WireError("an answer that describes no stream") from None
@@ -146,7 +165,7 @@ class Opened:
         """Let ``protocol`` have it."""
         carrier = LocalCarrier(connection.transport, turn, self.server)
         stream = carrier.stream = LocalStream(reactor, carrier, self.host, self.peer, MAX_FRAME)
-        stream.secure, stream.binding = self.secure, self.binding
+        stream.secure, stream.binding, stream.can_half_close = self.secure, self.binding, self.half_close
         stream.start(protocol)
         return carrier
 

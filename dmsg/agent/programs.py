@@ -322,7 +322,7 @@ class ProgramConnection(Protocol):
 
         async def work() -> None:
             bridge = Bridge(self.reactor, self._agent.shared, incoming=False)
-            bridge.take(self)
+            bridge.take(self, half_close=request.get("half_close") is True)
             factory = Factory.forProtocol(lambda: bridge)
             factory.noisy = False
             await self._agent.client.connect(
@@ -370,7 +370,7 @@ class ProgramConnection(Protocol):
             if number in service.waiting:
                 service.take(number)
                 self._of = service
-        bridge.take(self)
+        bridge.take(self, half_close=request.get("half_close") is True)
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, None]], *, stays: bool = False) -> None:
         """Something that takes its time; what it raises is its answer.

@@ -65,6 +65,9 @@ class Kind(IntEnum):
     """To the program: by which server it goes (``server``), and for how many seconds by none (``away``), as JSON."""
     READ = 4
     """To the agent: so many bytes (4 bytes, big-endian) are read, and as many more may come."""
+    END = 5
+    """No DATA of its sender follows; the other direction goes on.  From a program it is acknowledged as DATA is.
+    Sent only where the program's request and the agent's answer both have ``half_close``."""
 
 
 class WireError(DmsgError):
@@ -100,6 +103,10 @@ def counted(kind: Kind, count: int) -> bytes:
 def close(reason: int) -> bytes:
     """The frame that says so."""
     return frame(Kind.CLOSE, bytes((reason,)))
+
+
+END_FRAME = HEADER.pack(Kind.END, 0)
+"""The frame that ends the data of its sender."""
 
 
 def parse_count(payload: bytes) -> int:

@@ -1,8 +1,9 @@
 """Two connections made one: what comes in at one goes out at the other.
 
-Each is the other's producer, so a slow one slows the other.  When one ends
-cleanly the other is closed after what was written has left; when one is lost
-the other is aborted, so that nobody takes a cut for an end.
+Each is the other's producer, so a slow one slows the other.  When one direction
+ends cleanly, so does that direction of the other connection, after what was written has left, and the
+opposite direction goes on.  When a connection is lost the other is aborted, so that nobody takes a cut for an end:
+a program at a TCP connection then sees a reset.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IProtocolFactory, IPushProducer
+from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.interfaces import IAddress, IHalfCloseableProtocol, IProtocolFactory, IPushProducer
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Connection
 from twisted.logger import Logger
@@ -29,10 +30,14 @@ MAX_JOINTS = 1024
 _log = Logger()
 
 
+@implementer(IHalfCloseableProtocol)
 class Half(Protocol):
     """One of the two; ``other`` is there when both are connected."""
 
     other: Half | None = None
+    reading_ended = False
+    """What is at this connection has said that it sends no more."""
+    _writing_ended = False
 
     def __init__(self, connected: Callable[[Half], None] | None = None, lost: Callable[[], None] | None = None) -> None:
         self._connected = connected
@@ -47,7 +52,36 @@ class Half(Protocol):
         if self.other is not None and self.other.transport is not None:
             write_now(self.other.transport, data)
 
+    def readConnectionLost(self) -> None:
+        """What is at this connection sends no more: pass that on, and go on with the other direction."""
+        if self.reading_ended:
+            return  # TCP says it again when it is read on
+        self.reading_ended = True
+        if self.other is not None:
+            self.other.end_writing()
+        self._close_if_both_ended()
+
+    def writeConnectionLost(self) -> None:
+        """Everything that was written has left, and so has its end."""
+        self._writing_ended = True
+        self._close_if_both_ended()
+
+    def end_writing(self) -> None:
+        """Write no more after what was written."""
+        transport: Any = self.transport
+        transport.unregisterProducer()
+        transport.loseWriteConnection()
+
+    def _close_if_both_ended(self) -> None:
+        # Twisted leaves a TCP connection open that is shut down both ways; a stream closes by itself
+        both = self.reading_ended and self._writing_ended and self.over is None
+        if both and self.transport is not None and not hasattr(self.transport, "can_half_close"):
+            self.transport.loseConnection()
+
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if reason.check(ConnectionDone) and getattr(self.transport, "unacknowledged", 0):
+            # the other end closed before it had all: who wrote that must not take it for a good end
+            reason = Failure(ConnectionLost("closed before all that was written had arrived"))
         self.over = reason
         other, self.other = self.other, None
         if other is not None and other.over is None and other.transport is not None:
@@ -101,7 +135,11 @@ def join(one: Half, two: Half) -> None:
     assert one.transport is not None and two.transport is not None
     one.transport.registerProducer(_Source(two.transport), True)  # type: ignore[attr-defined]
     two.transport.registerProducer(_Source(one.transport), True)  # type: ignore[attr-defined]
-    one.transport.resumeProducing()  # type: ignore[attr-defined]
+    for half, other in ((one, two), (two, one)):
+        if half.reading_ended:  # before the other was connected
+            other.end_writing()
+    if not one.reading_ended:
+        one.transport.resumeProducing()  # type: ignore[attr-defined]
 
 
 class JointFactory(Factory):

@@ -118,6 +118,11 @@ class SocksProtocol(Half):
     def connectionMade(self) -> None:
         self._timer = self._reactor.callLater(REQUEST_TIMEOUT, self._give_up)
 
+    def readConnectionLost(self) -> None:
+        super().readConnectionLost()
+        if self._request is not None and self.transport is not None:
+            self.transport.loseConnection()  # the request is not whole, and never will be
+
     def _give_up(self) -> None:
         self._timer = None
         assert self.transport is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from dmsg.keys import PubKey
+from dmsg.net.streams.outbox import EndOfData
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport
@@ -32,8 +33,18 @@ class ClientStream(StreamTransport):
         return None if self.end is None else self.end.binding
 
     @property
+    def can_half_close(self) -> bool:  # type: ignore[override]
+        return self.end is not None and self.end.half_close
+
+    @property
+    def _leaves_closing_to_remote(self) -> bool:
+        # a CLOSE that is lost with its connection: the initiator looks for another way and is told of the end then,
+        # whereas a responder would wait in vain to be found
+        return self.end is not None and self.end.initiator
+
+    @property
     def acknowledged_bytes(self) -> int | None:  # type: ignore[override]
-        return None if self.end is None else self.end.acknowledged
+        return None if self.end is None else self.end.acknowledged - int(self._end_acknowledged)
 
     def _unacknowledged(self) -> int:
         # not asked of what stands for a transport that is lost: it says more than that, for the sake of closing
@@ -97,7 +108,10 @@ class TransportCarrier:
         return self.session.writable and self.transport.window_open
 
     def send(self, data: bytes | memoryview, ticket: Any) -> None:
-        self._core.send(self.transport, data, ticket)
+        if ticket.__class__ is EndOfData:
+            self._core.send_end(self.transport, ticket)
+        else:
+            self._core.send(self.transport, data, ticket)
 
     def flush(self) -> None:
         self.session.flush()

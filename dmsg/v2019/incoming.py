@@ -157,7 +157,8 @@ class Incoming:
             self._refuse(transport, CloseReason.REFUSED)
             return
         token = hello.token if streams.resume_timeout > 0 else None
-        end = self._core.accept_secure(transport, Hello(0, INITIAL_WINDOW, token, tags=hello.tags))
+        answer = Hello(0, INITIAL_WINDOW, token, tags=hello.tags, half_close=hello.half_close)
+        end = self._core.accept_secure(transport, answer)
         end.token = token
         stream = self._session.make_stream(
             transport, DmsgAddress(self._local, hello.port), DmsgAddress(transport.remote)

@@ -88,7 +88,7 @@ class Outgoing:
             assert self._streams is not None
             goes_on = resumable and self._streams.resume_timeout > 0 and probe is None
             token = os.urandom(TOKEN_SIZE) if goes_on else None
-            hello = Hello(port, INITIAL_WINDOW, token, probe=probe, tags=True)
+            hello = Hello(port, INITIAL_WINDOW, token, probe=probe, tags=True, half_close=True)
             proposal = Proposal(self._streams.key, remote, hello)
         waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
         if transport is None:

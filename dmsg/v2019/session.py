@@ -38,6 +38,7 @@ from dmsg.v2019.core.events import (
     AcknowledgedAll,
     Closed,
     Confirmed,
+    DataEnded,
     DataReceived,
     Draining,
     Established,
@@ -318,6 +319,9 @@ class ClientSession:
     def _on_data(self, event: DataReceived) -> None:
         event.transport.carrier.stream.data_received(event.data)
 
+    def _on_data_ended(self, event: DataEnded) -> None:
+        event.transport.carrier.stream.data_ended()
+
     def _on_acknowledged(self, event: Acknowledged) -> None:
         event.transport.carrier.stream.acknowledged(event.ticket)
 
@@ -355,6 +359,7 @@ class ClientSession:
         Accepted: _on_accepted,
         Confirmed: _on_confirmed,
         DataReceived: _on_data,
+        DataEnded: _on_data_ended,
         Acknowledged: _on_acknowledged,
         AcknowledgedAll: _on_acknowledged_all,
         Closed: _on_closed,

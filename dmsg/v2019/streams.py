@@ -30,8 +30,8 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.v2019.carrier import ClientStream, NoCarrier
 from dmsg.v2019.core.agreement import Resume
+from dmsg.v2019.core.budget import BUDGET, Budget
 from dmsg.v2019.core.kept import KeptReceipts
-from dmsg.v2019.core.secure import BUDGET, Budget
 from dmsg.v2019.core.wire import INSTANCE_SIZE
 from dmsg.v2019.patience import RESUME_TIMEOUT
 

@@ -27,6 +27,7 @@ from dmsg.keys import SecKey
 from dmsg.net.streams.address import StreamLost
 from tests.net.support import EntityCase
 from tests.support import Accepting, Recorder, asynchronous, some
+from tests.v2019.test_half_close import Halves
 
 
 class Greedy(Protocol):
@@ -94,6 +95,34 @@ class ProgramTests(AgentCase):
             await deferToThread(other._listen)
         await self.agent.stopService()
         self.assertFalse(self.path.exists())
+
+    @asynchronous
+    async def test_one_direction_ends_before_the_other(self) -> None:
+        """In both directions through the agent, for programs that listen too."""
+        await self.up()
+        accepting, taken = Accepting(Halves), Accepting(Halves)
+        port = self.peer.listen(accepting, 7)
+        self.addCleanup(port.stopListening)
+        here: Any = await self.program.connect(self.peer.public_key, Factory.forProtocol(Halves), port=7)
+        there = await self.until(lambda: accepting.built and accepting.built[0])
+        listening: Any = await self.program.listen(taken, 8)
+        back: Any = await self.peer.connect(self.program.public_key, Factory.forProtocol(Halves), port=8)
+        service = await self.until(lambda: taken.built and taken.built[0].transport and taken.built[0])
+        for first, second in ((here, there), (there, here), (back, service)):
+            if first.transport.writing_ended:
+                continue
+            first.transport.write(b"x" * 100_000)
+            await first.transport.end_writing()
+            await self.until(lambda end=second: "no more comes" in end.told)
+            self.assertEqual(len(second.data), 100_000)
+            if first is back:
+                second.transport.write(b"answer")
+                second.transport.loseWriteConnection()
+        await self.until(lambda: all(one.lost for one in (here, there, back, service)))
+        self.assertEqual(back.data, b"answer")
+        self.assertEqual({one.lost.type for one in (here, there, back, service)}, {ConnectionDone})
+        self.assertEqual(here.transport.acknowledged_bytes, 100_000)
+        await listening.stopListening()
 
     @asynchronous
     async def test_a_stream_out(self) -> None:

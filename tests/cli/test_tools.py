@@ -17,8 +17,10 @@ from unittest import skipUnless
 
 from twisted.internet import reactor, threads
 from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.interfaces import IHalfCloseableProtocol
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
+from zope.interface import directlyProvides
 
 from dmsg.apps.parts import PART_SUFFIX, part_name, part_of
 from dmsg.apps.paths import inside
@@ -56,6 +58,51 @@ def work(child: Any) -> int:
     """Ticks of CPU that a process has used."""
     fields = Path(f"/proc/{child.transport.pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
+
+
+class AnswersAtTheEnd(Protocol):
+    """Answers with the size of what came, when no more comes; then it closes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def dataReceived(self, data: bytes) -> None:
+        self.size += len(data)
+
+    def readConnectionLost(self) -> None:
+        assert self.transport is not None
+        self.transport.write(b"got %d" % self.size)
+        self.transport.loseConnection()
+
+    def writeConnectionLost(self) -> None:
+        """It has left."""
+
+
+class EndsFirst(AnswersAtTheEnd):
+    """Says its word and its end at once, and reads on."""
+
+    def connectionMade(self) -> None:
+        self.transport.write(b"hello")  # type: ignore[union-attr]
+        self.transport.loseWriteConnection()  # type: ignore[union-attr]
+
+    def readConnectionLost(self) -> None:
+        self.transport.loseConnection()  # type: ignore[union-attr]
+
+
+def half_close(port: int, data: bytes, first: bytes = b"") -> bytes:
+    """Send to a local port, end that, and read all of the answer; in a thread.
+
+    :param first: read before anything is sent.
+    """
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        got = b""
+        while len(got) < len(first):
+            got += connection.recv(len(first) - len(got))
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        while more := connection.recv(65536):
+            got += more
+        return got
 
 
 class ToolCase(CommandCase):
@@ -116,6 +163,41 @@ class ForwardTests(ToolCase):
             self.assertEqual(answer[3], code, host)
         self.assertEqual(await threads.deferToThread(talk, port, b"GET / HTTP/1.1\r\n\r\n", 1), b"")
         self.assertEqual(await threads.deferToThread(talk, port, b"\5\1\2", 2), b"\5\xff")
+
+    @asynchronous
+    async def test_one_direction_ends_before_the_other(self) -> None:
+        """Request, end of data, answer; and a service that ends first and reads on."""
+        await self.network()
+        built: list[Any] = []
+        for number, kind in ((7, AnswersAtTheEnd), (8, EndsFirst)):
+            factory = Factory()
+
+            def build(kind: Any = kind) -> Any:
+                protocol = kind()
+                directlyProvides(protocol, IHalfCloseableProtocol)
+                built.append(protocol)
+                return protocol
+
+            factory.protocol = build
+            service: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(factory)
+            self.addCleanup(service.stopListening)
+            key = f"{number}.key"
+            write_key_file(self.directory / key, SecKey.from_seed(key.encode()))
+            exposing = self.tool("expose", str(service.getHost().port), "--port", str(number), "-k", key)
+            await self.said(exposing, "leads to 127.0.0.1")
+        data = b"x" * 200_000
+        ports = {}
+        for number in (7, 8):
+            to = f"{SecKey.from_seed(f'{number}.key'.encode()).public.hex()}:{number}"
+            forwarding = self.tool("forward", "0", to)
+            ports[number] = int((await self.said(forwarding, r"127\.0\.0\.1:(\d+) leads to"))[1])
+        self.assertEqual(await threads.deferToThread(half_close, ports[7], data), b"got 200000")
+        self.assertEqual(await threads.deferToThread(half_close, ports[8], data, b"hello"), b"hello")
+        await self.until(lambda: built[-1].size == len(data))
+        piping = self.tool("nc", SecKey.from_seed(b"7.key").public.hex() + ":7")
+        piping.transport.write(data)  # type: ignore[union-attr]
+        piping.transport.closeStdin()  # type: ignore[union-attr]
+        self.assertEqual((await piping.ended, piping.out), (0, b"got 200000"))
 
     @asynchronous
     async def test_only_those_who_are_allowed(self) -> None:
@@ -193,6 +275,7 @@ class PipeTests(ToolCase):
         calling.transport.write(b"over there")  # type: ignore[union-attr]
         await self.until(lambda: listening.out == b"over there")
         calling.transport.closeStdin()  # type: ignore[union-attr]
+        listening.transport.closeStdin()  # type: ignore[union-attr]  # it may still have something to say
         self.assertEqual((await calling.ended, await listening.ended), (0, 0))
         status, _, err = await self.run_command("nc", **self.environment)
         self.assertEqual(status, 2)

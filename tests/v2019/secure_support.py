@@ -10,7 +10,7 @@ from twisted.internet.protocol import Factory
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import SecKey
-from dmsg.v2019.core.secure import BUDGET
+from dmsg.v2019.core.budget import BUDGET
 from dmsg.v2019.core.wire import Frame, FrameBuffer
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.streams import Encryption, Streams

@@ -24,13 +24,13 @@ from dmsg.errors import (
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.v2019.core.agreement import HELLO_SIZE, OPTION_OPEN, OPTION_RESUME, Hello, Offer, Proposal, Resume
+from dmsg.v2019.core.budget import Budget
 from dmsg.v2019.core.secure import (
     ACK_HASH_SIZE,
     DIAGNOSE_SIZE,
     INITIAL_WINDOW,
     MAX_FRAMES,
     MAX_SECURE_DATA,
-    Budget,
     SecureEnd,
     SecureError,
 )

@@ -13,7 +13,7 @@ from dmsg.errors import CloseReason, DmsgError, TransportRefused
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019 import streams as streams_module
 from dmsg.v2019.core.agreement import Resume
-from dmsg.v2019.core.secure import BUDGET, Budget
+from dmsg.v2019.core.budget import BUDGET, Budget
 from dmsg.v2019.patience import RESUME_TIMEOUT
 from dmsg.v2019.streams import (
     IDLE_MOVES,

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 wait_option = click.option(
-    "--wait", "-w", default=0.0, type=Seconds(0, 86400), help="Seconds to go on after the end of input."
+    "--wait",
+    "-w",
+    type=Seconds(0, 86400),
+    help="Close so many seconds after the end of input.  Default: tell the other side that no more follows, and go on "
+    "until it ends; close at once where it does not understand that.",
 )
 
 
@@ -24,7 +28,7 @@ wait_option = click.option(
 @click.option("--port", "-p", default=0, type=click.IntRange(0, 65535), help="Port to listen on.")
 @client_options
 @wait_option
-def listen(port: int, settings: ClientSettings, wait: float) -> None:
+def listen(port: int, settings: ClientSettings, wait: float | None) -> None:
     """Take one transport and join it to standard input and output.
 
     \b
@@ -49,7 +53,7 @@ def listen(port: int, settings: ClientSettings, wait: float) -> None:
 @client_options
 @timeout_option
 @wait_option
-def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait: float) -> None:
+def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait: float | None) -> None:
     """Open a transport to ADDRESS, a key or KEY:PORT, and join it to standard input and output.
 
     \b
@@ -82,7 +86,7 @@ def nc(
     listen_port: int | None,
     settings: ClientSettings,
     timeout: float,
-    wait: float,
+    wait: float | None,
 ) -> None:
     """Standard input and output over a stream, as nc(1) over TCP.
 

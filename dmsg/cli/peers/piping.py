@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IHalfCloseableProtocol
+from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from dmsg.cli.output import cannot_write, say
 from dmsg.cli.running import listening_at
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 class _Console(Protocol):
     """Standard input and output; each side pauses the other."""
 
-    def __init__(self, stream: _Stream, wait: float) -> None:
+    def __init__(self, stream: _Stream, wait: float | None) -> None:
         self._stream = stream
         self._wait = wait
 
@@ -56,16 +58,23 @@ class _Console(Protocol):
         self._stream.end_of_input(0)
 
 
+@implementer(IHalfCloseableProtocol)
 class _Stream(Protocol):
-    """The transport; ``done`` fires when it ended, and fails when not cleanly."""
+    """The transport; ``done`` fires when it ended, and fails when not cleanly.
 
-    def __init__(self, reactor: Reactor, done: Deferred[None], wait: float) -> None:
+    :param wait: seconds to go on after the end of input; None: until the other side ends, where it understands
+        half-close, else not at all.
+    """
+
+    def __init__(self, reactor: Reactor, done: Deferred[None], wait: float | None) -> None:
         self._reactor = reactor
         self._done = done
         self._wait = wait
         self._console: StandardIO | None = None
         self._ending = False
         self._over = False
+        self._output_ended = False
+        self._late: IDelayedCall | None = None
         self._failure: Failure | None = None
 
     def connectionMade(self) -> None:
@@ -77,15 +86,32 @@ class _Stream(Protocol):
         assert self._console is not None
         self._console.write(data)
 
-    def end_of_input(self, wait: float) -> None:
-        """A transport has no half-close: it stays ``wait`` seconds, then all of it ends."""
-        if not self._ending and self.transport is not None:
-            self._ending = True
-            self._reactor.callLater(wait, self._close)
+    def end_of_input(self, wait: float | None) -> None:
+        """Say that no more follows and let the other side finish; or end all after ``wait`` seconds."""
+        if self._ending or self.transport is None:
+            return
+        self._ending = True
+        if wait is None and getattr(self.transport, "can_half_close", False):
+            self.transport.unregisterProducer()  # type: ignore[attr-defined]
+            self.transport.loseWriteConnection()  # type: ignore[attr-defined]
+            return
+        self._late = self._reactor.callLater(wait or 0, self._close)
+
+    def readConnectionLost(self) -> None:
+        """The other side sends no more: so standard output ends, and at a terminal so does all."""
+        assert self._console is not None
+        self._output_ended = True
+        self._console.unregisterProducer()
+        self._console.loseWriteConnection()  # type: ignore[attr-defined]
+        if os.isatty(0) and not self._ending:
+            self.end_of_input(0)  # a person who sees nothing more come would have to type an end of input
+
+    def writeConnectionLost(self) -> None:
+        """The other side knows that no more follows."""
 
     def output_failed(self) -> None:
         """What comes has no place to go: the other end shall know that it did not arrive."""
-        if self._over or self.transport is None:
+        if self._over or self._output_ended or self.transport is None:
             return
         self._ending = True
         self.output_lost()
@@ -102,6 +128,8 @@ class _Stream(Protocol):
         self.transport.loseConnection()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if self._late is not None and self._late.active():
+            self._late.cancel()
         left = getattr(self.transport, "unacknowledged", 0)
         if left and reason.check(ConnectionDone):
             reason = Failure(DmsgError("the other side ended the connection before all of the input had arrived"))
@@ -130,7 +158,7 @@ class Once(Factory):
 
     noisy = False
 
-    def __init__(self, reactor: Reactor, wait: float) -> None:
+    def __init__(self, reactor: Reactor, wait: float | None) -> None:
 
         self.done: Deferred[None] = Deferred()
         self._reactor = reactor
@@ -145,7 +173,7 @@ class Once(Factory):
         return _Stream(self._reactor, self.done, self._wait)
 
 
-async def take_one(reactor: Reactor, client: DelegatedClient, wait: float, port: int = 0) -> None:
+async def take_one(reactor: Reactor, client: DelegatedClient, wait: float | None, port: int = 0) -> None:
     """Accept one stream and join it to standard input and output, to its end."""
 
     factory = Once(reactor, wait)
@@ -158,7 +186,7 @@ async def take_one(reactor: Reactor, client: DelegatedClient, wait: float, port:
 
 
 async def open_one(
-    reactor: Reactor, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float
+    reactor: Reactor, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float | None
 ) -> None:
     """Open a stream and join it to standard input and output, to its end."""
     factory = Once(reactor, wait)

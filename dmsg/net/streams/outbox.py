@@ -33,6 +33,12 @@ class Ticket:
             deferred.callback(result)
 
 
+class EndOfData(Ticket):
+    """Marks the last piece of a stream: its sender says that no more data follows.  Never joined with data."""
+
+    __slots__ = ()
+
+
 class Outbox:
     """The queue of one stream, in the order of its writes.
 

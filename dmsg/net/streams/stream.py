@@ -33,6 +33,7 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.carrier import StreamCarrier
 from dmsg.net.streams.deadlines import Deadlined, Deadlines
+from dmsg.net.streams.half_close import HalfClosing
 from dmsg.net.streams.outbox import Outbox, Ticket
 from dmsg.net.streams.producing import Producing
 
@@ -53,7 +54,7 @@ UNREAD: WeakSet[StreamTransport] = WeakSet()
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
-class StreamTransport(Deadlined):
+class StreamTransport(HalfClosing, Deadlined):
     """What an application's protocol finds as ``self.transport``."""
 
     disconnecting = False
@@ -96,7 +97,7 @@ class StreamTransport(Deadlined):
         """The stream is open; ``protocol`` uses it."""
         self._protocol = protocol
         self._call_protocol(protocol.makeConnection, self)
-        if self._unread:
+        if self._unread or self._remote_ended:
             self.resume_if_unpaused()
 
     def data_received(self, data: bytes) -> None:
@@ -114,7 +115,7 @@ class StreamTransport(Deadlined):
                 self._unread.append(data)
         else:
             self._deliver(data)
-            if self._unread:  # came while the application was busy with this
+            if self._unread or self._remote_ended:  # came while the application was busy with this
                 self.resume_if_unpaused()
 
     def acknowledged(self, ticket: Any) -> None:
@@ -166,7 +167,7 @@ class StreamTransport(Deadlined):
     def carrier_closed(self, reason: int) -> None:
         """The remote, or the carrier in its name, closed the stream."""
         if self._lost is None:
-            self.unacknowledged = self._outbox.size + self._unacknowledged()
+            self.unacknowledged = max(0, self._outbox.size + self._unacknowledged() - self._unconfirmed_end)
         self._end(Failure(ConnectionDone() if reason == CloseReason.UNSPECIFIED else StreamLost(reason)), reason)
 
     def _unacknowledged(self) -> int:
@@ -236,7 +237,7 @@ class StreamTransport(Deadlined):
         Fails with :class:`~dmsg.errors.TransportClosed` when the stream ends
         before, and with :class:`~dmsg.errors.SendBufferFull` when too much waits.
         """
-        if self.disconnecting or self._lost is not None:
+        if self.disconnecting or self._lost is not None or self.writing_ended:
             return fail(TransportClosed(self._reason, "" if self._reason else "transport is closed"))
         if self._outbox.size + len(data) > SEND_LIMIT:
             return fail(SendBufferFull(f"more than {SEND_LIMIT} bytes wait to be sent"))
@@ -257,7 +258,9 @@ class StreamTransport(Deadlined):
     def _enqueue(self, data: bytes, ticket: Ticket | None) -> None:
         if not isinstance(data, bytes):
             raise TypeError("data must be bytes")
-        closed = self.disconnecting and self._producing.producer is None  # a producer is let finish, as over TCP
+        # a producer is let finish, as over TCP
+        closed = (self.disconnecting or self._end_waits) and self._producing.producer is None
+        closed = closed or (self._end_ticket is not None and bool(data))
         if closed or self._lost is not None or not (data or ticket):
             return
         if self._outbox.size + len(data) > SEND_LIMIT:
@@ -306,6 +309,7 @@ class StreamTransport(Deadlined):
     def unregisterProducer(self) -> None:
         """As in :class:`twisted.internet.interfaces.IConsumer`."""
         self._producing.take_out()
+        self._producer_finished()
         if self.disconnecting:
             self._schedule()
 
@@ -326,6 +330,7 @@ class StreamTransport(Deadlined):
             return
         while self._unread and not self._paused:
             self._deliver(self._unread.popleft())
+        self._tell_remote_end()
         if self._lost is not None and not self._unread:
             self._finish()
 
@@ -409,7 +414,7 @@ class StreamTransport(Deadlined):
             return
         self._carrier.close(CloseReason.UNSPECIFIED)
         self._unread.clear()
-        self._end(Failure(ConnectionDone()), CloseReason.UNSPECIFIED)
+        self._end(Failure(self._reason_of_close() or ConnectionDone()), CloseReason.UNSPECIFIED)
 
     def _end(self, why: Failure, reason: int) -> None:
         if self._lost is not None:
@@ -420,6 +425,7 @@ class StreamTransport(Deadlined):
         if self._linger is not None and self._linger.active():
             self._linger.cancel()
         self._linger = None
+        self._cancel_last_wait()
         self._deadlines.cancel()
         tickets = self._outbox.clear()
         producer = self._producing.take_out()

@@ -37,6 +37,7 @@ CRITICAL = 0x80
 OPTION_END = 0x00
 OPTION_OPEN = 0x01
 OPTION_TAGS = 0x02
+OPTION_HALF_CLOSE = 0x03
 OPTION_RESUME = 0x82
 OPTION_ENDED = 0x83
 OPTION_PROBE = 0x84
@@ -77,6 +78,8 @@ class Hello:
     :ivar ended: that stream was closed by this end with this reason.
     :ivar tags: of a stream that begins: its rolling hash is over the tags of frames; where one of the two hellos does
         not say so, as those of programs before 0.2, it is over the data.
+    :ivar half_close: of a stream that begins: its sender understands the end of data, after which the other direction
+        goes on; used where both hellos say so.
     :ivar probe: a ping, which no application sees: 0, of the client; 1, of the client if somebody listens on ``port``.
     """
 
@@ -87,6 +90,7 @@ class Hello:
     ended: int | None = None
     probe: int | None = None
     tags: bool = False
+    half_close: bool = False
 
     def encode(self) -> bytes:
         """The bytes on the wire."""
@@ -95,6 +99,8 @@ class Hello:
             parts.append(_option(OPTION_OPEN, self.token))
         if self.tags:
             parts.append(_option(OPTION_TAGS, b""))
+        if self.half_close:
+            parts.append(_option(OPTION_HALF_CLOSE, b""))
         if (resume := self.resume) is not None:
             value = _resume.pack(resume.token, resume.generation, resume.received, resume.hash)
             parts.append(_option(OPTION_RESUME, value))
@@ -128,7 +134,14 @@ def _option(kind: int, value: bytes) -> bytes:
     return bytes((kind, len(value))) + value
 
 
-_SIZES = {OPTION_OPEN: TOKEN_SIZE, OPTION_TAGS: 0, OPTION_RESUME: _resume.size, OPTION_ENDED: 1, OPTION_PROBE: 1}
+_SIZES = {
+    OPTION_OPEN: TOKEN_SIZE,
+    OPTION_TAGS: 0,
+    OPTION_HALF_CLOSE: 0,
+    OPTION_RESUME: _resume.size,
+    OPTION_ENDED: 1,
+    OPTION_PROBE: 1,
+}
 
 
 def _options(options: dict[int, bytes]) -> dict[str, Any]:
@@ -143,6 +156,8 @@ def _options(options: dict[int, bytes]) -> dict[str, Any]:
             values["token"] = value
         elif kind == OPTION_TAGS:
             values["tags"] = True
+        elif kind == OPTION_HALF_CLOSE:
+            values["half_close"] = True
         elif kind == OPTION_RESUME:
             values["resume"] = Resume(*_resume.unpack(value))
         elif kind == OPTION_ENDED:

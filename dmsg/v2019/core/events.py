@@ -56,6 +56,13 @@ class DataReceived:
 
 
 @dataclass(slots=True)
+class DataEnded:
+    """The other end of ``transport`` sends no more data; it still takes some."""
+
+    transport: ClientTransport
+
+
+@dataclass(slots=True)
 class Acknowledged:
     """The remote has the frame that was sent with ``ticket``."""
 
@@ -138,6 +145,7 @@ Event = (
     | Accepted
     | Confirmed
     | DataReceived
+    | DataEnded
     | Acknowledged
     | AcknowledgedAll
     | Closed

@@ -12,17 +12,17 @@ the specification.  No I/O, no clock.
 from __future__ import annotations
 
 import struct
-from collections import Counter, deque
+from collections import deque
 from hashlib import blake2b
 from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from dmsg.base.tables import uncount
 from dmsg.errors import CloseReason, DmsgError
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.v2019.core.agreement import HASH_SIZE, Hello, Resume
+from dmsg.v2019.core.budget import BUDGET, Budget
 from dmsg.v2019.core.wire import ACK, CLOSE, FWD, HEADER_SIZE, MAX_FRAME_PAYLOAD, SEQUENCE_SIZE, pack_fwd_into
 
 TAG_SIZE = 16
@@ -35,8 +35,6 @@ INITIAL_WINDOW = 256 * 1024
 """Bytes that a receiver lets a sender have unacknowledged at first."""
 MAX_WINDOW = 32 * 1024 * 1024
 """Bytes to which the window of one stream grows."""
-WINDOW_BUDGET = 256 * 1024 * 1024
-"""Bytes by which all windows of a process together grow beyond their first size."""
 GROW_WITHIN = 4.0
 """Round trips in which a window full has to be taken for the window to double."""
 EARLY_WINDOW = 2 * 1024 * 1024
@@ -59,6 +57,12 @@ _sequence = struct.Struct(">H").pack
 _ack = struct.Struct(f">H{ACK_HASH_SIZE}s")
 _long_ack = struct.Struct(f">H{ACK_HASH_SIZE}sI")
 _FWD_DATA, _ACK_DATA, _CLOSE_DATA = bytes((FWD,)), bytes((ACK,)), bytes((CLOSE,))
+_END_DATA = b"\x0e"
+"""Associated data of the FWD that ends the data of its sender: no frame has this type, so no other FWD opens as one."""
+END_OF_DATA = b"\1"
+"""What that FWD carries. It takes one byte of the stream's positions, as FIN takes a sequence number of TCP: so ACKs,
+rolling hashes and RESUME cover it as they cover data."""
+_END_SIZE = SEQUENCE_SIZE + len(END_OF_DATA) + TAG_SIZE
 
 
 class SecureError(DmsgError):
@@ -72,37 +76,6 @@ class SecureError(DmsgError):
         self.reason = reason
 
 
-class Budget:
-    """Bytes that windows may grow by, all together.
-
-    A peer takes only what leaves as much as it has then: the first may have half, two that grow in turns a third
-    each, and who comes late finds some.
-    """
-
-    __slots__ = ("_of", "left")
-
-    def __init__(self, size: int = WINDOW_BUDGET) -> None:
-        self.left = size
-        self._of: Counter[bytes] = Counter()
-
-    def take(self, peer: bytes, size: int) -> bool:
-        """Whether ``peer`` may have so much more."""
-        if self._of[peer] + size > self.left - size:
-            return False
-        self.left -= size
-        self._of[peer] += size
-        return True
-
-    def give_back(self, peer: bytes, size: int) -> None:
-        """What was taken is free again."""
-        self.left += size
-        uncount(self._of, peer, size)
-
-
-BUDGET = Budget()
-"""Of this process."""
-
-
 class SecureEnd:
     """One end of a stream.
 
@@ -111,12 +84,14 @@ class SecureEnd:
     :param token: 16 bytes if the stream can be resumed, else None.
     :param peer: the other end's key, which has its part of the budget.
     :param tags: the rolling hashes are over the tags of frames, as the two hellos agreed; else over the data.
+    :param half_close: both ends understand the end of data, as the two hellos agreed.
     :ivar in_flight: (data, ticket of the caller, what the rolling hash takes of it) of each frame that is not
         acknowledged.
     :ivar acknowledged: bytes of the stream that the other end has.
     :ivar received: bytes of the stream that this end has.
     :ivar consumed: bytes of them that the application has taken.
     :ivar told_window: the window that the other end knows.
+    :ivar remote_ended: the other end has said that no more data of it follows.
     """
 
     __slots__ = (
@@ -141,6 +116,7 @@ class SecureEnd:
         "binding",
         "consumed",
         "generation",
+        "half_close",
         "idle_moves",
         "in_flight",
         "in_flight_bytes",
@@ -150,6 +126,7 @@ class SecureEnd:
         "moved_at",
         "peer_window",
         "received",
+        "remote_ended",
         "round_trip",
         "token",
         "told_window",
@@ -167,10 +144,13 @@ class SecureEnd:
         budget: Budget | None = None,
         peer: bytes = b"",
         tags: bool = False,
+        half_close: bool = False,
     ) -> None:
         self.initiator = initiator
         self.binding = binding
         self._tags = tags
+        self.half_close = half_close
+        self.remote_ended = False
         self._peer = peer
         self.token = token
         self.generation = 0
@@ -296,13 +276,17 @@ class SecureEnd:
             and len(self.in_flight) < MAX_FRAMES
         )
 
-    def seal_data(self, data: bytes | memoryview, ticket: Any) -> bytes:
+    def seal_end(self, ticket: Any) -> bytes:
+        """The payload of the FWD that says that no more data follows."""
+        return self.seal_data(END_OF_DATA, ticket, _END_DATA)
+
+    def seal_data(self, data: bytes | memoryview, ticket: Any, associated: bytes = _FWD_DATA) -> bytes:
         """The payload of a FWD.  :param data: at most 65492 bytes."""
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
         nonce = self._seal_nonce
         self._seal_nonce = nonce + 1
-        payload = self._encrypt(_nonce(nonce), b"".join((_sequence(sequence), data)), _FWD_DATA)
+        payload = self._encrypt(_nonce(nonce), b"".join((_sequence(sequence), data)), associated)
         # a frame without data has no place in the stream: nothing of it counts
         self.in_flight.append((data, ticket, payload[-TAG_SIZE:] if self._tags and data else data))
         self.in_flight_bytes += len(data)
@@ -358,15 +342,18 @@ class SecureEnd:
 
     # --- receiving ---
 
-    def open_data(self, payload: bytes | memoryview) -> bytes:
-        """The data of a FWD.
+    def open_data(self, payload: bytes | memoryview) -> bytes | None:
+        """The data of a FWD; None if it says that no more data follows.
 
         :param payload: a large one that may be written to is opened where it lies; its tag stays.
         :raises SecureError: see its reason.
         """
         plain: bytes | memoryview
+        ends = False
         if len(payload) > DIAGNOSE_SIZE and isinstance(payload, memoryview) and not payload.readonly:
             plain = self._open_in_place(payload, _FWD_DATA)
+        elif len(payload) == _END_SIZE and self.half_close:
+            plain, ends = self._open_byte_or_end(payload)
         else:
             plain = self._open(payload, _FWD_DATA)
         sequence = (self._received_sequence + 1) & 0xFFFF
@@ -377,10 +364,30 @@ class SecureEnd:
         size = len(data)
         self.received += size
         if size:
+            if self.remote_ended:
+                raise SecureError(CloseReason.BAD_FRAME)
             self._received_hash.update(payload[-TAG_SIZE:] if self._tags else data)
         if self.received - self.consumed > self.window + MAX_SECURE_DATA:
             raise SecureError(CloseReason.BUFFER_FULL)
+        if ends:
+            self.remote_ended = True
+            self.consumed += size  # no application takes it
+            return None
         return data
+
+    def _open_byte_or_end(self, payload: bytes | memoryview) -> tuple[bytes, bool]:
+        """The plaintext of a FWD with one byte, and whether it is the end of data."""
+        try:
+            plain = self._decrypt(_nonce(self._open_nonce), payload, _FWD_DATA)
+        except InvalidTag:
+            try:
+                return self._open(payload, _END_DATA), True
+            except SecureError as error:
+                if error.reason is not CloseReason.NOT_AUTHENTIC:
+                    raise
+                raise SecureError(self._diagnose(bytes(payload), _FWD_DATA)) from None
+        self._open_nonce += 1
+        return plain, False
 
     def open_ack(self, payload: bytes | memoryview) -> tuple[int, list[Any]]:
         """How many frames an ACK acknowledges, and the tickets among them.

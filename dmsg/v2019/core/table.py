@@ -32,6 +32,7 @@ from dmsg.errors import (
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import HANDSHAKE_FRAMES, HandshakeResult
 from dmsg.v2019.core.agreement import Hello, Offer, Proposal, is_secure
+from dmsg.v2019.core.budget import Budget
 from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
@@ -39,6 +40,7 @@ from dmsg.v2019.core.events import (
     By,
     Closed,
     Confirmed,
+    DataEnded,
     DataReceived,
     Draining,
     Established,
@@ -47,7 +49,7 @@ from dmsg.v2019.core.events import (
     Ponged,
     Requested,
 )
-from dmsg.v2019.core.secure import MAX_SECURE_DATA, Budget, SecureEnd, SecureError
+from dmsg.v2019.core.secure import MAX_SECURE_DATA, SecureEnd, SecureError
 from dmsg.v2019.core.state import ClientTransport, Input, State
 from dmsg.v2019.core.transports import FRAMES, LARGE, TransportTable
 from dmsg.v2019.core.wire import (
@@ -147,8 +149,8 @@ class ClientConnection(TransportTable):
         result: HandshakeResult,
         window: int,
         token: bytes | None,
-        *,
-        tags: bool,
+        asked: Hello,
+        answer: Hello,
     ) -> SecureEnd:
         return SecureEnd(
             result.hash,
@@ -157,7 +159,8 @@ class ClientConnection(TransportTable):
             token=token,
             budget=self._budget,
             peer=bytes(transport.remote),
-            tags=tags,
+            tags=asked.tags and answer.tags,
+            half_close=asked.half_close and answer.half_close,
         )
 
     def accept(self, transport: ClientTransport) -> None:
@@ -180,8 +183,7 @@ class ClientConnection(TransportTable):
         assert offer is not None
         result, payload = offer.accept(hello)
         if end is None:
-            tags = offer.hello.tags and hello.tags
-            end = self._new_end(transport, result, hello.window, offer.hello.token, tags=tags)
+            end = self._new_end(transport, result, hello.window, offer.hello.token, offer.hello, hello)
         end.attach(transport, result, offer.hello, hello.window)
         self._identify(transport, payload)
         self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
@@ -227,6 +229,17 @@ class ClientConnection(TransportTable):
         outgoing.append(encode_fwd_header(transport.id, sequence, size))
         if size:
             outgoing.append(data)  # type: ignore[arg-type]  # joined before anybody looks
+
+    def send_end(self, transport: ClientTransport, ticket: Any = None) -> None:
+        """Say that no more data follows; acknowledged as data are.
+
+        :raises LocalProtocolError: not open, window closed, or the other end does not understand it.
+        """
+        end = transport.secure
+        if transport.state is not State.OPEN or end is None or not end.half_close or not end.may_send:
+            raise LocalProtocolError("no end of data can be sent on this transport now")
+        payload = end.seal_end(ticket)
+        self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)
 
     def consumed(self, transport: ClientTransport, size: int) -> None:
         """The application has read ``size`` bytes: held ACKs may go out."""
@@ -318,6 +331,8 @@ class ClientConnection(TransportTable):
                     self._due.append(transport)
                 if data:
                     events.append(DataReceived(transport, data))
+                elif data is None:
+                    events.append(DataEnded(transport))
             else:
                 count, tickets = end.open_ack(payload)
                 events.append(AcknowledgedAll(transport, count, tickets))
@@ -393,8 +408,7 @@ class ClientConnection(TransportTable):
                 return
             if end is None:
                 token = hello.token if hello.token == proposal.hello.token else None
-                tags = hello.tags and proposal.hello.tags
-                end = self._new_end(transport, result, transport.told_window, token, tags=tags)
+                end = self._new_end(transport, result, transport.told_window, token, proposal.hello, hello)
             elif hello.resume is None or hello.resume.token != end.token:
                 raise HandshakeError("ACCEPT resumes no stream, or another")
             else:
