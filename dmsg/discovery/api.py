@@ -447,7 +447,8 @@ class DiscoveryAPI:
     @_app.handle_errors(EntryInvalid)
     def _invalid(self, request: IRequest, failure: Failure) -> bytes:
         self._refused(request, "invalid", failure.value)
-        return answer(request, 422, str(failure.value))
+        deletion = getattr(failure.value, "deletion", None)
+        return answer(request, 422, str(failure.value), b"" if deletion is None else b',"deletion":%s' % deletion)
 
     @_app.handle_errors(TooManyServers)
     def _too_many(self, request: IRequest, failure: Failure) -> bytes:

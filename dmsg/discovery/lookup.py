@@ -24,9 +24,11 @@ from twisted.internet.error import (
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from dmsg.base.units import human_time
 from dmsg.discovery.dialects import Dialect
 from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
-from dmsg.discovery.rules import Deletion, next_sequence
+from dmsg.discovery.gojson import INT64
+from dmsg.discovery.rules import WRONG_TIME, Deletion, decode_deletion, next_sequence
 from dmsg.discovery.url import check_url  # noqa: F401  # its place until 0.1
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
 from dmsg.keys import PubKey, SecKey
@@ -58,17 +60,38 @@ def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
     return entry
 
 
+class _Deleted(DiscoveryError):
+    """The entry of a key was deleted, and the deletion is dated later than the entry that was posted.
+
+    :ivar timestamp: of the deletion, which the key has signed: nobody else can invent one.
+    """
+
+    def __init__(self, text: str, timestamp: int) -> None:
+        super().__init__(text, 422)
+        self.timestamp = timestamp
+
+
 class Lookup:
     """One discovery service.
 
     :param url: as in ``http://127.0.0.1:9090``.
     :param http: a treq client, for tests and for TLS settings of one's own.
+    :param date: nanoseconds since 1970, the date of entries and deletions.
     """
 
-    def __init__(self, reactor: IReactorTime, url: str, *, http: Any = None, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        url: str,
+        *,
+        http: Any = None,
+        timeout: float = TIMEOUT,
+        date: Callable[[], int] = time.time_ns,
+    ) -> None:
         self.url = url.rstrip("/")
         self._reactor: IReactorTime = reactor
         self._timeout = timeout
+        self._date = date
         self._pool: Any = None
         if http is None:
             self._pool = make_pool(reactor)
@@ -241,12 +264,17 @@ class Lookup:
 
     async def _post(self, entry: Entry) -> None:
         status, body = await self._request("POST", "/discovery/entries", entry.to_json())
-        if status != 200:
-            raise self._error(status, body)
+        if status == 200:
+            return
+        error = self._error(status, body)
+        deletion = _deletion_in(body, entry) if status == 422 else None
+        raise error if deletion is None else _Deleted(str(error), deletion.timestamp)
 
     async def _update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Entry:
         attempts = 0
         refused: DiscoveryError | None = None
+        deleted = 0
+        """Nanoseconds since 1970 when an earlier entry of the key was deleted."""
         # what was posted here last is there still, unless somebody else has written since: then the POST says so
         trusts = key.public in self._posted
         while True:
@@ -254,7 +282,7 @@ class Lookup:
             server: ServerMeta | None = None
             version = VERSION
             successor: Successor | None = None
-            sequence = timestamp = 0
+            sequence, timestamp = 0, deleted and deleted + 1
             try:
                 present = self._posted[key.public] if trusts else await self._entry(key.public)
             except EntryNotFound:
@@ -264,7 +292,7 @@ class Lookup:
                 successor = present.successor
                 sequence, timestamp = next_sequence(present.sequence), present.timestamp + 1
             blank = Entry(
-                version, sequence, max(time.time_ns(), timestamp), key.public.hex(), client, server, successor=successor
+                version, sequence, max(self._date(), timestamp), key.public.hex(), client, server, successor=successor
             )
             entry = self._in_form(make(blank)).sign(key)
             try:
@@ -284,13 +312,33 @@ class Lookup:
                 # 422: another writer of this key came between, or a deletion did
                 attempts += 1
                 if error.status != 422 or attempts == UPDATE_ATTEMPTS:
-                    raise
+                    raise self._with_clock(error, entry) from None
+                if isinstance(error, _Deleted) and entry.timestamp <= error.timestamp < INT64 - 1:
+                    self._tell_of_clock(entry, error.timestamp)
+                    deleted = error.timestamp
             else:
                 if refused is not None:
                     form = "with" if self._port_signed else "without"
                     _log.info("{url} takes entries of servers {form} the field port", url=self.url, form=form)
                 self._posted[key.public] = entry
                 return entry
+
+    def _tell_of_clock(self, entry: Entry, deleted: int) -> None:
+        _log.warn(
+            "{url}: an entry of {key} was deleted by a clock that was {much} ahead of this machine's, and the "
+            "new one is dated after that; is the clock of this machine right?",
+            url=self.url,
+            key=entry.key.short,
+            much=human_time(round((deleted - entry.timestamp) / 1e9)),
+        )
+
+    @staticmethod
+    def _with_clock(error: DiscoveryError, entry: Entry) -> DiscoveryError:
+        """A discovery of an earlier version does not say when it deleted an entry that was dated later."""
+        if entry.sequence or isinstance(error, _Deleted) or WRONG_TIME not in str(error):
+            return error
+        why = "an entry of this key was deleted by a clock that was ahead; is the clock of this machine right?"
+        return DiscoveryError(f"{error}: {why} Discovery forgets the deletion after a day", error.status)
 
     def _in_form(self, entry: Entry) -> Entry:
         """``entry`` as this discovery verifies it."""
@@ -300,7 +348,7 @@ class Lookup:
 
     async def _delete(self, key: SecKey) -> None:
         present = await self._entry(key.public)
-        deletion = Deletion(present.static, present.sequence, max(time.time_ns(), present.timestamp + 1)).sign(key)
+        deletion = Deletion(present.static, present.sequence, max(self._date(), present.timestamp + 1)).sign(key)
         status, body = await self._request("DELETE", f"/discovery/entries/{key.public}", deletion.to_json())
         if status == 404:
             raise EntryNotFound(f"discovery {self.url} has no entry of {key.public.short}", key.public.hex())
@@ -348,7 +396,7 @@ class Lookup:
             present,
             version=version,
             sequence=next_sequence(present.sequence),
-            timestamp=max(time.time_ns(), present.timestamp + 1),
+            timestamp=max(self._date(), present.timestamp + 1),
             client=None if half == "client" else present.client,
             server=None if half == "server" else present.server,
         )
@@ -364,11 +412,20 @@ class Lookup:
             empty = replace(
                 present,
                 sequence=next_sequence(present.sequence),
-                timestamp=max(time.time_ns(), present.timestamp + 1),
+                timestamp=max(self._date(), present.timestamp + 1),
                 client=None if present.client is None else ClientMeta(()),
                 server=None if present.server is None else replace(present.server, available_connections=0),
             )
             await self._post(self._in_form(empty).sign(key))
+
+
+def _deletion_in(body: bytes, entry: Entry) -> Deletion | None:
+    """Return the deletion that an answer carries, if the key of ``entry`` has signed it."""
+    try:
+        deletion = decode_deletion(json.dumps(parse_json(body)["deletion"]).encode())
+    except (ValueError, KeyError, TypeError, EntryError):
+        return None
+    return deletion if deletion.static == entry.static else None
 
 
 async def _nothing() -> None:

@@ -6,6 +6,7 @@ The reference's rules (seed document, "Iteration rules"), and those of deletion,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from dmsg.discovery.entry import Entry, EntryInvalid, EntrySignatureError
 from dmsg.discovery.gojson import INT64, NULL_KEY, STRICT, UINT64, EntryDecodeError, string_of
@@ -32,6 +33,12 @@ def time_order(timestamp: int) -> str:
     return f"{(timestamp + _UNIX_TO_YEAR_1 + INT64) % UINT64:020d}"
 
 
+def date_of(order: str) -> str:
+    """Return the date behind a ``time_order``, for people."""
+    timestamp = (int(order) - _UNIX_TO_YEAR_1) % UINT64 - INT64
+    return f"{datetime.fromtimestamp(timestamp / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
 def next_sequence(sequence: int) -> int:
     """uint64, wraps."""
     return (sequence + 1) % UINT64
@@ -48,19 +55,37 @@ class Head:
     sequence: int
     order: str
     deleted: bool = False
+    deletion: bytes | None = None
+    """JSON of the deletion; None when the entry is there, or an earlier version deleted it."""
+
+
+class DeletedLater(EntryInvalid):
+    """A first entry is not later than the deletion of the one before.
+
+    Its owner cannot look up when that was: the entry is gone.
+
+    :ivar deletion: JSON of the deletion, which the owner signed; None if it is not known any more.
+    """
+
+    def __init__(self, head: Head, entry: Entry) -> None:
+        super().__init__(
+            f"{WRONG_TIME}: the entry of this key was deleted at {date_of(head.order)}, by the clock of its owner, and "
+            f"this one is of {date_of(time_order(entry.timestamp))}; was the clock set back?"
+        )
+        self.deletion = head.deletion
 
 
 def check_iteration(head: Head | None, entry: Entry) -> bool:
     """The iteration rules (seed document, "Iteration rules").
 
     :returns: True for the first entry of a key.
-    :raises EntryInvalid: sequence or timestamp do not follow.
+    :raises EntryInvalid: sequence or timestamp do not follow; :class:`DeletedLater` of a key that was deleted.
     """
     if head is None or head.deleted:
         if entry.sequence != 0:
             raise EntryInvalid(WRONG_FIRST_SEQUENCE)
         if head is not None and time_order(entry.timestamp) <= head.order:
-            raise EntryInvalid(WRONG_TIME)
+            raise DeletedLater(head, entry)
         return True
     if entry.sequence != next_sequence(head.sequence):
         raise EntryInvalid(WRONG_SEQUENCE)

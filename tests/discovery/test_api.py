@@ -14,9 +14,10 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import EventLoggingObserver
-from twisted.logger import globalLogPublisher
+from twisted.logger import formatEvent, globalLogPublisher
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
 from twisted.web.test.requesthelper import DummyRequest
 
 from dmsg.base.buckets import MAX_ADDRESSES, RateLimit
@@ -40,6 +41,21 @@ KEY = SecKey.from_seed(b"api")
 
 
 TOO_LONG = "entry validation error: entry is too long"
+
+
+class Fixed(Resource):
+    """One answer to everything."""
+
+    isLeaf = True
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__()
+        self.status, self.body = status, body
+
+    def render(self, request: Any) -> bytes:
+        request.setResponseCode(self.status)
+        request.setHeader(b"content-type", b"application/json")
+        return self.body
 
 
 class APICase(SynchronousTestCase):
@@ -591,6 +607,55 @@ class LookupTests(APICase):
         self.failureResultOf(self.lookup.entry(KEY.public), EntryNotFound)
         self.failureResultOf(self.lookup.delete(KEY), EntryNotFound)
         self.assertEqual(self.successResultOf(self.lookup.update(KEY, self.with_client)).sequence, 0)
+
+    def life(self, days: float, half: str = "client") -> int:
+        """A program with this key and a clock that is ahead posts its entry and stops; by how much the entry is."""
+        now = 1_800_000_000 * 10**9
+        lookup = Lookup(self.clock, "http://discovery", http=self.http, date=lambda: now + round(days * 86400 * 10**9))
+        content: Any = {"client": ClientMeta(())} if half == "client" else {"server": ServerMeta("h:1", 5)}
+        posted: Entry = self.successResultOf(lookup.update(KEY, lambda blank: replace(blank, **content)))
+        self.assertEqual(posted.sequence, 0)
+        self.assertTrue(self.successResultOf(lookup.withdraw(KEY, half)))
+        return posted.timestamp - now
+
+    def test_a_clock_that_was_ahead_locks_nobody_out(self) -> None:
+        """After a clean stop, whatever the clock was: a day, a year, and a server's as a client's."""
+        log = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
+        for half in ("client", "server"):
+            ahead = self.life(1, half)
+            self.assertEqual(self.life(0, half), ahead + 2)  # behind the entry came its deletion
+            self.assertIn("a clock that was 1 d 0 h ahead of this machine's", str([formatEvent(one) for one in log]))
+            ahead = self.life(366, half)
+            self.assertEqual([self.life(0, half) - ahead, self.life(-1, half) - ahead], [2, 4])
+
+    def test_only_its_own_signature_moves_the_date_of_a_key(self) -> None:
+        """A discovery that lies cannot have an entry dated in the far future, where it would stay the newest."""
+        far = 9 * 10**18
+        forged = Deletion(KEY.public.hex(), 0, far).sign(SecKey.from_seed(b"other"))
+        other = SecKey.from_seed(b"other")
+        for body in (forged.to_json(), Deletion(other.public.hex(), 0, far).sign(other).to_json(), b"7", b"{}"):
+            asked: list[bytes] = []
+
+            class Lies:
+                def request(self, method: str, url: str, *, data: Any, body: bytes = body, **options: Any) -> Any:
+                    status = 422 if method == "POST" else 404
+                    if data is not None:
+                        asked.append(data)  # noqa: B023  # used in this turn of the loop only
+                    says = Fixed(status, b'{"message":"no","code":422,"deletion":%s}' % body)
+                    return cast(Any, StubTreq(says)).request(method, url, data=data)
+
+            lookup = Lookup(self.clock, "http://discovery", http=Lies(), date=lambda: 1000)
+            self.failureResultOf(lookup.update(KEY, self.with_client), DiscoveryError)
+            self.assertEqual({json.loads(one)["timestamp"] for one in asked}, {1000}, body)
+
+    def test_an_earlier_discovery_does_not_say_when(self) -> None:
+        """Then the message names what the owner can look at."""
+        self.life(1)
+        self.store._kept[KEY.public.hex()].head = replace(self.store._kept[KEY.public.hex()].head, deletion=None)
+        lookup = Lookup(self.clock, "http://discovery", http=self.http, date=lambda: 1_800_000_000 * 10**9)
+        said = str(self.failureResultOf(lookup.update(KEY, self.with_client), DiscoveryError).value)
+        self.assertIn("is the clock of this machine right?", said)
+        self.assertIn("forgets the deletion after a day", said)
 
     def test_what_does_not_verify_is_not_used(self) -> None:
         """A discovery that lies: another's entry, a changed one, no entry at all."""

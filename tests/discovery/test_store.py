@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
 from dmsg.discovery.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
-from dmsg.discovery.rules import Deletion, time_order
+from dmsg.discovery.rules import WRONG_TIME, DeletedLater, Deletion, time_order
 from dmsg.discovery.store import (
     OVERHEAD,
     ROOM_AT_ONCE,
@@ -115,6 +115,31 @@ class StoreMixin:
         await self.refused(self.store.get(entry.static), EntryNotFound)
         await self.refused(self.store.delete(deletion, 0.0), EntryNotFound)
         self.assertEqual(await self.store.count(), 0)
+
+    @asynchronous
+    async def test_a_deletion_answers_its_owner(self) -> None:
+        """Whose clock was ahead, and is right now: he cannot look up what he has to be later than."""
+        entry = client_entry(0, 10**18)
+        deletion = Deletion(entry.static, 0, 10**18 + 5).sign(KEY)
+        await self.store.post(entry, 0.0)
+        await self.store.delete(deletion, 0.0)
+        for timestamp in (5, 10**18 + 5):
+            try:
+                await self.store.post(client_entry(0, timestamp), 0.0)
+            except DeletedLater as error:
+                self.assertEqual(error.deletion, deletion.to_json())
+                self.assertEqual(WRONG_TIME in str(error), True)
+                self.assertEqual("2001-09-09 01:46:40 UTC" in str(error), True, error)
+            else:
+                self.fail("not refused")
+        self.assertEqual(await self.store.post(client_entry(0, 10**18 + 6), 0.0), True)
+        # a later life of the key is told of its own deletion, not of this one
+        later = Deletion(entry.static, 0, 10**18 + 9).sign(KEY)
+        await self.store.delete(later, 0.0)
+        try:
+            await self.store.post(client_entry(0, 1), 0.0)
+        except DeletedLater as error:
+            self.assertEqual(error.deletion, later.to_json())
 
     @asynchronous
     async def test_the_clock_was_set_back(self) -> None:

@@ -173,6 +173,23 @@ class SteppedClockTests(TestCase):
         self.assertEqual(await self.soon(pinging.ended), 0, pinging._output)
 
     @asynchronous
+    async def test_a_key_whose_clock_was_ahead_comes_back(self) -> None:
+        """A client's and a server's, after a clean stop."""
+        self.step(+24 * HOUR)
+        await self.network()
+        await self.stream()
+        exposing = self.children[-2]
+        for child in (exposing, self.first):
+            child.signal("INT")
+            await self.soon(child.ended)
+        self.step(-24 * HOUR)
+        back = await self.server(1)
+        self.assertRegex(back._output.decode(), r"deleted by a clock that was (23 h 59 min|1 d 0 h) ahead")
+        again = self.run_child("expose", DMSG, "expose", "1", "-p", "7", "-k", "bob.key", "-d", self.url)
+        await self.soon(again.line("leads to"))
+        await self.reaches_bob()
+
+    @asynchronous
     async def test_a_network_outlives_steps(self) -> None:
         await self.network()
         stream = await self.stream()

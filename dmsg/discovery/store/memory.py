@@ -136,7 +136,7 @@ class MemoryStore:
             return fail()
         assert known is not None
         self._remove(static, known)
-        head = Head(deletion.sequence, time_order(deletion.timestamp), deleted=True)
+        head = Head(deletion.sequence, time_order(deletion.timestamp), deleted=True, deletion=deletion.to_json())
         self._add(static, _Kept(head, None, known.kind, known.place, OVERHEAD), ends(now, TOMBSTONE_TTL))
         return succeed(None)
 

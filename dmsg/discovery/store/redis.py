@@ -21,7 +21,9 @@ from dmsg.discovery.rules import (
     WRONG_FIRST_SEQUENCE,
     WRONG_SEQUENCE,
     WRONG_TIME,
+    DeletedLater,
     Deletion,
+    Head,
     next_sequence,
     time_order,
 )
@@ -100,7 +102,8 @@ end
 _POST = (
     _ROOM
     + """
-local head = redis.call('HMGET', KEYS[1], 'next', 'order', 'json', 'kind', 'place', 'size', 'target', 'checked')
+local head = redis.call('HMGET', KEYS[1], 'next', 'order', 'json', 'kind', 'place', 'size', 'target', 'checked',
+  'deletion')
 local kind = 'next'
 if not head[3] then
   kind = 'first'
@@ -108,7 +111,10 @@ if not head[3] then
 elseif head[1] ~= ARGV[1] then
   return {'sequence'}
 end
-if head[2] and ARGV[3] <= head[2] then return {'time'} end
+if head[2] and ARGV[3] <= head[2] then
+  if head[3] then return {'time'} end
+  return {'deleted', head[2], head[9] or ''}
+end
 local place, taken, most, limit = ARGV[10], ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
 local checked, look_at = ARGV[15], ARGV[8]
 if head[3] and checked == '0' and (head[7] or ARGV[16]) == ARGV[16] then
@@ -117,6 +123,7 @@ if head[3] and checked == '0' and (head[7] or ARGV[16]) == ARGV[16] then
 end
 redis.call('HSET', KEYS[1], 'sequence', ARGV[1], 'next', ARGV[2], 'order', ARGV[3], 'json', ARGV[4], 'kind', ARGV[9],
   'place', place, 'size', taken, 'target', ARGV[16], 'checked', checked, 'refreshes', ARGV[7])
+redis.call('HDEL', KEYS[1], 'deletion')
 if head[3] and head[4] then redis.call('HINCRBY', kinds, head[4], -1) end
 redis.call('HINCRBY', kinds, ARGV[9], 1)
 unlist(KEYS[1])
@@ -144,7 +151,7 @@ local head = redis.call('HMGET', KEYS[1], 'sequence', 'order', 'json', 'kind', '
 if not head[3] then return 'missing' end
 if head[1] ~= ARGV[1] then return 'sequence' end
 if ARGV[2] <= head[2] then return 'time' end
-redis.call('HSET', KEYS[1], 'order', ARGV[2], 'size', ARGV[3])
+redis.call('HSET', KEYS[1], 'order', ARGV[2], 'size', ARGV[3], 'deletion', ARGV[5])
 redis.call('HDEL', KEYS[1], 'json')
 unlist(KEYS[1])
 redis.call('ZADD', ends, ARGV[4], KEYS[1])
@@ -327,6 +334,8 @@ class RedisStore:
             if result in (b"first", b"next"):
                 self._tell(answer[1:])
                 return result == b"first"
+            if result == b"deleted":
+                raise DeletedLater(Head(0, answer[1].decode(), deleted=True, deletion=answer[2] or None), entry)
             raise EntryInvalid(
                 {b"not zero": WRONG_FIRST_SEQUENCE, b"sequence": WRONG_SEQUENCE, b"time": WRONG_TIME}[result]
             )
@@ -379,6 +388,7 @@ class RedisStore:
                 time_order(deletion.timestamp),
                 str(OVERHEAD),
                 repr(ends(now, TOMBSTONE_TTL)),
+                deletion.to_json(),
             ],
         ).addCallback(deleted)
 

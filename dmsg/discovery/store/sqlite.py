@@ -50,6 +50,7 @@ _COLUMNS = (
     f"ends REAL NOT NULL DEFAULT {NEVER!r}",
     "target TEXT NOT NULL DEFAULT ''",
     "checked INTEGER NOT NULL DEFAULT 1",
+    "deletion BLOB",
 )
 _INDICES = (
     "DROP INDEX IF EXISTS servers",
@@ -101,7 +102,7 @@ _POST = (
     "posted = excluded.posted, listable = excluded.listable, quiet = excluded.quiet, "
     "seen = excluded.seen, look_at = excluded.look_at, kind = excluded.kind, "
     "place = excluded.place, size = excluded.size, ends = excluded.ends, "
-    "target = excluded.target, checked = excluded.checked"
+    "target = excluded.target, checked = excluded.checked, deletion = NULL"
 )
 
 
@@ -135,9 +136,9 @@ class SQLiteStore:
 
     def _head(self, static: str) -> Head | None:
         row = self._db.execute(
-            "SELECT sequence, time_order, json IS NULL FROM entries WHERE static = ?", (static,)
+            "SELECT sequence, time_order, json IS NULL, deletion FROM entries WHERE static = ?", (static,)
         ).fetchone()
-        return None if row is None else Head(int(row[0]), row[1], bool(row[2]))
+        return None if row is None else Head(int(row[0]), row[1], bool(row[2]), row[3])
 
     def post(self, entry: Entry, now: float, terms: Terms = Terms()) -> Deferred[bool]:
         db = self._db
@@ -224,8 +225,15 @@ class SQLiteStore:
             with transaction(db):
                 check_deletion(self._head(deletion.static), deletion)
                 db.execute(
-                    "UPDATE entries SET time_order = ?, json = NULL, listable = 0, size = ?, ends = ? WHERE static = ?",
-                    (time_order(deletion.timestamp), OVERHEAD, ends(now, TOMBSTONE_TTL), deletion.static),
+                    "UPDATE entries SET time_order = ?, json = NULL, listable = 0, size = ?, ends = ?, deletion = ? "
+                    "WHERE static = ?",
+                    (
+                        time_order(deletion.timestamp),
+                        OVERHEAD,
+                        ends(now, TOMBSTONE_TTL),
+                        deletion.to_json(),
+                        deletion.static,
+                    ),
                 )
         except KeyError:
             return fail(EntryNotFound())

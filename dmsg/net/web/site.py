@@ -32,11 +32,14 @@ IDLE_TIMEOUT = 30
 """Seconds that a request, or a kept connection, may take."""
 
 
-def answer(request: IRequest, status: int, message: str) -> bytes:
-    """``{"message": ..., "code": ...}``."""
+def answer(request: IRequest, status: int, message: str, more: bytes = b"") -> bytes:
+    """``{"message": ..., "code": ...}``.
+
+    :param more: further members as JSON, beginning with a comma.
+    """
     request.setResponseCode(status)
     request.setHeader(b"content-type", b"application/json")
-    return b'{"message":%s,"code":%d}' % (json.dumps(message).encode(), status)
+    return b'{"message":%s,"code":%d%s}' % (json.dumps(message).encode(), status, more)
 
 
 def answer_http_error(request: IRequest, failure: Failure) -> bytes:
