@@ -37,6 +37,7 @@ class StockChannel:
         self.pending: dict[int, bytes] = {}
         self.writes = 0
         self.over = False
+        self.closing = False
         self.refused = False
 
     def write(self, data: bytes) -> None:
@@ -91,6 +92,7 @@ class StockChannel:
     def close(self) -> None:
         """Go's Close: acknowledges first."""
         self.flush()
+        self.closing = True
         self.client.send(CLOSE_CHANNEL, bytes((self.name,)))
 
     @property
@@ -132,7 +134,10 @@ class StockClient(RawClient):
             self.frame(frame_type, body)
 
     def _add(self, channel: StockChannel) -> int:
-        number = next(one for one in range(255) if one not in self.channels)
+        number = next((one for one in range(255) if one not in self.channels), None)
+        if number is None:
+            self.panics.append("no free channels")
+            return 0
         self.channels[number] = channel
         return number
 
@@ -165,9 +170,12 @@ class StockClient(RawClient):
             channel.over = True
             self.send(CHANNEL_CLOSED, bytes((channel.name,)))
         elif frame_type == CHANNEL_CLOSED:
-            channel.refused = channel.ciphers is None
-            channel.over = True
-            del self.channels[body[0]]
+            if self.two_ids:
+                channel.name = body[0]
+            if channel.ciphers is None or channel.closing:  # else nobody waits for it, and the id stays in use
+                channel.refused = channel.ciphers is None
+                channel.over = True
+                del self.channels[body[0]]
         elif frame_type == CHANNEL_OPENED:
             assert channel.proposal is not None
             message = body[1:]

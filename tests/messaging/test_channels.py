@@ -590,7 +590,10 @@ class X_DisconnectionTests(ChannelCase):
         second.take()
         self.a.link.transport.abortConnection()
         self.network.settle()
-        self.assertEqual(second.take(), [(CHANNEL_CLOSED, b"\xff"), (CHANNEL_CLOSED, b"\xfe")])
+        told = [(CHANNEL_CLOSED, b"\xff")]
+        if self.profile is Profile.SKYWIRE:  # Go frees the id of an open channel for this alone
+            told.append((CLOSE_CHANNEL, b"\xff"))
+        self.assertEqual(second.take(), [*told, (CHANNEL_CLOSED, b"\xfe")])
         self.failureResultOf(opening)
         self.assertIsNotNone(mine.lost)
         self.assertEqual(self.network.relay.channel_count, 0)

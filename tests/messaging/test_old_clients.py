@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.errors import CloseReason, HandshakeError, TransportClosed
+from dmsg.errors import CloseReason, DropReason, HandshakeError, TransportClosed
 from dmsg.keys import SecKey
 from dmsg.messaging.acked import UNDECIDED_LIMIT
 from dmsg.messaging.core.acks import ACK_INTERVAL, MAX_DUE, AckLayer, looks_acknowledged
@@ -109,6 +109,63 @@ class Leaving(Recorder):
         super().dataReceived(data)
         assert self.transport is not None
         self.transport.loseConnection()
+
+
+class LeavingDiallerTests(SynchronousTestCase):
+    """Those who open channels to an unmodified acceptor disconnect."""
+
+    def test_the_acceptor_gets_its_ids_back(self) -> None:
+        for era in ERAS:
+            network = OldNetwork()
+            stock = network.stock(KEYS["B"], era)
+            relay_peer = network.relay.newest[KEYS["B"].public]
+            for number in range(35):  # with eight channels each: more than there are ids
+                session = network.client(KEYS["A"])
+                openings = [session.open(stock.key.public, Accepting(), acks=ERAS[era][1]) for _ in range(8)]
+                network.settle()
+                for opening in openings:
+                    self.successResultOf(opening)
+                session.link.transport.abortConnection()
+                network.settle()
+                self.assertEqual((stock.channels, stock.panics), ({}, []), (era, number))
+            self.assertEqual((relay_peer.answers_due, relay_peer.doubtful), ({}, {}))
+            # what it answered is not counted as if it had sent it unasked
+            self.assertEqual(network.relay.drops[DropReason.NO_SUCH_TRANSPORT], 0)
+            self.assertTrue(all(one.over for one in stock.accepted))
+
+    def test_other_channels_go_on(self) -> None:
+        """The answers to what is over close nothing else, by whichever id a program names its channels."""
+        for era in ERAS:
+            network = OldNetwork()
+            stock = network.stock(KEYS["B"], era, got=echo)
+            stays, leaves = network.client(KEYS["A"]), network.client(SecKey.from_seed(b"client-c"))
+            acks = ERAS[era][1]
+            openings = [one.open(stock.key.public, Accepting(), acks=acks) for one in (stays, leaves) for _ in range(3)]
+            network.settle()
+            living = [self.successResultOf(one) for one in openings][:3]
+            leaves.link.transport.abortConnection()
+            network.settle()
+            for one in living:
+                one.transport.write(b"still here")
+            network.settle()
+            self.assertEqual([one.data for one in living], [b"still here"] * 3, era)
+            self.assertEqual(len(stock.channels), 3, era)
+
+    def test_a_program_of_ours_learns_that_it_is_no_clean_end(self) -> None:
+        for two_ids in (False, True):
+            network = OldNetwork()
+            accepting = Accepting()
+            network.client(KEYS["B"], accepting, two_ids=two_ids)
+            session = network.client(KEYS["A"], two_ids=two_ids)
+            opening = session.open(KEYS["B"].public, Accepting())
+            network.settle()
+            self.successResultOf(opening)
+            session.link.transport.abortConnection()
+            network.settle()
+            (there,) = accepting.built
+            self.assertEqual(there.lost.value.close_reason, CloseReason.ABORTED)
+            peer = network.relay.newest[KEYS["B"].public]
+            self.assertEqual(peer.answers_due, {})
 
 
 class DialTests(SynchronousTestCase):

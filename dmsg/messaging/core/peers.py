@@ -60,6 +60,7 @@ class RelayPeer:
     """
 
     __slots__ = (
+        "answers_due",
         "bytes_in",
         "closing",
         "congested",
@@ -89,6 +90,8 @@ class RelayPeer:
         """Upper ids in the order in which to take them: the one that was used last comes last."""
         self.doubtful: dict[int, None] = {}
         """Ids that the client refused: it may believe that they are in use, and is asked with others first."""
+        self.answers_due: dict[int, None] = {}
+        """Ids of channels that are over, whose CloseChannel the client has not answered: taken when no other is free."""
         self.congested = self.slow = False
         self.waiting: deque[End] = deque()
         self.draining: dict[int, End] = {}
@@ -107,13 +110,17 @@ def descending(peer: RelayPeer) -> int | None:
     for _ in range(len(ids)):
         number = ids.popleft()
         ids.append(number)
-        if not _is_used(peer, number) and number not in peer.doubtful:
+        if _is_free(peer, number):
             return number
     lower = range(ID_COUNT // 2 - 1, -1, -1)
-    free = next((one for one in lower if not _is_used(peer, one) and one not in peer.doubtful), None)
+    free = next((one for one in lower if _is_free(peer, one)), None)
     if free is None:
-        free = next((one for one in peer.doubtful if not _is_used(peer, one)), None)
+        free = next((one for one in (*peer.doubtful, *peer.answers_due) if not _is_used(peer, one)), None)
     return free
+
+
+def _is_free(peer: RelayPeer, number: int) -> bool:
+    return not _is_used(peer, number) and number not in peer.doubtful and number not in peer.answers_due
 
 
 def _is_used(peer: RelayPeer, number: int) -> bool:

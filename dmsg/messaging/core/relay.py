@@ -280,6 +280,9 @@ class Relay:
         if frame_type == OPEN_CHANNEL:
             self._open(peer, body, now)
             return
+        answers = frame_type in (CHANNEL_CLOSED, CLOSE_CHANNEL) and peer.answers_due.pop(body[0], body) is None
+        if answers and frame_type == CHANNEL_CLOSED:
+            return  # to the CloseChannel of a channel that is over: nothing of another one
         end = peer.ends.get(body[0])
         if frame_type == SEND:
             if end is not None and len(body) < MIN_SEND_BODY:
@@ -291,7 +294,7 @@ class Relay:
                 self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
         # what ends or answers a channel is paid for by the OpenChannel of whoever opened it
-        if (
+        if not answers and (
             end is None
             or (frame_type == CHANNEL_OPENED and (end.open or end.opener))
             or (frame_type == CLOSE_CHANNEL and end.closed)
@@ -341,6 +344,8 @@ class Relay:
         number: int | None = None
         here_id: int | None = body[0]
         there = peer.ends.get(body[0])
+        if not peer.two_ids:
+            peer.answers_due.pop(body[0], None)  # it answered nothing, and has freed the id all the same
         if peer.two_ids:
             # its ids and the server's are apart: only one of its own can be in use
             there = next((one for one in peer.ends.values() if one.name == body[0] and not one.nameless), None)
@@ -446,9 +451,25 @@ class Relay:
         del other.peer.ends[other.id]
         self.channel_count -= 1
         if tell and not end.nameless:
-            self._answer(end.peer, encode_closed(self._profile, end.name))
+            self._answer(end.peer, self._last_words(other, end))
         if other.peer in self.peers and not other.nameless:
-            self._say(other, encode_closed(self._profile, other.name))
+            self._say(other, self._last_words(end, other))
+
+    def _last_words(self, other: End, end: End) -> bytes:
+        """What ``end`` is told of a channel that is over: ChannelClosed, and what Go needs besides.
+
+        :param other: the channel's other end.
+        """
+        closed = encode_closed(self._profile, end.name)
+        if self._profile is Profile.SEED or not end.open or end.closed or other.closed:
+            return closed
+        # Go frees an id of an open channel for a CloseChannel alone; without it an acceptor runs out of ids when
+        # those who open channels to it disconnect
+        end.peer.answers_due[end.id] = None
+        close = encode_close(self._profile, end.name)
+        # with two ids, Go takes the id in a ChannelClosed for the one by which it names the channel: it must not
+        # see that first.  Others learn by a ChannelClosed that comes first that this is no clean end.
+        return close + closed if end.peer.two_ids else closed + close
 
     # --- for tests ---
 

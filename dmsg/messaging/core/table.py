@@ -305,6 +305,7 @@ class ClientConnection:
                 self._too_late(body, None)
             elif frame_type == CHANNEL_CLOSED:
                 self._doubtful.pop(body[0], None)
+                self._lost_behind_close(body[0], events)
             elif (
                 frame_type == CLOSE_CHANNEL
                 and len(body) == 1
@@ -437,6 +438,13 @@ class ClientConnection:
         self._forget(channel)
         # who has not asked for it cannot know what of the stream is missing
         self._tell(channel, before, events, CloseReason.ABORTED if before is State.OPEN else CloseReason.UNSPECIFIED)
+
+    @staticmethod
+    def _lost_behind_close(number: int, events: list[Event]) -> None:
+        """A server says CloseChannel and ChannelClosed of one channel: its remote is lost, and has closed nothing."""
+        last = events[-1] if events else None
+        if isinstance(last, Closed) and last.channel.id == number and last.reason is CloseReason.UNSPECIFIED:
+            events[-1] = Closed(last.channel, CloseReason.ABORTED)
 
     @staticmethod
     def _tell(channel: ClientChannel, before: State | None, events: list[Event], reason: CloseReason) -> None:
