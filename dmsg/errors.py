@@ -78,8 +78,8 @@ _CLOSE_TEXTS = {
     CloseReason.STALLED: "nothing was taken for too long",
     CloseReason.FULL: "the server is full",
     CloseReason.TOO_MANY_FROM_ADDRESS: "the server takes no more connections from this address",
-    CloseReason.ACKS_UNKNOWN: "nothing says whether the remote, a program of March or April 2019, acknowledges: "
-    "say --acks yes (until 2019-04-15) or no",
+    CloseReason.ACKS_UNKNOWN: "the remote waits for the first word, and nothing says in which form it reads one: "
+    "use --acks yes (acks=True) for a Go program before 2019-04-15, --acks no (acks=False) for a later one",
     CloseReason.ACKS_DIFFER: "the remote does not acknowledge as it should: say --acks no",
     CloseReason.UNCONFIRMED: "all of it was sent, and the other end has not confirmed that it is closed",
 }

@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.messaging.core.acks import ACK_INTERVAL, GAP, AckLayer, looks_acknowledged
 
-UNDECIDED_LIMIT = 3.0
+UNDECIDED_LIMIT = 2.0
 """Seconds that what is written waits for a first word of the remote, where only that says whether it acknowledges."""
 
 

@@ -37,7 +37,7 @@ class Client(DelegatedClient):
     :param key: the secret key; its public key is the client's address.  Not one that a dmsg
         client uses: an entry in discovery is of one or the other.
     :param discovery: URLs, or a :class:`~dmsg.discovery.lookups.Lookups`.
-    :param profile: of its servers, and of whom it talks to.
+    :param profile: of its servers, and of whom it talks to; a :class:`~dmsg.messaging.Profile`, or its name.
     :param acks: with ``skywire``: whether programs that others have written acknowledge what they get inside channels,
         as Go did until 2019-04-15, and this one with them.  None: the first word of a remote says it, and what is to
         be sent waits for that; where a remote waits for ours, the stream ends with ``ACKS_UNKNOWN``.  Clients of this
@@ -55,7 +55,7 @@ class Client(DelegatedClient):
         discovery: Sequence[str] | Lookups,
         choice: ServerChoice = ANY,
         *,
-        profile: Profile = Profile.SEED,
+        profile: Profile | str = Profile.SEED,
         acks: Acks = None,
         two_ids: bool = False,
         random: Random | None = None,
@@ -68,8 +68,8 @@ class Client(DelegatedClient):
             key,
             discovery,
             replace(choice, **options),
-            features={profile.feature: True},
-            server_feature=profile.feature,
+            features={self.profile.feature: True},
+            server_feature=self.profile.feature,
             advertise_visits=True,
             random=random,
         )

@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import with_feature
 from dmsg.keys import PubKey, SecKey
+from dmsg.messaging.core.dialect import profile_of
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.wire import Profile
@@ -30,7 +31,7 @@ class Server(RelayServer):
     """A messaging server.
 
     :param listen: Twisted endpoint strings.
-    :param profile: of its clients.
+    :param profile: of its clients; a :class:`~dmsg.messaging.Profile`, or its name.
     :param two_ids: with ``skywire``: whether a client that has answered no OpenChannel yet knows two ids (Go from
         2019-03-13 on); None: what who answers it does.
     :param settings: what all servers have; single ones may be given as keywords.
@@ -49,12 +50,16 @@ class Server(RelayServer):
         listen: Sequence[str],
         settings: ServerSettings = DEFAULTS,
         *,
-        profile: Profile = Profile.SEED,
+        profile: Profile | str = Profile.SEED,
         two_ids: bool | None = None,
         limits: Limits | None = None,
         **options: Unpack[ServerOptions],
     ) -> None:
-        """:raises DmsgError: the public address is malformed."""
+        """:raises DmsgError: the public address is malformed.
+
+        :raises ValueError: no such profile.
+        """
+        profile = profile_of(profile)
         settings = replace(settings, **options)
         factory = ServerFactory(reactor, key, profile, limits=limits, admission=settings.admission, two_ids=two_ids)
         super().__init__(

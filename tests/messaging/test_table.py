@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DropReason
+from dmsg.messaging.client import Client
 from dmsg.messaging.core.agreement import Offer, Proposal
+from dmsg.messaging.core.dialect import Dialect, dialect_of
 from dmsg.messaging.core.events import Closed, DataReceived, Event, Opened, Requested
 from dmsg.messaging.core.state import ClientChannel, State
 from dmsg.messaging.core.table import JOIN_LIMIT, ClientConnection
@@ -29,6 +32,7 @@ from dmsg.messaging.core.wire import (
     encode_opened,
     send_head,
 )
+from dmsg.messaging.server import Server
 from tests.messaging.support import KEYS
 
 A, B = KEYS["A"], KEYS["B"]
@@ -326,3 +330,18 @@ class TwoIdsTests(CoreCase):
         self.assertIs(self.core.give_up(own), True)
         self.assertEqual([(frame.type, frame.body) for frame in self.sent()], [(CHANNEL_CLOSED, b"\x09")])
         self.assertEqual((own.state, event.channel.state), (State.CLOSED, State.OPEN))
+
+
+class NameTests(SynchronousTestCase):
+    """Profiles by name, as programs write them."""
+
+    def test_by_name(self) -> None:
+        self.assertEqual(dialect_of("skywire", None, True), Dialect(Profile.SKYWIRE, None, True))
+        self.assertEqual(dialect_of("seed", None, False), Dialect())
+        self.assertRaisesRegex(ValueError, "seed or skywire, not 'sky'", dialect_of, "sky", None, False)
+        self.assertRaisesRegex(ValueError, "not 'yes'", dialect_of, "skywire", "yes", False)
+        reactor: Any = Clock()
+        client = Client(reactor, KEYS["A"], ["http://127.0.0.1:9"], profile="skywire")
+        self.assertIs(client.profile, Profile.SKYWIRE)
+        server = Server(reactor, KEYS["S"], ["tcp:0"], profile="skywire")
+        self.assertIs(server.factory.profile, Profile.SKYWIRE)

@@ -14,6 +14,14 @@ IDS = {"one": False, "two": True}
 """How they name the ids in the answer to an OpenChannel."""
 
 
+def profile_of(name: Profile | str) -> Profile:
+    """The profile of that name, ``seed`` or ``skywire``.  :raises ValueError: there is none."""
+    try:
+        return Profile(name)
+    except ValueError:
+        raise ValueError(f"profile is {' or '.join(one.value for one in Profile)}, not {name!r}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """What changed in the Go code while it was written.
@@ -33,11 +41,14 @@ class Dialect:
             raise ValueError("acknowledgements and two ids are of the skywire profile")
 
 
-def dialect_of(profile: Profile, acks: Acks, two_ids: bool) -> Dialect:
+def dialect_of(profile: Profile | str, acks: Acks, two_ids: bool) -> Dialect:
     """What is asked for; in the seed profile nobody acknowledges.
 
-    :raises ValueError: the profile knows neither acks nor two ids.
+    :raises ValueError: no such profile, or it knows neither acks nor two ids.
     """
+    profile = profile_of(profile)
+    if acks not in (None, True, False):
+        raise ValueError(f"acks is True, False or None, not {acks!r}")
     return Dialect(profile, acks or False if profile is Profile.SEED else acks, two_ids)
 
 

@@ -91,7 +91,7 @@ class RelayPeer:
         self.doubtful: dict[int, None] = {}
         """Ids that the client refused: it may believe that they are in use, and is asked with others first."""
         self.answers_due: dict[int, None] = {}
-        """Ids of channels that are over, whose CloseChannel the client has not answered: taken when no other is free."""
+        """Ids of channels that are over, whose CloseChannel the client has not answered: taken if no other is free."""
         self.congested = self.slow = False
         self.waiting: deque[End] = deque()
         self.draining: dict[int, End] = {}
