@@ -21,10 +21,10 @@ import hashlib
 from typing import Any
 
 from treq.client import HTTPClient
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.web.client import Agent
-from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer
+from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from dmsg.discovery.lookup import Lookup
@@ -32,7 +32,7 @@ from dmsg.discovery.lookups import Lookups
 from dmsg.discovery.service import Discovery
 from dmsg.keys import SecKey
 from dmsg.messaging.openings import OPENINGS
-from dmsg.net.web.fetch import make_pool
+from dmsg.net.web.fetch import Body, make_pool
 from dmsg.testing.network import Host, Network
 from dmsg.v2019.client import Client
 from dmsg.v2019.server import Server
@@ -48,33 +48,6 @@ class _Endpoints:
 
     def endpointForURI(self, uri: Any) -> TCP4ClientEndpoint:
         return TCP4ClientEndpoint(self._host, uri.host.decode(), uri.port)
-
-
-@implementer(IBodyProducer)
-class _Bytes:
-    """A body that is written at once; the usual one takes its turns from the global reactor."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-        self.length = len(body)
-
-    def startProducing(self, consumer: Any) -> Deferred[None]:
-        consumer.write(self._body)
-        return succeed(None)
-
-    def pauseProducing(self) -> None:
-        pass
-
-    def resumeProducing(self) -> None:
-        pass
-
-    def stopProducing(self) -> None:
-        pass
-
-
-class _HTTP(HTTPClient):
-    def request(self, method: str, url: Any, *, data: Any = None, **options: Any) -> Any:
-        return super().request(method, url, data=None if data is None else _Bytes(data), **options)
 
 
 class Lab:
@@ -98,7 +71,9 @@ class Lab:
     def lookups(self, host: Host) -> Lookups:
         """Discovery, as a host reaches it."""
         pool = make_pool(host, persistent=False)
-        http = _HTTP(Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool))
+        agent = Agent.usingEndpointFactory(host, _Endpoints(host), pool=pool)
+        # the usual body takes its turns from the global reactor
+        http = HTTPClient(agent, data_to_body_producer=Body)
         address = self.network.host("discovery").address
         return Lookups([Lookup(host, f"http://{address}:{DISCOVERY_PORT}", http=http)])
 

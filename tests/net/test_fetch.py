@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import re
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -189,6 +191,94 @@ class FetchTests(TestCase):
             await WebClient(reactor, make_pool(reactor, persistent=False), 5).get(url)
 
 
+class Closing(Protocol):
+    """Server that answers so many requests of a connection, and closes it at the next one, before it has read that.
+
+    That one's sender cannot know it: the end of the connection is under way while it sends.
+    """
+
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+    def __init__(self, answered: int, requests: list[bytes]) -> None:
+        self._left = answered
+        self._requests = requests
+        self._got = b""
+
+    def dataReceived(self, data: bytes) -> None:
+        assert self.transport is not None
+        self._got += data
+        head, blank, body = self._got.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        if not blank or len(body) < int(length[1] if length else 0):
+            return
+        self._got = b""
+        self._requests.append(head.partition(b" ")[0])
+        self._left -= 1
+        if self._left < 0:
+            self.transport.loseConnection()
+        else:
+            self.transport.write(self.answer)
+
+
+class ClosedTests(TestCase):
+    """A kept connection that the other side has closed."""
+
+    async def serve(self, answered: int, answer: bytes = Closing.answer) -> str:
+        """:param answered: requests of a connection before it is closed."""
+        self.answered = answered
+        self.requests: list[bytes] = []
+        self.connections: list[Closing] = []
+
+        def build() -> Closing:
+            self.connections.append(Closing(self.answered, self.requests))
+            self.connections[-1].answer = answer
+            return self.connections[-1]
+
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(build))
+        self.addCleanup(port.stopListening)
+        return f"http://127.0.0.1:{port.getHost().port}"
+
+    @asynchronous
+    async def test_what_was_not_answered_is_sent_again(self) -> None:
+        """An entry, a message of the bus; by whatever method."""
+        lookup = Lookup(reactor, await self.serve(1))
+        self.addCleanup(lookup.close)
+        for method in ("POST", "POST", "DELETE", "GET"):
+            self.assertEqual(await lookup.ask(method, "/", b"x" if method != "GET" else None), {})
+        self.assertEqual(self.requests, [b"POST", b"POST", b"POST", b"DELETE", b"DELETE", b"GET", b"GET"])
+        poster = Poster(reactor, plain=True)
+        self.addCleanup(poster.close)
+        url = await self.serve(1)
+        statuses = [await Deferred.fromCoroutine(poster.post(url, b"message", only_connected=False)) for _ in range(3)]
+        self.assertEqual((statuses, self.requests), ([200] * 3, [b"POST"] * 5))
+
+    @asynchronous
+    async def test_once(self) -> None:
+        """A server that answers nothing is asked no third time, over a new connection not a second time."""
+        lookup = Lookup(reactor, await self.serve(1))
+        self.addCleanup(lookup.close)
+        await lookup.ask("POST", "/", b"x")
+        self.requests.clear()
+        self.answered = 0
+        with self.assertRaises(DiscoveryError) as caught:
+            await lookup.ask("POST", "/", b"x")
+        self.assertIn("closed before the answer", str(caught.exception))
+        self.assertEqual(self.requests, [b"POST", b"POST"])
+        with self.assertRaises(DiscoveryError):
+            await lookup.ask("POST", "/", b"x")
+        self.assertEqual(self.requests, [b"POST"] * 3)
+
+    @asynchronous
+    async def test_http_1_0_keeps_none(self) -> None:
+        """Whether it says so or not."""
+        url = await self.serve(9, b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        lookup = Lookup(reactor, url)
+        self.addCleanup(lookup.close)
+        for _ in range(3):
+            await lookup.ask("POST", "/", b"x")
+        self.assertEqual((len(self.connections), len(self.requests)), (3, 3))
+
+
 class AddressTests(TestCase):
     """Entities that are named by an address of IPv6."""
 
@@ -215,6 +305,7 @@ class PoolTests(SynchronousTestCase):
 
         class Quiet:
             state = "QUIESCENT"
+            _parser = SimpleNamespace(response=SimpleNamespace(version=(b"HTTP", 1, 1)))
             transport = StringTransport()
 
         kept, late = Quiet(), Quiet()

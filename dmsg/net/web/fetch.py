@@ -9,14 +9,22 @@ where nobody wanted to ask.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from hyperlink import EncodedURL
 from treq.client import HTTPClient
-from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IAddress, IReactorTime
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.interfaces import IAddress, IConsumer, IReactorTime
 from twisted.python.failure import Failure
-from twisted.web._newclient import HEADER, STATUS, HTTP11ClientProtocol
+from twisted.web._newclient import (
+    HEADER,
+    STATUS,
+    HTTP11ClientProtocol,
+    RequestNotSent,
+    RequestTransmissionFailed,
+    ResponseNeverReceived,
+)
 from twisted.web.client import Agent, HTTPConnectionPool, _HTTP11ClientFactory
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IBodyProducer, IResponse
@@ -30,6 +38,11 @@ KEPT = 20
 """Seconds for which a connection is kept that nothing is asked over: less than the 30 after which discoveries end
 them, or a POST would be sent into one that is ending, and nobody could say whether it was taken."""
 
+_KEEPS = (b"HTTP", 1, 1)
+"""The first version of HTTP whose servers keep connections."""
+_UNANSWERED = (RequestNotSent, RequestTransmissionFailed, ResponseNeverReceived)
+"""What says that not a byte came back."""
+
 T = TypeVar("T")
 
 
@@ -38,8 +51,12 @@ class HeadTooLong(DmsgError):
 
 
 class _Bounded(HTTP11ClientProtocol):
-    """Drops a connection whose answer has too many headers."""
+    """Drops a connection whose answer has too many headers.
 
+    :ivar kept: an earlier request was answered over this connection.
+    """
+
+    kept = False
     _head = 0
 
     def connectionMade(self) -> None:
@@ -75,10 +92,72 @@ class BoundedFactory(_HTTP11ClientFactory):
         return _Bounded(self._quiescentCallback)  # type: ignore[no-untyped-call]
 
 
+@implementer(IBodyProducer)
+class Body:
+    """Body of a request that is written at once, and can be sent again."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.length = len(data)
+
+    def startProducing(self, consumer: IConsumer) -> Deferred[None]:
+        consumer.write(self._data)
+        return succeed(None)
+
+    def pauseProducing(self) -> None:
+        """Everything was written at once."""
+
+    def resumeProducing(self) -> None:
+        """Everything was written at once."""
+
+    def stopProducing(self) -> None:
+        """Everything was written at once."""
+
+
+class _Kept:
+    """Kept connection, over which one request is made: if the other side has closed it meanwhile, over a new one."""
+
+    def __init__(self, connection: HTTP11ClientProtocol, connect: Callable[[], Deferred[Any]]) -> None:
+        self._connection = connection
+        self._connect = connect
+
+    def request(self, request: Any) -> Deferred[IResponse]:
+        def again(failure: Failure) -> Any:
+            error = failure.value
+            reasons = getattr(error, "reasons", ())
+            if (
+                not isinstance(error, _UNANSWERED)
+                or any(one.check(CancelledError) for one in reasons)
+                or not (request.bodyProducer is None or isinstance(request.bodyProducer, Body))
+            ):
+                return failure
+            return self._connect().addCallback(lambda connection: connection.request(request))
+
+        asking: Deferred[IResponse] = self._connection.request(request)
+        return asking.addErrback(again)
+
+
 class _Pool(HTTPConnectionPool):
-    """Keeps nothing any more once it is closed: an answer may be there before its connection is free to be kept."""
+    """Connections that are kept for the next request.
+
+    A server that answers in HTTP/1.0 closes its connection, whether it says so or not: that one is not kept.  Any
+    other may close one in the moment in which a request is sent over it.  When nothing was answered, the request is
+    sent again, once, whatever its method: everything that is asked here may be asked twice.
+
+    Nothing is kept any more once the pool is closed: an answer may be there before its connection is free to be kept.
+    """
 
     _closed = False
+    retryAutomatically = False
+
+    def getConnection(self, key: Any, endpoint: Any) -> Deferred[Any]:
+        def wrapped(connection: Any) -> Any:
+            if not connection.kept:
+                return connection
+            return _Kept(connection, lambda: self._newConnection(key, endpoint))
+
+        getting: Deferred[Any] = super().getConnection(key, endpoint)
+        return getting.addCallback(wrapped)
 
     def closeCachedConnections(self) -> Any:
         self._closed = True
@@ -87,7 +166,10 @@ class _Pool(HTTPConnectionPool):
     def _putConnection(self, key: Any, connection: Any) -> None:
         if self._closed:
             connection.transport.abortConnection()
+        elif connection._parser.response.version < _KEEPS:  # noqa: SLF001  # the answer that is just over
+            connection.transport.loseConnection()
         else:
+            connection.kept = True
             super()._putConnection(key, connection)  # type: ignore[no-untyped-call]
 
 
@@ -134,7 +216,8 @@ class WebClient(HTTPClient):
 
     def __init__(self, reactor: IReactorTime, pool: HTTPConnectionPool, connect_timeout: float) -> None:
         """:param connect_timeout: seconds for TCP and TLS."""
-        super().__init__(_AsItComes(Agent(reactor, connectTimeout=connect_timeout, pool=pool)))
+        agent = Agent(reactor, connectTimeout=connect_timeout, pool=pool)
+        super().__init__(_AsItComes(agent), data_to_body_producer=Body)
 
     def request(self, method: str, url: Any, **options: Any) -> Any:
         """As treq's, and by addresses of IPv6."""

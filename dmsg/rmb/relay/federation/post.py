@@ -13,12 +13,10 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.client import Agent
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IBodyProducer
-from zope.interface import implementer
 
 from dmsg.base.tables import remember
 from dmsg.net.web.body import drop, read_body
-from dmsg.net.web.fetch import cancellable, make_pool
+from dmsg.net.web.fetch import Body, cancellable, make_pool
 from dmsg.rmb.relay.federation import batch
 from dmsg.rmb.relay.federation.slots import MAX_POSTS
 from dmsg.rmb.twins.twin import relay_url
@@ -39,28 +37,6 @@ REMEMBERED = 1000
 """Relays that are known to take several messages at once."""
 
 _log = Logger()
-
-
-@implementer(IBodyProducer)
-class _Body:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.length = len(data)
-
-    def startProducing(self, consumer: Any) -> Deferred[None]:
-        consumer.write(self._data)
-        done: Deferred[None] = Deferred()
-        done.callback(None)
-        return done
-
-    def pauseProducing(self) -> None:
-        """Everything was written at once."""
-
-    def resumeProducing(self) -> None:
-        """Everything was written at once."""
-
-    def stopProducing(self) -> None:
-        """Everything was written at once."""
 
 
 @define(eq=False)
@@ -163,7 +139,7 @@ class Poster:
     async def _ask(self, url: str, headers: Headers, data: bytes) -> Any:
         """The response, whose body is still to come; None when there is none."""
         try:
-            request = self._agent.request(b"POST", url.encode("ascii"), headers, _Body(data))
+            request = self._agent.request(b"POST", url.encode("ascii"), headers, Body(data))
             return await cancellable(request.addTimeout(POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
