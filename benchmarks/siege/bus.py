@@ -37,6 +37,22 @@ def _pings(seconds: float, host: str, port: str) -> None:
     again(goes_on, act)
 
 
+def _fragments(seconds: float, host: str, port: str) -> None:
+    """Messages that come one byte at a time, over several sessions."""
+    goes_on = until(seconds)
+    block = frames.encode(frames.MIDDLE, b"x", KEY) * 4000
+
+    def act() -> None:
+        some = [_enemy(port, f"small{number}") for number in range(8)]
+        for one in some:
+            one.socket.sendall(frames.encode(frames.BEGINNING, b"x", KEY))
+        while goes_on():
+            for one in some:
+                one.socket.sendall(block)
+
+    again(goes_on, act)
+
+
 def _deaf(seconds: float, host: str, port: str) -> None:
     """Sessions that confirm nothing, and one that sends to all of them."""
     goes_on = until(seconds)
@@ -112,6 +128,7 @@ class BusScene(Scene):
 
     attacks = {
         "pings": _pings,
+        "small fragments": _fragments,
         "deaf sessions": _deaf,
         "unfinished messages": _unfinished,
         "bad tokens": _bad_tokens,

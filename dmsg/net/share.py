@@ -55,6 +55,10 @@ class Share:
         """Whether there is something left for ``owner`` in this turn."""
         return self._used.get(owner, 0.0) < self._part
 
+    def left(self, owner: Hashable) -> float:
+        """Seconds that ``owner`` may still use in this turn: who works frame by frame looks at the clock after each."""
+        return self._part - self._used.get(owner, 0.0)
+
     def used(self, owner: Hashable, seconds: float) -> None:
         """So much went into a read of ``owner``."""
         if not self._waiting:

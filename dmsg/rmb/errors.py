@@ -25,6 +25,7 @@ class Drop(Enum):
     BAD_FRAME = "bad_frame"
     SILENT = "silent"
     UNFINISHED = "unfinished"
+    FRAGMENTS = "fragments"
     STALLED = "stalled"
     # a message of a session
     RATE_LIMITED = "rate_limited"

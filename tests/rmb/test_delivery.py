@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.net.share import MOST, Share
 from dmsg.rmb.errors import CallTimeout, QueueUnavailable
 from dmsg.rmb.relay import delivery
 from dmsg.rmb.relay.delivery import Delivery
@@ -21,6 +22,7 @@ from dmsg.rmb.session.uplink import OutboxFull, Uplink
 from dmsg.rmb.socket import confirm, frames
 from dmsg.rmb.socket.confirm import Ledger, Message
 from dmsg.rmb.socket.frames import Frames, FrameTooLarge
+from dmsg.rmb.socket.parking import Parking
 from dmsg.rmb.twins.address import Session
 
 
@@ -91,6 +93,25 @@ class LedgerTests(SynchronousTestCase):
         for message in messages:
             message.settle()
         self.assertEqual([confirm.FEW], called)
+
+
+class ParkingTests(SynchronousTestCase):
+    """What a held session has sent is taken up again in turns, as what comes from its socket."""
+
+    def test_no_more_than_its_part_of_a_turn(self) -> None:
+        clock = Clock()
+        taken: list[bytes] = []
+        share = Share(clock)
+        share.now = lambda: 0.001 * len(taken)  # what each costs
+        parking = Parking(taken.append, taken.append, lambda call: None, lambda: None, lambda: None, lambda: False)
+        parking.take_turns(share, 1)
+        parking.wait_for(self)
+        for number in range(50):
+            parking.put(b"%d" % number, is_message=True)
+        parking.caught_up(self)
+        clock.advance(0)
+        self.assertEqual((taken, parking.size), ([b"%d" % number for number in range(50)], 0))
+        self.assertGreaterEqual(share.waited, 50 / (MOST / 0.001 + 1))
 
 
 class FakeSession:
@@ -492,7 +513,7 @@ class KeepingTests(SynchronousTestCase):
             def wait_for(self, delivery: Delivery) -> None:
                 told.append("held")
 
-            def go_on(self, delivery: Delivery) -> None:
+            def caught_up(self, delivery: Delivery) -> None:
                 told.append("free")
 
         self.ledger.holder = Holder()  # type: ignore[assignment]

@@ -35,6 +35,7 @@ class Wire:
     """In place of a websocket: what was sent, and how it ended."""
 
     heard = held = False
+    share = None
     unsent = 0
 
     def __init__(self) -> None:

@@ -224,7 +224,7 @@ class Delivery:
     def _release(self) -> None:
         held, self._held = self._held, set()
         for holder in held:
-            holder.go_on(self)
+            holder.caught_up(self)
 
     def look(self) -> None:
         """Every second: when something has waited for two to three, all that waits goes to the queue, in its order, so

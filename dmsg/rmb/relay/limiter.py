@@ -43,6 +43,16 @@ class FixedWindow:
         """
         if size > self.size:
             return False
+        window = self._window_of(twin, now)
+        window.count += 1
+        window.size += size
+        return window.count <= self.count and window.size <= self.size
+
+    def charge(self, twin: int, messages: int, now: float) -> None:
+        """Count what ``twin`` has sent and what is no message, but costs as much as so many."""
+        self._window_of(twin, now).count += messages
+
+    def _window_of(self, twin: int, now: float) -> _Window:
         number = int(now) // self._window
         window = self._twins.get(twin)
         if window is None:
@@ -53,6 +63,4 @@ class FixedWindow:
             self._twins.move_to_end(twin)
             if window.number != number:
                 window.number, window.count, window.size = number, 0, 0
-        window.count += 1
-        window.size += size
-        return window.count <= self.count and window.size <= self.size
+        return window

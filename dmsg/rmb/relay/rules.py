@@ -84,6 +84,11 @@ class Rules:
         self.check_message(header, now)
         return False
 
+    def charge(self, twin: int, messages: int, now: float) -> None:
+        """Count what costs as much as so many messages of ``twin``."""
+        if self.limiter is not None:
+            self.limiter.charge(twin, messages, now)
+
     def check_message(self, header: Header, now: float) -> None:
         """What is asked of every message, whoever brings it.
 

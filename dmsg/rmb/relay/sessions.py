@@ -53,6 +53,9 @@ class Home(Store, Protocol):
     def lost(self, session: RelaySession) -> None:
         """Its connection is gone."""
 
+    def fragmented(self, session: RelaySession, small: int) -> None:
+        """It sent so many small fragments."""
+
     def look_at_unfinished(self) -> None:
         """There is more that is not whole than before."""
 
@@ -116,6 +119,8 @@ class RelaySession:
     def opened(self, socket: Socket) -> None:
         self.socket = socket
         socket.grew = self._unfinished
+        self.parking.take_turns(socket.share, self.owner)
+        socket.fragmented = self._fragmented
         self.switch.connected(self)
 
     def _unfinished(self, size: int) -> None:
@@ -129,6 +134,10 @@ class RelaySession:
             else:
                 self.switch.growing.pop(self, None)
             self.switch.look_at_unfinished()
+
+    def _fragmented(self, small: int) -> None:
+        if not self.gone:
+            self.switch.fragmented(self, small)
 
     def _asks(self, asks: bool) -> None:
         self.ledger.durable = self.switch.durable and not asks
@@ -197,7 +206,7 @@ class RelaySession:
         self.switch.lost(self)
         if self.socket is not None:
             self.socket.close(code, why)
-            if drop is Drop.UNFINISHED:
+            if drop in (Drop.UNFINISHED, Drop.FRAGMENTS):
                 self.socket.forget()
 
     # --- the delivery ---

@@ -18,6 +18,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.base.buckets import RateLimit
 from dmsg.errors import DmsgError
 from dmsg.net.isolate import isolated
 from dmsg.rmb.envelope import texts
@@ -35,7 +36,7 @@ from dmsg.rmb.relay.queue.interface import FEDERATION, Queued
 from dmsg.rmb.relay.rules import Action, Refused, Rules
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.socket.confirm import Message
-from dmsg.rmb.socket.websocket import BAD_DATA, GOING_AWAY, TRY_LATER
+from dmsg.rmb.socket.websocket import BAD_DATA, GOING_AWAY, TOO_MUCH, TRY_LATER
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
@@ -45,6 +46,8 @@ PING_BEHIND_FEW = 1.0
 """The same, while few messages are unconfirmed."""
 MAX_UNFINISHED = 256 * 1024 * 1024
 """Bytes of all messages that are not whole; beyond, the sessions with most are ended."""
+FRAGMENT_RATE, FRAGMENT_BURST = 1000.0, 10_000.0
+"""Small fragments a second that one twin may send, and at once; beyond, its session is ended."""
 
 _log = Logger()
 
@@ -77,6 +80,7 @@ class Switch:
         self._max_unfinished = max_unfinished
         self._to_ping: dict[Delivery, float] = {}
         self.limited = Limited(clock)
+        self._fragments = RateLimit(FRAGMENT_RATE, FRAGMENT_BURST)
         self._clock = clock
         self.rules = rules
         self.registry = registry
@@ -164,6 +168,12 @@ class Switch:
     def later(self, call: Callable[[], None]) -> None:
         """In the next turn of the reactor."""
         self._clock.callLater(0, call)
+
+    def fragmented(self, session: RelaySession, small: int) -> None:
+        """A session sent small fragments: each counts as a message, because it costs as much as one."""
+        self.rules.charge(session.owner, small, self.now())
+        if self._fragments.charge(str(session.owner), small, self._clock.seconds()) > 0.0:
+            session.end(Drop.FRAGMENTS, TOO_MUCH, "too many small fragments")
 
     def look_at_unfinished(self) -> None:
         """When there is too much of such messages, the sessions with most are ended."""

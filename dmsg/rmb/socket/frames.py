@@ -1,7 +1,7 @@
-"""WebSocket frames as RMB uses them: whole, binary, at most so large (RFC 6455, section 5.2).
+"""WebSocket frames as RMB uses them: binary, at most so large (RFC 6455, section 5.2).
 
-Only whole messages, pings and pongs are read here, for they are nearly all
-there is; text, fragments and close are passed on as they came.
+Messages and their fragments, pings and pongs are read here, for they are
+nearly all there is; text and close are passed on as they came.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from dmsg.errors import DmsgError
 
 BINARY, PING, PONG = 0x82, 0x89, 0x8A
 """First bytes of frames that are whole."""
-OTHER = 0
+BEGINNING, MIDDLE, ENDING = 0x02, 0x00, 0x80
+"""First bytes of the fragments of a binary message."""
+OTHER = -1
 """Stands for the first byte of all other frames."""
 MAX_CONTROL = 125
 """Bytes in a ping or pong."""
-_READ_HERE = frozenset((BINARY, PING, PONG))
+_CONTROL = frozenset((PING, PONG))
+_READ_HERE = frozenset((BINARY, BEGINNING, MIDDLE, ENDING)) | _CONTROL
 SMALL, PIECE = 4096, 64 * 1024
 """Bytes: what comes in pieces that are smaller is kept in pieces of that size."""
 MAX_HEADER = 14
@@ -51,6 +54,44 @@ def encode(first: int, data: bytes, key: bytes | None = None) -> bytes:
     return head + data if key is None else head + key + mask(data, key)
 
 
+class Pieces:
+    """Bytes that come piece by piece and are needed as a whole.
+
+    They are kept as they came: a buffer that grows to the length of a message is copied a dozen times on its way.
+
+    :ivar size: number of bytes.
+    """
+
+    __slots__ = ("_pieces", "_tail", "size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._tail = bytearray()
+        self.size = 0
+
+    def add(self, data: bytes) -> None:
+        """Append ``data``."""
+        self.size += len(data)
+        if len(data) < SMALL:
+            self._tail += data
+            if len(self._tail) < PIECE:
+                return
+            data = b""
+        if self._tail:
+            self._pieces.append(bytes(self._tail))
+            self._tail.clear()
+        if data:
+            self._pieces.append(data)
+
+    def take(self) -> bytes:
+        """Return all of them, and keep nothing."""
+        whole = b"".join((*self._pieces, self._tail))
+        self._pieces.clear()
+        self._tail.clear()
+        self.size = 0
+        return whole
+
+
 class Frames:
     """Cuts a stream into frames.
 
@@ -58,31 +99,29 @@ class Frames:
     :param most: bytes of a frame's payload.
     """
 
-    __slots__ = ("_masked", "_most", "_pieces", "_tail", "_want", "held")
+    __slots__ = ("_masked", "_most", "_pieces", "_want")
 
     def __init__(self, masked: bool, most: int) -> None:
         self._masked = 0x80 if masked else 0
         self._most = most
-        # as they came: a buffer that grows to the length of a message is copied a dozen times on its way
-        self._pieces: list[bytes] = []
-        self._tail = bytearray()
+        self._pieces = Pieces()
         self._want = 0
-        self.held = 0
+
+    @property
+    def held(self) -> int:
         """Bytes of a frame that is not whole."""
+        return self._pieces.size
 
     def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """(:data:`BINARY`, the message), the same for pings and pongs; (:data:`OTHER`, the frame as it came).
+        """(:data:`BINARY`, the message), and so for fragments, pings and pongs; (:data:`OTHER`, the frame as it came).
 
         :raises FrameTooLarge: a frame will be larger than it may.
         """
-        if self.held:
-            self._hold(data)
-            if self.held < self._want:
+        if self._pieces.size:
+            self._pieces.add(data)
+            if self._pieces.size < self._want:
                 return
-            data = b"".join((*self._pieces, self._tail))
-            self._pieces.clear()
-            self._tail.clear()
-            self.held = 0
+            data = self._pieces.take()
         start, end = 0, len(data)
         want = 2
         while end - start >= 2:
@@ -106,7 +145,7 @@ class Frames:
             if stop > end:
                 break
             first = data[start]
-            if first in _READ_HERE and marked == self._masked and (first == BINARY or length <= MAX_CONTROL):
+            if first in _READ_HERE and marked == self._masked and (length <= MAX_CONTROL or first not in _CONTROL):
                 payload = data[body:stop]
                 yield first, mask(payload, data[body - 4 : body]) if marked else payload
             else:
@@ -114,18 +153,5 @@ class Frames:
             start = stop
             want = 2
         if start < end:
-            self._hold(data[start:end])
+            self._pieces.add(data[start:end])
             self._want = want
-
-    def _hold(self, data: bytes) -> None:
-        self.held += len(data)
-        if len(data) < SMALL:
-            self._tail += data
-            if len(self._tail) < PIECE:
-                return
-            data = b""
-        if self._tail:
-            self._pieces.append(bytes(self._tail))
-            self._tail.clear()
-        if data:
-            self._pieces.append(data)

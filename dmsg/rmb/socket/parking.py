@@ -9,8 +9,8 @@ only when they take too much room is its socket not read any more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol
 
 PARKED_SIZE = 4 * 1024 * 1024
 """Bytes put by at which a session is not read any more."""
@@ -19,7 +19,25 @@ BOTH_WAYS = 8
 OVERHEAD = 100
 """What each message counts for besides its bytes."""
 AT_ONCE = 1000
-"""Messages taken up again in one reactor turn."""
+"""Messages taken up again in one reactor turn, if the part that their twin has of it lasts so long."""
+
+
+class Turns(Protocol):
+    """Who has used how much of a turn: :class:`dmsg.net.share.Share`, which imports Twisted, as this module may not."""
+
+    now: Callable[[], float]
+
+    def allows(self, owner: Hashable) -> bool:
+        """Whether there is something left for ``owner`` in this turn."""
+
+    def left(self, owner: Hashable) -> float:
+        """Seconds that ``owner`` may still use in this turn."""
+
+    def used(self, owner: Hashable, seconds: float) -> None:
+        """So much went into work of ``owner``."""
+
+    def wait(self, one: Any) -> None:
+        """Call ``one.go_on()`` in the next turn."""
 
 
 class Parking:
@@ -39,8 +57,10 @@ class Parking:
         "_hold",
         "_later",
         "_message",
+        "_owner",
         "_ping",
         "_release",
+        "_share",
         "_waiting",
         "come",
         "size",
@@ -62,6 +82,12 @@ class Parking:
         self.size = 0
         self.come = 0
         self._going_on = False
+        self._share: Turns | None = None
+        self._owner: Hashable = None
+
+    def take_turns(self, share: Turns | None, owner: Hashable) -> None:
+        """Count what is taken up again as work of ``owner``, as what comes from its socket."""
+        self._share, self._owner = share, owner
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -75,7 +101,7 @@ class Parking:
         """Nothing more is taken until ``delivery`` has caught up."""
         self._for.add(delivery)
 
-    def go_on(self, delivery: Any) -> None:
+    def caught_up(self, delivery: Any) -> None:
         """It has."""
         self._for.discard(delivery)
         self._soon()
@@ -97,16 +123,31 @@ class Parking:
     def _soon(self) -> None:
         if self._waiting and not self._for and not self._going_on:
             self._going_on = True
-            self._later(self._take_up)
+            if self._share is not None:
+                self._share.wait(self)
+            else:
+                self._later(self.go_on)
 
-    def _take_up(self) -> None:
+    def go_on(self) -> None:
+        """The next turn is there; for :class:`~dmsg.net.share.Waiting`."""
         self._going_on = False
+        share = self._share
+        if share is None:
+            self._take_up(None)
+        elif share.allows(self._owner):
+            began = share.now()
+            self._take_up(began + share.left(self._owner))
+            share.used(self._owner, share.now() - began)
+        if self.size < PARKED_SIZE // 2:
+            self._release()
+        self._soon()
+
+    def _take_up(self, until: float | None) -> None:
         for _ in range(AT_ONCE):
             if self._for or not self._waiting:
                 break
             is_message, data = self._waiting.popleft()
             self.size -= len(data) + OVERHEAD
             (self._message if is_message else self._ping)(data)
-        if self.size < PARKED_SIZE // 2:
-            self._release()
-        self._soon()
+            if until is not None and self._share is not None and self._share.now() >= until:
+                break

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections import deque
 from typing import Any, TypeVar
 
 from autobahn.twisted.resource import WebSocketResource
@@ -14,7 +13,6 @@ from autobahn.twisted.websocket import (
     WebSocketServerProtocol,
 )
 from twisted.internet.interfaces import IAddress, IReactorTime
-from twisted.internet.protocol import connectionDone
 from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.server import NOT_DONE_YET, Request
@@ -22,8 +20,6 @@ from twisted.web.server import NOT_DONE_YET, Request
 from dmsg.net.share import Share
 from dmsg.net.socketopts import tune, write_now
 from dmsg.net.turn import TurnFlush
-from dmsg.rmb.envelope.wire import MAX_MESSAGE
-from dmsg.rmb.socket import frames
 from dmsg.rmb.socket.door import is_key
 from dmsg.rmb.socket.websocket import OPTIONS, Receiver, Socket
 
@@ -62,8 +58,7 @@ class _QuickSocket(_ServerSocket):
         )
         self.state = WebSocketServerProtocol.STATE_OPEN
         self._opened = True
-        self._behind = deque()
-        self._frames = frames.Frames(True, MAX_MESSAGE)
+        self._begin_frames()
         # the HTTP channel had the place
         transport.unregisterProducer()
         transport.registerProducer(self, True)
@@ -86,13 +81,12 @@ class _QuickSocket(_ServerSocket):
         self.websocket_extensions_in_use: list[Any] = []
         self.websocket_protocol_in_use = None
 
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        self._feed_all()
+    def _ended(self, reason: Failure) -> None:
         if self._asleep:
             self.state = WebSocketServerProtocol.STATE_CLOSED
             self.onClose(False, None, "connection was closed uncleanly")
         else:
-            super().connectionLost(reason)
+            super()._ended(reason)
 
 
 _S = TypeVar("_S", bound=_ServerSocket)

@@ -1,13 +1,12 @@
 """What both ends of a websocket are; the rest of each is in the modules beside, and no other one knows of autobahn.
 
-Its handshake, fragments and close are used as they are.  What it does for
-each frame costs some 60 us, so whole messages, pings and pongs, which are
+Its handshake and close are used as they are.  What it does for each frame
+costs some 60 us, so messages, whole or in fragments, pings and pongs, which are
 nearly all there is, pass it by (:mod:`dmsg.rmb.socket.frames`).
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -17,6 +16,8 @@ from autobahn.twisted.websocket import (
     WebSocketServerProtocol,
 )
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.protocol import connectionDone
+from twisted.python.failure import Failure
 
 from dmsg.net.share import STEPS, Share
 from dmsg.net.socketopts import forget_unsent, queued, tune
@@ -24,6 +25,7 @@ from dmsg.net.turn import TurnFlush
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.socket import frames
+from dmsg.rmb.socket.fragments import FragmentError, Fragments
 
 HANDSHAKE_TIMEOUT = 10
 """Seconds for the opening handshake."""
@@ -33,7 +35,8 @@ MAX_UNREAD_PONGS = 1024 * 1024
 """Bytes that wait to be sent by a client, above which pings are not answered; a relay reads no pings then."""
 MAX_UNSENT = 64 * 1024 * 1024
 """Bytes that wait to be sent over one connection before it is dropped: more than a window of the largest messages."""
-NORMAL, GOING_AWAY, BAD_DATA, TOO_LARGE, FAILED, TRY_LATER = 1000, 1001, 1003, 1009, 1011, 1013
+NORMAL, GOING_AWAY, BAD_PROTOCOL, BAD_DATA = 1000, 1001, 1002, 1003
+TOO_MUCH, TOO_LARGE, FAILED, TRY_LATER = 1008, 1009, 1011, 1013
 """Close codes, RFC 6455, section 7.4.1; 1013 is registered at IANA."""
 
 OPTIONS = {
@@ -46,6 +49,8 @@ OPTIONS = {
     "autoPingInterval": 0,
 }
 """Of both ends, for autobahn."""
+_TEXT = 0x1
+"""Opcode of a text message."""
 
 
 class WebSocketFailed(RmbError):
@@ -93,12 +98,14 @@ class Socket:
     state: int
     data: bytes
     transport: Any
-    message_data_total_length: int
     log = _Silence()
     masked_here = False
     """What this end sends is masked: it is a client."""
     heard = True
     _frames: frames.Frames | None = None
+    _fragments: Fragments
+    _lost: Failure | None = None
+    """Why the connection is gone, while what came before is still being told."""
     _out: list[bytes] | None = None
     _opened = False
     _told = False
@@ -110,6 +117,8 @@ class Socket:
     _behind: deque[bytes]
     grew: Callable[[int], None] | None = None
     """Told of the bytes of a message that is not whole, after each read, in whatever turn it is looked at."""
+    fragmented: Callable[[int], None] | None = None
+    """Told of the number of small fragments, after each read that had some."""
     _bounded = False
     """Both ends must not wait for each other: only servers stop reading when they cannot send."""
 
@@ -133,6 +142,8 @@ class Socket:
         if self._frames is None:
             super().dataReceived(data)  # type: ignore[misc]
             return
+        if "over" in self._held:
+            return
         if self._feeding is not None or not (self.share is None or self.share.allows(self._owner())):
             self._behind.append(data)
             self._next_turn()
@@ -143,50 +154,74 @@ class Socket:
         """Whose part of a turn it uses: a twin's, by however many sessions."""
         return getattr(self.receiver, "owner", id(self))
 
-    def _feed(self, found: Iterator[tuple[int, bytes]], limit: float = STEPS) -> None:
+    def _feed(self, found: Iterator[tuple[int, bytes]]) -> None:
         share = self.share
         began = share.now() if share is not None else 0.0
-        receiver = self.receiver
+        until = began + share.left(self._owner()) if share is not None else 0.0
         self._feeding = found
         steps = 0
         try:
             for first, content in found:
-                if first == frames.BINARY:
-                    receiver.received(content)
-                elif first == frames.PONG:
-                    receiver.pong_received(content)
-                elif first == frames.PING:
-                    receiver.ping_received(content)
-                else:
-                    self._wake()
-                    self._dataReceived(content)  # type: ignore[attr-defined]
-                    if self.state == WebSocketServerProtocol.STATE_CLOSED:
-                        # that was no frame: what is behind it is nothing either, and may be thirty thousand times that
-                        self._feeding = None
-                        self._behind.clear()
-                        break
+                self._take(first, content)
+                if self._feeding is not found:
+                    break  # it was forgotten
                 steps += 1
-                if steps >= limit:
+                # a frame costs from one to a hundred microseconds, so their number alone says little
+                if steps >= STEPS or (share is not None and share.now() >= until):
                     self._next_turn()
                     break
             else:
                 self._feeding = None
         except frames.FrameTooLarge as error:
-            self._feeding = None
-            self.close(TOO_LARGE, str(error))
+            self._give_up(TOO_LARGE, str(error))
+        except FragmentError as error:
+            self._give_up(BAD_PROTOCOL, str(error))
         except BaseException:
             self._feeding = None
             raise
         if share is not None:
             share.used(self._owner(), share.now() - began)
+        small, self._fragments.small = self._fragments.small, 0
+        if small and self.fragmented is not None:
+            self.fragmented(small)
         if self.grew is not None:
             self.grew(self.unfinished)
+
+    def _take(self, first: int, content: bytes) -> None:
+        """One frame."""
+        receiver = self.receiver
+        if first == frames.BINARY:
+            receiver.received(content)
+        elif first == frames.PONG:
+            receiver.pong_received(content)
+        elif first == frames.PING:
+            if self._lost is None:  # else nobody gets the answer
+                receiver.ping_received(content)
+        elif first != frames.OTHER:
+            whole = self._fragments.add(first, content)
+            if whole is not None:
+                receiver.received(whole)
+        elif content[0] & 0x7F == _TEXT:
+            self._give_up(BAD_DATA, "only binary messages")
+        else:
+            self._wake()
+            self._dataReceived(content)  # type: ignore[attr-defined]
+            if self.state == WebSocketServerProtocol.STATE_CLOSED:
+                # that was no frame: what is behind it is nothing either, and may be thirty thousand times that
+                self._feeding = None
+                self._behind.clear()
+
+    def _give_up(self, code: int, why: str) -> None:
+        """Close for a mistake of the other end; what is behind it is not looked at."""
+        self.close(code, why)
+        self.forget()
 
     def _next_turn(self) -> None:
         if self._waits:
             return
         self._waits = True
-        self.hold("turn")
+        if self._lost is None:
+            self.hold("turn")
         if self.share is not None:
             self.share.wait(self)
         else:
@@ -201,27 +236,40 @@ class Socket:
             self._next_turn()
             return
         self._feed_next()
-        if self._feeding is not None or self._behind:
+        if self._has_more:
             self._next_turn()
+        elif self._lost is not None:
+            self._ended(self._lost)
         else:
             self.release("turn")
 
-    def _feed_next(self, limit: float = STEPS) -> None:
+    def _feed_next(self) -> None:
         if self._feeding is not None:
-            self._feed(self._feeding, limit)
+            self._feed(self._feeding)
         elif self._behind and self._frames is not None:
-            self._feed(self._frames.feed(self._behind.popleft()), limit)
+            self._feed(self._frames.feed(self._behind.popleft()))
 
-    def _feed_all(self) -> None:
-        """The connection is lost: what came before is told before."""
-        while (self._feeding is not None or self._behind) and not self._told:
-            self._feed_next(math.inf)
+    @property
+    def _has_more(self) -> bool:
+        """Something has come that was not looked at yet."""
+        return self._feeding is not None or bool(self._frames is not None and self._behind)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        # what came before is told before, in turns as it would have been
+        if self._has_more and not self._told:
+            self._lost = reason
+            self._next_turn()
+        else:
+            self._ended(reason)
+
+    def _ended(self, reason: Failure) -> None:
+        """The connection is gone, and all is told that came over it."""
+        super().connectionLost(reason)  # type: ignore[misc]
 
     @property
     def unfinished(self) -> int:
-        """Bytes of a message that is not whole: of its frame, and of those before, which autobahn keeps."""
-        before = self.message_data_total_length if getattr(self, "message_data", None) is not None else 0
-        return before + (self._frames.held if self._frames is not None else 0)
+        """Bytes of a message that is not whole: of its frame, and of its fragments before."""
+        return self._frames.held + self._fragments.size if self._frames is not None else 0
 
     @property
     def unsent(self) -> int:
@@ -231,8 +279,7 @@ class Socket:
     def onOpen(self) -> None:
         self._opened = True
         self._patience_over()
-        self._behind = deque()
-        self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
+        self._begin_frames()
         tune(self.transport)
         # some kilobytes for each session that is idle
         for name in ("http_headers", "http_request_data", "http_response_data", "_perMessageCompress"):
@@ -247,6 +294,11 @@ class Socket:
         self.receiver.opened(self)
         if rest:
             self.dataReceived(rest)
+
+    def _begin_frames(self) -> None:
+        self._behind = deque()
+        self._fragments = Fragments(MAX_MESSAGE)
+        self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
 
     def _wake(self) -> None:
         """What autobahn keeps of a connection is there from now on."""
@@ -280,18 +332,6 @@ class Socket:
 
     def stopProducing(self) -> None:
         """The connection is gone."""
-
-    def onMessage(self, payload: bytes, isBinary: bool) -> None:
-        if isBinary:
-            self.receiver.received(payload)
-        else:
-            self.close(BAD_DATA, "only binary messages")
-
-    def onPing(self, payload: bytes) -> None:
-        self.receiver.ping_received(payload)
-
-    def onPong(self, payload: bytes) -> None:
-        self.receiver.pong_received(payload)
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:
         self._patience_over()
@@ -358,17 +398,15 @@ class Socket:
     def forget(self) -> None:
         """Read nothing more, and let go of what has come of a message."""
         self.hold("over")
-        self._behind.clear()
         self._feeding = None
         self._drop_data()
 
     def _drop_data(self) -> None:
-        """Autobahn keeps it for as long as there is the object, and that is part of a circle."""
-        for name in ("message_data", "frame_data", "data"):
-            if name in self.__dict__:
-                self.__dict__[name] = b"" if name == "data" else []
+        """It would be kept for as long as there is the object, and that is part of a circle."""
+        if "data" in self.__dict__:
+            self.data = b""
         if self._frames is not None:
-            self._frames = frames.Frames(not self.masked_here, MAX_MESSAGE)
+            self._begin_frames()
 
     def abort(self) -> None:
         """Drop the connection."""

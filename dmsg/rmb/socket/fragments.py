@@ -1,0 +1,66 @@
+"""Messages that come in several frames (RFC 6455, section 5.4).
+
+Clients cut messages where their write buffer is full: those in Go every 4 KiB.
+A fragment of a byte costs as much work as one of 4 KiB, so a message has a
+maximum number of fragments, and small ones are counted.
+"""
+
+from __future__ import annotations
+
+from dmsg.errors import DmsgError
+from dmsg.rmb.socket.frames import BEGINNING, ENDING, FrameTooLarge, Pieces
+
+MAX_FRAGMENTS = 16_384
+"""Fragments of one message: four times what a Go client makes of the largest one."""
+SMALL_FRAGMENT = 1024
+"""Bytes below which a fragment, other than the last one of a message, counts as small."""
+OVERHEAD = 64
+"""Bytes for which each fragment counts besides its payload, so that empty ones count too."""
+
+
+class FragmentError(DmsgError):
+    """A fragment that continues no message, or begins one inside another."""
+
+
+class Fragments:
+    """The message of one connection that is not whole yet.
+
+    :param most: bytes of a message.
+    :ivar small: number of small fragments so far; whoever reads it sets it to zero.
+    """
+
+    __slots__ = ("_count", "_most", "_pieces", "small")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pieces = Pieces()
+        self._count = 0
+        self.small = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes for which the message counts as long as it is not whole."""
+        return self._pieces.size + OVERHEAD * self._count
+
+    def add(self, first: int, payload: bytes) -> bytes | None:
+        """Take one fragment.
+
+        :param first: first byte of its frame: ``BEGINNING``, ``MIDDLE`` or ``ENDING``.
+        :returns: the whole message if this was its last fragment.
+        :raises FragmentError: it does not belong here.
+        :raises FrameTooLarge: the message has too many bytes or fragments.
+        """
+        if (first == BEGINNING) is (self._count > 0):
+            raise FragmentError("a fragment that continues no message, or begins one inside another")
+        if self._pieces.size + len(payload) > self._most:
+            raise FrameTooLarge(f"a message of more than {self._most} bytes")
+        if self._count >= MAX_FRAGMENTS:
+            raise FrameTooLarge(f"a message of more than {MAX_FRAGMENTS} fragments")
+        self._count += 1
+        self._pieces.add(payload)
+        if first == ENDING:
+            self._count = 0
+            return self._pieces.take()
+        if len(payload) < SMALL_FRAGMENT:
+            self.small += 1
+        return None
