@@ -38,9 +38,10 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.threads import in_thread
 from dmsg.telemetry.schema import SEGMENT_SUFFIX
 from dmsg.telemetry.service import Sent
+from dmsg.telemetry.vouchers import SENDER_KEY_FILE, voucher_for
 from dmsg.v2019.client import Client
 
-KEY_FILE = "sender.key"
+KEY_FILE = SENDER_KEY_FILE
 """In the spool's directory."""
 LOOK_INTERVAL = 5.0
 """Seconds between looks whether there are finished files."""
@@ -373,4 +374,4 @@ def _offer_of(path: Path, file: BufferedReader) -> Offer | None:
     digest = hashlib.file_digest(file, "sha256").hexdigest()
     size = file.tell()
     file.seek(0)
-    return Offer(path.name, size, digest) if 0 < size <= FILE_LIMIT else None
+    return Offer(path.name, size, digest, voucher_for(path)) if 0 < size <= FILE_LIMIT else None

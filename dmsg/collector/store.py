@@ -4,9 +4,11 @@ Everything here blocks, and is called in threads.  A file has its name only
 when all of it is on the disk, and has been looked at: what reads the tree by
 names, as ``dmsg analytics`` does, never sees half of one.
 
-Events say themselves who wrote them, and senders are believed only so far: a
-producer belongs to the key that brought it first (``ROOT/producers/<producer>``
-names it), so that one server's sender cannot write another's history.
+Events say themselves who wrote them, and senders are believed only so far:
+``ROOT/producers/<producer>`` names the sender to whom a producer belongs, so that one
+server's sender cannot write another's history.  A producer that is a public key has to
+sign for its sender, and belongs to whoever shows that signature; one that is a name, as
+a discovery's, belongs to the sender that brought it first.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from twisted.logger import Logger
+
 from dmsg.collector.wire import Offer
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.telemetry.lines import read_lines, unpacked
 from dmsg.telemetry.schema import MAX_LINE, SEGMENT_SUFFIX
+from dmsg.telemetry.vouchers import is_vouched
 
 LIMIT = 100 * 1024**3
 """Bytes of files in all, by default."""
@@ -44,8 +49,12 @@ LINES_LIMIT = 500_000
 PRODUCERS_LIMIT = 64
 """Producers of one sender: a server, a discovery, and who was there before them on that machine."""
 PRODUCERS = "producers"
+SIGNED = "signed"
+"""The second line of a producer's file: the producer has signed for that sender."""
 _PRODUCER = re.compile("[0-9a-zA-Z-]{1,80}")
 _PART = ".part-"
+
+_log = Logger()
 
 
 class StoreError(DmsgError):
@@ -173,7 +182,7 @@ class Store:
         if self.has(origin, offer):  # by another stream, meanwhile
             self.discard(part)
             return received
-        self._claim(origin, self._producer(received))
+        self._claim(origin, self._producer(received), offer.voucher)
         os.fsync(part.fileno())
         part.close()
         day = self.root / origin.hex() / f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
@@ -223,31 +232,67 @@ class Store:
             raise Unfit("no event is in it")
         return found.pop()
 
-    def _claim(self, origin: PubKey, producer: str) -> None:
-        """:raises Unfit: the producer is another sender's, or the sender has too many."""
+    def _claim(self, origin: PubKey, producer: str, voucher: str) -> None:
+        """:raises Unfit: the producer is another's, or has not signed for this sender, or the sender has too many."""
+        key = _key_of(producer)
+        signed = key is not None and (key == origin or is_vouched(key, origin, voucher))
         place = self.root / PRODUCERS
         with self._guard:
             try:
-                owner = (place / producer).read_text().strip()
+                owner, _, words = (place / producer).read_text().strip().partition("\n")
             except FileNotFoundError:
-                owner = ""
-            if not owner:  # of a claim that the power cut there is nothing
-                mine = sum(path.read_text().strip() == origin.hex() for path in place.iterdir())
-                if mine >= PRODUCERS_LIMIT:
-                    raise Unfit(f"this sender has brought {mine} producers already") from None
-                fresh = place / f".{producer}"
-                with open(fresh, "w") as file:
-                    file.write(f"{origin.hex()}\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                fresh.replace(place / producer)
-                _sync(place)
+                owner = words = ""
+            if owner == origin.hex() and (signed <= (words == SIGNED)):
                 return
-        if owner != origin.hex():
-            raise Unfit(
-                f"producer {producer[:16]} belongs to {owner[:16]}; if it has moved, remove {PRODUCERS}/{producer}"
-                " at the collector"
-            )
+            if key is not None and not signed:
+                raise Unfit(
+                    f"producer {producer[:16]} is a public key, and has not signed for this sender: its server does "
+                    "so when it starts with --telemetry and the directory of these files"
+                )
+            if owner and not signed:
+                raise Unfit(
+                    f"producer {producer[:16]} belongs to {owner[:16]}; if it has moved, remove {PRODUCERS}/{producer}"
+                    " at the collector"
+                )
+            # of a claim that the power cut there is nothing
+            if owner != origin.hex():
+                self._check_number(origin)
+            if owner not in ("", origin.hex()):
+                _log.warn(
+                    "producer {producer} has signed for {origin}, and belongs to it: {owner} brought events in its "
+                    "name until now, which are below {owner_directory}",
+                    producer=producer[:16],
+                    origin=origin.short,
+                    owner=owner[:8],
+                    owner_directory=str(self.root / owner),
+                )
+            fresh = place / f".{producer}"
+            with open(fresh, "w") as file:
+                file.write(f"{origin.hex()}\n{SIGNED if signed else ''}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(place / producer)
+            _sync(place)
+
+    def _check_number(self, origin: PubKey) -> None:
+        place = self.root / PRODUCERS
+        mine = sum(path.read_text().startswith(origin.hex()) for path in place.iterdir())
+        if mine >= PRODUCERS_LIMIT:
+            raise Unfit(f"this sender has brought {mine} producers already")
+
+
+def _key_of(producer: str) -> PubKey | None:
+    """The public key that a producer is; None: a name.
+
+    :raises Unfit: a key in another spelling would be another producer.
+    """
+    try:
+        key = PubKey.from_hex(producer)
+    except KeyFormatError:
+        return None
+    if key.hex() != producer:
+        raise Unfit("a producer's key is not in lower case")
+    return key
 
 
 def _is_cut(error: Exception) -> bool:

@@ -2,7 +2,8 @@ r"""What the sender of a spool and a collector say to each other, over one strea
 
 Lines of JSON in UTF-8 that end with ``\n``, at most :data:`LINE_LIMIT` bytes.
 The sender offers one file at a time, ``{"v": 1, "name": ..., "size": bytes,
-"sha256": 64 hex digits}``.  The collector answers ``{"answer": "send"}``, after
+"sha256": 64 hex digits}``, with ``"voucher"``, 130 hex digits, where the events' producer is
+a key that has signed for the sender.  The collector answers ``{"answer": "send"}``, after
 which come ``size`` bytes and then its second answer, or at once one of these:
 
 ``kept``
@@ -40,6 +41,7 @@ _NAME = re.compile(
     f"(?:{re.escape(EVENTS_PREFIX)}|{re.escape(RECEIPTS_PREFIX)})[0-9a-f]{{32}}-[0-9]{{6,12}}{re.escape(SEGMENT_SUFFIX)}"
 )
 _DIGEST = re.compile("[0-9a-f]{64}")
+_VOUCHER = re.compile("(?:[0-9a-f]{130})?")
 
 
 class WireError(DmsgError):
@@ -61,15 +63,18 @@ class Offer:
 
     :ivar size: bytes.
     :ivar sha256: 64 hex digits.
+    :ivar voucher: 130 hex digits, the producer's signature for the sender (:mod:`dmsg.telemetry.vouchers`), or empty.
     """
 
     name: str
     size: int
     sha256: str
+    voucher: str = ""
 
     def line(self) -> bytes:
         """Without the end of the line."""
-        return json.dumps({"v": VERSION, "name": self.name, "size": self.size, "sha256": self.sha256}).encode()
+        row = {"v": VERSION, "name": self.name, "size": self.size, "sha256": self.sha256}
+        return json.dumps(row | ({"voucher": self.voucher} if self.voucher else {})).encode()
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,10 @@ def parse_offer(line: bytes) -> Offer:
         raise WireError(f"a file has 1 to {FILE_LIMIT} bytes")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise WireError("no SHA-256")
-    return Offer(name, size, digest)
+    voucher = row.get("voucher", "")
+    if not isinstance(voucher, str) or not _VOUCHER.fullmatch(voucher):
+        raise WireError("no voucher")
+    return Offer(name, size, digest, voucher)
 
 
 def parse_answer(line: bytes) -> Answer:

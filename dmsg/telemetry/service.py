@@ -18,11 +18,13 @@ from twisted.logger import Logger
 
 from dmsg.base.memory import resident
 from dmsg.errors import DmsgError
+from dmsg.keys import SecKey
 from dmsg.net.isolate import isolated
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret, read_secret_file
 from dmsg.telemetry.recorder import Recorder
 from dmsg.telemetry.schema import EVENTS_PREFIX, RECEIPTS_PREFIX
 from dmsg.telemetry.spool import ROTATE_SECONDS, SPOOL_LIMIT, recover
+from dmsg.telemetry.vouchers import write_voucher
 
 HEARTBEAT_INTERVAL = 60.0
 """Seconds between heartbeats."""
@@ -94,6 +96,14 @@ class Sent:
     waiting: int = 0
 
 
+def _vouch(directory: Path, key: SecKey) -> None:
+    """Without it events are written all the same; a collector refuses them, and says so."""
+    try:
+        write_voucher(directory, key)
+    except (DmsgError, OSError) as error:
+        _log.warn("no collector will take the events in {directory}: {error}", directory=directory, error=str(error))
+
+
 class _Repeated:
     """What of one kind occurred again since it was written."""
 
@@ -109,7 +119,8 @@ class Telemetry:
     """Writes what an entity tells.
 
     :param role: server or discovery.
-    :param producer: the server's key in hex; None names it after its secret.
+    :param key: the server's, which is its name as a producer, and signs for the sender of its events; None names it
+        after its secret.
     :ivar load: fields of a heartbeat, asked for each minute; ``about``: of the start event.
     :ivar sent: what a collector has got of it, if there is one.
     :ivar beats: called before each heartbeat, for what is written with it; ``turns`` each second.
@@ -120,12 +131,14 @@ class Telemetry:
         reactor: IReactorTime,
         settings: TelemetrySettings,
         role: str,
-        producer: str | None = None,
+        key: SecKey | None = None,
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """:raises DmsgError: the directory cannot be used."""
         own, for_names = settings.prepare()
+        if key is not None:
+            _vouch(settings.directory, key)
         names = self._names = Pseudonyms(for_names, clear=settings.clear)
         self._reactor = reactor
         self._settings = settings
@@ -137,7 +150,7 @@ class Telemetry:
         def recorder(prefix: str, limit: int) -> Recorder:
             return Recorder(
                 settings.directory,
-                producer or f"{role}-{Pseudonyms(own).name()}",
+                key.public.hex() if key is not None else f"{role}-{Pseudonyms(own).name()}",
                 role,
                 names,
                 prefix=prefix,

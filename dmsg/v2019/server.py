@@ -55,7 +55,7 @@ class Server(RelayServer):
     ) -> None:
         """:raises DmsgError: the public address is malformed, or the directory of telemetry cannot be used."""
         settings = replace(settings, **options)
-        self.telemetry = Telemetry(reactor, telemetry, "server", key.public.hex()) if telemetry is not None else None
+        self.telemetry = Telemetry(reactor, telemetry, "server", key) if telemetry is not None else None
         super().__init__(
             reactor,
             key,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -12,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.collector import store as store_module
 from dmsg.collector.store import PRODUCERS_LIMIT, Full, Store, StoreError, Unfit
 from dmsg.keys import SecKey
+from dmsg.telemetry.vouchers import statement
 from tests.collector.support import kept_files, offer_of, packed, spool_name
 
 ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
@@ -31,11 +33,13 @@ class StoreTests(SynchronousTestCase):
         self.addCleanup(store.close)
         return store
 
-    def bring(self, name: str, data: bytes, origin: object = ALICE, now: float = 20_000 * DAY) -> Path:
+    def bring(
+        self, name: str, data: bytes, origin: object = ALICE, now: float = 20_000 * DAY, voucher: str = ""
+    ) -> Path:
         part = self.store.part(origin)  # type: ignore[arg-type]
         part.write(data)
         try:
-            return self.store.keep(origin, offer_of(name, data), part, now)  # type: ignore[arg-type]
+            return self.store.keep(origin, replace(offer_of(name, data), voucher=voucher), part, now)  # type: ignore[arg-type]
         except Unfit:
             self.store.discard(part)
             raise
@@ -117,6 +121,38 @@ class StoreTests(SynchronousTestCase):
             self.bring(spool_name(10 + number), packed(f"a{number}"))
         self.assertRaisesRegex(Unfit, "64 producers already", self.bring, spool_name(99), packed("one-more"))
         self.bring(spool_name(99), packed("one-more"), BOB)
+
+    def test_a_producer_that_is_a_key_signs_for_its_sender(self) -> None:
+        """A sender that is on the list takes the name of another server, and keeps nobody away by that."""
+        server = SecKey.from_seed(b"a server")
+        name = server.public.hex()
+        self.assertRaisesRegex(Unfit, "has not signed", self.bring, spool_name(1), packed(name), BOB)
+        for forged in ("00" * 65, SecKey.from_seed(b"x").sign(statement(server.public, BOB)).hex()):
+            self.assertRaisesRegex(Unfit, "signed", self.bring, spool_name(1), packed(name), BOB, voucher=forged)
+        for_alice = server.sign(statement(server.public, ALICE)).hex()
+        self.assertRaisesRegex(Unfit, "signed", self.bring, spool_name(1), packed(name), BOB, voucher=for_alice)
+        self.bring(spool_name(1), packed(name), voucher=for_alice)
+        self.bring(spool_name(2), packed(name))  # it is known
+        # it has moved to another machine
+        for_bob = server.sign(statement(server.public, BOB)).hex()
+        self.bring(spool_name(3), packed(name), BOB, voucher=for_bob)
+        self.assertRaisesRegex(Unfit, "has not signed", self.bring, spool_name(4), packed(name))
+
+    def test_a_key_that_was_claimed_before_keys_had_to_sign(self) -> None:
+        """Whoever has it goes on, be it the server's own sender, until the server signs for another one."""
+        server = SecKey.from_seed(b"a server")
+        name = server.public.hex()
+        (self.root / "producers" / name).write_text(f"{BOB}\n")
+        self.bring(spool_name(1), packed(name), BOB)
+        self.bring(spool_name(2), packed(name), voucher=server.sign(statement(server.public, ALICE)).hex())
+        self.assertRaisesRegex(Unfit, "has not signed", self.bring, spool_name(3), packed(name), BOB)
+
+    def test_the_same_key_in_another_spelling(self) -> None:
+        name = SecKey.from_seed(b"a server").public.hex()
+        self.assertRaisesRegex(Unfit, "lower case", self.bring, spool_name(1), packed(name.upper()), BOB)
+
+    def test_the_sender_is_the_producer(self) -> None:
+        self.bring(spool_name(1), packed(ALICE.hex()))
 
     def test_a_claim_that_the_power_cut_is_none(self) -> None:
         (self.root / "producers" / "02ab").touch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -28,7 +29,9 @@ class WireTests(SynchronousTestCase):
     """Plain calls."""
 
     def test_what_is_said_is_understood(self) -> None:
-        self.assertEqual(parse_offer(OFFER.line()), OFFER)
+        for offer in (OFFER, replace(OFFER, voucher="0a" * 65)):
+            self.assertEqual(parse_offer(offer.line()), offer)
+            self.assertLess(len(offer.line()), LINE_LIMIT)
         for answer in (Answer(Kind.SEND), Answer(Kind.LATER, "full"), Answer(Kind.REFUSED, "ä" * WHY_LIMIT)):
             self.assertEqual(parse_answer(answer.line()), answer)
             self.assertLess(len(answer.line()), LINE_LIMIT)
@@ -48,6 +51,8 @@ class WireTests(SynchronousTestCase):
             {"size": "5"},
             {"sha256": "ab" * 31},
             {"sha256": None},
+            {"voucher": "0A" * 65},
+            {"voucher": 5},
         ):
             self.assertRaises(WireError, parse_offer, json.dumps(good | change).encode())
 

@@ -20,6 +20,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DmsgError
+from dmsg.keys import SecKey
 from dmsg.telemetry import recorder as recorder_module, service as service_module
 from dmsg.telemetry.pseudonyms import Pseudonyms, load_or_create_secret
 from dmsg.telemetry.recorder import Recorder
@@ -430,7 +431,9 @@ class TelemetryTests(SpoolCase):
 
     def start(self, **settings: Any) -> tuple[Telemetry, Clock]:
         clock = Clock()
-        telemetry = Telemetry(clock, TelemetrySettings(self.directory, **settings), "server", "02" * 33)
+        telemetry = Telemetry(
+            clock, TelemetrySettings(self.directory, **settings), "server", SecKey.from_seed(b"server")
+        )
         telemetry.start()
         return telemetry, clock
 

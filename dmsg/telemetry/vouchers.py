@@ -1,0 +1,66 @@
+"""Vouchers: a server's word, signed with its key, that a sender may bring its events to collectors.  No reactor.
+
+Events name their producer themselves.  Where the producer is a public key, a collector believes a sender only if
+that key signed for it; otherwise any sender of the collector's list could write in the name of any server.  The
+server writes the voucher beside its events, for the sender's key of the same directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+from dmsg.errors import DmsgError, KeyFormatError, SignatureError
+from dmsg.keys import PubKey, SecKey, Signature, load_or_create_key
+from dmsg.telemetry.lines import read_lines
+from dmsg.telemetry.schema import MAX_LINE
+
+SENDER_KEY_FILE = "sender.key"
+"""Name of the sender's key file, in the directory of the events."""
+_SUFFIX = ".voucher"
+
+
+def statement(producer: PubKey, sender: PubKey) -> bytes:
+    """Return what a producer signs: JSON without white space, with both keys in hex."""
+    return f'{{"act":"bring events","producer":"{producer}","sender":"{sender}"}}'.encode()
+
+
+def is_vouched(producer: PubKey, sender: PubKey, voucher: str) -> bool:
+    """Whether ``voucher``, 130 hexadecimal characters, is the producer's signature for the sender."""
+    try:
+        producer.verify(statement(producer, sender), Signature.from_hex(voucher))
+    except (KeyFormatError, SignatureError):
+        return False
+    return True
+
+
+def write_voucher(directory: Path, key: SecKey) -> None:
+    """Sign for the sender's key of a directory, which is made if it is absent, and write the voucher there.
+
+    :param key: the server's.
+    :raises DmsgError: the sender's key cannot be read or made.
+    :raises OSError: the voucher cannot be written.
+    """
+    sender = load_or_create_key(directory / SENDER_KEY_FILE).public
+    path = directory / f"{key.public}{_SUFFIX}"
+    text = key.sign(statement(key.public, sender)).hex()
+    with contextlib.suppress(OSError):
+        if path.read_text() == text:
+            return
+    fresh = path.with_name(f".{path.name}")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def voucher_for(file: Path) -> str:
+    """Return the voucher for the events of a file, from beside it; empty where there is none."""
+    try:
+        # the first line is enough: a collector takes only files of one producer
+        line = next(read_lines(file, MAX_LINE), b"")
+        producer = PubKey.from_hex(json.loads(line)["producer"])
+        voucher = (file.parent / f"{producer}{_SUFFIX}").read_text()
+        Signature.from_hex(voucher)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, DmsgError):
+        return ""
+    return voucher
