@@ -39,9 +39,12 @@ def lock_if_can(descriptor: int) -> bool:
         return True
 
 
-def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file still has this name: who held the lock before may have taken it away."""
+def is_at(descriptor: int, path: str | Path, at: int | None = None) -> bool:
+    """Whether an open file still has this name: who held the lock before may have taken it away.
+
+    :param at: descriptor of the directory that the path begins in.
+    """
     try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, dir_fd=at, follow_symlinks=False))
     except FileNotFoundError:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.apps.copying import Copier, mode_and_time
-from dmsg.apps.parts import IS_BUSY, hold
+from dmsg.apps.copying import Copier
+from dmsg.apps.descriptors import open_within
+from dmsg.apps.parts import IS_BUSY
 from dmsg.apps.paths import inside
+from dmsg.apps.pieces import PieceReader
+from dmsg.apps.sources import Source
 from dmsg.apps.transfer import TransferError
 
 LEFT_AFTER = 5.0
@@ -50,7 +54,7 @@ class Peer(Copier):
         self._next = self._asked
 
     def _asked(self, message: dict[str, Any]) -> None:
-        self._at = time.monotonic()
+        self._began = time.monotonic()
         self._next = self._unexpected
         op = message.get("op")
         if op == "get" and self._readable:
@@ -60,19 +64,38 @@ class Peer(Copier):
         else:
             raise TransferError("files are not sent here" if op == "put" else "files are not fetched here")
 
+    def _open(self, path: Path) -> Source:
+        """A file below the directory; what has become a link since it was looked at is not followed.
+
+        :raises TransferError: there is none.
+        """
+        base = self._root.resolve()
+        try:
+            at = open_within(base, path.parent)
+        except OSError:
+            raise TransferError(f"there is no file {path.name}") from None
+        try:
+            return self._open_source(path, at)
+        except FileNotFoundError:
+            raise TransferError(f"there is no file {path.name}") from None
+        finally:
+            os.close(at)
+
     def _give(self, message: dict[str, Any], path: Path) -> None:
-        if not path.is_file():
-            raise TransferError(f"there is no file {path.name}")
-        self._size = path.stat().st_size
+        source = self._open(path)
         wanted = self._number(message, "offset")
         offset = wanted if wanted <= self._size else 0
 
         def hashed(digest: Any) -> None:
             same = digest.hexdigest() == message.get("sha256")
-            self._say(size=self._size, offset=offset if same else 0, **mode_and_time(path))
-            self._send_from(path, offset if same else 0, digest if same else hashlib.sha256())
+            goes_on = {"size": self._size, "offset": offset if same else 0, **source.mode_and_time}
+            if message.get("pieces") is True:
+                self._pieces = PieceReader()
+                goes_on["pieces"] = True
+            self._say(**goes_on)
+            self._send_from(offset if same else 0, digest if same else hashlib.sha256())
 
-        self._hash_prefix(path, offset, hashed)
+        self._hash_prefix(source.read, offset, hashed)
 
     def _accept(self, message: dict[str, Any], path: Path) -> None:
         self._size = self._number(message, "size")
@@ -83,10 +106,7 @@ class Peer(Copier):
             self._compare(path)
             return
         self._claim(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path  # as an error names it
-        self._held = hold(path)
-        part, here = self._held.path, self._held.size
+        here = self._hold(path, self._root.resolve()).size
         here = here if here <= self._size else 0
 
         def hashed(digest: Any) -> None:
@@ -94,31 +114,38 @@ class Peer(Copier):
                 offset = self._number(answer, "offset", here)
                 if offset not in (0, here):
                     raise TransferError("offset is malformed")
-                self._receive_from(path, offset, digest if offset else hashlib.sha256())
+                if answer.get("pieces") is True:
+                    self._pieces = PieceReader()
+                self._receive_from(offset, digest if offset else hashlib.sha256())
 
             self._next = chosen
-            self._say(offset=here, sha256=digest.hexdigest())
+            self._say(offset=here, sha256=digest.hexdigest(), pieces=True)
 
-        self._hash_prefix(part, here, hashed)
+        self._hash_part(here, hashed)
 
     def _compare(self, path: Path) -> None:
         """It is there: perhaps the same file, whose sender missed the last word."""
         exists = TransferError(f"{path.name} exists already")
-        if not path.is_file() or path.stat().st_size != self._size:
+        size = self._size
+        try:
+            source = self._open(path)
+        except (TransferError, OSError):
+            raise exists from None
+        if source.size != size:
             raise exists
 
         def hashed(digest: Any) -> None:
             def same(answer: dict[str, Any]) -> None:
                 if answer.get("same") is not True:
                     raise exists
-                self._offset, self._path, self._hash = self._size, path, digest
+                self._offset, self._hash = self._size, digest
                 self._say(ok=True)
                 self._finished(close=False)
 
             self._next = same
             self._say(whole=True, offset=self._size, sha256=digest.hexdigest())
 
-        self._hash_prefix(path, self._size, hashed)
+        self._hash_prefix(source.read, self._size, hashed)
 
     def _claim(self, path: Path) -> None:
         """From now on this is this connection's, until it ends.

@@ -11,7 +11,9 @@ sender says ``{"same": true}`` or ``false``.  Else the sender says ``{"offset": 
 are the same and else ``{"offset": 0}``, then sends the rest, then the SHA-256 of
 the whole file (32 bytes).  To ``get`` the answer is
 ``{"size": N, "offset": O, "mode": M, "mtime": T}``, and the bytes and the hash follow.  The receiver closes with
-``{"ok": true}``; either side may say ``{"error": TEXT}`` instead of anything.
+``{"ok": true}``; either side may say ``{"error": TEXT}`` instead of a message.  Where the answer to ``put`` and
+what the sender says to it, or ``get`` and its answer, both have ``"pieces": true``, bytes and hash travel as
+:mod:`dmsg.apps.pieces` says.
 
 M are the permissions of the file, T the nanoseconds since 1970 at which it was changed; older programs say
 neither.  A new file has both, without what the umask takes; one that takes the place of another keeps that one's mode.
@@ -37,9 +39,12 @@ from twisted.internet.task import cooperate
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
-from dmsg.apps.parts import IS_BUSY, PART_SUFFIX, HeldPart, hold, part_of
-from dmsg.apps.paths import regular_size, there_is, umask
-from dmsg.apps.transfer import DIGEST_SIZE, Refused, TransferError, Transferred, _message, _take_message, lost_text
+from dmsg.apps.descriptors import open_within
+from dmsg.apps.parts import IS_BUSY, PART_SUFFIX, HeldPart, hold
+from dmsg.apps.paths import there_is, umask
+from dmsg.apps.pieces import END, PieceReader, digest_of, end, error_of, piece
+from dmsg.apps.sources import Source, SourceChanged, open_regular
+from dmsg.apps.transfer import DIGEST_SIZE, TransferError, Transferred, _message, _take_message, lost_text
 from dmsg.errors import CutShort, DmsgError
 
 CHUNK = 256 * 1024
@@ -69,14 +74,21 @@ class Copier(Protocol):
         self._progress: Callable[[int], None] = lambda done: None
         self._buffer = bytearray()
         self._hash = hashlib.sha256()
+        self._source: Source | None = None
         self._file: IO[bytes] | None = None
+        self._at: int | None = None
+        """The directory of what is received."""
         self._held: HeldPart | None = None
         self._path = Path()
         self._size = self._done_bytes = self._offset = 0
-        self._receiving = False
+        self._receiving = self._sending = self._changed = False
+        self._pieces: PieceReader | None = None
+        """None: the other side does not know pieces."""
+        self._pieces_over = False
+        self._error: TransferError | None = None
         self._mode: int | None = None
         self._mtime: int | None = None
-        self._at = time.monotonic()
+        self._began = time.monotonic()
         self._next: Callable[[dict[str, Any]], None] = self._unexpected
         self.done: Deferred[Transferred] = Deferred()
 
@@ -101,8 +113,8 @@ class Copier(Protocol):
                 if message is None:
                     return
                 if "error" in message:
-                    text = f"refused by the other side: {str(message['error'])[:200]}"
-                    raise CopyBusy(text) if IS_BUSY in text else Refused(text)
+                    error = error_of(message, "refused by the other side")
+                    raise CopyBusy(str(error)) if IS_BUSY in str(error) else error
                 self._next(message)
             if self._receiving and self._buffer and not self.done.called:
                 rest, self._buffer = bytes(self._buffer), bytearray()
@@ -150,28 +162,29 @@ class Copier(Protocol):
 
     # --- what is there already ---
 
-    def _hash_prefix(self, path: Path, size: int, then: Callable[[Any], None]) -> None:
+    def _hash_prefix(self, read: Callable[[int], bytes], size: int, then: Callable[[Any], None]) -> None:
         """SHA-256 of the first ``size`` bytes, a piece per reactor turn."""
         digest = hashlib.sha256()
 
         def pieces() -> Any:
             left = size
-            with path.open("rb") as file:
-                while left:
-                    data = file.read(min(CHUNK, left))
-                    if not data:
-                        raise TransferError(f"{path.name} is shorter than it was")
-                    left -= len(data)
-                    digest.update(data)
-                    yield None
-
-        def failed(failure: Failure) -> None:
-            error = failure.value
-            self._refuse(error if isinstance(error, TransferError) else TransferError(f"{path.name}: {error}"))
+            while left:
+                data = read(min(CHUNK, left))
+                if not data:
+                    raise TransferError(f"{self.what}became shorter while it was read")
+                left -= len(data)
+                digest.update(data)
+                yield None
 
         def hashed(_: Any) -> None:
             if not self.done.called:
-                then(digest)
+                self._begin(lambda: then(digest))
+
+        def failed(failure: Failure) -> None:
+            error = failure.value
+            if isinstance(error, OSError):
+                error = self._named(error)
+            self._refuse(error if isinstance(error, TransferError) else TransferError(str(error)))
 
         if size:
             cooperate(pieces()).whenDone().addCallback(hashed).addErrback(failed)
@@ -180,36 +193,58 @@ class Copier(Protocol):
 
     # --- sending ---
 
-    def _send_from(self, path: Path, offset: int, digest: Any) -> None:
-        self._path, self._offset, self._done_bytes, self._hash = path, offset, offset, digest
-        self._file = path.open("rb")
-        self._file.seek(offset)
-        self._progress = self._started(path.name, self._size, offset)
+    def _open_source(self, path: Path, at: int | None = None, *, follow: bool = False) -> Source:
+        """From now on it is this file, whatever has its name.
+
+        :raises TransferError: it is no regular file.
+        :raises OSError: it cannot be opened.
+        """
+        self._path = path
+        self._source = Source(open_regular(path if at is None else path.name, path.name, at, follow=follow), path.name)
+        self._size = self._source.size
+        return self._source
+
+    def _send_from(self, offset: int, digest: Any) -> None:
+        assert self._source is not None
+        self._offset, self._done_bytes, self._hash = offset, offset, digest
+        self._source.go_to(offset)
+        self._sending = True
+        self._progress = self._started(self._path.name, self._size, offset)
         self._next = self._answered
         _Hashed().beginFileTransfer(self, self.transport, self._count).addCallbacks(self._sent, self._not_sent)  # type: ignore[no-untyped-call]
 
     def read(self, count: int) -> bytes:
-        """What FileSender sends: no more than was announced."""
-        assert self._file is not None
-        return self._file.read(min(count, self._size - self._done_bytes))
+        """What FileSender sends; it takes an exception for its own."""
+        if self._source is None:
+            return b""
+        try:
+            return self._source.read(count)
+        except TransferError as error:
+            self._error = error
+        except OSError as error:
+            self._error = self._named(error)
+        return b""
 
     def _count(self, data: bytes) -> bytes:
         self._hash.update(data)
         self._done_bytes += len(data)
         self._progress(self._done_bytes)
-        return data
+        return data if self._pieces is None else piece(data)
 
     def _sent(self, last: bytes) -> None:
-        assert self.transport is not None and self._file is not None
-        if self._done_bytes != self._size or self._file.read(1):
-            self._refuse(TransferError(f"{self._path.name} changed while it was sent"))
-        else:
-            self.transport.write(self._hash.digest())
+        if self._error is not None:
+            self._refuse(self._error)
+            return
+        if self._source is None or self.done.called:
+            return
+        assert self.transport is not None
+        self._changed = self._source.was_written_to()
+        digest = self._hash.digest()
+        self.transport.write(digest if self._pieces is None else end(digest, changed=self._changed))
+        self._sending = False
 
     def _not_sent(self, failure: Failure) -> None:
-        if isinstance(failure.value, OSError):
-            self._refuse(self._named(failure.value))
-        # else the transport is gone, and connectionLost says why
+        """The transport is gone, and connectionLost says why."""
 
     def _answered(self, message: dict[str, Any]) -> None:
         if message.get("ok") is not True or self._done_bytes != self._size:
@@ -218,50 +253,86 @@ class Copier(Protocol):
 
     # --- receiving ---
 
-    def _receive_from(self, path: Path, offset: int, digest: Any) -> None:
-        self._path, self._offset, self._done_bytes, self._hash = path, offset, offset, digest
-        there_is(path)
-        part = part_of(path)
-        # until it is whole it is this user's alone: who may read it is said at the end
-        descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._file = os.fdopen(descriptor, "r+b")
+    def _hold(self, path: Path, base: Path | None = None) -> HeldPart:
+        """Have the part of a file, in the directory that is there now.
+
+        :param base: a directory above it; no link is followed between the two, and directories between are made.
+        """
+        self._path = path  # as an error names it
+        self._at = open_within(base or path.parent, path.parent, make=base is not None)
+        self._held = hold(path.name, self._at)
+        return self._held
+
+    def _hash_part(self, size: int, then: Callable[[Any], None]) -> None:
+        assert self._held is not None
+        file = self._file = self._held.file()
+        self._hash_prefix(file.read, size, then)
+
+    def _receive_from(self, offset: int, digest: Any) -> None:
+        self._offset, self._done_bytes, self._hash = offset, offset, digest
+        assert self._file is not None and self._at is not None
+        there_is(self._path.name, self._at)
         self._file.truncate(offset)
         self._file.seek(offset)
-        self._progress = self._started(path.name, self._size, offset)
+        self._progress = self._started(self._path.name, self._size, offset)
         self._receiving = True
         self._take(b"")
 
     def _take(self, data: bytes) -> None:
-        assert self._file is not None
+        if self._pieces is not None:
+            self._take_pieces(self._pieces, data)
+            return
         body = data[: self._size - self._done_bytes]
         if body:
-            self._file.write(body)
-            self._hash.update(body)
-            self._done_bytes += len(body)
-            self._progress(self._done_bytes)
+            self._store(body)
         if self._done_bytes == self._size:
             self._buffer += data[len(body) :]
             if len(self._buffer) >= DIGEST_SIZE:
                 self._complete(bytes(self._buffer[:DIGEST_SIZE]))
 
-    def _complete(self, digest: bytes) -> None:
+    def _take_pieces(self, reader: PieceReader, data: bytes) -> None:
+        self._buffer += data
+        while not self._pieces_over:
+            body = reader.take(self._buffer, self._size - self._done_bytes)
+            if body is None:
+                self._pieces_over = True
+            elif not body:
+                return
+            else:
+                self._store(body)
+        message = _take_message(self._buffer)
+        if message is None:
+            return
+        if "error" in message:
+            raise error_of(message, "the other side gave up")
+        self._changed = message.get("changed") is True
+        self._complete(digest_of(message, self._size - self._done_bytes))
+
+    def _store(self, body: bytes) -> None:
         assert self._file is not None
-        part = part_of(self._path)
+        self._file.write(body)
+        self._hash.update(body)
+        self._done_bytes += len(body)
+        self._progress(self._done_bytes)
+
+    def _complete(self, digest: bytes) -> None:
+        assert self._file is not None and self._held is not None and self._at is not None
         if digest != self._hash.digest():
-            part.unlink(missing_ok=True)  # nothing to go on with
+            self._held.take_away()  # nothing to go on with
             raise TransferError("SHA-256 is not that of the sender")
         self._file.flush()
         os.fsync(self._file.fileno())
+        before = there_is(self._path.name, self._at)
+        if before is not None:  # who could not read it shall not from now on
+            mode = stat.S_IMODE(before.st_mode)
+        else:
+            mode = (0o666 if self._mode is None else self._mode) & ~umask()
+        os.fchmod(self._file.fileno(), mode)
+        if self._mtime is not None:
+            os.utime(self._file.fileno(), ns=(self._mtime, self._mtime))
         self._file.close()
         self._file = None
-        before = there_is(self._path)
-        if before is not None:  # who could not read it shall not from now on
-            os.chmod(part, stat.S_IMODE(before.st_mode))
-        else:
-            os.chmod(part, (0o666 if self._mode is None else self._mode) & ~umask())
-        if self._mtime is not None:
-            os.utime(part, ns=(self._mtime, self._mtime))
-        os.replace(part, self._path)
+        self._held.become(self._path.name)
         self._say(ok=True)
         self._finished(close=False)
 
@@ -269,24 +340,28 @@ class Copier(Protocol):
 
     def _finished(self, *, close: bool = True) -> None:
         self._close_file()
-        self._receiving = False
+        self._receiving = self._sending = False
         self._buffer.clear()
         moved = self._size - self._offset
-        seconds = time.monotonic() - self._at
+        seconds = time.monotonic() - self._began
         if not self.done.called:
-            self.done.callback(Transferred(self._path.name, moved, seconds, self._hash.hexdigest()))
+            self.done.callback(Transferred(self._path.name, moved, seconds, self._hash.hexdigest(), self._changed))
         if close:
             self.transport.loseConnection()  # type: ignore[union-attr]
 
     def _refuse(self, error: TransferError) -> None:
-        sending = self._file is not None and not self._receiving
+        self._error = error  # also for connectionLost, which an abort calls at once
         self._close_file()
-        if self.transport is not None:
-            if sending:  # a message would be taken for bytes of the file
-                self.transport.abortConnection()  # type: ignore[attr-defined]
+        transport: Any = self.transport
+        if transport is not None:
+            if self._sending and self._pieces is None:  # a message would be taken for bytes of the file
+                transport.abortConnection()
             else:
-                self._say(error=str(error))
-                self.transport.loseConnection()
+                if self._sending:
+                    transport.write(END)
+                changed = {"changed": True} if isinstance(error, SourceChanged) else {}
+                self._say(error=str(error), **changed)
+                transport.loseConnection()
         if not self.done.called:
             self.done.errback(Failure(error))
 
@@ -294,22 +369,25 @@ class Copier(Protocol):
         file, self._file = self._file, None
         if file is not None:
             file.close()
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
         held, self._held = self._held, None
         if held is not None:
             held.release()
+        at, self._at = self._at, None
+        if at is not None:
+            os.close(at)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._close_file()
         if not self.done.called:
-            if reason.check(ConnectionDone, ConnectionLost, ConnectionAborted, DmsgError):
+            if self._error is not None:
+                self.done.errback(Failure(self._error))
+            elif reason.check(ConnectionDone, ConnectionLost, ConnectionAborted, DmsgError):
                 self.done.errback(Failure(CopyCut(lost_text(reason))))
             else:  # our own: the same would happen again
                 self.done.errback(Failure(TransferError(f"{type(reason.value).__name__}: {reason.value}")))
-
-
-def mode_and_time(path: Path) -> dict[str, int]:
-    status = path.stat()
-    return {"mode": stat.S_IMODE(status.st_mode) & 0o777, "mtime": max(0, status.st_mtime_ns)}
 
 
 class Put(Copier):
@@ -317,19 +395,20 @@ class Put(Copier):
 
     def __init__(self, reactor: IReactorTime, source: Path, target: str, **options: Any) -> None:
         super().__init__(reactor, **options)
-        self._size = regular_size(source)
-        self._source = source
+        self._local = source
         self._target = target
 
     def connectionMade(self) -> None:
-        self._at = time.monotonic()
+        self._began = time.monotonic()
         self._begin(self._offer)
 
     def _offer(self) -> None:
-        self._say(op="put", path=self._target, size=self._size, **mode_and_time(self._source))
+        source = self._open_source(self._local, follow=True)
+        self._say(op="put", path=self._target, size=source.size, **source.mode_and_time)
         self._next = self._offered
 
     def _offered(self, message: dict[str, Any]) -> None:
+        assert self._source is not None
         offset = self._number(message, "offset", self._size)
         self._next = self._unexpected
 
@@ -338,12 +417,16 @@ class Put(Copier):
             if message.get("whole") is True:
                 self._say(same=same)
                 self._offset = self._done_bytes = self._size
-                self._path, self._hash, self._next = self._source, digest, self._answered
+                self._hash, self._next = digest, self._answered
                 return
-            self._say(offset=offset if same else 0)
-            self._send_from(self._source, offset if same else 0, digest if same else hashlib.sha256())
+            goes_on = {"offset": offset if same else 0}
+            if message.get("pieces") is True:
+                self._pieces = PieceReader()
+                goes_on["pieces"] = True
+            self._say(**goes_on)
+            self._send_from(offset if same else 0, digest if same else hashlib.sha256())
 
-        self._hash_prefix(self._source, offset, hashed)
+        self._hash_prefix(self._source.read, offset, hashed)
 
 
 class Get(Copier):
@@ -351,24 +434,22 @@ class Get(Copier):
 
     def __init__(self, reactor: IReactorTime, source: str, target: Path, **options: Any) -> None:
         super().__init__(reactor, **options)
-        self._source = source
+        self._named_there = source
         self._target = target
 
     def connectionMade(self) -> None:
-        self._at = time.monotonic()
-        self._path = self._target
+        self._began = time.monotonic()
         self._begin(self._ask)
 
     def _ask(self) -> None:
-        self._held = hold(self._target)
-        part, here = self._held.path, self._held.size
+        here = self._hold(self._target).size
 
         def hashed(digest: Any) -> None:
             self._prefix, self._here = digest, here
-            self._say(op="get", path=self._source, offset=here, sha256=digest.hexdigest())
+            self._say(op="get", path=self._named_there, offset=here, sha256=digest.hexdigest(), pieces=True)
             self._next = self._granted
 
-        self._hash_prefix(part, here, hashed)
+        self._hash_part(here, hashed)
 
     def _granted(self, message: dict[str, Any]) -> None:
         self._size = self._number(message, "size")
@@ -376,4 +457,6 @@ class Get(Copier):
         offset = self._number(message, "offset", min(self._size, self._here))
         if offset not in (0, self._here):
             raise TransferError("offset is malformed")
-        self._receive_from(self._target, offset, self._prefix if offset else hashlib.sha256())
+        if message.get("pieces") is True:
+            self._pieces = PieceReader()
+        self._receive_from(offset, self._prefix if offset else hashlib.sha256())

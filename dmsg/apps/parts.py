@@ -2,7 +2,7 @@
 
 ``NAME`` is made as ``.NAME.dmsg-part`` beside it.  Who writes a part holds a lock on it, in this process or another:
 a listener's two connections, or two commands in two terminals, would else write one file by turns, or take each
-other's away.
+other's away.  A part of another user is never used: he could read what comes, and change it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
+
+from dmsg.apps.descriptors import check_ours, make_private, new_file, new_name, open_ours
 from dmsg.apps.transfer import TransferError
 from dmsg.filelock import is_at, lock_if_can
 
@@ -40,14 +45,43 @@ def part_of(path: Path) -> Path:
 class HeldPart:
     """A part that this transfer alone writes; see :func:`hold`.
 
-    :ivar path: of the part.
     :ivar size: bytes of a file that were there already.
     """
 
-    def __init__(self, path: Path, descriptor: int, size: int) -> None:
-        self.path = path
+    def __init__(self, name: str, at: int, descriptor: int, size: int) -> None:
         self.size = size
+        self._name = name
+        self._at = at
         self._descriptor: int | None = descriptor
+
+    def file(self) -> IO[bytes]:
+        """The file, open for reading and writing."""
+        assert self._descriptor is not None
+        file = os.fdopen(os.dup(self._descriptor), "r+b")
+        file.seek(0)
+        return file
+
+    @property
+    def status(self) -> os.stat_result:
+        """Of the part itself, whatever has its name."""
+        assert self._descriptor is not None
+        return os.fstat(self._descriptor)
+
+    def take_away(self) -> None:
+        """There is nothing to go on with."""
+        assert self._descriptor is not None
+        if is_at(self._descriptor, self._name, self._at):
+            take_away(self._name, self._at)
+
+    def become(self, name: str) -> None:
+        """A whole file gets its name; what has that name is replaced.
+
+        :raises TransferError: something else has the name of the part.
+        """
+        assert self._descriptor is not None
+        if not is_at(self._descriptor, self._name, self._at):
+            raise TransferError(f"{name}: somebody has replaced {self._name} while it came")
+        os.replace(self._name, name, src_dir_fd=self._at, dst_dir_fd=self._at)
 
     def release(self) -> None:
         """Another transfer may go on with it; an empty one is taken away.  May be repeated."""
@@ -55,42 +89,44 @@ class HeldPart:
         if descriptor is None:
             return
         with suppress(OSError):
-            if is_at(descriptor, self.path):
-                _take_away_empty(self.path)
+            if is_at(descriptor, self._name, self._at):
+                _take_away_empty(self._name, self._at)
         os.close(descriptor)
 
 
-def hold(target: Path, *, directory: bool = False) -> HeldPart:
+def hold(target: str, at: int, *, directory: bool = False) -> HeldPart:
     """The part of ``target``, made where there is none; what lies there and can be none of it is taken away.
 
+    :param at: descriptor of the directory, which stays open until the part is released.
     :raises TransferError: another transfer writes it.
+    :raises NotOurs: another user's file has its name.
     :raises OSError: it cannot be made.
     """
-    part = part_of(target)
+    part = part_name(target)
     while True:
-        _make(part, directory=directory)
+        _make(part, at, directory=directory)
         try:
-            status = part.lstat()
-            if stat.S_ISLNK(status.st_mode) or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-                part.unlink()
+            status = os.stat(part, dir_fd=at, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                check_ours(status, at, part)
+                os.unlink(part, dir_fd=at)
                 continue
-            descriptor = _open(part, status)
+            descriptor = open_ours(part, at, part)
         except FileNotFoundError:
             continue  # who wrote it is done with it
         try:
             if not lock_if_can(descriptor):
-                raise TransferError(f"{target.name} {IS_BUSY}")
-            if not is_at(descriptor, part):
+                raise TransferError(f"{target} {IS_BUSY}")
+            if not is_at(descriptor, part, at):
                 continue  # it has become whole, or was taken away, before it was locked
             status = os.fstat(descriptor)
-            if directory and stat.S_ISDIR(status.st_mode):
-                held = HeldPart(part, descriptor, 0)
-            elif not directory and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-                held = HeldPart(part, descriptor, status.st_size)
-            else:
-                _take_away(part, status)
+            fits = stat.S_ISDIR(status.st_mode) if directory else stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+            if not fits or not make_private(descriptor):
+                removed = take_away(part, at)
+                if removed is not None:
+                    removed.addErrback(lambda _: None)  # it is in nobody's way
                 continue
-            os.fchmod(descriptor, 0o700 if directory else 0o600)  # it may have been whole, and have its mode
+            held = HeldPart(part, at, descriptor, 0 if directory else status.st_size)
             descriptor = -1
             return held
         finally:
@@ -98,33 +134,44 @@ def hold(target: Path, *, directory: bool = False) -> HeldPart:
                 os.close(descriptor)
 
 
-def _open(part: Path, status: os.stat_result) -> int:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        return os.open(part, flags)
-    except PermissionError:
-        part.chmod(0o700 if stat.S_ISDIR(status.st_mode) else 0o600)  # it was whole, and has a mode without reading
-        return os.open(part, flags)
-
-
-def _make(part: Path, *, directory: bool) -> None:
+def _make(part: str, at: int, *, directory: bool) -> None:
     with suppress(FileExistsError):
         if directory:
-            part.mkdir(mode=0o700)
+            os.mkdir(part, 0o700, dir_fd=at)
         else:
-            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(new_file(at, part))
 
 
-def _take_away(part: Path, status: os.stat_result) -> None:
+def take_away(name: str, at: int) -> Deferred[None] | None:
+    """Remove a file, or a directory with all that is in it; the name is free at once.
+
+    :returns: of a directory: fires when all is gone, for which a thread sees to it; None: it is.
+    :raises OSError: it cannot be removed.
+    """
+    if not stat.S_ISDIR(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=at)
+        return None
+    from twisted.internet import reactor  # whose thread it is, as with deferToThread
+
+    aside = f"{new_name()}{PART_SUFFIX}"
+    os.rename(name, aside, src_dir_fd=at, dst_dir_fd=at)
+    parent = os.dup(at)
+
+    def remove() -> None:
+        try:
+            shutil.rmtree(aside, dir_fd=parent)
+        finally:
+            os.close(parent)
+
+    if getattr(reactor, "running", False):
+        return deferToThread(remove)
+    remove()
+    return None
+
+
+def _take_away_empty(part: str, at: int) -> None:
+    status = os.stat(part, dir_fd=at, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
-        shutil.rmtree(part)  # of a directory that had this name
-    else:
-        part.unlink()
-
-
-def _take_away_empty(part: Path) -> None:
-    status = part.lstat()
-    if stat.S_ISDIR(status.st_mode):
-        part.rmdir()  # which takes only empty ones
+        os.rmdir(part, dir_fd=at)  # which takes only empty ones
     elif status.st_size == 0:
-        part.unlink()
+        os.unlink(part, dir_fd=at)

@@ -56,17 +56,18 @@ def umask() -> int:
     return found
 
 
-def there_is(path: Path) -> os.stat_result | None:
+def there_is(name: str, at: int) -> os.stat_result | None:
     """The file that a copy takes the place of, if there is one.
 
+    :param at: descriptor of the directory.
     :raises TransferError: it is a device, a directory or the like, or may not be written.
     """
     try:
-        found = path.lstat()
+        found = os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):
-        raise TransferError(f"{path.name}: not a regular file")
-    if not os.access(path, os.W_OK):
-        raise TransferError(f"{path.name}: may not be written")
+        raise TransferError(f"{name}: not a regular file")
+    if not os.access(name, os.W_OK, dir_fd=at):
+        raise TransferError(f"{name}: may not be written")
     return found

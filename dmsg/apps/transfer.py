@@ -11,21 +11,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
-import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.error import ConnectionDone
+from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.protocol import Protocol
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError, Unwanted
+from dmsg.filelock import is_at
 
 HEADER_LIMIT = 4096
 """Bytes of a header or an answer."""
@@ -45,17 +45,24 @@ def lost_text(reason: Failure) -> str:
     """A connection that ended too soon, in words."""
     if reason.check(ConnectionDone):
         return "the other side ended the connection"
+    if reason.check(ConnectionAborted):
+        return "the connection was given up on this side"
     return f"the connection was lost: {reason.value}"
 
 
 @dataclass(frozen=True)
 class Transferred:
-    """:ivar seconds: from the first byte to the answer."""
+    """What has arrived.
+
+    :ivar seconds: from the first byte to the answer.
+    :ivar changed: the source was written to while it was sent.
+    """
 
     name: str
     size: int
     seconds: float
     sha256: str
+    changed: bool = False
 
     @property
     def rate(self) -> float:
@@ -103,19 +110,6 @@ def _take_message(buffer: bytearray, limit: int = HEADER_LIMIT, what: str = "fil
     return value
 
 
-class _Bounded:
-    """The first ``size`` bytes of a file: one that grows is not sent for ever."""
-
-    def __init__(self, file: IO[bytes], size: int) -> None:
-        self._file = file
-        self._left = size
-
-    def read(self, count: int) -> bytes:
-        data = self._file.read(min(count, self._left))
-        self._left -= len(data)
-        return data
-
-
 class _Sender(FileSender):
     CHUNK_SIZE = CHUNK
 
@@ -125,27 +119,37 @@ class SendFile(Protocol):
 
     def __init__(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> None:
         """:raises TransferError: not a regular file: a pipe would block, a device has no size."""
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise TransferError(f"{path}: is not a regular file")
+        # those modules need the errors of this one
+        from dmsg.apps.sources import Source, open_regular
+
         self._path = path
+        self._file = Source(open_regular(path, os.fspath(path), follow=True), path.name)
         self._progress = progress
         self._buffer = bytearray()
         self._sent = 0
         self._hash = hashlib.sha256()
         self._started = time.monotonic()
-        self._file: IO[bytes] | None = None
-        self.size = status.st_size
+        self._error: TransferError | None = None
+        self.size = self._file.size
         self.done: Deferred[Transferred] = Deferred()
 
     def connectionMade(self) -> None:
         assert self.transport is not None
         self._started = time.monotonic()
-        self._file = self._path.open("rb")
         self.transport.write(_message({"name": self._path.name, "size": self.size}))
-        _Sender().beginFileTransfer(_Bounded(self._file, self.size), self.transport, self._count).addCallbacks(  # type: ignore[no-untyped-call]
+        _Sender().beginFileTransfer(self, self.transport, self._count).addCallbacks(  # type: ignore[no-untyped-call]
             self._all_sent, self._not_sent
         )
+
+    def read(self, count: int) -> bytes:
+        """What FileSender sends; it takes an exception for its own."""
+        try:
+            return self._file.read(count)
+        except TransferError as error:
+            self._error = error
+        except (OSError, ValueError) as error:  # it cannot be read, or is closed with the connection
+            self._error = TransferError(f"{self._path.name}: {error}")
+        return b""
 
     def _count(self, data: bytes) -> bytes:
         self._sent += len(data)
@@ -155,16 +159,13 @@ class SendFile(Protocol):
 
     def _all_sent(self, last: bytes) -> None:
         assert self.transport is not None
-        assert self._file is not None
-        if self._sent != self.size or self._file.read(1):
-            self._fail(Failure(TransferError(f"{self._path} changed its size while it was sent")))
+        if self._error is not None:
+            self._fail(Failure(self._error))
             return
         self.transport.write(self._hash.digest())
 
     def _not_sent(self, failure: Failure) -> None:
-        if failure.check(OSError):
-            self._fail(failure)
-        # else the transport is gone, and connectionLost says why
+        """The transport is gone, and connectionLost says why."""
 
     def dataReceived(self, data: bytes) -> None:
         self._buffer += data
@@ -180,7 +181,8 @@ class SendFile(Protocol):
         assert self.transport is not None
         seconds = time.monotonic() - self._started
         if not self.done.called:
-            self.done.callback(Transferred(self._path.name, self.size, seconds, self._hash.hexdigest()))
+            changed = self._file.was_written_to()
+            self.done.callback(Transferred(self._path.name, self.size, seconds, self._hash.hexdigest(), changed))
         self.transport.loseConnection()
 
     def _fail(self, failure: Failure) -> None:
@@ -190,8 +192,7 @@ class SendFile(Protocol):
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
         if not self.done.called:
             self.done.errback(Failure(TransferError(lost_text(reason))))
 
@@ -234,6 +235,9 @@ class ReceiveFile(Protocol):
         self._received = 0
         self._hash = hashlib.sha256()
         self._file: IO[bytes] | None = None
+        self._at: int | None = None
+        """The directory, from when something comes."""
+        self._part = ""
         self._started = time.monotonic()
         self.done: Deferred[Transferred] = Deferred()
 
@@ -279,29 +283,33 @@ class ReceiveFile(Protocol):
             raise TransferError(f"{name} exists already")
         self._name, self._size = name, size
         self._started = time.monotonic()
-        self._file = tempfile.NamedTemporaryFile(dir=self._directory, prefix=".dmsg-", delete=False)
+        from dmsg.apps.descriptors import new_file, new_name, open_within
+
+        self._at, self._part = open_within(self._directory, self._directory), new_name()
+        self._file = os.fdopen(new_file(self._at, self._part), "wb")
         self._progress = self._on_start(name, size)
 
     def _finish(self, digest: bytes) -> None:
         assert self._file is not None and self.transport is not None
         if digest != self._hash.digest():
             raise TransferError("SHA-256 is not that of the sender")
-        target = self._directory / self._name
         self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        descriptor, at = self._file.fileno(), self._at
+        os.fsync(descriptor)
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(self._file.name, 0o666 & ~umask)
+        os.fchmod(descriptor, 0o666 & ~umask)
+        if not is_at(descriptor, self._part, at):
+            raise TransferError(f"{self._name}: somebody has put something else in its place while it came")
         if self._overwrite:
-            os.replace(self._file.name, target)
+            os.replace(self._part, self._name, src_dir_fd=at, dst_dir_fd=at)
         else:
             try:
-                os.link(self._file.name, target)
+                os.link(self._part, self._name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
             except FileExistsError:
                 raise TransferError(f"{self._name} exists already") from None
-            os.unlink(self._file.name)
-        self._file = None
+            os.unlink(self._part, dir_fd=at)
+        self._discard()
         self.transport.write(_message({"ok": True}))
         seconds = time.monotonic() - self._started
         self.done.callback(Transferred(self._name, self._size, seconds, self._hash.hexdigest()))
@@ -316,11 +324,17 @@ class ReceiveFile(Protocol):
 
     def _discard(self) -> None:
         file, self._file = self._file, None
+        at, self._at = self._at, None
         if file is not None:
-            file.close()
-            Path(file.name).unlink(missing_ok=True)
+            with suppress(OSError):
+                file.close()  # a full disk
+            with suppress(FileNotFoundError):  # it has its name
+                os.unlink(self._part, dir_fd=at)
+        if at is not None:
+            os.close(at)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._discard()
         if not self.done.called:
-            self.done.errback(Failure(TransferError(lost_text(reason))))
+            of = f"{self._name}: " if self._name else ""
+            self.done.errback(Failure(TransferError(f"{of}{lost_text(reason)}")))

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.copy_listener import Peer
 from dmsg.apps.copying import CopyBusy, CopyCut
-from dmsg.apps.parcels.manifest import walk
+from dmsg.apps.descriptors import open_within
+from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.place import Place
-from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
+from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, Sent
+from dmsg.apps.parcels.walk import Walked, walk
 from dmsg.apps.parcels.wire import ParcelCut, encode
 from dmsg.apps.parts import IS_BUSY
 from dmsg.apps.paths import inside
-from dmsg.apps.transfer import TransferError, Transferred
+from dmsg.apps.transfer import TransferError, Transferred, lost_text
 
 PUT_TREE, GET_TREE = "put-tree", "get-tree"
 
@@ -51,6 +54,7 @@ class _Tree(Protocol):
         self._name = name
         self.what = f"{name}: "
         self._inner: Any = None
+        self._gone = False
         self.done: Deferred[Transferred] = Deferred(lambda _: self._inner.done.cancel() if self._inner else None)
 
     def _become(self, inner: Any) -> None:
@@ -60,7 +64,7 @@ class _Tree(Protocol):
 
     def _carried(self, result: Sent | Taken) -> None:
         if not self.done.called:
-            self.done.callback(Transferred(self._name, result.size, result.seconds, ""))
+            self.done.callback(Transferred(self._name, result.size, result.seconds, "", bool(result.changed)))
 
     def _failed(self, failure: Failure) -> None:
         if self.done.called:
@@ -74,10 +78,15 @@ class _Tree(Protocol):
         self.done.errback(failure)
 
     def dataReceived(self, data: bytes) -> None:
-        self._inner.dataReceived(data)
+        if self._inner is not None:  # else it speaks before it is asked
+            self._inner.dataReceived(data)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._inner.connectionLost(reason)
+        self._gone = True
+        if self._inner is not None:
+            self._inner.connectionLost(reason)
+        elif not self.done.called:
+            self.done.errback(Failure(CopyCut(lost_text(reason))))
 
 
 class PutTree(_Tree):
@@ -87,21 +96,33 @@ class PutTree(_Tree):
     """
 
     def __init__(self, source: Path, target: str, *, started: Started) -> None:
-        self._walked = walk([source])
-        super().__init__(self._walked.checked.entries[0].path)
+        super().__init__(source.resolve().name if source.name in ("", "..") else source.name)
+        self._source = source
         self._target = target
         self._started = started
 
     def connectionMade(self) -> None:
+        walking = deferToThread(walk, [self._source])
+        walking.addCallbacks(self._walked, self._not_walked)
+
+    def _walked(self, walked: Walked) -> None:
         progress: list[Callable[[int], None]] = []
 
         def moved(done: int) -> None:
             if not progress:
-                progress.append(self._started(self._name, self._walked.checked.size, done))
+                progress.append(self._started(self._name, walked.checked.size, done))
             progress[0](done)
 
+        if self.done.called or self._gone:
+            return
         self.transport.write(encode(op=PUT_TREE, path=self._target))  # type: ignore[union-attr]
-        self._become(FilesSender(self._walked, progress=moved))
+        self._become(FilesSender(walked, progress=moved))
+
+    def _not_walked(self, failure: Failure) -> None:
+        if not self.done.called:
+            self.done.errback(failure)
+        if not self._gone:
+            self.transport.loseConnection()  # type: ignore[union-attr]
 
 
 class GetTree(_Tree):
@@ -154,8 +175,9 @@ class TreePeer(Peer):
         if op == PUT_TREE and self._writable:
             directory = self._root.resolve() if path == "" else inside(self._root, path)
             self._into = directory
-            directory.mkdir(parents=True, exist_ok=True)
-            self._become(ParcelReceiver(Place(directory, overwrite=self._overwrite), self._wanted))
+            base = self._root.resolve()
+            os.close(open_within(base, directory, make=True))
+            self._become(ParcelReceiver(Place(directory, overwrite=self._overwrite, base=base), self._wanted))
         elif op == GET_TREE and self._readable:
             source = inside(self._root, path)
             if not source.is_dir():
@@ -187,7 +209,7 @@ class TreePeer(Peer):
         def carried(result: Sent | Taken) -> None:
             name = self._path.name or "directory"
             if not self.done.called:
-                self.done.callback(Transferred(name, result.size, result.seconds, ""))
+                self.done.callback(Transferred(name, result.size, result.seconds, "", bool(result.changed)))
 
         def failed(failure: Failure) -> None:
             if not self.done.called:

@@ -25,6 +25,7 @@ from twisted.protocols.basic import FileSender, LineReceiver
 from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
+from dmsg.apps.transfer import lost_text
 from dmsg.base.seldom import Seldom
 from dmsg.collector.wire import FILE_LIMIT, LINE_LIMIT, Answer, Kind, Offer, WireError, is_spool_name, parse_answer
 from dmsg.discovery.lookups import Lookups
@@ -147,7 +148,7 @@ class Sending(LineReceiver, TimeoutMixin):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._lost = reason
-        self._fail(Failure(SendError(f"the stream has ended: {reason.value}")))
+        self._fail(Failure(SendError(f"the stream has ended: {lost_text(reason)}")))
 
 
 class SpoolSender(Service):

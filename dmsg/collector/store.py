@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 import threading
 import zlib
@@ -30,6 +29,7 @@ from typing import IO
 from twisted.logger import Logger
 
 from dmsg.collector.wire import Offer
+from dmsg.directories import free_bytes
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.telemetry.lines import read_lines, unpacked
@@ -151,7 +151,8 @@ class Store:
             raise Full("the collector's limit is reached")
         if own + own_coming + size > self._limit // OWN_PART:
             raise Full("this sender has filled its part of the collector")
-        if shutil.disk_usage(self.root).free - coming - size < self._reserve:
+        free = free_bytes(self.root)
+        if free is not None and free - coming - size < self._reserve:
             raise Full("the collector's disk is full")
 
     def part(self, origin: PubKey) -> IO[bytes]:

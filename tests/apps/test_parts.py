@@ -11,18 +11,20 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.apps import copy_listener, parts
+from dmsg.apps import copy_listener, copying, descriptors, parts
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE
 from dmsg.apps.parcels.place import HELD_PARTS, Place
 from dmsg.apps.parcels.wire import encode
-from dmsg.apps.parts import IS_BUSY, hold, part_of
+from dmsg.apps.parts import IS_BUSY, HeldPart, hold, part_name, part_of
 from dmsg.apps.transfer import TransferError
 
 LOCKS = """
+import os
 import sys
 from pathlib import Path
 from dmsg.apps.parts import hold
-hold(Path(sys.argv[1])).path.write_bytes(b"theirs")
+target = Path(sys.argv[1])
+hold(target.name, os.open(target.parent, os.O_RDONLY)).file().write(b"theirs")
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -36,42 +38,47 @@ class HoldTests(SynchronousTestCase):
         self.root.mkdir()
         self.target = self.root / "film"
         self.part = part_of(self.target)
+        self.at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        self.addCleanup(os.close, self.at)
 
-    def busy(self, target: Path | None = None, *, directory: bool = False) -> None:
-        error = self.assertRaises(TransferError, hold, target or self.target, directory=directory)
+    def hold(self, name: str = "film", *, directory: bool = False) -> HeldPart:
+        return hold(name, self.at, directory=directory)
+
+    def busy(self, *, directory: bool = False) -> None:
+        error = self.assertRaises(TransferError, self.hold, directory=directory)
         self.assertEqual(str(error), f"film {IS_BUSY}")
 
     def test_one_at_a_time(self) -> None:
         for directory in (False, True):
-            held = hold(self.target, directory=directory)
+            held = self.hold(directory=directory)
             self.busy(directory=directory)
             held.release()
             held.release()
             self.assertEqual(os.listdir(self.root), [], "an empty part is nothing to go on with")
-            hold(self.target, directory=directory).release()
+            self.hold(directory=directory).release()
 
     def test_what_came_is_kept(self) -> None:
-        held = hold(self.target)
+        held = self.hold()
         self.assertEqual(held.size, 0)
         self.part.write_bytes(b"12345")
         held.release()
-        again = hold(self.target)
+        again = self.hold()
         self.assertEqual(again.size, 5)
         again.release()
-        held = hold(self.root / "tree", directory=True)
-        (held.path / "a").write_bytes(b"1")
+        held = self.hold("tree", directory=True)
+        (part_of(self.root / "tree") / "a").write_bytes(b"1")
         held.release()
         self.assertEqual((part_of(self.root / "tree") / "a").read_bytes(), b"1")
 
     def test_another_kind(self) -> None:
         """It goes when nobody writes it; while somebody does it stays."""
         for directory in (False, True):
-            held = hold(self.target, directory=directory)
+            held = self.hold(directory=directory)
             (self.part / "a" if directory else self.part).write_bytes(b"1")
             self.busy(directory=not directory)
             self.assertTrue(self.part.exists())
             held.release()
-            other = hold(self.target, directory=not directory)
+            other = self.hold(directory=not directory)
             self.assertEqual((self.part.is_dir(), other.size), (not directory, 0))
             other.release()
             self.assertEqual(os.listdir(self.root), [])
@@ -87,7 +94,7 @@ class HoldTests(SynchronousTestCase):
             lambda: os.mkfifo(self.part),
         ):
             plant()
-            held = hold(self.target)
+            held = self.hold()
             self.assertEqual((held.size, self.part.is_symlink(), self.part.stat().st_nlink), (0, False, 1))
             held.release()
             self.assertEqual(os.listdir(self.root), ["outside"])
@@ -98,15 +105,15 @@ class HoldTests(SynchronousTestCase):
         self.part.write_bytes(b"1")
         for mode in (0o000, 0o644):
             self.part.chmod(mode)
-            hold(self.target).release()
+            self.hold().release()
             self.assertEqual(self.part.stat().st_mode & 0o777, 0o600)
 
     def test_it_becomes_whole(self) -> None:
         """Its name is another one's part then, which stays."""
-        held = hold(self.target)
+        held = self.hold()
         self.part.write_bytes(b"whole")
         self.part.rename(self.target)
-        second = hold(self.target)
+        second = self.hold()
         held.release()
         self.busy()
         second.release()
@@ -114,19 +121,19 @@ class HoldTests(SynchronousTestCase):
 
     def test_it_is_released_while_one_asks(self) -> None:
         """Who opened the part just before it became whole begins another one."""
-        held = hold(self.target)
+        held = self.hold()
         self.part.write_bytes(b"whole")
-        opened = parts._open
+        opened = descriptors.open_ours
 
-        def open_and_lose(part: Path, status: os.stat_result) -> int:
-            descriptor = opened(part, status)
+        def open_and_lose(name: str, at: int, shown: str) -> int:
+            descriptor = opened(name, at, shown)
             if not self.target.exists():
-                part.rename(self.target)
+                self.part.rename(self.target)
                 held.release()
             return descriptor
 
-        self.patch(parts, "_open", open_and_lose)
-        second = hold(self.target)
+        self.patch(parts, "open_ours", open_and_lose)
+        second = self.hold()
         self.assertEqual((second.size, self.target.read_bytes()), (0, b"whole"))
         second.release()
 
@@ -143,12 +150,24 @@ class HoldTests(SynchronousTestCase):
         self.busy(directory=True)
         process.kill()
         process.wait()
-        held = hold(self.target)
+        held = self.hold()
         self.assertEqual(held.size, 6)
         held.release()
 
     def test_no_place(self) -> None:
-        self.assertRaises(FileNotFoundError, hold, self.root / "none" / "film")
+        self.root.rmdir()
+        self.assertRaises(FileNotFoundError, self.hold)
+
+    def test_it_is_replaced_while_it_comes(self) -> None:
+        """What has the part's name then is not what was written, and gets no other name."""
+        held = self.hold()
+        held.file().close()
+        self.part.unlink()
+        self.part.symlink_to("elsewhere")
+        error = self.assertRaises(TransferError, held.become, "film")
+        self.assertIn("somebody has replaced", str(error))
+        held.release()
+        self.assertTrue(self.part.is_symlink(), "it is not ours to take away")
 
 
 class PlaceTests(SynchronousTestCase):
@@ -159,10 +178,11 @@ class PlaceTests(SynchronousTestCase):
         self.root.mkdir()
 
     def test_all_or_nothing(self) -> None:
-        other = hold(self.root / "b")
+        other = Place(self.root)
+        other.hold([("b", FILE)])
         mine = Place(self.root)
         self.assertRaises(TransferError, mine.hold, [("a", FILE), ("b", FILE)])
-        self.assertEqual(os.listdir(self.root), [other.path.name])
+        self.assertEqual(os.listdir(self.root), [part_name("b")])
         other.release()
         mine.hold([("a", FILE), ("b", DIRECTORY)])
         self.assertRaises(TransferError, Place(self.root).hold, [("b", FILE)])
@@ -175,7 +195,7 @@ class PlaceTests(SynchronousTestCase):
         place = Place(self.root)
         names = [(f"{number:04}", FILE) for number in range(1000)]
         place.hold(names)
-        self.assertEqual(len(os.listdir("/proc/self/fd")) - before, HELD_PARTS)
+        self.assertEqual(len(os.listdir("/proc/self/fd")) - before, HELD_PARTS + 1)
         self.assertRaises(TransferError, Place(self.root).hold, names)
         place.release()
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
@@ -188,10 +208,10 @@ class PeerTests(SynchronousTestCase):
         root = Path(self.mktemp())
         root.mkdir()
 
-        def hold(path: Path) -> None:
-            raise PermissionError(13, "Permission denied", os.fspath(part_of(path)))
+        def hold(name: str, at: int) -> None:
+            raise PermissionError(13, "Permission denied", part_name(name))
 
-        self.patch(copy_listener, "hold", hold)
+        self.patch(copying, "hold", hold)
         peer = copy_listener.Peer(Clock(), root, writable=True)
         transport = StringTransport()
         peer.makeConnection(transport)

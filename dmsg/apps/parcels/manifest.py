@@ -1,4 +1,4 @@
-"""What a parcel has: the sender walks its files, the receiver looks at what it is told.
+"""What a parcel has: what the sender says of it, and how the receiver checks that.
 
 A path is relative, with ``/`` between its parts; the first part is the name of one of the things that are sent.  Names
 are bytes on both sides: what is no UTF-8 travels as surrogates (PEP 383).
@@ -6,12 +6,8 @@ are bytes on both sides: what is no UTF-8 travels as surrogates (PEP 383).
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dmsg.apps.parts import NAME_LIMIT
@@ -115,6 +111,7 @@ class Checked:
         self.entries: list[Item] = []
         self.size = 0
         self.files = 0
+        self._tops: dict[str, dict[str, Any]] = {}
         self._kinds: dict[str, str] = {}
         self._names = 0
 
@@ -130,84 +127,16 @@ class Checked:
         self.entries.append(entry)
         self.size += entry.size
         self.files += entry.kind != DIRECTORY
-
-
-@dataclass
-class Walked:
-    """What is to be sent.
-
-    :ivar sources: where each entry is on this machine.
-    :ivar left_out: paths of what is not sent: links that lead out of their tree, devices, sockets and the like.
-    """
-
-    checked: Checked
-    sources: list[Path]
-    left_out: list[str]
-
-
-def walk(paths: Sequence[Path]) -> Walked:
-    """All that is to be sent of some files and directories; blocks as long as the disk takes.
-
-    :raises TransferError: two of them have one name, or one cannot be read.
-    """
-    walked = Walked(Checked(), [], [])
-    seen: set[str] = set()
-    for path in paths:
-        top = path.absolute()
-        name = top.name or top.resolve().name
-        if name in ("", "..", "."):
-            name = top.resolve().name
-        if not name:
-            raise TransferError(f"{path}: has no name")
-        try:
-            if name in seen:
-                raise TransferError(f"two of them are called {name}")
-            seen.add(name)
-            named = top.resolve()  # a link that is named is what it leads to
-            status = named.stat()
-            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                raise TransferError("is neither file nor directory; - sends standard input")
-            for entry, source in _below(named, name, status, walked.left_out):
-                parts_of(entry.path)
-                walked.checked.add(entry)
-                walked.sources.append(source)
-        except OSError as error:
-            what = path if error.filename in (None, str(top), str(top.resolve())) else error.filename
-            raise TransferError(f"{what}: {error.strerror}") from None
-        except TransferError as error:
-            raise TransferError(f"{path}: {error}") from None
-    if not walked.checked.entries:
-        raise TransferError("there is nothing to send")
-    return walked
-
-
-def _below(source: Path, path: str, status: os.stat_result, left_out: list[str]) -> Iterator[tuple[Item, Path]]:
-    mode, mtime = stat.S_IMODE(status.st_mode) & MODE_MASK, max(0, status.st_mtime_ns)
-    if stat.S_ISREG(status.st_mode):
-        if not os.access(source, os.R_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(source))
-        yield Item(path, FILE, status.st_size, mode, mtime), source
-    elif stat.S_ISDIR(status.st_mode):
-        yield Item(path, DIRECTORY, 0, mode, mtime), source
-        for name in sorted(os.listdir(source)):
-            below = source / name
-            yield from _below(below, f"{path}/{name}", below.lstat(), left_out)
-    elif stat.S_ISLNK(status.st_mode) and stays_inside(path, target := os.readlink(source)):
-        yield Item(path, LINK, 0, mode, mtime, target), source
-    else:
-        left_out.append(path)
-
-
-def tops(entries: Iterable[Item]) -> list[dict[str, Any]]:
-    """What a person is asked about: name, kind, bytes, files and directories of each thing that is sent."""
-    found: dict[str, dict[str, Any]] = {}
-    for entry in entries:
         name = entry.path.partition("/")[0]
-        top = found.setdefault(name, {"name": name, "kind": entry.kind, "size": 0, "files": 0, "directories": 0})
+        top = self._tops.setdefault(name, {"name": name, "kind": entry.kind, "size": 0, "files": 0, "directories": 0})
         top["size"] += entry.size
         top["files"] += entry.kind != DIRECTORY
         top["directories"] += entry.kind == DIRECTORY
-    return list(found.values())
+
+    @property
+    def tops(self) -> list[dict[str, Any]]:
+        """What a person is asked about: name, kind, bytes, files and directories of each thing that is sent."""
+        return list(self._tops.values())
 
 
 def _is_name(text: str) -> bool:

@@ -1,22 +1,25 @@
 """Where a parcel comes to be: nothing of it is outside, and nothing has its name before it is whole.
 
 A thing ``NAME`` is made as ``.NAME.dmsg-part`` beside it.  What an earlier transfer left there is gone on with; what
-belongs to another one is taken away.  No part of a path is followed where it is a link.
+belongs to another one is taken away.  No part of a path is followed where it is a link, and what another user has made
+there, or has put in the place of something that was looked at, is not used: see :mod:`dmsg.apps.descriptors`.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from dmsg.apps.descriptors import Descent, make_private, new_file, open_ours, open_within
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
-from dmsg.apps.parts import PART_SUFFIX, HeldPart, hold, part_name
+from dmsg.apps.parts import PART_SUFFIX, HeldPart, hold, part_name, take_away
 from dmsg.apps.paths import umask
 from dmsg.apps.transfer import TransferError
+from dmsg.directories import free_bytes
 
 CHUNK = 256 * 1024
 HELD_PARTS = 64
@@ -29,14 +32,20 @@ class Place:
     """A directory into which a parcel is put.
 
     :param overwrite: files of the same names are replaced; directories never are.
+    :param base: a directory above it: no link is followed between the two.
     """
 
-    def __init__(self, directory: Path, *, overwrite: bool = False) -> None:
+    def __init__(self, directory: Path, *, overwrite: bool = False, base: Path | None = None) -> None:
         self._directory = directory
+        self._base = directory if base is None else base
         self._overwrite = overwrite
         self._mask = ~umask()
         """What this user gives others, whatever the sender gave his."""
         self._held: list[HeldPart] = []
+        self._tops: dict[str, tuple[int, int]] = {}
+        """Device and inode of each part that was made or looked at, by its name."""
+        self._top: int | None = None
+        self._descent: Descent | None = None
 
     def check(self, names: Sequence[tuple[str, str]]) -> None:
         """Whether things of these names and kinds can be put here.
@@ -47,20 +56,26 @@ class Place:
             if "/" in name or name.endswith(PART_SUFFIX):
                 raise TransferError("a name is malformed")
             parts_of(name)
-            target = self._directory / name
-            if not os.path.lexists(target):
+            try:
+                there = os.stat(name, dir_fd=self._opened(), follow_symlinks=False)
+            except FileNotFoundError:
                 continue
-            if kind == FILE and self._overwrite and stat.S_ISREG(target.lstat().st_mode):
+            if kind == FILE and self._overwrite and stat.S_ISREG(there.st_mode):
                 continue
             raise TransferError(f"{name} exists already")
 
-    def free(self) -> int:
-        """Bytes that still fit."""
-        return shutil.disk_usage(self._directory).free
+    def free(self) -> int | None:
+        """Bytes that still fit; None where the file system does not say."""
+        return free_bytes(self._directory)
 
     def has_begun(self, names: Sequence[str]) -> bool:
         """Some of these things are here already, as an earlier transfer left them."""
-        return any(os.path.lexists(self._directory / part_name(name)) for name in names)
+        there = 0
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.stat(part_name(name), dir_fd=self._opened(), follow_symlinks=False)
+                there += 1
+        return there > 0
 
     def hold(self, names: Sequence[tuple[str, str]]) -> None:
         """Things of these names and kinds begin to come, or go on; until :meth:`release`.
@@ -69,7 +84,7 @@ class Place:
         """
         try:
             for name, kind in names[:HELD_PARTS]:
-                self._held.append(hold(self._directory / name, directory=kind == DIRECTORY))
+                self._held.append(hold(name, self._opened(), directory=kind == DIRECTORY))
         except BaseException:
             self.release()
             raise
@@ -79,67 +94,92 @@ class Place:
         held, self._held = self._held, []
         for part in held:
             part.release()
+        descent, self._descent = self._descent, None
+        top, self._top = self._top, None
+        if descent is not None:
+            descent.close()
+        if top is not None:
+            os.close(top)
+
+    def _opened(self) -> int:
+        """The directory itself, the same until the end, whatever has its name."""
+        if self._top is None:
+            self._top = open_within(self._base, self._directory)
+            self._descent = Descent(self._top)
+        return self._top
 
     # --- one entry each ---
 
     def _parent(self, entry: Item) -> tuple[int, str]:
-        """An open directory, which the caller closes, and the name in it."""
+        """The directory that an entry is in, which is valid until the next call, and the name in it."""
         parts = parts_of(entry.path)
         parts[0] = part_name(parts[0])
-        at = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for part in parts[:-1]:
-                below = os.open(part, _OPEN_DIRECTORY, dir_fd=at)
-                os.close(at)
-                at = below
-        except BaseException:
-            os.close(at)
-            raise
-        return at, parts[-1]
+        self._opened()
+        assert self._descent is not None
+        return self._descent.at(parts[:-1]), parts[-1]
 
-    def clear(self, entry: Item) -> int:
-        """Make way for an entry: what lies there and is of another kind goes.
+    def clear(self, entry: Item) -> Generator[object, Any, int]:
+        """Make way for an entry: what lies there and is of another kind goes, a little at a time.
 
         :returns: bytes of a file that are there already.
         """
         at, name = self._parent(entry)
         try:
-            try:
-                status = os.stat(name, dir_fd=at, follow_symlinks=False)
-            except FileNotFoundError:
-                status = None
-            if status is not None:
-                if entry.kind == FILE and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
-                    os.chmod(name, 0o600, dir_fd=at)  # it may have been whole, and have its mode
-                    return min(status.st_size, entry.size)
-                if entry.kind == DIRECTORY and stat.S_ISDIR(status.st_mode):
-                    os.chmod(name, 0o700, dir_fd=at)
-                    return 0
-                _remove(name, status, at)
-            if entry.kind == DIRECTORY:
-                os.mkdir(name, 0o700, dir_fd=at)
-            return 0
-        finally:
-            os.close(at)
+            status = os.stat(name, dir_fd=at, follow_symlinks=False)
+        except FileNotFoundError:
+            status = None
+        if status is not None:
+            is_directory = stat.S_ISDIR(status.st_mode)
+            if is_directory if entry.kind == DIRECTORY else entry.kind == FILE and _is_lone_file(status):
+                descriptor = open_ours(name, at, entry.path)
+                try:
+                    status = os.fstat(descriptor)
+                    if make_private(descriptor) and (is_directory or _is_lone_file(status)):
+                        self._remember(entry, status)
+                        return 0 if is_directory else min(status.st_size, entry.size)
+                finally:
+                    os.close(descriptor)
+            yield take_away(name, at)
+            at, name = self._parent(entry)
+        if entry.kind == DIRECTORY:
+            os.mkdir(name, 0o700, dir_fd=at)
+            self._remember(entry, os.stat(name, dir_fd=at, follow_symlinks=False))
+        return 0
+
+    def _remember(self, entry: Item, status: os.stat_result) -> None:
+        if "/" not in entry.path:
+            self._tops[entry.path] = status.st_dev, status.st_ino
 
     def read(self, entry: Item, size: int) -> Iterator[bytes]:
         """The first ``size`` bytes that are there, in pieces."""
-        with self._open(entry, os.O_RDONLY) as file:
+        with self._open(entry, new=False) as file:
             while size and (data := file.read(min(CHUNK, size))):
                 size -= len(data)
                 yield data
 
-    def _open(self, entry: Item, flags: int) -> IO[bytes]:
+    def _open(self, entry: Item, *, new: bool) -> IO[bytes]:
+        """:param new: it may be absent.  :raises TransferError: something else has come to be there."""
         at, name = self._parent(entry)
         try:
-            descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=at)
-        finally:
-            os.close(at)
-        return os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "r+b", buffering=0)
+            descriptor = open_ours(name, at, entry.path)
+        except FileNotFoundError:
+            if not new:
+                raise
+            descriptor = new_file(at, name)
+        try:
+            status = os.fstat(descriptor)
+            before = self._tops.get(entry.path, (status.st_dev, status.st_ino))
+            if not _is_lone_file(status) or before != (status.st_dev, status.st_ino) or not make_private(descriptor):
+                raise _replaced(entry.path)
+            self._remember(entry, status)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return os.fdopen(descriptor, "r+b", buffering=0)
 
     def write_from(self, entry: Item, offset: int) -> IO[bytes]:
         """A file, open behind its first ``offset`` bytes; what is there beyond them is gone."""
-        file = self._open(entry, os.O_RDWR | os.O_CREAT)
+        file = self._open(entry, new=True)
         try:
             os.ftruncate(file.fileno(), offset)
             file.seek(offset)
@@ -158,64 +198,78 @@ class Place:
 
     # --- the end ---
 
-    def finish(self, entries: Sequence[Item]) -> Iterator[None]:
+    def finish(self, entries: Sequence[Item]) -> Iterator[object]:
         """All files are whole: links, modes and times of directories, and then their names; a little at a time.
 
         :raises TransferError: a name has been taken meanwhile.
         """
-        known = {entry.path for entry in entries}
+        known = set()
         for entry in entries:
+            known.add(entry.path)
             if entry.kind == LINK:
                 at, name = self._parent(entry)
-                try:
-                    os.symlink(entry.target, name, dir_fd=at)
-                    os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=at, follow_symlinks=False)
-                finally:
-                    os.close(at)
-                yield None
+                os.symlink(entry.target, name, dir_fd=at)
+                os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=at, follow_symlinks=False)
+            yield None
         for entry in reversed(entries):  # those inside first: each changes the time of the one that it is in
             if entry.kind == DIRECTORY:
-                at, name = self._parent(entry)
-                try:
-                    self._take_away_others(entry, at, name, known)
-                    os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=at, follow_symlinks=False)
-                    os.chmod(name, entry.mode & self._mask, dir_fd=at)
-                finally:
-                    os.close(at)
-                yield None
+                with self._inside(entry) as inside:
+                    yield from self._take_away_others(entry, inside, known)
+                    os.utime(inside, ns=(entry.mtime, entry.mtime))
+                    os.fchmod(inside, entry.mode & self._mask)
+            yield None
         done = [entry for entry in entries if "/" not in entry.path]
         self.check([(entry.path, entry.kind) for entry in done])
         for entry in done:
-            part, target = self._directory / part_name(entry.path), self._directory / entry.path
-            if entry.kind == FILE and not self._overwrite:
-                try:
-                    os.link(part, target)  # which replaces nothing
-                except FileExistsError:
-                    raise TransferError(f"{entry.path} exists already") from None
-                except OSError:
-                    os.rename(part, target)  # a file system without hard links
-                else:
-                    os.unlink(part)
+            self._put_in_place(entry)
+
+    def _put_in_place(self, entry: Item) -> None:
+        at, part, target = self._opened(), part_name(entry.path), entry.path
+        status = os.stat(part, dir_fd=at, follow_symlinks=False)
+        if self._tops.get(entry.path) != (status.st_dev, status.st_ino):
+            raise _replaced(entry.path)
+        if entry.kind == FILE and not self._overwrite:
+            try:
+                # which replaces nothing
+                os.link(part, target, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
+            except FileExistsError:
+                raise TransferError(f"{entry.path} exists already") from None
+            except OSError:
+                os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)  # a file system without hard links
             else:
-                os.rename(part, target)
+                os.unlink(part, dir_fd=at)
+        else:
+            os.rename(part, target, src_dir_fd=at, dst_dir_fd=at)
 
     def path_of(self, name: str) -> Path:
         """Where a thing is when it is whole."""
         return self._directory / name
 
-    def _take_away_others(self, entry: Item, at: int, name: str, known: set[str]) -> None:
-        """What an earlier transfer of another tree left in this directory."""
+    @contextmanager
+    def _inside(self, entry: Item) -> Iterator[int]:
+        """A directory of the parcel, open.  :raises TransferError: another one has come to be there."""
+        at, name = self._parent(entry)
         inside = os.open(name, _OPEN_DIRECTORY, dir_fd=at)
         try:
-            for other in os.listdir(inside):
-                if f"{entry.path}/{other}" not in known:
-                    _remove(other, os.stat(other, dir_fd=inside, follow_symlinks=False), inside)
+            status = os.fstat(inside)
+            if self._tops.get(entry.path, (status.st_dev, status.st_ino)) != (status.st_dev, status.st_ino):
+                raise _replaced(entry.path)
+            yield inside
         finally:
             os.close(inside)
 
+    def _take_away_others(self, entry: Item, inside: int, known: set[str]) -> Iterator[object]:
+        """What an earlier transfer of another tree left in this directory."""
+        for other in os.listdir(inside):
+            if f"{entry.path}/{other}" not in known:
+                yield take_away(other, inside)
+            yield None
 
-def _remove(name: str, status: os.stat_result, at: int) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        shutil.rmtree(name, dir_fd=at)
-    else:
-        os.unlink(name, dir_fd=at)
+
+def _is_lone_file(status: os.stat_result) -> bool:
+    """A regular file that has no second name: what is written to it is written nowhere else."""
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+
+
+def _replaced(path: str) -> TransferError:
+    return TransferError(f"{path}: somebody has put something else in its place while it came")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,40 +16,27 @@ from twisted.internet.protocol import Protocol
 from twisted.internet.task import CooperativeTask, cooperate
 from twisted.python.failure import Failure
 
-from dmsg.apps.parcels.manifest import DIRECTORY, ENTRIES_LIMIT, FILE, Checked, Item, decode_item, tops
+from dmsg.apps.parcels.manifest import FILE, Checked, Item, decode_item
+from dmsg.apps.parcels.offers import Offer, offer_of, thing_of
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.wire import (
+    CHANGED_LIMIT,
     DIGEST_SIZE,
-    TEXT_LIMIT,
-    THINGS_LIMIT,
     Messages,
     encode,
     lost,
     numbers,
 )
 from dmsg.apps.parts import PART_SUFFIX
+from dmsg.apps.pieces import PieceReader, digest_of
 from dmsg.apps.transfer import TransferError
 
 HELD_LIMIT = 1024 * 1024
 """Bytes that are kept of what comes while this side is busy with something else, and reads no more."""
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What somebody offers; nothing of it has been looked at by anybody.
-
-    :ivar kind: ``files``, ``text`` or ``pipe``.
-    :ivar things: of files: names and kinds, bytes, files and directories of each.
-    :ivar size: bytes in all; of a pipe nobody knows.
-    :ivar files: how many.
-    :ivar text: the text; the name of a pipe.
-    """
-
-    kind: str
-    things: list[tuple[str, str, int, int, int]] = field(default_factory=list)
-    size: int = 0
-    files: int = 0
-    text: str = ""
+SLICE = 0.01
+"""Seconds of a reactor turn for one parcel: many small files in one read would keep all others waiting."""
+ENTRIES_SLICE = 50
+"""Entries that are looked at at once."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +46,14 @@ class Taken:
     :ivar size: bytes that came, which is less than there are where some were here already.
     :ivar paths: of files: what is there now.
     :ivar seconds: from when it was taken.
+    :ivar changed: files that were written to while they were sent, as far as they are named.
     """
 
     offer: Offer
     size: int
     paths: list[Path]
     seconds: float
+    changed: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -113,6 +103,12 @@ class ParcelReceiver(Protocol):
         self._item = Item("", FILE)
         self._file: IO[bytes] | None = None
         self._left = 0
+        self._pieces: PieceReader | None = None
+        """None: the other side does not know pieces."""
+        self._pieces_over = False
+        self._changed: list[str] = []
+        self._pausing = False
+        """Others have their turn; nothing else keeps this side from reading on."""
         self._task: CooperativeTask[Iterator[None]] | None = None
         self.done: Deferred[Taken] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
@@ -126,10 +122,13 @@ class ParcelReceiver(Protocol):
             return
         self._go_on()
 
-    def _go_on(self) -> None:
+    def _go_on(self, slice_of_turn: float = SLICE) -> None:
+        until = time.monotonic() + slice_of_turn
         try:
             while not self._waits and not self.done.called and self._step():
-                pass
+                if time.monotonic() > until and not self._waits and not self.done.called:
+                    self._pausing = True
+                    self._wait(cooperate(iter((None,))).whenDone(), lambda _: None)
         except TransferError as error:
             self._fail(error)
         except OSError as error:
@@ -142,7 +141,7 @@ class ParcelReceiver(Protocol):
         transport.pauseProducing()
 
         def known(result: Any) -> None:
-            self._waits = False
+            self._waits = self._pausing = False
             if self.done.called:
                 return
             if isinstance(result, Failure):
@@ -171,7 +170,7 @@ class ParcelReceiver(Protocol):
         message = self._messages.take()
         if message is None:
             return False
-        self._offer = _offer_of(message)
+        self._offer = offer_of(message)
         if self._offer.kind == "files":
             self._place.check([(name, kind) for name, kind, *_ in self._offer.things])
 
@@ -190,7 +189,7 @@ class ParcelReceiver(Protocol):
                 if not self._place.has_begun([name for name, *_ in self._offer.things]):
                     self._check_room(0)
                 self._place.hold([(name, kind) for name, kind, *_ in self._offer.things])
-            self._say(take=True)
+            self._say(take=True, **({"pieces": True} if self._offer.kind == "files" else {}))
             self._step = self._take_piece if self._offer.kind == "pipe" else self._take_entries
 
         self._wait(maybeDeferred(self._asked, self._offer), answered)
@@ -236,46 +235,61 @@ class ParcelReceiver(Protocol):
         entries = message.get("entries")
         if not isinstance(entries, list) or not entries:
             raise TransferError("the other side does not speak dmsg's parcels")
+        if len(entries) <= ENTRIES_SLICE:
+            for one in entries:
+                self._checked.add(decode_item(one))
+            return True
+        self._work(self._add(entries), lambda: None)
+        return True
+
+    def _add(self, entries: list[Any]) -> Iterator[None]:
         for one in entries:
             self._checked.add(decode_item(one))
-        return True
+            yield None
+
+    def _work(self, steps: Iterator[Any], then: Callable[[], None]) -> None:
+        """Do what takes long in steps, as many in a turn of the reactor as others can wait for."""
+        task = self._task = cooperate(steps)
+        self._wait(task.whenDone(), lambda _: then())
 
     def _look_at_place(self) -> None:
         """What a person has taken is what comes; and how much of it is here."""
-        if [_thing(top) for top in tops(self._checked.entries)] != self._offer.things:
+        if [thing_of(top) for top in self._checked.tops] != self._offer.things:
             raise TransferError("what comes is not what was offered")
-        task = self._task = cooperate(self._look())
-        self._wait(task.whenDone(), lambda _: self._say_what_is_here())
+        self._work(self._look(), self._looked)
 
-    def _look(self) -> Iterator[None]:
+    def _look(self) -> Iterator[object]:
+        here = 0
         for index, entry in enumerate(self._checked.entries):
-            size = self._place.clear(entry)
+            size = yield from self._place.clear(entry)
             if size:
                 digest = hashlib.sha256()
                 for data in self._place.read(entry, size):
                     digest.update(data)
                     yield None
                 self._have[index] = size, digest
-            elif not index % 100:
-                yield None
-
-    def _check_room(self, here: int) -> None:
-        """:raises TransferError: what is missing has no room.  :param here: bytes of all that need no more."""
-        if self._offer.size - here > self._place.free():
-            raise TransferError("there is not enough room on the disk")
-
-    def _say_what_is_here(self) -> None:
-        self._check_room(sum(size for size, _ in self._have.values()))
+                here += size
+            yield None
+        self._check_room(here)
         some: list[list[Any]] = []
         for index, (size, digest) in self._have.items():
             some.append([index, size, digest.hexdigest()])
             if len(some) >= 1000:
                 self._say(have=some)
                 some = []
+            yield None
         if some:
             self._say(have=some)
+
+    def _looked(self) -> None:
         self._say(whole=True)
         self._step = self._take_offsets
+
+    def _check_room(self, here: int) -> None:
+        """:raises TransferError: what is missing has no room.  :param here: bytes of all that need no more."""
+        free = self._place.free()
+        if free is not None and self._offer.size - here > free:
+            raise TransferError("there is not enough room on the disk")
 
     def _take_offsets(self) -> bool:
         message = self._messages.take()
@@ -283,7 +297,9 @@ class ParcelReceiver(Protocol):
             return False
         if message.get("whole") is True:
             self._there = sum(self._from.values())
-            self._files = iter([one for one in enumerate(self._checked.entries) if one[1].kind == FILE])
+            if message.get("pieces") is True:
+                self._pieces = PieceReader()
+            self._files = (one for one in enumerate(self._checked.entries) if one[1].kind == FILE)
             self._step = self._next_file
             return True
         for index, offset in numbers(message, "from", 2):
@@ -295,40 +311,63 @@ class ParcelReceiver(Protocol):
     def _next_file(self) -> bool:
         following = next(self._files, None)
         if following is None:
-            task = self._task = cooperate(self._place.finish(self._checked.entries))
 
-            def in_place(_: Any) -> None:
+            def in_place() -> None:
                 self._say(ok=True)
                 self._finished([self._place.path_of(name) for name, *_ in self._offer.things])
 
-            self._wait(task.whenDone(), in_place)
+            self._work(self._place.finish(self._checked.entries), in_place)
             return True
         index, self._item = following
         offset = self._from.get(index, 0)
         self._hash = self._have[index][1] if offset else hashlib.sha256()
         self._file = self._place.write_from(self._item, offset)
         self._left = self._item.size - offset
-        self._step = self._take_bytes
+        self._pieces_over = False
+        self._step = self._take_bytes if self._pieces is None else self._take_pieces
         return True
 
     def _take_bytes(self) -> bool:
         assert self._file is not None
         if self._left:
             data = self._messages.some(self._left)
-            if not data:
-                return False
-            # without a buffer a full disk may take a part of it
-            view = memoryview(data)
-            while view:
-                view = view[self._file.write(view) :]
-            self._hash.update(data)
-            self._left -= len(data)
-            self._size += len(data)
-            self._progress(self._there + self._size)
-            return True
+            self._store(data)
+            return bool(data)
         digest = self._messages.exactly(DIGEST_SIZE)
         if digest is None:
             return False
+        self._end_file(digest)
+        return True
+
+    def _take_pieces(self) -> bool:
+        assert self._pieces is not None
+        if not self._pieces_over:
+            data = self._messages.part_of_piece(self._pieces, self._left)
+            self._pieces_over = data is None
+            if data is not None:
+                self._store(data)
+                return bool(data)
+        message = self._messages.take()
+        if message is None:
+            return False
+        if message.get("changed") is True and len(self._changed) < CHANGED_LIMIT:
+            self._changed.append(self._item.path)
+        self._end_file(digest_of(message, self._left))
+        return True
+
+    def _store(self, data: bytes) -> None:
+        assert self._file is not None
+        # without a buffer a full disk may take a part of it
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        self._hash.update(data)
+        self._left -= len(data)
+        self._size += len(data)
+        self._progress(self._there + self._size)
+
+    def _end_file(self, digest: bytes) -> None:
+        assert self._file is not None
         if digest != self._hash.digest():
             # nothing to go on with
             self._file.truncate(0)
@@ -336,7 +375,6 @@ class ParcelReceiver(Protocol):
         file, self._file = self._file, None
         self._place.finish_file(self._item, file)
         self._step = self._next_file
-        return True
 
     # --- the end ---
 
@@ -354,7 +392,7 @@ class ParcelReceiver(Protocol):
         seconds = time.monotonic() - self._began
         self._place.release()
         if not self.done.called:
-            self.done.callback(Taken(self._offer, self._size, paths, seconds))
+            self.done.callback(Taken(self._offer, self._size, paths, seconds, tuple(self._changed)))
 
     def refuse(self, why: str) -> None:
         """Something here keeps it from arriving: the other side is told, and ``done`` is the caller's to end."""
@@ -395,40 +433,23 @@ class ParcelReceiver(Protocol):
             file.close()
         self._place.release()
 
+    def _take_last_words(self) -> None:
+        """What came before the end, and was not looked at because this side was busy."""
+        if self._pausing:
+            self._waits = self._pausing = False
+            self._go_on(math.inf)
+        elif self._waits and self._step == self._take_entries:
+            try:
+                while self._messages.take() is not None:
+                    pass
+            except TransferError as error:
+                self._fail(error)
+
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        if not self.done.called and not self._given_up:
+            self._take_last_words()
         self._stop()
         if not self.done.called and not self._given_up:
             self.done.errback(Failure(lost(reason, self._size if self._offer.kind == "files" else 0)))
         if not self.closed.called:
             self.closed.callback(None)
-
-
-def _offer_of(message: dict[str, Any]) -> Offer:
-    """:raises TransferError: it is none."""
-    kind = message.get("offer")
-    if kind == "text" and isinstance(text := message.get("text"), str) and len(text) <= TEXT_LIMIT:
-        return Offer("text", text=text, size=len(text.encode("utf-8", "replace")))
-    if kind == "pipe" and isinstance(name := message.get("name"), str) and 0 < len(name) <= 255:
-        return Offer("pipe", text=name)
-    things, size, files = message.get("things"), message.get("size"), message.get("files")
-    if kind == "files" and isinstance(things, list) and 0 < len(things) <= THINGS_LIMIT:
-        found = [_thing(one) for one in things]
-        entries = sum(files + directories for _, _, _, files, directories in found)
-        if len({name for name, *_ in found}) == len(found) and entries <= ENTRIES_LIMIT:
-            total, number = sum(one[2] for one in found), sum(one[3] for one in found)
-            if (size, files) == (total, number):
-                return Offer("files", found, total, number)
-    raise TransferError("what is offered is malformed")
-
-
-def _thing(value: Any) -> tuple[str, str, int, int, int]:
-    thing = value if isinstance(value, dict) else {}
-    name, kind = thing.get("name"), thing.get("kind")
-    numbers_of = [thing.get(one) for one in ("size", "files", "directories")]
-    if not isinstance(name, str) or kind not in (FILE, DIRECTORY):
-        raise TransferError("what is offered is malformed")
-    if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers_of):
-        raise TransferError("what is offered is malformed")
-    size, files, directories = numbers_of
-    assert size is not None and files is not None and directories is not None
-    return name, str(kind), size, files, directories

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
@@ -20,8 +17,11 @@ from twisted.internet.task import TaskFinished, cooperate
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.apps.parcels.manifest import FILE, Item, Walked, tops
-from dmsg.apps.parcels.wire import MESSAGE_FULL, PIECE_LIMIT, Messages, encode, lost, numbers
+from dmsg.apps.parcels.manifest import FILE
+from dmsg.apps.parcels.walk import OfferedFiles, Walked
+from dmsg.apps.parcels.wire import CHANGED_LIMIT, MESSAGE_FULL, Messages, encode, lost, numbers
+from dmsg.apps.pieces import END, PIECE_LIMIT, end, piece
+from dmsg.apps.sources import SourceChanged, resized
 from dmsg.apps.transfer import Refused, TransferError
 
 CHUNK = 256 * 1024
@@ -33,11 +33,13 @@ class Sent:
 
     :ivar size: bytes that were sent, which is less than there are where it had some of them.
     :ivar seconds: from when it was taken to the answer.
+    :ivar changed: files that were written to while they were sent.
     """
 
     size: int
     files: int
     seconds: float
+    changed: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:
@@ -89,7 +91,9 @@ class ParcelSender(Protocol):
         self._flow: _Flow | None = None
         self._began = time.monotonic()
         self._size = self._files = 0
-        self._given_up = self._said_all = self._in_bytes = False
+        self._given_up = self._said_all = self._in_bytes = self._pieces = False
+        self._changed: list[str] = []
+        self._error: TransferError | None = None
         self.done: Deferred[Sent] = Deferred(lambda _: self._give_up())
 
     def connectionMade(self) -> None:
@@ -119,6 +123,7 @@ class ParcelSender(Protocol):
         if message.get("take") is not True:
             raise Refused(f"not taken: {str(message.get('why', 'no reason'))[:200]}")
         self._began = time.monotonic()
+        self._pieces = message.get("pieces") is True
         self._next = self._unexpected
         self._taken()
         self._begin()
@@ -131,7 +136,7 @@ class ParcelSender(Protocol):
             self._unexpected(message)
         self.transport.loseConnection()  # type: ignore[union-attr]
         if not self.done.called:
-            self.done.callback(Sent(self._size, self._files, time.monotonic() - self._began))
+            self.done.callback(Sent(self._size, self._files, time.monotonic() - self._began, tuple(self._changed)))
 
     def _send_all(self, work: Iterator[Any]) -> None:
         """Write what ``work`` writes, as fast as the stream takes it."""
@@ -160,12 +165,16 @@ class ParcelSender(Protocol):
             self.transport.abortConnection()  # type: ignore[union-attr]
 
     def _fail(self, error: TransferError) -> None:
+        self._error = error  # also for connectionLost, which an abort calls at once
         self._stop()
         transport: Any = self.transport
-        if self._in_bytes:  # where a message would be taken for some of them
+        if self._in_bytes and not self._pieces:  # where a message would be taken for some of them
             transport.abortConnection()
         else:
-            self._say(error=str(error))
+            if self._in_bytes:
+                transport.write(END)
+            changed = {"changed": True} if isinstance(error, SourceChanged) else {}
+            self._say(error=str(error), **changed)
             transport.loseConnection()
         if not self.done.called:
             self.done.errback(Failure(error))
@@ -186,7 +195,8 @@ class ParcelSender(Protocol):
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._stop()
         if not self.done.called and not self._given_up:
-            self.done.errback(Failure(lost(reason, self._size if self._resumes else 0)))
+            error = self._error or lost(reason, self._size if self._resumes else 0)
+            self.done.errback(Failure(error))
 
 
 class TextSender(ParcelSender):
@@ -232,17 +242,17 @@ class PipeSender(ParcelSender):
     def write(self, data: bytes) -> None:
         """More of it."""
         for at in range(0, len(data), PIECE_LIMIT):
-            piece = data[at : at + PIECE_LIMIT]
-            self._hash.update(piece)
-            self._size += len(piece)
-            self.transport.write(len(piece).to_bytes(4, "big") + piece)  # type: ignore[union-attr]
+            some = data[at : at + PIECE_LIMIT]
+            self._hash.update(some)
+            self._size += len(some)
+            self.transport.write(piece(some))  # type: ignore[union-attr]
         self._progress(self._size)
 
     def end(self) -> None:
         """That was all."""
         if not self.done.called:
             self._said_all = True
-            self.transport.write(bytes(4) + self._hash.digest())  # type: ignore[union-attr]
+            self.transport.write(END + self._hash.digest())  # type: ignore[union-attr]
 
 
 class FilesSender(ParcelSender):
@@ -253,13 +263,14 @@ class FilesSender(ParcelSender):
     def __init__(self, walked: Walked, **options: Any) -> None:
         super().__init__(**options)
         self._entries = walked.checked.entries
-        self._sources = walked.sources
+        self._tops = walked.checked.tops
+        self._offered = OfferedFiles(walked)
         self._total = walked.checked.size
         self._files = walked.checked.files
         self._have: dict[int, tuple[int, str]] = {}
 
     def _offer(self) -> dict[str, Any]:
-        return {"offer": "files", "things": tops(self._entries), "size": self._total, "files": self._files}
+        return {"offer": "files", "things": self._tops, "size": self._total, "files": self._files}
 
     def _begin(self) -> None:
         self._send_all(self._list())
@@ -299,7 +310,7 @@ class FilesSender(ParcelSender):
         some: list[list[int]] = []
         for index, (size, digest) in sorted(self._have.items()):
             hashed = hashlib.sha256()
-            with _opened(self._sources[index]) as file:
+            with self._offered.open(index) as file:
                 left = size
                 while left and (data := file.read(min(CHUNK, left))):
                     left -= len(data)
@@ -313,41 +324,40 @@ class FilesSender(ParcelSender):
                 some = []
         if some:
             self._say(**{"from": some})
-        self._say(whole=True)
+        self._say(whole=True, **({"pieces": True} if self._pieces else {}))
         self._in_bytes = True
         there = sum(self._have[index][0] for index in digests)
         self._progress(there)
         for index, entry in enumerate(self._entries):
             if entry.kind == FILE:
                 offset = self._have[index][0] if index in digests else 0
-                yield from self._contents(entry, self._sources[index], offset, digests.get(index), there)
+                yield from self._contents(index, offset, digests.get(index), there)
         self._said_all = True
 
-    def _contents(self, entry: Item, source: Path, offset: int, digest: Any, there: int) -> Iterator[None]:
+    def _contents(self, index: int, offset: int, digest: Any, there: int) -> Iterator[None]:
+        entry = self._entries[index]
         digest = digest or hashlib.sha256()
         left = entry.size - offset
-        with _opened(source) as file:
+        with self._offered.open(index) as file:
             file.seek(offset)
             while left:
                 data = file.read(min(CHUNK, left))
                 if not data:
-                    raise TransferError(f"{source} became shorter while it was sent")
+                    raise resized(entry.path, entry.size - left, entry.size)
                 left -= len(data)
                 digest.update(data)
                 self._size += len(data)
-                self.transport.write(data)  # type: ignore[union-attr]
+                self.transport.write(piece(data) if self._pieces else data)  # type: ignore[union-attr]
                 self._progress(there + self._size)
                 yield None
-        self.transport.write(digest.digest())  # type: ignore[union-attr]
+            changed = self._offered.has_changed(index, file)
+        if changed and len(self._changed) < CHANGED_LIMIT:
+            self._changed.append(entry.path)
+        self.transport.write(end(digest.digest(), changed=changed) if self._pieces else digest.digest())  # type: ignore[union-attr]
 
-
-def _opened(source: Path) -> IO[bytes]:
-    """A file that was there when it was offered: what is a link or a pipe by now is not read."""
-    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise TransferError(f"{source} is no file any more")
-    return os.fdopen(descriptor, "rb", buffering=0)
+    def _stop(self) -> None:
+        super()._stop()
+        self._offered.close()
 
 
 def _is_digest(value: Any) -> bool:

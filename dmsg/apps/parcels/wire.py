@@ -11,8 +11,9 @@ the last one of length 0, and the SHA-256 (32 bytes) of all.  Of files the sende
 ``{"entries": [...]}`` as often as it takes and ``{"whole": true}``; the receiver answers what it has of them,
 ``{"have": [[INDEX, BYTES, SHA256], ...]}``, and ``{"whole": true}``; the sender, where each file goes on if its first
 bytes are the same, ``{"from": [[INDEX, OFFSET], ...]}`` and ``{"whole": true}``; and then, file after file, the rest of
-its bytes and the SHA-256 of the whole of it.  The receiver ends with ``{"ok": true}``.  Either side may say
-``{"error": TEXT}`` instead of a message.
+its bytes and the SHA-256 of the whole of it: in pieces, see :mod:`dmsg.apps.pieces`, if the receiver took it with
+``"pieces": true`` and that last message of the sender has the same.  The receiver ends with ``{"ok": true}``.
+Either side may say ``{"error": TEXT}`` instead of a message.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Any
 from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
-from dmsg.apps.transfer import Refused, TransferError, _take_message, lost_text, take_framed
+from dmsg.apps.pieces import PIECE_LIMIT, PieceReader, error_of
+from dmsg.apps.transfer import TransferError, _take_message, lost_text, take_framed
 from dmsg.errors import CloseReason, CutShort, Unwanted
 
 MESSAGE_LIMIT = 256 * 1024
@@ -34,8 +36,8 @@ TEXT_LIMIT = 32 * 1024
 """Characters of a text; a longer one is a file."""
 THINGS_LIMIT = 1000
 """Things that are offered in one parcel; what is in directories does not count."""
-PIECE_LIMIT = 256 * 1024
-"""Bytes of a piece of a pipe."""
+CHANGED_LIMIT = 20
+"""Files of a parcel that are named because they were written to while they were sent."""
 DIGEST_SIZE = 32
 WHAT = "parcels"
 """What is spoken here, as errors say it."""
@@ -92,12 +94,16 @@ class Messages:
         if message is None:
             return None
         if "error" in message:
-            raise Refused(f"the other side gave up: {str(message['error'])[:200]}")
+            raise error_of(message, "the other side gave up")
         return message
 
     def piece(self) -> bytes | None:
         """The next piece of a pipe; None: it is not whole.  :raises TransferError: it is too long."""
         return take_framed(self._buffer, PIECE_LIMIT, WHAT)
+
+    def part_of_piece(self, reader: PieceReader, left: int) -> bytes | None:
+        """See :meth:`~dmsg.apps.pieces.PieceReader.take`."""
+        return reader.take(self._buffer, left)
 
     def some(self, most: int) -> bytes:
         """At most so many bytes of what there is."""

@@ -18,10 +18,13 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.stream import Agreed
 from dmsg.apps.codes.words import Code
-from dmsg.apps.parcels.manifest import DIRECTORY, Walked, walk
+from dmsg.apps.parcels.manifest import DIRECTORY
+from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.place import Place
-from dmsg.apps.parcels.receiver import Offer, ParcelReceiver, Taken
+from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, ParcelSender, PipeSender, Sent, TextSender
+from dmsg.apps.parcels.walk import Walked, walk
+from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import Refused, TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
@@ -125,6 +128,7 @@ class _Making:
         text = f"sent {self.what}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
         text += _were_there(self.size - sent.size if self.size else 0)
         tell(text, bytes=sent.size, seconds=sent.seconds, **self.fields)
+        _say_changed(sent.changed)
 
 
 class FilesToSend(_Making):
@@ -312,6 +316,7 @@ class _Taking:
             notice(text)  # standard output has what came
         else:
             tell(text, received=names, **fields)
+            _say_changed(taken.changed)
 
     def _asked(self, offer: Offer) -> Deferred[str | None]:
         if offer.kind == "text":
@@ -420,6 +425,11 @@ def _quoted(name: str) -> str:
     shown = printable(name)
     shown = shown.replace('"', '\\"')
     return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown
+
+
+def _say_changed(paths: Sequence[str]) -> None:
+    for path in paths:
+        notice(printable(changed_text(path)))
 
 
 def _were_there(size: int) -> str:

@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 from dmsg.apps.copy_listener import Peer
 from dmsg.apps.copying import Copier, CopyBusy, CopyCut, Get, Put
 from dmsg.apps.paths import regular_size
+from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import TransferError
 from dmsg.apps.trees import GetTree, NoDirectory, PutTree
 from dmsg.base.units import human_size
@@ -70,6 +71,8 @@ class Peers(Factory):
                 self._said = ""
                 text = f"{whom}: {result.name}, {human_size(result.size)}, {human_size(result.rate)}/s"
                 tell(text, peer=whom, name=result.name, bytes=result.size, **_hash_of(result))
+                if result.changed:
+                    notice(f"{whom}: {changed_text(result.name)}")
 
         peer.done.addBoth(ended)
         return peer
@@ -272,6 +275,8 @@ async def copy_one(
         seconds=done.seconds,
         **_hash_of(done),
     )
+    if done.changed:
+        notice(changed_text(done.name))
 
 
 class _Away:

@@ -14,6 +14,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.apps.transfer import lost_text
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.output import tell
 from dmsg.cli.peers.iperf import MAX_SECONDS
@@ -111,7 +112,7 @@ class _Measured(Protocol):
             self.transport.loseConnection()  # type: ignore[union-attr]
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self.lost.callback("" if reason.check(ConnectionDone) else str(reason.value))
+        self.lost.callback("" if reason.check(ConnectionDone) else lost_text(reason))
 
 
 class Measuring(Factory):

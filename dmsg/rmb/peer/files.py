@@ -27,6 +27,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from dmsg.directories import free_bytes
 from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
 from dmsg.rmb.peer.local import LocalRequest, incoming_request, incoming_response, may_be_called
@@ -111,6 +112,14 @@ class _Incoming:
         return self.spans == ([(0, self.size)] if self.size else [])
 
 
+def _has_bytes(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return bool(file.read(1))
+    except OSError:
+        return False  # which is said when it is sent
+
+
 class FileUploads:
     """Both ends of uploads.
 
@@ -177,6 +186,8 @@ class FileUploads:
             raise ValueError(f"{path}: not a regular file")
         if status.st_size > MAX_SIZE:
             raise ValueError(f"{path}: more than {MAX_SIZE} bytes")
+        if not status.st_size and _has_bytes(path):  # as files of /proc, which would arrive empty
+            raise ValueError(f"{path}: the system does not say its size; send a copy of it")
         return Path(path), command, status.st_size
 
     async def _send(
@@ -193,7 +204,9 @@ class FileUploads:
         with path.open("rb") as file:
             under_way: list[Deferred[Any]] = []
             for offset in range(0, size, CHUNK):
-                data = file.read(CHUNK)
+                data = file.read(min(CHUNK, size - offset))
+                if len(data) < min(CHUNK, size - offset):
+                    raise ValueError(f"{path}: became shorter while it was sent")
                 write = replace(request, command="file.write", data=data, tags=f"offset={offset}", schema=None)
                 now = int(self._now())
                 under_way.append(Deferred.fromCoroutine(self._ask(upload, write, now, max(60, left), FILE)))
@@ -276,8 +289,8 @@ class FileUploads:
             raise ValueError(f"size is no number up to {MAX_SIZE}")
         if command is not None and not (isinstance(command, str) and may_be_called(command)):
             raise ValueError("cmd is no command of a service")
-        free = os.statvfs(self._directory)
-        if size > free.f_bavail * free.f_frsize // 2:
+        free = free_bytes(self._directory)
+        if free is not None and size > free // 2:
             raise ValueError("not enough space")
         path = self._directory / key[1]
         self._incoming[key] = _Incoming(path, size, command)

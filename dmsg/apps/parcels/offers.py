@@ -1,0 +1,59 @@
+"""What somebody offers, as the other side is told of it before it is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dmsg.apps.parcels.manifest import DIRECTORY, ENTRIES_LIMIT, FILE
+from dmsg.apps.parcels.wire import TEXT_LIMIT, THINGS_LIMIT
+from dmsg.apps.transfer import TransferError
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What somebody offers; nothing of it has been looked at by anybody.
+
+    :ivar kind: ``files``, ``text`` or ``pipe``.
+    :ivar things: of files: names and kinds, bytes, files and directories of each.
+    :ivar size: bytes in all; of a pipe nobody knows.
+    :ivar files: how many.
+    :ivar text: the text; the name of a pipe.
+    """
+
+    kind: str
+    things: list[tuple[str, str, int, int, int]] = field(default_factory=list)
+    size: int = 0
+    files: int = 0
+    text: str = ""
+
+
+def offer_of(message: dict[str, Any]) -> Offer:
+    """:raises TransferError: it is none."""
+    kind = message.get("offer")
+    if kind == "text" and isinstance(text := message.get("text"), str) and len(text) <= TEXT_LIMIT:
+        return Offer("text", text=text, size=len(text.encode("utf-8", "replace")))
+    if kind == "pipe" and isinstance(name := message.get("name"), str) and 0 < len(name) <= 255:
+        return Offer("pipe", text=name)
+    things, size, files = message.get("things"), message.get("size"), message.get("files")
+    if kind == "files" and isinstance(things, list) and 0 < len(things) <= THINGS_LIMIT:
+        found = [thing_of(one) for one in things]
+        entries = sum(files + directories for _, _, _, files, directories in found)
+        if len({name for name, *_ in found}) == len(found) and entries <= ENTRIES_LIMIT:
+            total, number = sum(one[2] for one in found), sum(one[3] for one in found)
+            if (size, files) == (total, number):
+                return Offer("files", found, total, number)
+    raise TransferError("what is offered is malformed")
+
+
+def thing_of(value: Any) -> tuple[str, str, int, int, int]:
+    thing = value if isinstance(value, dict) else {}
+    name, kind = thing.get("name"), thing.get("kind")
+    numbers_of = [thing.get(one) for one in ("size", "files", "directories")]
+    if not isinstance(name, str) or kind not in (FILE, DIRECTORY):
+        raise TransferError("what is offered is malformed")
+    if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers_of):
+        raise TransferError("what is offered is malformed")
+    size, files, directories = numbers_of
+    assert size is not None and files is not None and directories is not None
+    return name, str(kind), size, files, directories

@@ -1,0 +1,211 @@
+"""What is to be sent: the sender's files and directories, walked once and opened again when their turn comes.
+
+Both by descriptors, so that no link is followed that was put in the place of a directory meanwhile; what a file is
+then, is compared with what was offered.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from dmsg.apps.descriptors import Descent
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, MODE_MASK, Checked, Item, parts_of, stays_inside
+from dmsg.apps.sources import UNMEASURED_LIMIT, SourceChanged, content_of_unmeasured, gone, open_regular, resized
+from dmsg.apps.transfer import TransferError
+
+UNMEASURED_IN_ALL = 16 * UNMEASURED_LIMIT
+"""Bytes of all files of a parcel whose sizes the system does not say."""
+_READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass
+class Walked:
+    """What is to be sent.
+
+    :ivar tops: where each thing is on this machine, by the name that it is sent under.
+    :ivar inodes: of the entries, in their order.
+    :ivar contents: of files whose sizes the system does not say, by index.
+    :ivar left_out: paths of what is not sent: links that lead out of their tree, devices, sockets and the like.
+    """
+
+    checked: Checked = field(default_factory=Checked)
+    tops: dict[str, Path] = field(default_factory=dict)
+    inodes: array[int] = field(default_factory=lambda: array("Q"))
+    contents: dict[int, bytes] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    _unmeasured: int = 0
+
+    def add(self, entry: Item, inode: int, content: bytes | None = None) -> None:
+        """One more entry.
+
+        :raises TransferError: it does not fit to those before, or is too much.
+        """
+        parts_of(entry.path)
+        if content is not None:
+            self._unmeasured += len(content)
+            if self._unmeasured > UNMEASURED_IN_ALL:
+                raise TransferError(
+                    f"files whose size the system does not say have more than {UNMEASURED_IN_ALL:,} bytes"
+                )
+            self.contents[len(self.inodes)] = content
+        self.checked.add(entry)
+        self.inodes.append(inode)
+
+
+class OfferedFiles:
+    """The files of a parcel, opened one after the other."""
+
+    def __init__(self, walked: Walked) -> None:
+        self._walked = walked
+        self._top = ""
+        self._descent: Descent | None = None
+        self._descriptor = -1
+
+    def open(self, index: int) -> IO[bytes]:
+        """A file as it was offered.
+
+        :raises SourceChanged: it is not that any more.
+        """
+        entry = self._walked.checked.entries[index]
+        content = self._walked.contents.get(index)
+        if content is not None:
+            return io.BytesIO(content)
+        try:
+            file = self._opened(entry)
+        except OSError as error:
+            raise gone(entry.path, error) from None
+        except TransferError:
+            raise SourceChanged(f"{entry.path} changed after it was offered: it is no file any more") from None
+        status = os.fstat(file.fileno())
+        replaced = status.st_ino != self._walked.inodes[index] and status.st_size != entry.size
+        if replaced or status.st_size < entry.size:
+            file.close()
+            raise resized(entry.path, status.st_size, entry.size)
+        return file
+
+    def has_changed(self, index: int, file: IO[bytes]) -> bool:
+        """Whether somebody has written to an open file since it was offered."""
+        entry = self._walked.checked.entries[index]
+        if index in self._walked.contents:
+            return False
+        status = os.fstat(file.fileno())
+        return (status.st_size, max(0, status.st_mtime_ns)) != (entry.size, entry.mtime)
+
+    def _opened(self, entry: Item) -> IO[bytes]:
+        top, *parts = entry.path.split("/")
+        if not parts:
+            return open_regular(self._walked.tops[top], entry.path)
+        if top != self._top or self._descent is None:
+            self.close()
+            self._descriptor = os.open(self._walked.tops[top], _READ_DIRECTORY)
+            self._top, self._descent = top, Descent(self._descriptor)
+        return open_regular(parts[-1], entry.path, self._descent.at(parts[:-1]))
+
+    def close(self) -> None:
+        """May be repeated."""
+        descent, self._descent = self._descent, None
+        if descent is not None:
+            descent.close()
+            os.close(self._descriptor)
+
+
+def walk(paths: Sequence[Path]) -> Walked:
+    """All that is to be sent of some files and directories; blocks as long as the disk takes.
+
+    :raises TransferError: two of them have one name, or one cannot be read.
+    """
+    walked = Walked()
+    for path in paths:
+        top = path.absolute()
+        name = top.name or top.resolve().name
+        if name in ("", "..", "."):
+            name = top.resolve().name
+        if not name:
+            raise TransferError(f"{path}: has no name")
+        try:
+            if name in walked.tops:
+                raise TransferError(f"two of them are called {name}")
+            named = walked.tops[name] = top.resolve()  # a link that is named is what it leads to
+            status = named.stat()
+            if stat.S_ISREG(status.st_mode):
+                _add_file(walked, os.fspath(named), name, None)
+            elif stat.S_ISDIR(status.st_mode):
+                _add_directory(walked, named, name)
+            else:
+                raise TransferError("is neither file nor directory; - sends standard input")
+        except OSError as error:
+            what = path if error.filename in (None, str(top), str(top.resolve())) else error.filename
+            raise TransferError(f"{what}: {error.strerror}") from None
+        except TransferError as error:
+            raise TransferError(f"{path}: {error}") from None
+    if not walked.checked.entries:
+        raise TransferError("there is nothing to send")
+    return walked
+
+
+def _add_file(walked: Walked, source: str, path: str, at: int | None) -> None:
+    with open_regular(source, path, at) as file:
+        status = os.fstat(file.fileno())
+        content = content_of_unmeasured(file, status, path)
+    size = status.st_size if content is None else len(content)
+    walked.add(Item(path, FILE, size, status.st_mode & MODE_MASK, max(0, status.st_mtime_ns)), status.st_ino, content)
+
+
+def _add_directory(walked: Walked, source: Path, name: str) -> None:
+    top = os.open(source, _READ_DIRECTORY)
+    descent = Descent(top)
+    try:
+        unread: list[tuple[str, ...]] = [()]
+        pending: list[tuple[tuple[str, ...], Iterator[str]]] = []
+        while unread or pending:
+            where: tuple[str, ...] = ()
+            try:
+                if unread:
+                    where = unread.pop()
+                    pending.append((where, iter(_names(walked, descent.at(where), "/".join((name, *where))))))
+                where, names = pending[-1]
+                below = next(names, None)
+                if below is None:
+                    pending.pop()
+                    continue
+                where = (*where, below)
+                if _add_entry(walked, below, "/".join((name, *where)), descent.at(where[:-1])):
+                    unread.append(where)
+            except OSError as error:
+                error.filename = os.fspath(source.joinpath(*where))
+                raise
+    finally:
+        descent.close()
+        os.close(top)
+
+
+def _add_entry(walked: Walked, name: str, path: str, at: int) -> bool:
+    """:returns: it is a directory, which has yet to be added with what is in it."""
+    status = os.stat(name, dir_fd=at, follow_symlinks=False)
+    if stat.S_ISREG(status.st_mode):
+        _add_file(walked, name, path, at)
+    elif stat.S_ISLNK(status.st_mode) and stays_inside(path, target := os.readlink(name, dir_fd=at)):
+        mtime = max(0, status.st_mtime_ns)
+        walked.add(Item(path, LINK, 0, status.st_mode & MODE_MASK, mtime, target), status.st_ino)
+    elif not stat.S_ISDIR(status.st_mode):
+        walked.left_out.append(path)
+    return stat.S_ISDIR(status.st_mode)
+
+
+def _names(walked: Walked, at: int, path: str) -> list[str]:
+    """The names in a directory, which becomes an entry itself."""
+    inside = os.open(".", _READ_DIRECTORY, dir_fd=at)
+    try:
+        status = os.fstat(inside)
+        entry = Item(path, DIRECTORY, 0, status.st_mode & MODE_MASK, max(0, status.st_mtime_ns))
+        walked.add(entry, status.st_ino)
+        return sorted(os.listdir(inside))
+    finally:
+        os.close(inside)

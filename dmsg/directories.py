@@ -1,0 +1,53 @@
+"""Directories that this program keeps things in: what room they have, and who else may write there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+class UnsafeDirectory(OSError):
+    """Another user could take away what is in a directory, and put something else there."""
+
+
+def free_bytes(path: str | Path) -> int | None:
+    """Bytes that this user may still write to the file system of ``path``.
+
+    :returns: None where the file system does not say: one without block counts, as many in user space are, is not full.
+    """
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize if found.f_blocks else None
+
+
+def check_directory(path: Path) -> None:
+    """Check that no other user can replace what this one keeps in a directory.
+
+    It is this user's or root's, and others may write there only under a sticky bit, as in ``/tmp``.  The group of a
+    directory of this user's may: many systems give everybody a group of his own.
+
+    :raises UnsafeDirectory: others may.
+    :raises OSError: it is not there.
+    """
+    status = os.stat(path)
+    mine = status.st_uid == os.geteuid()
+    writers = stat.S_IWOTH if mine else stat.S_IWOTH | stat.S_IWGRP
+    if (mine or status.st_uid == 0) and (status.st_mode & stat.S_ISVTX or not status.st_mode & writers):
+        return
+    whose = "" if mine else f" of another user (uid {status.st_uid})"
+    todo = f"do: chmod 700 {path}" if mine else "use a directory of your own"
+    text = f"{path} is a directory{whose} where others may write (mode {stat.S_IMODE(status.st_mode):04o}); {todo}"
+    if not mine and not status.st_mode & writers:
+        text = f"{path} is a directory of another user (uid {status.st_uid}); {todo}"
+    raise UnsafeDirectory(errno.EPERM, text, os.fspath(path))
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory for this user alone if it is absent, with those above it, and check it.
+
+    :raises UnsafeDirectory: see :func:`check_directory`.
+    :raises OSError: it cannot be made.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_directory(path)

@@ -1,0 +1,247 @@
+"""Files of this user, in directories where others may write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from dmsg.apps import descriptors
+from dmsg.apps.descriptors import HELD_DIRECTORIES, Descent, NotOurs, is_ours, make_private, open_ours, open_within
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, Item
+from dmsg.apps.parcels.place import Place
+from dmsg.apps.parts import HeldPart, hold, part_name, part_of
+from dmsg.apps.transfer import TransferError
+
+STRANGER = 65534
+"""Another user of this machine."""
+
+
+class DirectoryCase(SynchronousTestCase):
+    """One directory."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp())
+        self.root.mkdir()
+        self.at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        self.addCleanup(os.close, self.at)
+
+    def hold(self, *, directory: bool = False) -> HeldPart:
+        return hold("film", self.at, directory=directory)
+
+
+class StrangerTests(DirectoryCase):
+    """Another user has made what has the name of a part, as everybody can in /tmp."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        if os.geteuid() != 0:
+            raise SkipTest("only root can make files of another user")
+        self.part = part_of(self.root / "film")
+
+    def plant(self, kind: str) -> None:
+        if kind == "directory":
+            self.part.mkdir()
+        elif kind == "link":
+            self.part.symlink_to("/etc/passwd")
+        else:
+            self.part.write_bytes(b"theirs")
+        if kind != "link":
+            self.part.chmod(0o777)
+        os.chown(self.part, STRANGER, STRANGER, follow_symlinks=False)
+
+    def remove(self) -> None:
+        self.part.rmdir() if self.part.is_dir() else self.part.unlink()
+
+    def test_it_is_not_used(self) -> None:
+        """By root, who could: nothing of it is changed, and the line says whose it is."""
+        for kind in ("file", "directory", "link"):
+            for wanted in (False, True):
+                self.plant(kind)
+                before = self.part.lstat()
+                error = self.assertRaises(NotOurs, self.hold, directory=wanted)
+                self.assertIn(f"{part_name('film')} is another user's (uid {STRANGER})", str(error))
+                now = self.part.lstat()
+                self.assertEqual((now.st_mode, now.st_uid, now.st_mtime), (before.st_mode, STRANGER, before.st_mtime))
+                self.assertEqual(os.listdir(self.root), [self.part.name], "nothing of a look is left")
+                self.remove()
+
+    def test_a_user_meets_a_file_of_root_that_all_may_write(self) -> None:
+        """In a directory such as /tmp."""
+        shared = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, shared)
+        shared.chmod(0o1777)
+        part = part_of(shared / "film")
+        part.write_bytes(b"theirs")
+        part.chmod(0o666)
+        at = os.open(shared, os.O_RDONLY)
+        self.addCleanup(os.close, at)
+        os.seteuid(STRANGER)
+        self.addCleanup(os.seteuid, 0)
+        self.assertRaises(NotOurs, hold, "film", at)
+        self.assertEqual(part.read_bytes(), b"theirs")
+        held = hold("other", at)
+        held.file().close()
+        held.become("other")
+        held.release()
+        self.assertEqual((shared / "other").stat().st_uid, STRANGER)
+
+    def test_entries_of_a_parcel(self) -> None:
+        """What another user left in a part's directory, from when that was open to him."""
+        tree = part_of(self.root / "tree")
+        tree.mkdir()
+        (tree / "a").write_bytes(b"theirs")
+        os.chown(tree / "a", STRANGER, STRANGER)
+        place = Place(self.root)
+        self.addCleanup(place.release)
+        place.hold([("tree", DIRECTORY)])
+        list(place.clear(Item("tree", DIRECTORY)))
+        self.assertRaises(NotOurs, list, place.clear(Item("tree/a", FILE, 10)))
+        self.assertRaises(NotOurs, place.write_from, Item("tree/a", FILE, 10), 0)
+        self.assertEqual((tree / "a").read_bytes(), b"theirs")
+
+    def test_file_systems_that_have_other_owners(self) -> None:
+        """As some that are mounted: all that is made there has one owner, whoever makes it."""
+        path = self.root / "a"
+        path.write_bytes(b"")
+        os.chown(path, STRANGER, STRANGER)
+        self.assertFalse(is_ours(path.stat(), self.at))
+        made = descriptors.new_file
+
+        def of_stranger(at: int, name: str) -> int:
+            descriptor = made(at, name)
+            os.fchown(descriptor, STRANGER, STRANGER)
+            return descriptor
+
+        self.patch(descriptors, "new_file", of_stranger)
+        self.assertTrue(is_ours(path.stat(), self.at))
+        self.assertEqual(os.listdir(self.root), ["a"])
+
+
+class ModeTests(DirectoryCase):
+    """What of this user's others could have written to."""
+
+    def test_a_part_that_others_may_have_open(self) -> None:
+        """It is begun anew: who has it open writes to what nobody reads."""
+        part = part_of(self.root / "film")
+        part.write_bytes(b"1")
+        part.chmod(0o622)
+        theirs = os.open(part, os.O_WRONLY)
+        self.addCleanup(os.close, theirs)
+        held = self.hold()
+        os.write(theirs, b"theirs")
+        self.assertEqual((held.size, part.read_bytes(), part.stat().st_mode & 0o777), (0, b"", 0o600))
+        held.release()
+
+    def test_a_file_system_without_modes(self) -> None:
+        """All its files are alike: it is gone on with."""
+        path = self.root / "a"
+        path.write_bytes(b"1")
+        path.chmod(0o666)
+        descriptor = open_ours("a", self.at, "a")
+        self.addCleanup(os.close, descriptor)
+        self.patch(os, "fchmod", lambda descriptor, mode: None)
+        self.assertTrue(make_private(descriptor))
+
+    def test_what_this_user_may_not_read(self) -> None:
+        for kind in ("file", "directory"):
+            path = self.root / kind
+            path.mkdir() if kind == "directory" else path.write_bytes(b"1")
+            path.chmod(0)
+            os.close(open_ours(kind, self.at, kind))
+            path.chmod(0o700)
+
+
+class ReplacedTests(DirectoryCase):
+    """Something is put in the place of what was looked at."""
+
+    def place(self, *entries: Item) -> Place:
+        place = Place(self.root)
+        self.addCleanup(place.release)
+        place.hold([(entry.path, entry.kind) for entry in entries if "/" not in entry.path])
+        for entry in entries:
+            list(place.clear(entry))
+        return place
+
+    def test_an_entry_by_a_link(self) -> None:
+        """No byte, mode or time goes to where it leads."""
+        outside = Path(self.mktemp())
+        outside.mkdir(mode=0o755)
+        (outside / "file").write_bytes(b"mine")
+        before = [outside.stat().st_mtime_ns, (outside / "file").stat().st_mtime_ns]
+        tree, below, file = Item("tree", DIRECTORY), Item("tree/b", DIRECTORY, 0, 0o700), Item("tree/b/f", FILE, 4)
+        place = self.place(tree, below, file)
+        inside = part_of(self.root / "tree")
+        (inside / "b").rmdir()
+        (inside / "b").symlink_to(outside)
+        self.assertRaises(OSError, place.write_from, file, 0)
+        self.assertRaises(OSError, list, place.finish([tree, below]))
+        (inside / "b").unlink()
+        (inside / "b").mkdir()
+        (inside / "b" / "f").symlink_to(outside / "file")
+        self.assertRaises(OSError, place.write_from, file, 0)
+        (inside / "b" / "f").unlink()
+        os.link(outside / "file", inside / "b" / "f")
+        self.assertRaises(TransferError, place.write_from, file, 0)
+        self.assertEqual((outside / "file").read_bytes(), b"mine")
+        self.assertEqual([outside.stat().st_mtime_ns, (outside / "file").stat().st_mtime_ns], before)
+        self.assertEqual(outside.stat().st_mode & 0o777, 0o755)
+
+    def test_a_thing(self) -> None:
+        """It gets no name but the part's."""
+        for kind in (FILE, DIRECTORY):
+            entry = Item("a", kind, 0, 0o700)
+            place = self.place(entry)
+            if kind == FILE:
+                place.finish_file(entry, place.write_from(entry, 0))
+            part = part_of(self.root / "a")
+            part.rename(self.root / "aside")
+            part.write_bytes(b"theirs") if kind == FILE else part.mkdir()
+            error = self.assertRaises(TransferError, list, place.finish([entry]))
+            self.assertIn("a: somebody has put something else in its place", str(error))
+            place.release()
+            self.assertFalse((self.root / "a").exists())
+            for path in (part, self.root / "aside"):
+                path.unlink() if kind == FILE else path.rmdir()
+
+    def test_the_directory_itself(self) -> None:
+        """What comes is where it began to come, whatever has that directory's name."""
+        entry = Item("a", FILE, 0)
+        place = self.place(entry)
+        moved = Path(self.mktemp())
+        self.root.rename(moved)
+        self.root.mkdir()
+        place.finish_file(entry, place.write_from(entry, 0))
+        list(place.finish([entry]))
+        self.assertEqual((os.listdir(moved), os.listdir(self.root)), (["a"], []))
+
+    def test_a_directory_above_by_a_link(self) -> None:
+        (self.root / "in").mkdir()
+        os.close(open_within(self.root, self.root / "in" / "made", make=True))
+        (self.root / "in" / "made").rmdir()
+        (self.root / "in" / "made").symlink_to("/etc")
+        self.assertRaises(OSError, open_within, self.root, self.root / "in" / "made")
+
+
+class DescentTests(DirectoryCase):
+    """Directories one below the other."""
+
+    def test_every_order(self) -> None:
+        """The same as by paths, with few descriptors however deep it is."""
+        paths = [(), ("a",), ("a", "b"), ("a", "c"), ("d",), ("d", *"0123456789abcdef"), ("d", *"012345"), ("a", "b")]
+        for parts in paths:
+            self.root.joinpath(*parts).mkdir(parents=True, exist_ok=True)
+        before = len(os.listdir("/proc/self/fd"))
+        descent = Descent(self.at)
+        for one in paths:
+            for parts in (*paths, one):
+                self.assertTrue(os.path.samestat(os.fstat(descent.at(parts)), self.root.joinpath(*parts).stat()), parts)
+                self.assertLessEqual(len(os.listdir("/proc/self/fd")) - before, HELD_DIRECTORIES)
+        self.assertRaises(FileNotFoundError, descent.at, ("a", "none", "b"))
+        descent.at(("a", "b"))
+        descent.close()
+        descent.close()
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)

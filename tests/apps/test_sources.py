@@ -1,0 +1,364 @@
+"""Files that change while they are sent, and files whose size the system does not say; both sides over TCP."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.defer import DeferredList
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, connectProtocol
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from dmsg.apps import sources
+from dmsg.apps.copy_listener import Peer
+from dmsg.apps.copying import Copier, CopyCut, Get, Put
+from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.receiver import ParcelReceiver
+from dmsg.apps.parcels.sender import FilesSender
+from dmsg.apps.parcels.walk import walk
+from dmsg.apps.parts import part_of
+from dmsg.apps.pieces import PieceReader, digest_of, end, piece
+from dmsg.apps.sources import Source, SourceChanged, content_of_unmeasured, open_regular
+from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError
+from dmsg.apps.trees import GetTree, PutTree, TreePeer
+from tests.support import asynchronous
+
+SIZE = 2_000_000
+NEVER = "Connection was aborted"
+"""What Twisted says of abortConnection, which is nothing for people."""
+
+
+class ChangeCase(TestCase):
+    """A file, or a directory with one, that is changed before or while it is sent."""
+
+    def setUp(self) -> None:
+        self.here, self.there = Path(self.mktemp()), Path(self.mktemp())
+        self.here.mkdir()
+        self.there.mkdir()
+        (self.here / "tree").mkdir()
+        self.file = self.here / "film"
+        self.inside = self.here / "tree" / "film"
+        for path in (self.file, self.inside):
+            path.write_bytes(bytes(SIZE))
+
+    async def carry(self, one: Any, other: Any) -> list[Any]:
+        """What becomes of both sides."""
+        factory = Factory.forProtocol(lambda: other)
+        listening = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(factory)
+        self.addCleanup(listening.stopListening)
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", listening.getHost().port), one)
+        ends = await DeferredList([one.done, other.done], consumeErrors=True)
+        return [result.value if isinstance(result, Failure) else result for _, result in ends]
+
+    def both_are_told(self, ends: list[Any], *said: str) -> None:
+        """The same to both, and by the same class, which is the exit status."""
+        for end_of in ends:
+            self.assertIs(type(end_of), SourceChanged)
+            for text in (*said, "changed after it was offered"):
+                self.assertIn(text, str(end_of))
+        self.assertEqual(str(ends[0]), str(ends[1]))
+
+    def ways(self) -> list[tuple[Callable[[Path], object], str]]:
+        def remove(path: Path) -> None:
+            path.unlink()
+
+        def link(path: Path) -> None:
+            path.unlink()
+            path.symlink_to("/etc/passwd")
+
+        def pipe(path: Path) -> None:
+            path.unlink()
+            os.mkfifo(path)
+
+        def another(path: Path) -> None:
+            path.with_name("new").write_bytes(bytes(SIZE + 1))
+            path.with_name("new").rename(path)
+
+        return [
+            (lambda path: os.truncate(path, 10), "it has 10 bytes now, and had 2,000,000"),
+            (lambda path: os.truncate(path, 0), "it has 0 bytes now"),
+            (remove, "No such file"),
+            (link, ""),
+            (pipe, "it is no file any more"),
+            (another, "it has 2,000,001 bytes now"),
+        ]
+
+
+class ParcelTests(ChangeCase):
+    """Between a code and its receipt."""
+
+    async def parcel(self, path: Path, change: Callable[[], object], *, old: bool = False) -> list[Any]:
+        sender = FilesSender(walk([path]), taken=change)
+        receiver = ParcelReceiver(Place(self.there), lambda offer: None)
+        if old:
+            say = receiver._say
+            receiver._say = lambda **message: say(**{k: v for k, v in message.items() if k != "pieces"})  # type: ignore[method-assign]
+        return await self.carry(sender, receiver)
+
+    @asynchronous
+    async def test_a_file(self) -> None:
+        for change, said in self.ways():
+            self.file.unlink(missing_ok=True)
+            self.file.write_bytes(bytes(SIZE))
+            self.both_are_told(await self.parcel(self.file, lambda: change(self.file)), "film ", said)  # noqa: B023
+
+    @asynchronous
+    async def test_a_file_in_a_directory(self) -> None:
+        for change, said in self.ways():
+            self.inside.unlink(missing_ok=True)
+            self.inside.write_bytes(bytes(SIZE))
+            ends = await self.parcel(self.here / "tree", lambda: change(self.inside))  # noqa: B023
+            self.both_are_told(ends, "tree/film ", said)
+        self.assertEqual(list(self.there.glob("[!.]*")), [], "nothing has its name")
+
+    @asynchronous
+    async def test_a_directory_that_becomes_a_link(self) -> None:
+        elsewhere = self.here / "elsewhere"
+
+        def change() -> None:
+            (self.here / "tree").rename(elsewhere)
+            (self.here / "tree").symlink_to("elsewhere")
+
+        self.both_are_told(await self.parcel(self.here / "tree", change), "tree/film ")
+
+    @asynchronous
+    async def test_one_that_is_written_to(self) -> None:
+        """What was offered arrives, and both know."""
+        for path in (self.file, self.here / "tree"):
+            file = path / "film" if path.is_dir() else path
+
+            def grow(file: Path = file) -> None:
+                with file.open("ab") as more:
+                    more.write(b"more")
+
+            sent, taken = await self.parcel(path, grow)
+            name = str(file.relative_to(self.here))
+            self.assertEqual((sent.changed, taken.changed), ((name,), (name,)))
+            self.assertEqual((self.there / name).read_bytes(), bytes(SIZE))
+        sent, taken = await self.parcel(self.inside.rename(self.here / "last"), lambda: None)
+        self.assertEqual((sent.changed, taken.changed), ((), ()))
+
+    @asynchronous
+    async def test_an_older_receiver(self) -> None:
+        """It gets what it knows; only the sender can say what happened."""
+        sent, taken = await self.parcel(self.file, lambda: None, old=True)
+        self.assertEqual((self.there / "film").read_bytes(), bytes(SIZE))
+        (self.there / "film").unlink()
+        sent, taken = await self.parcel(self.file, lambda: os.truncate(self.file, 10), old=True)
+        self.assertIs(type(sent), SourceChanged)
+        self.assertIsInstance(taken, TransferError)
+        self.assertNotIn(NEVER, f"{sent} {taken}")
+
+    @asynchronous
+    async def test_an_older_sender(self) -> None:
+        sender = FilesSender(walk([self.file]))
+        answered = sender._answered
+        sender._next = lambda message: answered({k: v for k, v in message.items() if k != "pieces"})
+        await self.carry(sender, ParcelReceiver(Place(self.there), lambda offer: None))
+        self.assertEqual((self.there / "film").read_bytes(), bytes(SIZE))
+
+    @asynchronous
+    async def test_what_comes_before_the_end_is_heard(self) -> None:
+        """The sender's reason, also where this side had something else to do."""
+        (self.here / "many").mkdir()
+        for number in range(300):
+            (self.here / "many" / f"{number:04}").write_bytes(b"1")
+        self.patch(ParcelReceiver._go_on, "__defaults__", (0.0,))  # after each step others have their turn
+        ends = await self.parcel(self.here / "many", (self.here / "many" / "0299").unlink)
+        self.both_are_told(ends, "many/0299 ")
+
+
+class CopyTests(ChangeCase):
+    """While a copy is under way, in both directions."""
+
+    def started(self, path: Path, change: Callable[[Path], object]) -> Any:
+        def started(name: str, size: int, offset: int) -> Callable[[int], None]:
+            changes = [change]
+
+            def moved(done: int) -> None:
+                if changes and done:
+                    changes.pop()(path)
+
+            return moved
+
+        return started
+
+    async def put(self, change: Callable[[Path], object], *, old: bool = False, tree: bool = False) -> list[Any]:
+        kind: Any = TreePeer if tree else Peer
+        peer = kind(reactor, self.there, writable=True)
+        putter: Any = PutTree(self.here / "tree", "", started=self.started(self.inside, change))
+        if not tree:
+            putter = Put(reactor, self.file, "film", started=self.started(self.file, change))
+        self.know_no_pieces(peer if old else None)
+        return await self.carry(putter, peer)
+
+    async def get(self, change: Callable[[Path], object], *, old: bool = False, tree: bool = False) -> list[Any]:
+        kind: Any = TreePeer if tree else Peer
+        getter: Any = GetTree("tree", self.there, started=self.started(self.inside, change))
+        if not tree:
+            getter = Get(reactor, "film", self.there / "film", started=self.started(self.file, change))
+        self.know_no_pieces(getter if old else None)
+        return await self.carry(getter, kind(reactor, self.here))
+
+    def know_no_pieces(self, one: Copier | None) -> None:
+        if one is not None:
+            say = one._say
+            one._say = lambda **message: say(**{k: v for k, v in message.items() if k != "pieces"})  # type: ignore[method-assign]
+
+    @asynchronous
+    async def test_it_becomes_shorter(self) -> None:
+        for tree in (False, True):
+            for copy in (self.put, self.get):
+                for path in (self.file, self.inside):
+                    path.write_bytes(bytes(SIZE * 5))
+                name = "tree/film" if tree else "film"
+                self.both_are_told(await copy(lambda path: os.truncate(path, 10), tree=tree), f"{name} ")
+
+    @asynchronous
+    async def test_it_is_written_to(self) -> None:
+        for tree in (False, True):
+            for copy in (self.put, self.get):
+                ends = await copy(lambda path: os.utime(path), tree=tree)
+                self.assertEqual([one.changed for one in ends], [True, True])
+                name = "tree/film" if tree else "film"
+                self.assertEqual((self.there / name).read_bytes(), bytes(SIZE))
+                (self.there / name).unlink()
+                if tree:
+                    (self.there / "tree").rmdir()
+
+    @asynchronous
+    async def test_it_is_removed(self) -> None:
+        """A file that is open is there until it is closed."""
+        for copy in (self.put, self.get):
+            ends = await copy(lambda path: path.unlink())
+            self.assertEqual([one.size for one in ends], [SIZE, SIZE])
+            self.file.write_bytes(bytes(SIZE))
+            (self.there / "film").unlink()
+
+    @asynchronous
+    async def test_older_peers(self) -> None:
+        for copy in (self.put, self.get):
+            ends = await copy(lambda path: None, old=True)
+            self.assertEqual((self.there / "film").read_bytes(), bytes(SIZE))
+            self.assertEqual([one.size for one in ends], [SIZE, SIZE])
+            (self.there / "film").unlink()
+            self.file.write_bytes(bytes(SIZE * 5))
+            ends = await copy(lambda path: os.truncate(path, 10), old=True)
+            sender, receiver = ends if copy == self.put else reversed(ends)
+            self.assertIs(type(sender), SourceChanged)
+            self.assertIsInstance(receiver, CopyCut)
+            self.assertNotIn(NEVER, f"{sender} {receiver}")
+            self.file.write_bytes(bytes(SIZE))
+            part_of(self.there / "film").unlink()
+
+    @asynchronous
+    async def test_the_first_kind_of_transfer(self) -> None:
+        """It can say nothing between bytes: the sender says what happened, the receiver what did not arrive."""
+        sender = SendFile(self.file, lambda done: os.truncate(self.file, 10))
+        ends = await self.carry(sender, ReceiveFile(self.there))
+        self.assertIs(type(ends[0]), SourceChanged)
+        self.assertTrue(str(ends[1]).startswith("film: "), ends[1])
+        self.assertNotIn(NEVER, f"{ends[0]} {ends[1]}")
+        self.assertEqual(os.listdir(self.there), [])
+
+
+class UnmeasuredTests(ChangeCase):
+    """Sizes are hints."""
+
+    @asynchronous
+    async def test_files_of_the_system(self) -> None:
+        """Those of /proc say that they have nothing, and have something."""
+        version = Path("/proc/version")
+        await self.carry(FilesSender(walk([version])), ParcelReceiver(Place(self.there), lambda offer: None))
+        self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
+        (self.there / "version").unlink()
+        putter = Put(reactor, version, "version")
+        await self.carry(putter, Peer(reactor, self.there, writable=True))
+        self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
+        (self.there / "version").unlink()
+        await self.carry(SendFile(version), ReceiveFile(self.there))
+        self.assertEqual((self.there / "version").read_bytes(), version.read_bytes())
+        await self.carry(Get(reactor, "version", self.there / "got"), Peer(reactor, Path("/proc")))
+        self.assertEqual((self.there / "got").read_bytes(), version.read_bytes())
+
+    @asynchronous
+    async def test_attributes_of_the_system(self) -> None:
+        """Those of /sys say that they have a page, and have less."""
+        path = next((path for path in Path("/sys/kernel/mm").rglob("*") if _has_less_than_it_says(path)), None)
+        if path is None:
+            self.skipTest("no file of /sys has less than it says")
+        await self.carry(FilesSender(walk([path])), ParcelReceiver(Place(self.there), lambda offer: None))
+        self.assertEqual((self.there / path.name).read_bytes(), path.read_bytes())
+
+    def test_too_much(self) -> None:
+        path = self.here / "endless"
+        path.write_bytes(b"")
+        self.patch(sources, "UNMEASURED_LIMIT", 10)
+        with open_regular(path, "endless") as file:
+            status = os.fstat(file.fileno())
+            path.write_bytes(bytes(10))
+            self.assertEqual(content_of_unmeasured(file, status, "endless"), bytes(10))
+            path.write_bytes(bytes(11))
+            error = self.assertRaises(TransferError, content_of_unmeasured, file, status, "endless")
+        self.assertIn("dmsg send - < FILE", str(error))
+
+    def test_a_source(self) -> None:
+        """It is read as far as it was offered, from where it is to go on."""
+        self.file.write_bytes(b"0123456789")
+        source = Source(open_regular(self.file, "film"), "film")
+        self.assertEqual((source.size, source.read(4), source.read(100), source.read(1)), (10, b"0123", b"456789", b""))
+        self.assertFalse(source.was_written_to())
+        with self.file.open("ab") as file:
+            file.write(b"more")
+        source.go_to(8)
+        self.assertEqual((source.read(100), source.was_written_to()), (b"89", True))
+        os.truncate(self.file, 3)
+        source.go_to(2)
+        self.assertEqual(source.read(100), b"2")
+        self.assertIn("it has 3 bytes now, and had 10", str(self.assertRaises(SourceChanged, source.read, 1)))
+        source.close()
+        for other in (self.here, Path("/dev/null")):
+            self.assertIn("is ", str(self.assertRaises(TransferError, open_regular, other, "other")))
+
+
+def _has_less_than_it_says(path: Path) -> bool:
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or not status.st_mode & 0o400:
+            return False
+        return 0 < len(path.read_bytes()) < status.st_size
+    except OSError:
+        return False
+
+
+class PieceTests(SynchronousTestCase):
+    """However they are cut."""
+
+    def test_any_chunking(self) -> None:
+        whole = piece(b"12345") + piece(b"678") + end(bytes(32), changed=True)
+        for size in range(1, len(whole)):
+            reader, buffer, found = PieceReader(), bytearray(), bytearray()
+            over = False
+            for at in range(0, len(whole), size):
+                buffer += whole[at : at + size]
+                while not over:
+                    data = reader.take(buffer, 8 - len(found))
+                    over = data is None
+                    if not data:
+                        break
+                    found += data
+            self.assertEqual((found, over, bytes(buffer)), (b"12345678", True, end(bytes(32), changed=True)[4:]))
+
+    def test_what_is_none(self) -> None:
+        self.assertRaises(TransferError, PieceReader().take, bytearray(piece(b"12345")), 4)
+        self.assertRaises(TransferError, PieceReader().take, bytearray(b"\xff\xff\xff\xff"), 2**40)
+        for message in ({}, {"sha256": "x"}, {"sha256": 1}, {"sha256": "00"}):
+            self.assertRaises(TransferError, digest_of, message, 0)
+        self.assertRaises(TransferError, digest_of, {"sha256": "00" * 32}, 1)
+        self.assertEqual(digest_of({"sha256": "00" * 32}, 0), bytes(32))
