@@ -21,7 +21,7 @@ __all__, __getattr__ = public(
             "CloseReason ConnectFailed ConnectTimeout DiscoveryError DmsgError DmsgTimeout DropReason "
             "EncryptionUnavailable EntryError EntryNotFound HandshakeError KeyFileError KeyFormatError "
             "LocalProtocolError PingUnavailable RemoteProtocolError SendBufferFull SignatureError "
-            "TransportClosed TransportRefused"
+            "TransportClosed TransportRefused WrongDiscovery"
         ),
         "dmsg.net.reactor": "use_monotonic_clock",
         "dmsg.net.streams.address": "DmsgAddress StreamLost StreamTimeout",
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         SignatureError as SignatureError,
         TransportClosed as TransportClosed,
         TransportRefused as TransportRefused,
+        WrongDiscovery as WrongDiscovery,
     )
     from dmsg.keys import (
         PubKey as PubKey,

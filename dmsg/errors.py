@@ -256,6 +256,10 @@ class DiscoveryError(DmsgError):
         self.status = status
 
 
+class WrongDiscovery(DiscoveryError):
+    """What answers at the URL of a discovery is the discovery of another network: to ask it again is no use."""
+
+
 class EntryNotFound(DiscoveryError, NobodyThere):
     """Discovery has no entry of that key.
 

@@ -24,7 +24,7 @@ from dmsg.discovery.entry import Entry, features as entry_features
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
 from dmsg.discovery.nameplates.client import Nameplate, claim, find
-from dmsg.errors import ConnectFailed, ConnectTimeout, DmsgTimeout
+from dmsg.errors import ConnectFailed, ConnectTimeout, DiscoveryError, DmsgTimeout, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
@@ -81,6 +81,7 @@ class DelegatedClient(Service):
             key_shared=self._key_shared,
             migrate=self._migrate,
             advertise_visits=advertise_visits,
+            failed=self._discovery_failed,
             changed=self._servers_changed,
         )
         self._set = ServerSet(reactor, self._lookups, self._random, choice, uses)
@@ -89,7 +90,7 @@ class DelegatedClient(Service):
             self._lookups,
             key,
             self._set.delegated,
-            self._publish_failed,
+            self._discovery_failed,
             self._random,
             features=features,
             warned=self._warn,
@@ -97,6 +98,8 @@ class DelegatedClient(Service):
         self.warned: Callable[[str], None] = lambda text: _log.warn("{text}", text=text)
         """Told, each text once, what the person who runs this client ought to know."""
         self._warnings: set[str] = set()
+        self._waiting: set[Deferred[None]] = set()
+        """Of those who want to be told of online or published, those who wait for a limited time."""
         self._core = LifecycleCore()
         self._lifecycle = make_lifecycle(self._core)
 
@@ -203,7 +206,13 @@ class DelegatedClient(Service):
             why = f": {self.last_error}" if self.last_error else ""
             raise DmsgTimeout(f"{what} within {seconds:g} s{why}")
 
-        return waiting.addTimeout(timeout, self._reactor, too_late)
+        self._waiting.add(waiting)
+
+        def over(result: Any) -> Any:
+            self._waiting.discard(waiting)
+            return result
+
+        return waiting.addBoth(over).addTimeout(timeout, self._reactor, too_late)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
         """Accept streams with ``factory``; one listener on each port.
@@ -243,8 +252,13 @@ class DelegatedClient(Service):
             self._lifecycle.no_server()
         self._publisher.changed()
 
-    def _publish_failed(self, error: str) -> None:
-        self._set.last_error = error
+    def _discovery_failed(self, error: DiscoveryError) -> None:
+        """Discovery was asked in vain: who waits only for so long need not wait for one that will never answer."""
+        self._set.last_error = str(error)
+        if isinstance(error, WrongDiscovery):
+            for waiting in list(self._waiting):
+                if not waiting.called:
+                    waiting.errback(error)
 
     def _key_shared(self, address: str) -> None:
         self._warn(

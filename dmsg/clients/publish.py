@@ -45,7 +45,7 @@ class EntryPublisher:
         lookups: Lookups,
         key: SecKey,
         delegated: Callable[[], tuple[str, ...]],
-        failed: Callable[[str], None],
+        failed: Callable[[DiscoveryError], None],
         random: Random,
         *,
         features: Mapping[str, bool],
@@ -135,7 +135,7 @@ class EntryPublisher:
             await self._lookups.update(self._key, lambda entry: self._make(entry, wanted))
         except DiscoveryError as error:
             self._failures += 1
-            self._failed(str(error))
+            self._failed(error)
             self.published = None
             return retry_delay(self._failures, self._random)
         self._failures = 0

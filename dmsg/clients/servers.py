@@ -58,6 +58,7 @@ class ServerUses:
     :ivar key_shared: told the address of another program that is connected with this client's key.
     :ivar migrate: told of streams that would better be elsewhere.
     :ivar advertise_visits: others can reach this client by them too, as long as they last.
+    :ivar failed: told why discovery could not be asked for servers.
     :ivar changed: told when the sessions that others can reach this client by changed.
     """
 
@@ -67,6 +68,7 @@ class ServerUses:
     key_shared: Callable[[str], None] = lambda address: None
     migrate: Callable[[StreamTransport], None] = lambda stream: None
     advertise_visits: bool = False
+    failed: Callable[[DiscoveryError], None] = lambda error: None
     changed: Callable[[], None] = lambda: None
 
 
@@ -257,6 +259,7 @@ class ServerSet:
                     self.last_error = "discovery lists no server" + (" that speaks this protocol" if listed else "")
             except DiscoveryError as error:
                 self.last_error = str(error)
+                self._uses.failed(error)
             self._random.shuffle(entries)
         known = {entry.key: entry for entry in entries}
         hints = self._hints if self._reactor.seconds() < self._hints_until and not self._only else []

@@ -38,6 +38,7 @@ from dmsg.discovery.entry import (
 from dmsg.discovery.gojson import NULL_KEY, EntryDecodeError, is_key_text
 from dmsg.discovery.nameplates.service import Nameplates, NameplatesInUse
 from dmsg.discovery.quota import ServerQuota
+from dmsg.discovery.recognition import POSTED_TODAY, is_posted_today
 from dmsg.discovery.rules import decode_deletion
 from dmsg.discovery.settings import (
     CLIENT_TTL,
@@ -442,7 +443,9 @@ class DiscoveryAPI:
     def _bad_signature(self, request: IRequest, failure: Failure) -> bytes:
         self.charge(request, WORTHLESS)
         self._refused(request, "signature", failure.value)
-        return answer(request, 401, BAD_SIGNATURE)
+        request.content.seek(0)
+        is_foreign = is_posted_today(request.content.read())
+        return answer(request, 401, f"{BAD_SIGNATURE}: {POSTED_TODAY}" if is_foreign else BAD_SIGNATURE)
 
     @_app.handle_errors(EntryInvalid)
     def _invalid(self, request: IRequest, failure: Failure) -> bytes:

@@ -28,9 +28,10 @@ from dmsg.base.units import human_time
 from dmsg.discovery.dialects import Dialect
 from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
 from dmsg.discovery.gojson import INT64
+from dmsg.discovery.recognition import OTHER_PATH, is_foreign, recognise
 from dmsg.discovery.rules import WRONG_TIME, Deletion, decode_deletion, next_sequence
 from dmsg.discovery.url import check_url  # noqa: F401  # its place until 0.1
-from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound
+from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.moved import forwarded
 from dmsg.net.web.body import AnswerTooLong, read_body
@@ -97,6 +98,8 @@ class Lookup:
             self._pool = make_pool(reactor)
             http = WebClient(reactor, self._pool, timeout)
         self._http = http
+        self._asked: set[bool] = set()
+        """Whether what answers was asked what it is, after answers that leave it open and after those that do not."""
         self._under_way: set[Deferred[Any]] = set()
         self._closed = False
         self._port_signed = True
@@ -202,7 +205,22 @@ class Lookup:
         except Exception as error:
             why = "it is asked nothing any more" if self._closed else _short(error, self._timeout)
             raise DiscoveryError(f"discovery {self.url}: {why}") from None
+        if path != OTHER_PATH and is_foreign(response.code, answer):
+            # that of an entry may be the word of a discovery for one that is not there
+            await self._recognise(path_is_unknown=method != "GET" or path == "/discovery/available_servers")
         return response.code, answer
+
+    async def _recognise(self, *, path_is_unknown: bool) -> None:
+        """Look what answers.
+
+        :raises WrongDiscovery: it is known, and of another network.
+        """
+        if path_is_unknown in self._asked:
+            return
+        what = recognise(*await self._request("GET", OTHER_PATH), path_is_unknown=path_is_unknown)
+        if what:
+            raise WrongDiscovery(f"discovery {self.url}: {what}", 404)
+        self._asked.add(path_is_unknown)
 
     async def _json(self, method: str, path: str, body: bytes | None) -> Any:
         status, answer = await self._request(method, path, body)
@@ -235,7 +253,7 @@ class Lookup:
 
     async def _available_servers(self) -> list[Entry]:
         status, body = await self._request("GET", "/discovery/available_servers")
-        if status == 404 and body.lstrip()[:1] in (b"{", b"[", b""):
+        if status == 404 and not is_foreign(status, body):
             return []  # the status decides; a page in HTML is of no discovery
         if status != 200:
             raise self._error(status, body)

@@ -12,7 +12,7 @@ from twisted.python.failure import Failure
 
 from dmsg.discovery.entry import Entry
 from dmsg.discovery.lookup import Lookup
-from dmsg.errors import DiscoveryError, EntryNotFound
+from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 
 T = TypeVar("T")
@@ -136,9 +136,8 @@ class Lookups:
         if entries:
             # each is signed: an older one is stale, or the newer one is withheld from us
             return max(entries, key=lambda entry: entry.timestamp)
-        errors = [one.value for one in answers]
         # "not found" is the weakest answer: another may have it, or be broken
-        raise next((error for error in errors if not isinstance(error, EntryNotFound)), errors[0])
+        raise _strongest(answers, EntryNotFound)
 
     async def _all(self, key: PubKey, ask: Callable[[Lookup], Deferred[Any]]) -> None:
         """Change the entry of a key everywhere."""
@@ -161,7 +160,7 @@ class Lookups:
         if all(isinstance(result, Failure) for result in results):
             if results[0].check(CancelledError):
                 raise DiscoveryError("another change of the entry came after it")
-            raise results[0].value
+            raise _strongest(results, WrongDiscovery)
 
     async def _available_servers(self) -> list[Entry]:
         answers = await self._gather(lambda lookup: lookup.available_servers())
@@ -172,5 +171,13 @@ class Lookups:
                 if known is None or known.timestamp < entry.timestamp:
                     found[entry.static] = entry
         if not found and all(isinstance(answer, Failure) for answer in answers):
-            raise answers[0].value
+            # one that is away may come back; the wrong one stays wrong
+            raise _strongest(answers, WrongDiscovery)
         return list(found.values())
+
+
+def _strongest(failures: Iterable[Failure], weak: type[Exception]) -> BaseException:
+    """Return the first error that is not of the weak kind, else the first."""
+    errors: list[Any] = [failure.value for failure in failures]
+    strongest: BaseException = next((error for error in errors if not isinstance(error, weak)), errors[0])
+    return strongest

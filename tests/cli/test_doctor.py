@@ -10,8 +10,11 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
+from dmsg.cli.running import ONLINE_TIMEOUT
+from dmsg.discovery.recognition import TODAY
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_tools import ToolCase
+from tests.discovery.test_recognition import NOBODY, Elsewhere
 from tests.support import asynchronous
 
 
@@ -23,6 +26,24 @@ class _Elsewhere(Resource):
     def render_GET(self, request: Any) -> bytes:
         request.setHeader(b"date", b"Thu, 01 Jan 2015 00:00:00 GMT")
         return b"<html>hello</html>"
+
+
+class OtherNetworkTests(ToolCase):
+    """Commands whose discovery is one of another network."""
+
+    @asynchronous
+    async def test_one_line_at_once(self) -> None:
+        """And not after the time in which a discovery that is away may come back."""
+        there = Elsewhere(dmsg_discovery_available_servers=(404, NOBODY))
+        port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Site(there))
+        self.addCleanup(port.stopListening)
+        url = f"http://127.0.0.1:{port.getHost().port}"
+        key = SecKey.generate().public.hex()
+        for arguments in (("ping", key), ("nc", "-l", "7", "-k", "x.key", "--create"), ("discovery", "show", key)):
+            began = reactor.seconds()
+            status, out, err = await self.run_command(*arguments, "-d", url)
+            self.assertEqual((status > 0, out, err), (True, "", f"dmsg: discovery {url}: {TODAY}\n"), arguments)
+            self.assertLess(reactor.seconds() - began, ONLINE_TIMEOUT)
 
 
 class DoctorTests(ToolCase):

@@ -1,0 +1,62 @@
+"""What answers at the URL of a discovery, or posts to one, told by how it speaks.  No I/O."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+OTHER_PATH = "/dmsg-discovery/available_servers"
+"""A path that other discoveries have, whose own paths are not ours."""
+NO_SERVERS = "no delegated dmsg servers available for remote"
+"""What a discovery of today's dmsg says when it lists no server."""
+TODAY = (
+    "it is a discovery of today's dmsg (version 1), whose network this program cannot join; name one of the network of "
+    "2019, as `twistd dmsg-discovery` runs it"
+)
+GO_2019 = (
+    "it is a discovery of the Go program of 2019, which lacks the paths that this program asks for; name one that "
+    "`twistd dmsg-discovery` runs: programs of 2019 can use that, too"
+)
+POSTED_TODAY = (
+    "this entry is of today's dmsg (version 1), and this is a discovery of the network of 2019: the two cannot talk to "
+    "each other, and it is not listed here"
+)
+
+
+def is_foreign(status: int, body: bytes) -> bool:
+    """Whether an answer may be of something that does not know the path, and not of a discovery without the entry."""
+    return status == 404 and body.lstrip()[:1] not in (b"{", b"[", b"")
+
+
+def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
+    """Say what answers, by its answer to ``OTHER_PATH``; empty when that tells nothing.
+
+    :param path_is_unknown: it does not know a path that every discovery of the seed documents has.
+    """
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    if status == 404 and isinstance(value, dict) and value.get("message") == NO_SERVERS:
+        return TODAY
+    if status != 200 or not isinstance(value, list):
+        return ""
+    if any(_is_of_today(one) for one in value):
+        return TODAY
+    return GO_2019 if path_is_unknown else ""
+
+
+def is_posted_today(body: bytes) -> bool:
+    """Whether a posted entry that does not verify is one of today's dmsg."""
+    try:
+        return _is_of_today(json.loads(body))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_of_today(entry: Any) -> bool:
+    """Whether an entry has members that those of 2019 lack."""
+    if not isinstance(entry, dict):
+        return False
+    server = entry.get("server")
+    return "client_type" in entry or "protocol" in entry or (isinstance(server, dict) and "availableSessions" in server)
