@@ -40,7 +40,7 @@ def check_directory(path: Path) -> None:
     text = f"{path} is a directory{whose} where others may write (mode {stat.S_IMODE(status.st_mode):04o}); {todo}"
     if not mine and not status.st_mode & writers:
         text = f"{path} is a directory of another user (uid {status.st_uid}); {todo}"
-    raise UnsafeDirectory(errno.EPERM, text, os.fspath(path))
+    raise UnsafeDirectory(errno.EPERM, text)
 
 
 def make_directory(path: Path) -> None:

@@ -22,6 +22,7 @@ import coincurve
 import coincurve.context
 from coincurve._libsecp256k1 import ffi, lib
 
+from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 
 PUBKEY_SIZE = 33
@@ -337,7 +338,9 @@ def default_key(path: str | os.PathLike[str]) -> SecKey:
     :raises KeyFileError: as :func:`load_or_create_key`.
     """
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(Path(path).parent)
+    except UnsafeDirectory as error:
+        raise KeyFileError(str(error.strerror)) from None
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None
     return load_or_create_key(path)

@@ -22,6 +22,7 @@ from dmsg.agent.bridge import Bridge, Shared
 from dmsg.agent.place import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.programs import MAX_PROGRAMS, RESERVE, ProgramConnection, Service
 from dmsg.agent.wire import PROTOCOL
+from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.net.clock import ClockWatch
 from dmsg.net.reactor import Reactor
 from dmsg.v2019.client import Client
@@ -82,7 +83,7 @@ class Agent(TwistedService):
         if len(os.fsencode(path)) > MAX_PATH:
             raise AgentError(f"{path}: more than {MAX_PATH} bytes, and a socket's path has no room for them")
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(path.parent)
             if os.path.lexists(path):
                 if not is_socket(path):
                     raise AgentError(f"{path}: is there, and is no socket")
@@ -95,7 +96,8 @@ class Agent(TwistedService):
             finally:
                 os.umask(before)
         except OSError as error:
-            raise AgentError(f"{path}: {error.strerror or error}") from None
+            why = error.strerror or str(error)
+            raise AgentError(why if isinstance(error, UnsafeDirectory) else f"{path}: {why}") from None
         return port
 
     def stopService(self) -> Deferred[None]:

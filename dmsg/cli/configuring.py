@@ -181,7 +181,7 @@ def _write(text: str) -> None:
         mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
         with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".config-", delete=False) as new:
             new.write(text)
-        os.chmod(new.name, mode)
+            os.fchmod(new.fileno(), mode)
         os.replace(new.name, file)
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None

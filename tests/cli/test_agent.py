@@ -132,11 +132,18 @@ class UpTests(AgentCase):
         await self.network()
         (self.home / "bad.key").write_text("rubbish")
         os.chmod(self.home / "bad.key", 0o600)
+        (self.home / "open").mkdir()
+        os.chmod(self.home / "open", 0o777)
         for options, environment, expected in (
             (("-k", str(self.home / "bad.key")), {}, r"bad\.key: not a key file"),
             (("-k", str(self.home / "none.key")), {}, r"none\.key: there is no such key file"),
             ((), {"DMSG_AGENT": str(self.home / ("x" * 120))}, r"more than 100 bytes"),
             ((), {"DMSG_AGENT": "off"}, r"DMSG_AGENT is off"),
+            (
+                (),
+                {"DMSG_AGENT": str(self.home / "open" / "s")},
+                r"open is a directory where others may write .mode 0777",
+            ),
             ((), {"XDG_STATE_HOME": "/dev/null/x"}, r"agent\.log: Not a directory"),
         ):
             status, out, err = await self.run_command("up", *options, **{**self.environment, **environment})

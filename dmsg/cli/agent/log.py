@@ -6,6 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.errors import DmsgError
 
 LOG_SIZE = 1024 * 1024
@@ -23,14 +24,30 @@ def log_path() -> Path:
 def open_log(path: Path) -> int:
     """A descriptor of the log, behind what is there; its directory is made, for this user alone.
 
+    In a directory for all, as /tmp, somebody else may have put something there: that is not written to.
+
     :raises DmsgError: it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(path.parent)
+        _check_owner(path)
         _turn(path)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if os.fstat(descriptor).st_uid not in (os.geteuid(), 0):
+            os.close(descriptor)
+            raise DmsgError(f"{path}: is another user's")
+        return descriptor
+    except UnsafeDirectory as error:
+        raise DmsgError(str(error.strerror)) from None
     except OSError as error:
         raise DmsgError(f"{path}: {error.strerror}") from None
+
+
+def _check_owner(path: Path) -> None:
+    """:raises DmsgError: it, or a link that has its name, is another user's."""
+    with suppress(FileNotFoundError):
+        if path.lstat().st_uid not in (os.geteuid(), 0):
+            raise DmsgError(f"{path}: is another user's")
 
 
 class Log:

@@ -13,6 +13,7 @@ from pathlib import Path
 from dmsg.apps.parts import PART_SUFFIX, part_name
 from dmsg.apps.transfer import Refused, TransferError
 from dmsg.cli.files.copies import remote
+from dmsg.directories import make_directory
 from dmsg.filelock import is_at, lock_if_can
 
 KEPT = 7 * 86400.0
@@ -60,7 +61,7 @@ def _alone(directory: Path) -> Iterator[None]:
     :raises TransferError: that runs already.
     """
     while True:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directory(directory)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if not lock_if_can(descriptor):

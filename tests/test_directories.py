@@ -1,0 +1,96 @@
+"""Directories in which another user could replace what is kept there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from dmsg.cli.agent.log import open_log
+from dmsg.directories import UnsafeDirectory, check_directory, free_bytes, make_directory
+from dmsg.errors import DmsgError, KeyFileError
+from dmsg.keys import default_key
+
+STRANGER = 65534
+
+
+class DirectoryTests(SynchronousTestCase):
+    """Whose they are, and who may write there."""
+
+    def setUp(self) -> None:
+        self.root = Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.root)
+        self.path = self.root / "dmsg"
+
+    def test_each_mode_and_owner(self) -> None:
+        self.path.mkdir()
+        users = [os.geteuid()] + ([0, STRANGER] if os.geteuid() == 0 else [])
+        for uid in users:
+            for mode in (0o700, 0o755, 0o775, 0o777, 0o1777, 0o1775):
+                if uid != os.geteuid():
+                    os.chown(self.path, uid, -1)
+                self.path.chmod(mode)
+                mine, sticky = uid == os.geteuid(), mode & 0o1000
+                trusted = mine or uid == 0
+                expected = trusted and bool(sticky or not mode & (0o002 if mine else 0o022))
+                try:
+                    check_directory(self.path)
+                except UnsafeDirectory as error:
+                    self.assertFalse(expected, (uid, oct(mode)))
+                    self.assertIn(str(self.path), error.strerror)
+                else:
+                    self.assertTrue(expected, (uid, oct(mode)))
+
+    def test_a_user_and_a_directory_of_root(self) -> None:
+        if os.geteuid() != 0:
+            raise SkipTest("only root can become another user")
+        self.root.chmod(0o755)
+        self.path.mkdir()
+        os.seteuid(STRANGER)
+        self.addCleanup(os.seteuid, 0)
+        for mode, safe in ((0o755, True), (0o775, False), (0o777, False), (0o1777, True)):
+            os.seteuid(0)
+            self.path.chmod(mode)
+            os.seteuid(STRANGER)
+            if safe:
+                make_directory(self.path)
+            else:
+                error = self.assertRaises(UnsafeDirectory, make_directory, self.path)
+                self.assertIn(f"of another user (uid 0) where others may write (mode {mode:04o})", error.strerror)
+
+    def test_it_is_made_for_this_user_alone(self) -> None:
+        make_directory(self.path / "a")
+        self.assertEqual((self.path / "a").stat().st_mode & 0o777, 0o700)
+
+    def test_what_the_agent_keeps(self) -> None:
+        """Neither key nor log come to be where others may write."""
+        self.path.mkdir()
+        self.path.chmod(0o777)
+        self.assertIn("chmod 700", str(self.assertRaises(KeyFileError, default_key, self.path / "key")))
+        self.assertIn("chmod 700", str(self.assertRaises(DmsgError, open_log, self.path / "agent.log")))
+        self.assertEqual(os.listdir(self.path), [])
+
+    def test_a_log_that_somebody_else_has_made(self) -> None:
+        """In a directory for all: a file, or a link to one of this user's."""
+        if os.geteuid() != 0:
+            raise SkipTest("only root can make files of another user")
+        self.path.mkdir()
+        self.path.chmod(0o1777)
+        mine = self.root / "mine"
+        mine.write_bytes(b"mine")
+        log = self.path / "agent.log"
+        for plant in (lambda: log.write_bytes(b"theirs"), lambda: log.symlink_to(mine)):
+            plant()
+            os.chown(log, STRANGER, -1, follow_symlinks=False)
+            self.assertIn("is another user's", str(self.assertRaises(DmsgError, open_log, log)))
+            log.unlink()
+        log.symlink_to(mine)
+        os.close(open_log(log))
+
+    def test_what_is_free(self) -> None:
+        self.assertGreater(free_bytes(self.root) or 0, 0)
+        self.patch(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255)))
+        self.assertIsNone(free_bytes(self.root))
