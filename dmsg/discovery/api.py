@@ -15,7 +15,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -58,6 +58,7 @@ from dmsg.moved import forwarded
 from dmsg.net.addresses import block_of, is_public
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer, answer_http_error
+from dmsg.pages.access import HERE, NOT_PUBLIC
 from dmsg.telemetry.metrics import Metrics
 from dmsg.telemetry.service import Telemetry
 
@@ -358,16 +359,22 @@ class DiscoveryAPI:
 
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> Deferred[bytes]:
-        """200 when the store answers, and took what it was given last."""
+        """200 when the store answers, and took what it was given last; numbers for this machine alone."""
 
         def told(health: dict[str, Any]) -> bytes:
-            return _json(request, json.dumps(health).encode(), 200 if health["status"] == "ok" else 503)
+            status = health["status"]
+            shown = health if HERE.refuses(request) is None else {"status": status}
+            return _json(request, json.dumps(shown).encode(), 200 if status == "ok" else 503)
 
         return Deferred.fromCoroutine(self.told_health()).addCallback(told)
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> Deferred[bytes]:
-        """Prometheus text."""
+        """Prometheus text, for this machine alone: others scrape what ``--metrics`` opens."""
+        if HERE.refuses(request) is not None:
+            request.setResponseCode(403)
+            request.setHeader(b"content-type", b"text/plain; charset=utf-8")
+            return succeed(NOT_PUBLIC.encode())
 
         def rendered(text: bytes) -> bytes:
             request.setHeader(b"content-type", self._metrics.content_type)

@@ -12,6 +12,8 @@ from typing import Any
 
 from dmsg.errors import DmsgError
 
+NOT_PUBLIC = "the numbers are for programs of this machine, or for others where --metrics opens them\n"
+"""Said at a public port to whoever asks for /metrics from elsewhere."""
 MIN_TOKEN, MAX_TOKEN = 16, 512
 """Characters of a token."""
 _PROXIES = (
@@ -72,6 +74,31 @@ class Access:
         if not _is_plain((request.getHeader(b"host") or b"").decode("ascii", "replace")):
             return 403, "this page is for its own machine, by an address or as localhost\n"
         return None
+
+
+HERE = Access()
+"""The rule for what a public port tells programs of its own machine alone, as monitoring there."""
+
+
+def is_foreign(request: Any) -> bool:
+    """Whether a browser asks on behalf of another site's page.
+
+    Browsers say so in Sec-Fetch-Site; older ones send Origin with requests to another site.  Programs send neither.
+    """
+    site = request.getHeader(b"sec-fetch-site")
+    if site is not None:
+        return site.lower() not in (b"same-origin", b"none")
+    origin = request.getHeader(b"origin")
+    return origin is not None and origin.rpartition(b"//")[2] != request.getHeader(b"host")
+
+
+def is_script(request: Any) -> bool:
+    """Whether a page in a browser asks, not a person who opens the address.
+
+    A name of another site can be made to lead here after its page was loaded; then the browser takes both for one site.
+    """
+    mode = request.getHeader(b"sec-fetch-mode")
+    return mode is not None and mode.lower() != b"navigate"
 
 
 def _given(header: bytes) -> bytes | None:

@@ -16,7 +16,7 @@ from dmsg.base.buckets import RateLimit
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer_http_error, gated_site
-from dmsg.pages.access import Access
+from dmsg.pages.access import Access, is_foreign, is_script
 from dmsg.pages.model import Table
 from dmsg.pages.rendering import flat, whole
 from dmsg.pages.sampling import Sampling, TooManyWatch
@@ -67,6 +67,8 @@ class StatusPages:
     @app.route("/metrics", methods=["GET"])
     async def metrics(self, request: Any) -> bytes:
         """For Prometheus."""
+        if is_script(request):
+            return _no_script(request)
         text = self._metrics()
         request.setHeader(b"content-type", CONTENT_TYPE)
         return text if isinstance(text, bytes) else await text
@@ -74,6 +76,8 @@ class StatusPages:
     @app.route("/health", methods=["GET"])
     async def health(self, request: Any) -> bytes:
         """For who starts it anew, or sends clients here."""
+        if is_script(request):
+            return _no_script(request)
         request.setHeader(b"content-type", b"application/json")
         found = self._health()
         health = found if isinstance(found, dict) else await found
@@ -107,8 +111,11 @@ class StatusPages:
 
     @app.route("/live", methods=["GET"])
     def live(self, request: Any) -> Any:
-        """Its parts, whenever they change."""
-        refused = self._refused(request)
+        """Its parts, whenever they change.
+
+        There are few places: a page of another site, which may open it in the browser of whoever may look, gets none.
+        """
+        refused = _no_script(request) if is_foreign(request) else self._refused(request)
         if refused is not None:
             return refused
         try:
@@ -139,6 +146,12 @@ class StatusPages:
         if status == 401:
             request.setHeader(b"www-authenticate", b'Basic realm="dmsg", charset="UTF-8"')
         return text.encode()
+
+
+def _no_script(request: Any) -> bytes:
+    request.setResponseCode(403)
+    request.setHeader(b"content-type", b"text/plain; charset=utf-8")
+    return b"this is not for pages of other sites\n"
 
 
 def _file(request: Any, name: str, kind: bytes) -> bytes:

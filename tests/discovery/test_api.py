@@ -317,8 +317,18 @@ class SeedPathTests(APICase):
     def test_health_and_metrics(self) -> None:
         self.request("POST", "/discovery/entries", self.client_entry().to_json())
         self.request("POST", "/discovery/entries", b"x")
-        self.assertEqual(json.loads(self.request("GET", "/health")[1]), {"status": "ok", "entries": 1})
-        text = self.request("GET", "/metrics")[1].decode()
+
+        def ask(path: str, **headers: str) -> tuple[int, bytes]:
+            response = self.successResultOf(cast(Any, self.http).get(f"http://127.0.0.1{path}", headers=headers))
+            return response.code, self.successResultOf(response.content())
+
+        self.assertEqual(json.loads(ask("/health")[1]), {"status": "ok", "entries": 1})
+        # from elsewhere: by a proxy, or by a name that somebody else lets lead here
+        for headers in ({"X-Forwarded-For": "192.0.2.1"}, {"Host": "discovery.example.org"}):
+            self.assertEqual(json.loads(ask("/health", **headers)[1]), {"status": "ok"})
+            status, answer = ask("/metrics", **headers)
+            self.assertEqual((status, b"dmsg_discovery" in answer), (403, False))
+        text = ask("/metrics")[1].decode()
         self.assertIn('dmsg_discovery_posts_total{kind="first"} 1.0', text)
         self.assertIn('dmsg_discovery_refused_total{reason="undecodable"} 1.0', text)
         self.assertIn("dmsg_discovery_entries 1.0", text)

@@ -144,6 +144,37 @@ class PageTests(PageCase):
         for path in ("/metrics", "/health"):
             response, _ = await self.get(self.base(self.server) + path, headers={"Host": "evil.example"})
             self.assertEqual(response.code, 200)
+            # but no page in a browser, whose name may lead here since it was loaded
+            response, text = await self.get(self.base(self.server) + path, headers={"Sec-Fetch-Mode": "cors"})
+            self.assertEqual((response.code, text), (403, "this is not for pages of other sites\n"))
+            response, _ = await self.get(self.base(self.server) + path, headers={"Sec-Fetch-Mode": "navigate"})
+            self.assertEqual(response.code, 200)
+
+    @asynchronous
+    async def test_a_page_of_another_site_takes_no_place(self) -> None:
+        """It opens as many EventSources as it likes in the browser of whoever may look."""
+        await self.network()
+        live = self.base(self.server) + "/live"
+        headers: Any
+        for headers in (
+            {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+            {"Sec-Fetch-Site": "same-site"},
+            {"Origin": "http://evil.example"},
+            {"Origin": "null"},
+        ):
+            for _ in range(MAX_WATCHERS + 1):
+                response, _ = await self.get(live, headers=headers)
+                self.assertEqual(response.code, 403, headers)
+        own_pages: Any = ({"Sec-Fetch-Site": "same-origin"}, {"Origin": live.removesuffix("/live")})
+        watching = [
+            await treq.get(live, headers=headers, persistent=False)
+            for headers in own_pages
+            for _ in range(MAX_WATCHERS // 2)
+        ]
+        self.assertEqual({one.code for one in watching}, {200})
+        await self.server.stop_for_test()
+        for one in watching:
+            await one.content()
 
     @asynchronous
     async def test_a_token(self) -> None:

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, TwinNotFound
 from dmsg.rmb.relay.federation.forward import FULL
+from dmsg.rmb.relay.metrics import RelayMetrics
 from dmsg.rmb.twins.address import Session
 from tests.rmb.test_relay import PairCase
 from tests.support import asynchronous
@@ -48,14 +49,10 @@ class MemoryTests(PairCase):
         a.send(a.envelope(b.session, payload=bytes(2 * MIB)), self.now())
         await b.messages.get()
         await self.until(lambda: self.one.memory.total > 0)
-        _, text = await self.metrics()
+        text = RelayMetrics(self.one.switch, self.one.memory).render().decode()
         self.assertIn("rmb_memory_limit_bytes 6.7108864e+07", text)
         held = [line for line in text.splitlines() if line.startswith('rmb_held_bytes{kind="messages"}')]
         self.assertGreater(float(held[0].split()[1]), 2 * MIB)
-
-    async def metrics(self) -> tuple[int, str]:
-
-        return await self.status_of(f"http://{self.host}:{self.one.port}/metrics")
 
 
 class ParkingTests(PairCase):

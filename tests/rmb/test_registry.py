@@ -219,6 +219,11 @@ class HTTPTests(Behaviour, TestCase):
         self.assertEqual((200, {"twins": [], "next": 1}), await self.ask("GET", "/changes"))
         response = await treq.get(self.url + "/metrics", persistent=False)
         self.assertIn('rmb_registry_refused_total{reason="refused"}', await response.text())
+        through: dict[str, Any] = {"headers": {"X-Forwarded-For": "192.0.2.1"}, "persistent": False}
+        response = await treq.get(self.url + "/metrics", **through)
+        self.assertEqual((response.code, "rmb_registry_twins" in await response.text()), (403, False))
+        response = await treq.get(self.url + "/health", **through)
+        self.assertEqual(await response.json(), {"status": "ok"})
 
     @asynchronous
     async def test_a_service_that_lies(self) -> None:

@@ -24,6 +24,7 @@ from werkzeug.exceptions import HTTPException
 
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer, answer_http_error
+from dmsg.pages.access import HERE
 from dmsg.rmb.errors import IdentityError, NotTheOwner, RegistryConflict, RegistryRefused, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE
 from dmsg.rmb.registry.table import TableRegistry
@@ -156,11 +157,14 @@ class RegistryAPI:
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> bytes:
         """That it works."""
-        return self._json(request, {"status": "ok", "twins": self._table.count()})
+        twins = {"twins": self._table.count()} if HERE.refuses(request) is None else {}
+        return self._json(request, {"status": "ok", **twins})
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> bytes:
-        """For Prometheus."""
+        """For Prometheus, on this machine."""
+        if HERE.refuses(request) is not None:
+            return answer(request, 403, "the metrics of a registry are for programs of its own machine")
         request.setHeader(b"content-type", CONTENT_TYPE)
         lines = [
             "# TYPE rmb_registry_twins gauge",

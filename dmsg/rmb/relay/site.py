@@ -21,6 +21,7 @@ from dmsg.net.web.channel import BoundedSite
 from dmsg.net.web.guard import Guard
 from dmsg.net.web.routes import finish_with
 from dmsg.net.web.site import bounded, close_after, without_body
+from dmsg.pages.access import HERE, NOT_PUBLIC
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, EnvelopeError, TokenError, TwinNotFound
 from dmsg.rmb.relay.bringing import TAKEN, Bringing, Verdict
@@ -123,10 +124,15 @@ class RelaySite(Resource):
             return self._later(request, Drop.RATE_LIMITED, "too many requests")
         if request.method in (b"GET", b"HEAD") and request.path == b"/metrics":
             request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
-            return without_body(request, self._metrics())
+            # 200 for everybody: probes of rmb-rs' charts ask for this path from other machines
+            shown = self._metrics() if HERE.refuses(request) is None else b"# " + NOT_PUBLIC.encode()
+            return without_body(request, shown)
         if request.method in (b"GET", b"HEAD") and request.path == b"/health":
             request.setHeader(b"content-type", b"application/json")
-            return without_body(request, json.dumps(self._health()).encode())
+            health = self._health()
+            if HERE.refuses(request) is not None:
+                health = {"status": health["status"]}
+            return without_body(request, json.dumps(health).encode())
         return self._text(request, 404, "page not found")
 
     def _text(self, request: Request, status: int, text: str) -> bytes:
