@@ -10,6 +10,7 @@ from twisted.internet.testing import EventLoggingObserver
 from twisted.logger import formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.discovery.service import Discovery
 from dmsg.discovery.store import MemoryStore, Terms
 from dmsg.discovery.sweep import FIRST_SWEEP, SLICE, SWEEP_EVERY, TOLD_EVERY, Sweep
 from dmsg.telemetry.metrics import Metrics
@@ -56,6 +57,25 @@ class SweepTests(SynchronousTestCase):
         self.assertEqual(self.count(), 1)
         self.clock.advance(1)
         self.assertEqual(self.count(), 0)
+
+    def test_a_discovery_whose_store_has_the_systems_times(self) -> None:
+        """As one in Redis has, which other machines write to: a step forward drops nothing, one back keeps nobody."""
+        self.sweep.stop()
+        discovery: Any = Discovery(cast(Any, self.clock), [], "memory:")
+        running = discovery._running = discovery._make(self.store, self.clock.seconds, moves=True)
+        self.addCleanup(running.watch.stopService)
+        self.addCleanup(running.sweep.stop)
+        self.addCleanup(running.looks._again.stop)
+        self.clock.advance(FIRST_SWEEP)
+        self.post(1, Terms(lasts=10.0))
+        discovery._clock_was_set(+7200.0, self.clock.seconds() + 7200.0)
+        self.clock.advance(FIRST_SWEEP - 1)
+        self.assertEqual(self.count(), 1)
+        before = self.clock.seconds() - 3600.0
+        self.post(2, Terms())
+        discovery._clock_was_set(-3600.0, before)
+        self.assertEqual(self.successResultOf(self.store.available(9, before + 1.0)), [])
+        self.assertEqual(len(self.successResultOf(self.store.available(9, before))), 2)
 
     def test_a_store_that_fails_is_asked_again(self) -> None:
         sweep = self.store.sweep

@@ -6,6 +6,7 @@ of them at once.  Only the date: the monotonic clocks are the kernel's.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
@@ -62,7 +63,7 @@ class SteppedClockTests(TestCase):
         new.write_text(f"{self.offset:+d}\n")
         new.replace(self.clock)
 
-    def run_child(self, name: str, program: str, *arguments: str) -> Child:
+    def run_child(self, name: str, program: str, *arguments: str, **more: str) -> Child:
         child = Child(name)
         environment = {
             **os.environ,
@@ -72,6 +73,7 @@ class SteppedClockTests(TestCase):
             "DONT_FAKE_MONOTONIC": "1",
             "DMSG_CONFIG": "config.toml",
             "DMSG_AGENT": "off",
+            **more,
         }
         spawn: Any = reactor.spawnProcess
         argv = [sys.executable, "-c", program, *arguments]
@@ -172,6 +174,15 @@ class SteppedClockTests(TestCase):
         pinging = self.run_child("ping", DMSG, "ping", self.bob, "-c", "1", "-d", self.url)
         self.assertEqual(await self.soon(pinging.ended), 0, pinging._output)
 
+    def times_go_on(self) -> set[str]:
+        """Events whose ``mono`` is before that of the event before them, or of more than the time of this test."""
+        rows = [json.loads(line) for path in self.kept() for line in gzip.decompress(path.read_bytes()).splitlines()]
+        rows.sort(key=lambda row: row["seq"])
+        self.assertGreater(len(rows), 10)
+        self.assertGreater(max(row["ts"] for row in rows) - min(row["ts"] for row in rows), HOUR * 1000)
+        pairs = zip(rows, rows[1:], strict=False)
+        return {str((one, after)) for one, after in pairs if not one["mono"] <= after["mono"] < self.timeout * 1000}
+
     @asynchronous
     async def test_a_key_whose_clock_was_ahead_comes_back(self) -> None:
         """A client's and a server's, after a clean stop."""
@@ -194,7 +205,11 @@ class SteppedClockTests(TestCase):
         await self.network()
         stream = await self.stream()
         await self.answers(stream, b"before")
-        entities = self.children[:4]
+        agent = self.run_child(
+            "agent", DMSG, "up", "-f", "-k", "agent.key", "--create", "-d", self.url, DMSG_AGENT="agent"
+        )
+        await self.soon(agent.line("agent of"))
+        entities = [*self.children[:4], agent]
         for number, step in enumerate(STEPS):
             self.step(step)
             kept = set(self.kept())
@@ -210,6 +225,7 @@ class SteppedClockTests(TestCase):
             words = ("set back by 1 h 0 min", "set forward by 2 h 0 min", "set back by 1 d 0 h")
             self.assertEqual([said.count(one) for one in words], [1, 1, 1], (child.name, said[-3000:]))
             self.assertNotIn("Traceback", said)
+        self.assertEqual(self.times_go_on(), set())
         # a server drains, and its clients go to the other one
         self.first.signal("TERM")
         self.assertEqual(await self.soon(self.first.ended), 128 + 15, self.first._output[-2000:])

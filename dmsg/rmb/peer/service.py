@@ -410,7 +410,7 @@ class RmbPeer(Service):
 
     def _may_ask(self, twin: int, command: str) -> bool:
         """Commands make lists, and nobody can say which of them a service reads."""
-        now = self._now()
+        now = self._reactor.seconds()
         commands = self._commands.setdefault(twin, {})
         if command not in commands and len(commands) >= MAX_COMMANDS:
             commands = self._commands[twin] = {one: at for one, at in commands.items() if at > now - QUEUE_TTL}

@@ -46,13 +46,10 @@ class Asking:
     :ivar not_offered: messages that nobody was asked to take, because too many were offered.
     """
 
-    def __init__(
-        self, reactor: IReactorTime, poster: Any, ranker: Ranker, wall_clock: Callable[[], float], slots: Slots[Any]
-    ) -> None:
+    def __init__(self, reactor: IReactorTime, poster: Any, ranker: Ranker, slots: Slots[Any]) -> None:
         self._reactor = reactor
         self._poster = poster
         self._ranker = ranker
-        self._now = wall_clock
         self._slots = slots
         self._offering: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
         self._waiting = 0
@@ -115,7 +112,7 @@ class Asking:
     ) -> Outcome:
         """:param answered: told how many seconds one took that said anything, whatever it was: it is there."""
         failed = False
-        for relay in self._ranker.order(relays, self._now()):
+        for relay in self._ranker.order(relays, self._reactor.seconds()):
             if self.stopped:
                 return Outcome.FAILED
             began = self._reactor.seconds()
@@ -129,7 +126,7 @@ class Asking:
             # too many requests, and what a proxy says, may be another thing later
             if not 400 <= code < 500 or code in (408, 425, 429):
                 failed = True
-                self._ranker.downvote(relay, self._now())
+                self._ranker.downvote(relay, self._reactor.seconds())
         return Outcome.FAILED if failed else Outcome.REFUSED
 
     def _count(self, counter: Counter[str], relay: str) -> None:
