@@ -90,7 +90,7 @@ class Process:
         self.process.wait()
 
 
-def _twistd(name: str, *options: str) -> list[str]:
+def twistd(name: str, *options: str) -> list[str]:
     return [
         sys.executable,
         "-c",
@@ -115,7 +115,7 @@ class Bus:
         self.registry = f"http://127.0.0.1:{ports['registry']}"
         self._start(
             "registry",
-            _twistd(
+            twistd(
                 "rmb-registry",
                 f"--listen=tcp:{ports['registry']}:interface=127.0.0.1",
                 "--store=sqlite:registry.sqlite",
@@ -127,7 +127,7 @@ class Bus:
             self._start_redis(f"redis{number}", ports[f"redis{number}"])
             self._start(
                 f"relay{number}",
-                _twistd(
+                twistd(
                     "rmb-relay",
                     f"--listen=tcp:{ports[f'relay{number}']}:interface=127.0.0.1",
                     f"--domain=http://127.0.0.1:{ports[f'relay{number}']}",
@@ -143,7 +143,7 @@ class Bus:
         for number in (1, 2):
             self._start(
                 f"peer{number}",
-                _twistd(
+                twistd(
                     "rmb-peer",
                     f"--key-file=twin{number}",
                     f"--registry={self.registry}",

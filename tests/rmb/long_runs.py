@@ -9,11 +9,26 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.redis import redis_server
+from tests.rmb import rs_peer
 from tests.rmb.killing import run
 from tests.rmb.typescript import TypeScriptTests
 from tests.support import asynchronous
 
-__all__ = ["LongKillTests", "TypeScriptTests"]
+__all__ = ["LongKillTests", "ReferenceKillTests", "TypeScriptTests"]
+
+
+class ReferenceKillTests(TestCase):
+    """Between two peers of the reference, which send nothing again and do not know what they have had."""
+
+    timeout = 600
+
+    @asynchronous
+    async def test_a_durable_relay_is_killed(self) -> None:
+        """Nothing comes twice; what is lost is what was on its way to the relay."""
+        for seed in range(10):
+            result = await deferToThread(rs_peer.run, 2000, 1, seed, "--durable")
+            self.assertEqual((result["requests twice"], result["answers twice"]), (0, 0), (seed, result))
+            self.assertLess(result["requests lost"] + result["answers lost"], 20, (seed, result))
 
 
 class LongKillTests(TestCase):

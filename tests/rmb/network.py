@@ -35,6 +35,7 @@ class RawTwin:
     """A session that does only what a test tells it to; a Receiver of :mod:`dmsg.rmb.socket.websocket`.
 
     :ivar answers_pings: it answers at once, as websocket libraries do.
+    :ivar asks: it says in its token that it sends again what is not confirmed; clients of the reference do not.
     """
 
     def __init__(self, identity: Identity, session: Session, url: str, reactor: Any) -> None:
@@ -45,13 +46,14 @@ class RawTwin:
         self.pongs: DeferredQueue[bytes] = DeferredQueue()
         self.pings: list[bytes] = []
         self.answers_pings = True
+        self.asks = True
         self.socket: Any = None
         self.open: Deferred[None] = Deferred()
         self.closed: Deferred[str] = Deferred()
 
     async def connect(self, now: float, *, query: str | None = None) -> RawTwin:
         if query is None:
-            query = token.make(self.identity, self.session, int(now))
+            query = token.make(self.identity, self.session, int(now), asks=self.asks)
         await connect(self._reactor, self.url, query, self, TurnFlush(self._reactor))
         await self.open
         return self

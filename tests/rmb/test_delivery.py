@@ -117,6 +117,8 @@ class ParkingTests(SynchronousTestCase):
 class FakeSession:
     """The connection of a session: what it got, and which pings wait."""
 
+    unsent = 0
+
     def __init__(self) -> None:
         self.got: list[bytes] = []
         self.pings: list[int] = []
@@ -197,6 +199,9 @@ class QueueStore:
 
     def ping_later(self, delivery: Delivery) -> None:
         self.told.append("ping later")
+
+    def hand_later(self, delivery: Delivery) -> None:
+        self.told.append("hand later")
 
 
 class DeliveryTests(SynchronousTestCase):
@@ -328,6 +333,120 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(set(range(sent)), seen)
         for one in connections:
             self.assertEqual(sorted(map(int, one.got)), list(map(int, one.got)))
+
+
+class HandingTests(SynchronousTestCase):
+    """A client of the reference, which does not know what it has had: what was handed to it is not given again."""
+
+    def setUp(self) -> None:
+        self.pongs: list[bytes] = []
+        self.ledger = Ledger(self.pongs.append)
+        self.store = QueueStore()
+        self.session = FakeSession()
+        self.current = Delivery(Session(1), self.session, self.store, 2)
+        self.current.lazy = True
+
+    def message(self, data: bytes = b"x", *, durable: bool = False) -> Message:
+        self.ledger.durable = durable
+        message = Message(data, 0.0, self.ledger)
+        self.ledger.add(message)
+        return message
+
+    def answer(self) -> None:
+        """It is asked at once whether it answers pings, and does."""
+        self.assertEqual(self.session.pings, [0])
+        self.current.confirmed(0)
+        self.assertTrue(self.current.trusted)
+
+    def test_what_was_handed_is_delivered(self) -> None:
+        """As soon as it is with the connection: its sender is told, and nothing is left for the next connection."""
+        self.current.start()
+        self.answer()
+        messages = [self.message() for _ in range(3)]
+        for message in messages:
+            self.assertTrue(self.current.offer(message))
+        self.ledger.ping(b"all of it")
+        self.session.unsent = 1
+        self.assertFalse(self.current.hand())
+        self.assertEqual([message.settled for message in messages], [True, True, False])
+        self.session.unsent = 0
+        self.assertTrue(self.current.hand())
+        self.assertEqual((self.pongs, self.current.close()), ([b"all of it"], []))
+
+    def test_what_was_not_handed_comes_again(self) -> None:
+        self.current.start()
+        self.answer()
+        messages = [self.message() for _ in range(3)]
+        for message in messages:
+            self.current.offer(message)
+        self.session.unsent = 2
+        self.assertEqual(self.current.close(), messages[1:])
+        self.assertEqual([message.settled for message in messages], [True, False, False])
+
+    def test_before_it_has_answered_a_ping(self) -> None:
+        """Nobody knows whether it is there."""
+        self.current.start()
+        message = self.message()
+        self.current.offer(message)
+        self.assertTrue(self.current.hand())
+        self.assertEqual((message.settled, self.current.close()), (False, [message]))
+
+    def test_what_was_in_the_queue(self) -> None:
+        """It leaves the queue when it is handed, or as soon as the session has answered a ping."""
+        self.store.kept.update({1: b"one", 2: b"two"})
+        self.current.start()
+        self.assertEqual(self.session.got, [b"one", b"two"])
+        self.current.hand()
+        self.assertEqual(len(self.store.kept), 2)
+        self.answer()
+        self.current.hand()
+        self.assertEqual(self.store.kept, {})
+        self.store.kept[3] = b"three"
+        self.current.poke()
+        self.current.hand()
+        self.assertEqual((self.store.kept, self.current.close()), ({}, []))
+
+    def test_it_does_not_answer_any_more(self) -> None:
+        """Then the queue keeps what is not confirmed, as before, and what comes from now on at once."""
+        self.current.start()
+        self.answer()
+        self.current.offer(self.message(b"1"))
+        self.current.hand()
+        self.current.stall()
+        self.assertFalse(self.current.trusted)
+        self.current.offer(self.message(b"2"))
+        self.assertEqual(list(self.store.kept.values()), [b"1", b"2"])
+        self.current.ping_behind()
+        self.current.confirmed(2)
+        self.assertEqual(self.store.kept, {})
+        self.assertTrue(self.current.trusted)
+
+    def test_it_is_written_down_only_while_nobody_knows(self) -> None:
+        """What comes from a client that does not send it again."""
+        self.current.start()
+        self.store.slow = True
+        self.current.offer(self.message(b"1", durable=True))
+        self.assertEqual(list(self.store.kept.values()), [b"1"])
+        self.answer()
+        self.current.hand()
+        self.store.answer()
+        self.assertEqual(self.store.kept, {})
+        self.current.offer(self.message(b"2", durable=True))
+        self.assertEqual(self.store.kept, {})
+
+    def test_it_is_written_down_while_the_session_does_not_read(self) -> None:
+        """Until its connection has it."""
+        self.current.start()
+        self.answer()
+        self.session.unsent = 1
+        for durable in (True, False, True):
+            self.current.offer(self.message(b"%d" % durable, durable=durable))
+        self.ledger.durable = True
+        self.assertFalse(self.current.hand())
+        self.assertEqual(list(self.store.kept.values()), [b"1"])
+        self.session.unsent = 0
+        self.assertTrue(self.current.hand())
+        self.assertEqual((self.store.kept, self.current.close()), ({}, []))
 
 
 class KeepingTests(SynchronousTestCase):

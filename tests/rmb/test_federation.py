@@ -324,6 +324,20 @@ class IntakeTests(FederationCase):
         self.assertEqual(self.a, wire.source_of(await self.b.messages.get()))
 
     @asynchronous
+    async def test_for_a_client_of_the_reference(self) -> None:
+        """It is pinged once a second at most, but the other relay is answered as soon as it was handed the message."""
+        await self.make()
+        await self.b.drop()
+        self.b = await self.raw("B", self.one, asks=False)
+        await self.until(lambda: self.b.pings)
+        await self.pause(0.1)
+        for number in range(3):
+            began = self.reactor.seconds()
+            self.assertEqual((202, ""), await self.post(self.message(uid=str(number))))
+            self.assertLess(self.reactor.seconds() - began, 0.02)
+        self.assertEqual([(await self.b.messages.get()).uid for _ in range(3)], ["0", "1", "2"])
+
+    @asynchronous
     async def test_each_message_counts_once(self) -> None:
         """Whoever has got one can bring it again: it is not carried again, and uses up nothing of its sender's."""
         await self.make()

@@ -218,10 +218,7 @@ class DurableTests(PairCase):
     """``--durable``: what a client will not send again is written down before it is delivered."""
 
     async def other(self, name: str, *, asks: bool) -> RawTwin:
-        raw = RawTwin(self.identities[name], Session(self.ids[name]), self.one.url, self.reactor)
-        self.raws.append(raw)
-        query = token.make(self.identities[name], raw.session, int(self.now()), asks=asks)
-        return await raw.connect(self.now(), query=query)
+        return await self.raw(name, self.one, asks=asks)
 
     @asynchronous
     async def test_who_does_not_ask_is_written_down(self) -> None:
@@ -246,6 +243,30 @@ class DurableTests(PairCase):
         await self.until(lambda: not len(self.one.switch.queue))
 
     @asynchronous
+    async def test_a_client_of_the_reference_gets_nothing_twice(self) -> None:
+        """Neither when its connection is lost nor when the relay is stopped; what it was not handed comes later."""
+        path = self.mktemp()
+        self.one = await self.named_relay(durable=True, queue=f"sqlite:{path}")
+        self.twin("A", self.one.domain), self.twin("B", self.one.domain)
+        a, b = await self.other("A", asks=False), await self.other("B", asks=False)
+        await self.until(lambda: b.pings)
+        got: list[str] = []
+        for end in (b.drop, self.one.stopService):
+            for _ in range(10):
+                a.send(a.envelope(b.session, uid=f"u{len(got)}"), self.now())
+                got.append((await b.messages.get()).uid)
+            await end()
+            if a.socket is not None:
+                a.send(a.envelope(b.session, uid="while it was away"), self.now())
+                await self.until(lambda: len(self.one.switch.queue) == 1)
+                b = await self.other("B", asks=False)
+                self.assertEqual((await b.messages.get()).uid, "while it was away")
+        self.one = await self.relay(queue=f"sqlite:{path}", domains=self.one.switch.rules.domains)
+        b = await self.other("B", asks=False)
+        await self.until(lambda: b.pings)
+        self.assertEqual((b.raw, len(self.one.switch.queue)), ([], 0))
+
+    @asynchronous
     async def test_few_pings_for_who_logs_each(self) -> None:
         """At most one in 50 ms under load, one a second for a few, none when all is confirmed."""
         self.one = await self.named_relay()
@@ -257,6 +278,8 @@ class DurableTests(PairCase):
         await self.until(lambda: len(b.raw) == 3000)
         a.socket.ping(b"settled?")
         await a.pongs.get()
+        self.assertLess(self.reactor.seconds() - began, switch.PING_BEHIND_FEW)
+        await self.until(lambda: not len(self.one.switch.sessions[b.session].delivery))
         passed = self.reactor.seconds() - began
         self.assertLessEqual(len(b.pings), passed / switch.PING_BEHIND + 2)
         before = len(b.pings)
@@ -597,7 +620,7 @@ class SocketTests(SocketPairCase):
         server = self.one.switch.sessions[a.session].socket
         assert server is not None
         transport = server.transport
-        server.send(bytes(3_000_000))
+        server.send(bytes(16_000_000))  # more than the kernel takes
         server.flush()
         server.send(b"later in this turn")
         self.assertGreater(queued(transport) or 0, 0)

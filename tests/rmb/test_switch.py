@@ -48,6 +48,9 @@ class Wire:
     def send(self, data: bytes) -> None:
         self.got.append(decode(data))
 
+    def flush(self) -> None:
+        """All has been sent."""
+
     def ping(self, payload: bytes) -> None:
         self.pings.append(payload)
 

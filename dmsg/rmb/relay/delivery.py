@@ -8,16 +8,22 @@ ping of the session itself is answered when all it sent before is *settled*:
 confirmed by its receiver, in a queue, with another relay, or refused.  So
 whoever sends again what was not confirmed loses nothing when a relay is
 killed; receivers know what they have had.
+
+Clients of the reference do not know that.  They would hand to a service twice
+what comes twice, so what was handed to the connection of one that answers
+pings counts as delivered at once.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Protocol
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from dmsg.rmb.relay.ports import Carrier, Store
 from dmsg.rmb.relay.queue.interface import Queued
 from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.socket.parking import Parking
@@ -37,41 +43,6 @@ FEW_IN_WINDOW = 64
 """Messages unconfirmed by a session that logs each ping, up to which it is pinged behind them only in a while."""
 
 
-class Carrier(Protocol):
-    """The connection of a session."""
-
-    def send(self, data: bytes) -> None:
-        """Send a message; it leaves at the end of the reactor turn."""
-
-    def barrier(self, number: int) -> None:
-        """Send a ping behind everything that was sent; its answer brings ``number`` back."""
-
-
-class Store(Protocol):
-    """What a delivery needs of the relay around it."""
-
-    def keep(self, session: Session, message: Message) -> Deferred[Any]:
-        """Put a message into the session's queue; fires with its id."""
-
-    def read(self, session: Session, after: Any) -> Deferred[list[Queued]]:
-        """The oldest of the session's queue behind ``after``."""
-
-    def remove(self, session: Session, ids: list[Any]) -> None:
-        """They were delivered."""
-
-    def until(self, queued: Queued) -> float | None:
-        """When the life of a queued message ends; None when it has, and was answered."""
-
-    def busy(self, delivery: Delivery) -> None:
-        """It has something in its window from now on."""
-
-    def waits(self, delivery: Delivery) -> None:
-        """It has something in its line from now on."""
-
-    def ping_later(self, delivery: Delivery) -> None:
-        """Call :meth:`Delivery.ping_behind` in a while."""
-
-
 class Delivery:
     """Messages to one connected session, in order.
 
@@ -81,7 +52,9 @@ class Delivery:
 
     :param line: messages in the line at which senders are held; with those behind it in the queue.
     :ivar appending: messages on their way into the queue that :meth:`offer` did not take.
-    :ivar lazy: the session logs an error for each ping: there are as few behind messages as may be.
+    :ivar lazy: the session is a client of the reference, which does not know what it has had, and logs an error for
+        each ping: there are as few behind messages as may be.
+    :ivar answers: it has answered a ping.
     :ivar stalled: it has confirmed nothing for long, and is treated as one that is away.
     :ivar catching_up: there is, or may be, something in the queue that goes first.
     """
@@ -93,6 +66,9 @@ class Delivery:
         "_behind",
         "_carrier",
         "_confirmed",
+        "_handed",
+        "_handed_size",
+        "_handing",
         "_held",
         "_inside",
         "_keeping",
@@ -104,10 +80,12 @@ class Delivery:
         "_more",
         "_reading",
         "_sent",
+        "_sent_size",
         "_size",
         "_skip",
         "_store",
         "_window",
+        "answers",
         "appending",
         "catching_up",
         "closed",
@@ -124,7 +102,11 @@ class Delivery:
         self._window: deque[Message] = deque()
         self._size = 0
         self._sent = 0
+        self._sent_size = 0
         self._confirmed = 0
+        # messages and bytes up to which all is with the connection, or confirmed
+        self._handed = self._handed_size = 0
+        self._handing = False
         self._barrier = False
         self._after: Any = None
         self._reading = False
@@ -146,6 +128,7 @@ class Delivery:
         self.appending = 0
         self.stalled = False
         self.lazy = False
+        self.answers = False
         self.catching_up = True
         self.closed = False
         self.since: float | None = None
@@ -166,7 +149,14 @@ class Delivery:
 
     def start(self) -> None:
         """Deliver what is in the queue."""
+        if self.lazy:
+            self._carrier.barrier(0)  # does it answer?
         self._read()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether what was handed to its connection counts as delivered."""
+        return self.lazy and self.answers and not self.stalled
 
     @property
     def _full(self) -> bool:
@@ -178,7 +168,7 @@ class Delivery:
             self._send(message)
             return True
         holder = message.owner.holder if message.owner is not None else None
-        written_down = message.owner is not None and message.owner.durable
+        written_down = message.durable
         if self.stalled or self._too_long or written_down:
             if written_down and not self.stalled:
                 self._behind += 1
@@ -268,10 +258,54 @@ class Delivery:
         self._window.append(message)
         self._size += len(message.data)
         self._sent += 1
+        self._sent_size += len(message.data)
         self._carrier.send(message.data)
-        if message.owner is not None and message.owner.durable and message.kept is None:
+        if self.trusted:
+            self._hand_later()
+        elif message.kept is None and (self.stalled or message.durable):
             self._keep(message)
         self._ping()
+
+    def _hand_later(self) -> None:
+        if not self._handing:
+            self._handing = True
+            self._store.hand_later(self)
+
+    def hand(self) -> bool:
+        """Count as delivered what is with the connection of a session that is trusted.
+
+        :returns: whether that is all; else it has to be called again.
+        """
+        self._handing = False
+        if not self.trusted or self.closed:
+            return True
+        most = self._sent_size - self._carrier.unsent
+        handed = []
+        for message in islice(self._window, self._handed - self._confirmed, None):
+            if self._handed_size + len(message.data) > most:
+                self._handing = True
+                break
+            self._handed += 1
+            self._handed_size += len(message.data)
+            handed.append(message)
+        self._remove(handed)
+        for message in handed:
+            message.handed = True
+            message.settle()
+        if self._handing:
+            self._keep_all(islice(list(self._window), self._handed - self._confirmed, None), durable=True)
+        return not self._handing
+
+    def _remove(self, messages: list[Message]) -> None:
+        """They are delivered: the queue need not have them any more."""
+        removed = [message.kept for message in messages if message.kept is not None]
+        if not removed:
+            return
+        for message in messages:
+            if not self._reading:  # else they may be in what is being read
+                self._skip.discard(message.kept)
+            message.kept = None
+        self._store.remove(self.session, removed)
 
     def _ping(self) -> None:
         if self._barrier:
@@ -308,6 +342,10 @@ class Delivery:
         """
         if number > self._sent:
             raise ValueError("confirms what was not sent")
+        if not self.answers:
+            self.answers = True
+            if self.lazy:
+                self._hand_later()
         removed = []
         if self._confirmed < number:
             # an answer that confirms nothing new is no sign that it reads
@@ -317,13 +355,13 @@ class Delivery:
             message = self._window.popleft()
             self._confirmed += 1
             self._size -= len(message.data)
+            if self._confirmed > self._handed:
+                self._handed += 1
+                self._handed_size += len(message.data)
             message.confirmed = True
             message.settle()
-            if message.kept is not None:
-                removed.append(message.kept)
-                self._skip.discard(message.kept)
-        if removed:
-            self._store.remove(self.session, removed)
+            removed.append(message)
+        self._remove(removed)
         self._barrier = False
         if self._line and not self.catching_up:
             self._advance_line()
@@ -386,8 +424,12 @@ class Delivery:
 
     def spill(self) -> None:
         """Confirmations take long: let the queue keep what is in the window."""
-        for message in self._window:
-            if message.kept is None and not message.keeping:
+        self._keep_all(list(self._window))
+
+    def _keep_all(self, messages: Iterable[Message], *, durable: bool = False) -> None:
+        """:param durable: only what its sender does not send again."""
+        for message in messages:
+            if message.kept is None and not message.keeping and (message.durable or not durable):
                 self._keep(message)
 
     def _keep(self, message: Message) -> None:
@@ -398,8 +440,8 @@ class Delivery:
         def kept(number: Any) -> None:
             message.kept = number
             message.settle()
-            if message.confirmed:
-                self._store.remove(self.session, [number])
+            if message.confirmed or (message.handed and self.trusted):
+                self._remove([message])
             else:
                 self._skip.add(number)
 
@@ -418,8 +460,14 @@ class Delivery:
 
     def close(self) -> list[Message]:
         """The connection is gone: what it had not confirmed, and no queue keeps."""
+        self.hand()
+        delivered = self.trusted
         self.closed = True
-        left = [message for message in self._window if message.kept is None and not message.keeping]
+        left = [
+            message
+            for message in self._window
+            if message.kept is None and not message.keeping and not (message.handed and delivered)
+        ]
         left += self._line
         self._window.clear()
         self._line.clear()

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dmsg.rmb.errors import Drop
-from dmsg.rmb.relay.delivery import Delivery, Store
+from dmsg.rmb.relay.delivery import Delivery
+from dmsg.rmb.relay.ports import Store
 from dmsg.rmb.relay.rules import Rules
 from dmsg.rmb.socket.confirm import Ledger
 from dmsg.rmb.socket.parking import Parking
@@ -63,7 +64,7 @@ class Home(Store, Protocol):
 class RelaySession:
     """A connected session: what comes from its socket, what goes to it.
 
-    Provides :class:`~dmsg.rmb.socket.websocket.Receiver` and :class:`~dmsg.rmb.relay.delivery.Carrier`.
+    Provides :class:`~dmsg.rmb.socket.websocket.Receiver` and :class:`~dmsg.rmb.relay.ports.Carrier`.
     """
 
     __slots__ = (
@@ -203,6 +204,8 @@ class RelaySession:
     def end(self, drop: Drop, code: int, why: str) -> None:
         """End the session, for a reason that is counted."""
         self.switch.rules.drops[drop] += 1
+        if self.socket is not None:
+            self.socket.flush()  # what is on its way is not put into the queue as well
         self.switch.lost(self)
         if self.socket is not None:
             self.socket.close(code, why)
@@ -210,6 +213,11 @@ class RelaySession:
                 self.socket.forget()
 
     # --- the delivery ---
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that were not given to the connection yet."""
+        return self.socket.unsent if self.socket is not None else 0
 
     def send(self, data: bytes) -> None:
         self.switch.counters["message_tx"] += 1

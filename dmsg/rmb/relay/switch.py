@@ -44,6 +44,8 @@ PING_BEHIND = 0.05
 """Seconds between pings behind messages, to sessions that log each."""
 PING_BEHIND_FEW = 1.0
 """The same, while few messages are unconfirmed."""
+HAND_AGAIN = 0.02
+"""Seconds between looks at how much of what was sent to such a session is with its connection."""
 MAX_UNFINISHED = 256 * 1024 * 1024
 """Bytes of all messages that are not whole; beyond, the sessions with most are ended."""
 FRAGMENT_RATE, FRAGMENT_BURST = 1000.0, 10_000.0
@@ -79,6 +81,7 @@ class Switch:
         self.durable = durable
         self._max_unfinished = max_unfinished
         self._to_ping: dict[Delivery, float] = {}
+        self._to_hand: list[Delivery] = []
         self.limited = Limited(clock)
         self._fragments = RateLimit(FRAGMENT_RATE, FRAGMENT_BURST)
         self._clock = clock
@@ -139,13 +142,13 @@ class Switch:
             isolated(partial(self._enqueue, session.session, message, answers=False))
 
     def busy(self, delivery: Delivery) -> None:
-        """For :class:`~dmsg.rmb.relay.delivery.Store`: it waits for a confirmation."""
+        """For :class:`~dmsg.rmb.relay.ports.Store`: it waits for a confirmation."""
         if delivery.since is None:
             delivery.since = self._clock.seconds()
         self.waiting[delivery] = None
 
     def ping_later(self, delivery: Delivery) -> None:
-        """For :class:`~dmsg.rmb.relay.delivery.Store`."""
+        """For :class:`~dmsg.rmb.relay.ports.Store`."""
         if not self._to_ping:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
         self._to_ping[delivery] = self._clock.seconds()
@@ -161,8 +164,20 @@ class Switch:
         if self._to_ping:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
 
+    def hand_later(self, delivery: Delivery) -> None:
+        """For :class:`~dmsg.rmb.relay.ports.Store`: after this turn, for at its end all is written that was sent."""
+        if not self._to_hand:
+            self._clock.callLater(0, self._hand)
+        self._to_hand.append(delivery)
+
+    def _hand(self) -> None:
+        waiting, self._to_hand = self._to_hand, []
+        for delivery in waiting:
+            if not delivery.hand():
+                self._clock.callLater(HAND_AGAIN, self.hand_later, delivery)
+
     def waits(self, delivery: Delivery) -> None:
-        """For :class:`~dmsg.rmb.relay.delivery.Store`: it has a line."""
+        """For :class:`~dmsg.rmb.relay.ports.Store`: it has a line."""
         self.waiting[delivery] = None
 
     def later(self, call: Callable[[], None]) -> None:
@@ -409,21 +424,21 @@ class Switch:
             mail.lose()
 
     def keep(self, session: Session, message: Message) -> Deferred[Any]:
-        """For :class:`~dmsg.rmb.relay.delivery.Store`."""
+        """For :class:`~dmsg.rmb.relay.ports.Store`."""
         result: Deferred[Any] = self.queue.append(str(session), message.data, message.until, message.sender)
         return result
 
     def read(self, session: Session, after: Any) -> Deferred[list[Queued]]:
-        """For :class:`~dmsg.rmb.relay.delivery.Store`."""
+        """For :class:`~dmsg.rmb.relay.ports.Store`."""
         result: Deferred[list[Queued]] = self.queue.read(str(session), after)
         return result
 
     def remove(self, session: Session, ids: list[Any]) -> None:
-        """For :class:`~dmsg.rmb.relay.delivery.Store`."""
+        """For :class:`~dmsg.rmb.relay.ports.Store`."""
         self.queue.remove(str(session), ids)
 
     def until(self, queued: Queued) -> float | None:
-        """For :class:`~dmsg.rmb.relay.delivery.Store`: None when its life is over, and then its sender is told."""
+        """For :class:`~dmsg.rmb.relay.ports.Store`: None when its life is over, and then its sender is told."""
         try:
             header = Header.read(queued.data)
         except EnvelopeError:

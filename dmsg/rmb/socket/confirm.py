@@ -22,9 +22,10 @@ class Message:
     :ivar sender: the twin that sent it; 0: the relay.
     :ivar kept: its id in the queue of the receiver, or None.
     :ivar keeping: it is being written to the queue.
+    :ivar handed: it is with its receiver's connection, which answers pings.
     """
 
-    __slots__ = ("confirmed", "data", "keeping", "kept", "owner", "sender", "settled", "until")
+    __slots__ = ("confirmed", "data", "handed", "keeping", "kept", "owner", "sender", "settled", "until")
 
     def __init__(self, data: bytes, until: float, owner: Ledger | None, kept: Any = None, sender: int = 0) -> None:
         self.data = data
@@ -33,8 +34,14 @@ class Message:
         self.kept = kept
         self.sender = sender
         self.keeping = False
+        self.handed = False
         self.settled = False
         self.confirmed = False
+
+    @property
+    def durable(self) -> bool:
+        """Whether its sender does not send it again, and has it written down."""
+        return self.owner is not None and self.owner.durable
 
     def settle(self) -> None:
         """Nobody needs to send it again."""

@@ -20,7 +20,7 @@ from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 
 from dmsg.net.share import STEPS, Share
-from dmsg.net.socketopts import forget_unsent, queued, tune
+from dmsg.net.socketopts import forget_unsent, queued, tune, write_now
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import RmbError
@@ -109,6 +109,7 @@ class Socket:
     _out: list[bytes] | None = None
     _opened = False
     _told = False
+    _left = 0
     _timer: IDelayedCall | None = None
     _held: frozenset[str] = frozenset()
     share: Share | None = None
@@ -273,8 +274,11 @@ class Socket:
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for the other end to read."""
-        return (queued(self.transport) or 0) if self.transport is not None else 0
+        """Bytes that this process still has to send; of a connection that is gone those that it did not send."""
+        if self._told:
+            return self._left
+        waiting = sum(map(len, self._out)) if self._out else 0
+        return waiting + ((queued(self.transport) or 0) if self.transport is not None else 0)
 
     def onOpen(self) -> None:
         self._opened = True
@@ -336,6 +340,7 @@ class Socket:
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:
         self._patience_over()
         if not self._told:
+            self._left = self.unsent
             self._told = True
             why = self._why(code, reason)
             self._drop_data()
@@ -367,7 +372,7 @@ class Socket:
         """For :class:`~dmsg.net.turn.TurnFlush`."""
         out, self._out = self._out, None
         if out and self.sendable:
-            self.transport.write(b"".join(out))
+            write_now(self.transport, b"".join(out))
             if self.unsent > MAX_UNSENT:
                 self.abort()  # who sends pings and does not read the answers
 
