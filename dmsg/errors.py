@@ -130,8 +130,10 @@ class DropReason(Enum):
     BAD_RECEIPT = "bad_receipt"
     # what the operator set
     RATE_LIMITED = "rate_limited"
+    DESTINATION_RATE = "destination_rate"
     FLOOD = "flood"
     FLOODED_BEFORE = "flooded_before"
+    FAILED_BEFORE = "failed_before"
     TOO_MANY_FROM_ADDRESS = "too_many_from_address"
     TOO_MANY_PER_PAIR = "too_many_per_pair"
     NOT_ADMITTED = "not_admitted"

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from dmsg.base.buckets import RateLimit
+from dmsg.base.fair_rate import FairRate
 from dmsg.base.tables import remember
 from dmsg.errors import CloseReason, KeyFormatError
 from dmsg.keys import PubKey
@@ -22,12 +23,17 @@ OF_ONE_RATE, OF_ONE_BURST = 200.0, 2000.0
 """Handshakes a second of one initiator, and at once: all streams of a lost server come again together."""
 ONE_STRANGER_RATE, ONE_STRANGER_BURST = 50.0, 200.0
 """The same of one who has not been met: what comes behind his handshakes waits for them."""
-OF_STRANGERS_RATE, OF_STRANGERS_BURST = 500.0, 500.0
-"""The same of all who have not been met, through one server: their names may be anybody's."""
+OF_STRANGERS_RATE, OF_STRANGERS_BURST = 1000.0, 2000.0
+"""The same of all who have not been met, through one server: a fifth of a core.  They share it by their keys, so that a
+new one comes in however often some others knock.  New keys cost nothing: only the server, which sees addresses, can
+keep somebody from coming under ever new ones, and it passes on less than this
+(:data:`~dmsg.base.policing.DESTINATION_FACTOR`)."""
 OF_KNOWN_RATE, OF_KNOWN_BURST = 1000.0, 5000.0
 """And of all who have been met."""
 RESERVED_RATE, RESERVED_BURST = 2.0, 20.0
 """What each of those has, whatever the others do."""
+MAX_SERVERS = 64
+"""Servers by which strangers are counted; the one through which nobody came for longest is forgotten."""
 KNOWN = 4096
 """Keys that are remembered because a handshake with them came to its end."""
 REMEMBERED = 16_384
@@ -54,7 +60,7 @@ class Doorman:
         self._factories = factories
         self._of_one = RateLimit(OF_ONE_RATE, OF_ONE_BURST)
         self._of_stranger = RateLimit(ONE_STRANGER_RATE, ONE_STRANGER_BURST)
-        self._of_strangers = RateLimit(OF_STRANGERS_RATE, OF_STRANGERS_BURST)
+        self._of_strangers: OrderedDict[str, FairRate] = OrderedDict()
         self._of_known = RateLimit(OF_KNOWN_RATE, OF_KNOWN_BURST)
         self._reserved = RateLimit(RESERVED_RATE, RESERVED_BURST)
         self._known: OrderedDict[bytes, None] = OrderedDict()
@@ -84,16 +90,21 @@ class Doorman:
             return CloseReason.NOT_AUTHENTIC
         if not self._admitted(initiator):
             return CloseReason.REFUSED
-        if not self._has_place(server, f"{server} {initiator.hex()}", initiator in self._known):
+        if not self._has_place(server, initiator):
             return CloseReason.RATE_LIMITED
         if ephemeral is not None:
             remember(self._seen, ephemeral, None, REMEMBERED)
         return None
 
-    def _has_place(self, server: str, who: str, known: bool) -> bool:
+    def _has_place(self, server: str, initiator: bytes) -> bool:
         now = self._now()
-        if not known:
-            return self._of_stranger.allow(who, now) and self._of_strangers.allow(server, now)
+        who = f"{server} {initiator.hex()}"
+        if initiator not in self._known:
+            strangers = self._of_strangers.get(server) or FairRate()
+            remember(self._of_strangers, server, strangers, MAX_SERVERS)
+            return self._of_stranger.allow(who, now) and strangers.take(
+                (initiator,), OF_STRANGERS_RATE, OF_STRANGERS_BURST, now
+            )
         if not self._of_one.allow(who, now):
             return False
         return self._reserved.allow(who, now) or self._of_known.allow(server, now)

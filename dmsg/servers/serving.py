@@ -31,6 +31,11 @@ STRAY_RATE = 2_000.0
 """Frames of no transport a second of one address, beyond what each client may send, before its connection ends."""
 STRAY_BURST = 200_000.0
 """And so many at once: what the windows of many transports hold when their other ends are lost."""
+REFUSED_RATE = 2_000.0
+"""REQUESTs or OpenChannels a second from one address that are over the rate of their destinations, before those of its
+connections end that go on with them."""
+REFUSED_BURST = 4_000.0
+"""The same, at once."""
 _COUNTED_BY_RELAY = frozenset(
     {
         DropReason.REPLACED,
@@ -38,6 +43,7 @@ _COUNTED_BY_RELAY = frozenset(
         DropReason.TOO_MANY_CONNECTIONS,
         DropReason.TOO_MANY_FROM_ADDRESS,
         DropReason.DRAINING,
+        DropReason.FLOODED_BEFORE,
     }
 )
 """Ends of links that are counted where they are decided."""
@@ -111,7 +117,7 @@ class ServedSession:
         if relay.steps and link is not None:
             if relay.steps >= STEPS:
                 link.left()
-            self._factory.paid(link, relay.steps, relay.strays)
+            self._factory.paid(link, self._peer, relay.steps, relay.strays, relay.refused)
         return taken
 
     def link_congested(self) -> None:
@@ -159,6 +165,7 @@ class ServingFactory(Acceptor):
         self._timers: dict[Any, IDelayedCall] = {}
         self._frames = RateLimit(FRAME_RATE, FRAME_RATE)
         self._strays = RateLimit(STRAY_RATE, STRAY_BURST)
+        self._refusals = RateLimit(REFUSED_RATE, REFUSED_BURST)
         self.slowed = 0
         """How often a client was read later for its frames a second."""
 
@@ -198,10 +205,12 @@ class ServingFactory(Acceptor):
 
         self._timers[peer] = self._reactor.callLater(seconds, due)
 
-    def paid(self, link: Link, steps: int, strays: int) -> None:
-        """Frames of a link were handled one by one.
+    def paid(self, link: Link, peer: Any, steps: int, strays: int, refused: int) -> None:
+        """Charge the address of a link for frames that were handled one by one.
 
-        :raises RemoteProtocolError: more of no transport than can be an accident.
+        :param strays: frames of no transport among them, beyond what a client may send.
+        :param refused: those that were refused because others would have had to answer too many.
+        :raises RemoteProtocolError: more of these than can be an accident.
         """
         now = self._reactor.seconds()
         owner = str(link.owner)
@@ -212,6 +221,8 @@ class ServingFactory(Acceptor):
             self._reactor.callLater(wait, link.resume_reading, TOO_FAST)
         if strays and self._strays.charge(owner, strays, now) > 0.0:
             raise RemoteProtocolError(DropReason.FLOOD, "flood of frames of no transport")
+        if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.goes_on(now):
+            raise RemoteProtocolError(DropReason.FLOOD, "flood of requests to others")
 
     def backlog_of(self, peer: Any) -> int:
         """Bytes that the relay itself keeps for a client."""

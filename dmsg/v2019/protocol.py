@@ -48,6 +48,7 @@ _TOLD = {
     DropReason.NOT_ADMITTED: CloseReason.NOT_ADMITTED,
     DropReason.TOO_MANY_CONNECTIONS: CloseReason.FULL,
     DropReason.TOO_MANY_FROM_ADDRESS: CloseReason.TOO_MANY_FROM_ADDRESS,
+    DropReason.FLOODED_BEFORE: CloseReason.RATE_LIMITED,
 }
 _log = Logger()
 

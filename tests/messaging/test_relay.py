@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.base.policing import DESTINATION_BURST
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.messaging.core import congestion
@@ -40,6 +42,7 @@ class FakePort:
 
     def __init__(self, profile: Profile) -> None:
         self.sent = bytearray()
+        self.places: Sequence[Hashable] = ()
         self.waiting = 0
         self.stuck = False
         self.paused = False
@@ -460,13 +463,16 @@ class CountTests(RelayCase):
         self.say(a, (OPEN_CHANNEL, b"\1" + b.key + bytes(49)))
         waiting = self.ports[b].take()[-1][1][0]
         for peer in (a, b):
-            allows = peer.police.allows
+            police = peer.police
 
-            def allowed(kind: Kind, *rest: Any, allows: Any = allows) -> bool:
-                asked.append(kind)
-                return bool(allows(kind, *rest))
+            def counted(name: str, police: Any = police) -> Any:
+                def ask(kind: Kind, *rest: Any) -> bool:
+                    asked.append(kind)
+                    return bool(getattr(police, name)(kind, *rest))
 
-            self.patch(peer, "police", SimpleNamespace(allows=allowed))
+                return ask
+
+            self.patch(peer, "police", SimpleNamespace(allows=counted("allows"), within=counted("within")))
         for peer, number, kinds in (
             (b, there, [Kind.STRAY]),
             (a, 1, [Kind.STRAY]),
@@ -535,7 +541,10 @@ class ManyTests(RelayCase):
         self.say(b, frame)
 
     def test_answers_to_others_are_no_flood(self) -> None:
-        """Many who keep to their rate ask one for more than it may ask itself: it is not ended for answering."""
+        """Many who keep to their rate ask one for more than it may ask itself: it is not ended for answering.
+
+        What is more than it has to answer is refused, and counts as a flood of those who ask.
+        """
         victim = self.peer(0)
         others = [self.peer(number) for number in range(1, 6)]
         self.relay.limits = Limits(open_rate=10)
@@ -548,8 +557,43 @@ class ManyTests(RelayCase):
                     self.say(victim, (CHANNEL_CLOSED, body[:1]))
                 refused += len(self.ports[other].take())
         self.assertEqual(refused, 100)
-        self.assertEqual(self.relay.drops[DropReason.RATE_LIMITED], 100 - 80)
-        self.assertIsNone(self.ports[victim].closed)
+        self.assertGreater(self.relay.drops[DropReason.DESTINATION_RATE], 100 - DESTINATION_BURST * 10)
+        self.assertEqual((self.relay.drops[DropReason.RATE_LIMITED], self.ports[victim].closed), (0, None))
+        with self.assertRaises(RemoteProtocolError) as caught:
+            for _ in range(100):
+                self.now += 0.1  # within the rate of a link
+                self.say(others[0], (OPEN_CHANNEL, b"\0" + victim.key + bytes(49)))
+                self.say(others[1], (OPEN_CHANNEL, b"\0" + victim.key + bytes(49)))
+                for _, body in self.ports[victim].take():
+                    self.say(victim, (CHANNEL_CLOSED, body[:1]))
+                self.say(others[2], *[(OPEN_CHANNEL, b"\0" + victim.key + bytes(49))] * 5)
+        self.assertEqual(caught.exception.reason, DropReason.FLOOD)
+
+    def test_late_answers_are_no_flood(self) -> None:
+        """Channels that are closed before their remote has answered: what it says then is of no channel."""
+        victim, other = self.peer(0), self.peer(1)
+        self.relay.limits = Limits(open_rate=10)
+        for _ in range(600):
+            self.now += 0.1
+            self.say(other, (OPEN_CHANNEL, b"\0" + victim.key + bytes(49)), (CHANNEL_CLOSED, b"\0"))
+            asked = [body[:1] for kind, body in self.ports[victim].take() if kind == OPEN_CHANNEL]
+            for number in asked:
+                self.say(
+                    victim, (CHANNEL_OPENED, number + bytes(49)), (CHANNEL_CLOSED, number), (CHANNEL_CLOSED, number)
+                )
+        self.assertEqual(self.relay.drops[DropReason.FLOOD], 0)
+
+    def test_data_of_a_channel_that_others_closed_is_no_flood(self) -> None:
+        victim, other = self.peer(0), self.peer(1)
+        there = self.channel(other, victim)
+        self.say(other, (CHANNEL_CLOSED, b"\0"))
+        data = [(SEND, bytes((there,)) + bytes(20))] * 1000
+        for _ in range(60):
+            self.say(victim, *data)
+            self.assertEqual(self.relay.strays, 0)
+        for _ in range(10):
+            self.say(victim, *data)
+        self.assertEqual(self.relay.strays, 1000)
 
     def test_channels_between_two(self) -> None:
         a, b = self.peer(0), self.peer(1)

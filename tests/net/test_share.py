@@ -7,10 +7,12 @@ from typing import Any, cast
 from hypothesis import given, strategies as st
 from twisted.internet.address import IPv4Address
 from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.errors import DropReason
-from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE
+from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.keys import SecKey
+from dmsg.net.links.acceptor import FAILED_BURST, FAILED_RATE, FLOOD_BURST
 from dmsg.net.share import LEAST, MOST, STEPS, TURN, Share
 from dmsg.servers.serving import STRAY_BURST, TOO_FAST
 from dmsg.v2019.core.policing import Limits
@@ -168,27 +170,49 @@ class LinkTests(SynchronousTestCase):
         self.assertEqual(factory.relay.drops[DropReason.FLOOD], 1)
         self.assertGreater(sent, STRAY_BURST)
 
-    def test_who_flooded_before_waits(self) -> None:
+    def end(self, host: str, key: SecKey, reason: DropReason) -> Any:
+        """A connection of ``key`` from ``host``, which ends for ``reason``."""
         factory = self.network.factory
+        link: Any = factory.buildProtocol(IPv4Address("TCP", host, 1))
+        if link is None:
+            return None
+        transport = StringTransport()
+        self.patch(transport, "unregisterProducer", lambda: None)
+        link.makeConnection(transport)
+        if reason is DropReason.HANDSHAKE_FAILED:
+            factory._handshake_failed(link, Failure(RemoteProtocolError(reason, "no key")))
+            return link
+        session = factory._make_session(key.public)
+        session.link, link.remote = link, key.public
+        factory.session_up(session)
+        refused, link.ended_for = link.ended_for, reason
+        factory.session_down(session)
+        return refused
 
-        def come(host: str) -> Any:
-            return factory.buildProtocol(IPv4Address("TCP", host, 1))
-
+    def test_who_floods_has_only_himself_refused(self) -> None:
+        """Everybody else behind his address goes on, whatever many floods there are, and under whatever many keys."""
         for _ in range(int(FLOOD_BURST)):
-            link = come("203.0.113.7")
-            self.assertIsNotNone(link)
-            link.makeConnection(StringTransport())
-            session = factory._make_session(KEYS["A"].public)
-            session.link, link.remote = link, KEYS["A"].public
-            factory.session_up(session)
-            link.ended_for = DropReason.FLOOD
-            factory.session_down(session)
-        self.assertIsNone(come("203.0.113.7"))
-        self.assertEqual(factory.relay.drops[DropReason.FLOODED_BEFORE], 1)
-        self.assertIsNotNone(come("203.0.113.8"))
-        self.clock.advance(1 / FLOOD_RATE + 1)
-        self.assertIsNotNone(come("203.0.113.7"))
+            self.assertIsNone(self.end("203.0.113.7", KEYS["A"], DropReason.FLOOD))
+        for number in range(20):
+            self.assertIsNone(self.end("203.0.113.7", SecKey.from_seed(bytes([number])), DropReason.FLOOD))
+        self.assertIs(self.end("203.0.113.7", KEYS["A"], DropReason.FLOOD), DropReason.FLOODED_BEFORE)
+        self.assertIs(self.end("203.0.113.8", KEYS["A"], DropReason.FLOOD), DropReason.FLOODED_BEFORE)
+        self.assertIsNone(self.end("203.0.113.7", KEYS["B"], DropReason.REPLACED))
+        self.assertEqual(self.network.factory.relay.drops[DropReason.FLOODED_BEFORE], 2)
+
+    def test_an_address_is_refused_for_handshakes_that_fail(self) -> None:
+        for _ in range(int(FAILED_BURST)):
+            self.assertIsNotNone(self.end("203.0.113.7", KEYS["A"], DropReason.HANDSHAKE_FAILED))
+        factory = self.network.factory
+        self.assertIsNone(self.end("203.0.113.7", KEYS["A"], DropReason.HANDSHAKE_FAILED))
+        self.assertEqual(factory.relay.drops[DropReason.FAILED_BEFORE], 1)
+        self.assertIsNotNone(self.end("203.0.113.8", KEYS["A"], DropReason.HANDSHAKE_FAILED))
+        self.clock.advance(1 / FAILED_RATE + 0.01)
+        self.assertIsNotNone(self.end("203.0.113.7", KEYS["A"], DropReason.HANDSHAKE_FAILED))
+        # behind a proxy all have one address
         factory.limits = Limits(max_per_address=0)
+        for _ in range(2 * int(FAILED_BURST)):
+            self.assertIsNotNone(self.end("203.0.113.9", KEYS["A"], DropReason.HANDSHAKE_FAILED))
 
     def test_behind_a_proxy_each_is_on_its_own(self) -> None:
         factory = self.network.factory

@@ -13,6 +13,7 @@ from dmsg.clients.doorman import (
     OF_ONE_BURST,
     OF_ONE_RATE,
     OF_STRANGERS_BURST,
+    OF_STRANGERS_RATE,
     ONE_STRANGER_BURST,
     RESERVED_BURST,
     Doorman,
@@ -64,11 +65,34 @@ class DoormanTests(SynchronousTestCase):
 
     def test_strangers_do_not_keep_out_who_has_been_met(self) -> None:
         self.doorman.met(A)
-        names = [bytes([2]) + number.to_bytes(32, "big") for number in range(100)]
-        self.assertEqual(self.asked(OF_STRANGERS_BURST + 50, *names), OF_STRANGERS_BURST)
+        # as many as there are places, each under a name of its own
+        names = [bytes([2]) + number.to_bytes(32, "big") for number in range(int(OF_STRANGERS_BURST) + 50)]
+        self.assertEqual(self.asked(len(names), *names), OF_STRANGERS_BURST)
         self.assertIs(self.here(B, request(0)), CloseReason.RATE_LIMITED)
         self.assertEqual(self.asked(100, A), 100)
         self.assertIsNone(self.there(B, request(0)))
+
+    def test_the_same_strangers_do_not_keep_out_new_ones(self) -> None:
+        """However many, and however often they knock: at most one of fifty newcomers is refused."""
+        for attackers in (100, 1000):
+            self.setUp()
+            names = [bytes([2]) + number.to_bytes(32, "big") for number in range(attackers)]
+            let_in = newcomers = refused = 0
+            for turn in range(600):
+                self.clock.advance(0.02)
+                let_in += self.asked(100, *names)  # 5000 a second
+                names = [*names[100:], *names[:100]]
+                if not turn % 6:
+                    newcomers += 1
+                    refused += not self.asked(1, bytes([3]) + turn.to_bytes(32, "big"))
+            self.assertEqual((newcomers, refused), (100, 0), attackers)
+            self.assertLess(let_in, 12 * OF_STRANGERS_RATE + OF_STRANGERS_BURST)
+
+    def test_servers_are_counted_apart_and_forgotten(self) -> None:
+        self.patch(doorman_module, "MAX_SERVERS", 2)
+        for name in "ABC":
+            self.asked(1, A, at=self.doorman.at(KEYS[name].public))
+        self.assertEqual(len(self.doorman._of_strangers), 2)
 
     def test_what_each_has_whatever_the_others_do(self) -> None:
         others = [bytes([2]) + number.to_bytes(32, "big") for number in range(100)]

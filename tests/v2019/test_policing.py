@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.base.buckets import Bucket
 from dmsg.base.policing import BURST_SECONDS, FLOOD_FACTOR
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
-from dmsg.net.links.acceptor import TOLD_PER_ADDRESS
+from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE, TOLD_PER_ADDRESS
 from dmsg.servers.admission import HOOK_CACHE_TIME, LOOK_INTERVAL, Admission, Hook, KeyList, ListError
 from dmsg.v2019.core.policing import Kind, Limits, Police
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, DRAIN, FWD, PING, PONG, REQUEST, Frame, parse_drain
@@ -114,6 +114,16 @@ class RelayLimitTests(ServerCase):
             for client in (b, c):
                 client.transport.loseConnection()  # type: ignore[union-attr]
             self.network.settle()
+            self.network.clock.advance(1 / FLOOD_RATE)
+
+    def test_who_flooded_before_is_told(self) -> None:
+        for _ in range(int(FLOOD_BURST)):
+            self.send(self.client("A"), *[Frame(PING, 0, b"")] * 2000)
+        again, other = self.client("A"), self.client("B")
+        self.assertEqual(again.take(), [Frame(CLOSE, 0, bytes((CloseReason.RATE_LIMITED,)))])
+        self.assertEqual((again.closed, other.closed, self.relay.drops[DropReason.FLOODED_BEFORE]), (True, False, 1))
+        self.network.clock.advance(1 / FLOOD_RATE + 1)
+        self.assertFalse(self.client("A").closed)
 
     def test_an_accept_over_the_rate_closes_its_transport(self) -> None:
         a, _ = self.client("A"), self.client("B")

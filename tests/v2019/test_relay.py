@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from hypothesis import given, settings, strategies as st
@@ -27,6 +28,7 @@ class FakePort:
     def __init__(self) -> None:
         self.data = b""
         self.address = ""
+        self.places: Sequence[Hashable] = ()
         self.waiting = 0
         self.left_behind = 0
         self.paused = 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
+from dmsg.base.fair_rate import FairRate
+from dmsg.base.policing import Provoked
 from dmsg.base.ports import Port
 from dmsg.keys import PubKey
 from dmsg.messaging.core.policing import Police
@@ -12,7 +15,12 @@ from dmsg.messaging.core.wire import ID_COUNT
 
 
 class LinkPort(Port, Protocol):
-    """How bytes leave for a link."""
+    """How bytes leave for a link.
+
+    :ivar places: blocks of addresses that its client is in, the largest first; its rates are shared by them.
+    """
+
+    places: Sequence[Hashable]
 
     def flush(self) -> None:
         """Hand what is queued to TCP."""
@@ -76,6 +84,8 @@ class RelayPeer:
         "police",
         "port",
         "progress_at",
+        "provoked",
+        "requests",
         "served",
         "slow",
         "two_ids",
@@ -101,6 +111,10 @@ class RelayPeer:
         self.frames_in = 0
         self.bytes_in = 0
         self.police = Police()
+        self.provoked = Provoked()
+        """Frames that others have provoked from it."""
+        self.requests = FairRate()
+        """The rate of OpenChannels to it."""
         self.two_ids: bool | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dmsg.base.policing import ANSWER_FACTOR, FLOOD_FACTOR, Police as Counting
+from dmsg.base.policing import ANSWER_FACTOR, DESTINATION_BURST, DESTINATION_FACTOR, FLOOD_FACTOR, Police as Counting
 from dmsg.messaging.core.wire import ID_COUNT
 
 MAX_CONNECTIONS = 10_000
@@ -15,7 +15,7 @@ MAX_PER_ADDRESS = 1024
 MAX_PER_PAIR = ID_COUNT
 """Channels between one link and another, by default: the 256 that the seed document gives a link."""
 OPEN_RATE = 500.0
-"""OpenChannels a second of one link, by default; those to one link, and strays, may be four times as many."""
+"""OpenChannels a second of one link, by default; strays may be four times as many."""
 
 
 class Kind(IntEnum):
@@ -24,8 +24,6 @@ class Kind(IntEnum):
     OPEN = 0
     STRAY = 1
     """Control frames of no channel, or that do not fit it, and what is no frame."""
-    OFFER = 2
-    """OpenChannels that others send to it: over the rate they are refused, and nobody's link ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,25 @@ class Limits:
         if not 0 < self.max_per_pair <= ID_COUNT:
             raise ValueError(f"max_per_pair is 1 to {ID_COUNT}")
 
+    def rate(self, kind: Kind) -> float:
+        """Frames of that kind a second."""
+        return self.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)
+
+    @property
+    def flood(self) -> float:
+        """Refused frames a second, of all kinds, with which a link ends."""
+        return self.open_rate * FLOOD_FACTOR
+
+    @property
+    def destination_rate(self) -> float:
+        """OpenChannels a second to one link, from all others."""
+        return self.open_rate * DESTINATION_FACTOR
+
+    @property
+    def destination_burst(self) -> float:
+        """OpenChannels to one link at once."""
+        return self.open_rate * DESTINATION_BURST
+
 
 class Police(Counting):
     """The buckets of one client."""
@@ -61,5 +78,4 @@ class Police(Counting):
         """
         if not limits.open_rate:
             return True
-        rate = limits.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)
-        return self.take(kind, rate, limits.open_rate * FLOOD_FACTOR, now, forgiven=kind is Kind.OFFER)
+        return self.take(kind, limits.rate(kind), limits.flood, now)

@@ -53,6 +53,10 @@ MAX_DOUBTFUL = ID_COUNT // 2
 """Ids of a link that its client refused and may never give back."""
 MAX_KNOWN = 4096
 """Keys of which a relay keeps whether they speak of two ids; the one that said so longest ago is forgotten."""
+IN_FLIGHT = 65_536
+"""Frames of an open channel that a client may have on their way when others end it: TCP alone bounds them."""
+LATE_ANSWERS = 3
+"""Control frames that may be on their way besides: ChannelOpened, CloseChannel, ChannelClosed."""
 SAME_HEADERS = ID_OFFSET + 1
 """Bytes in which frames of one size and one channel are equal."""
 FIRST_BURST = 16
@@ -102,8 +106,9 @@ class Relay:
         self.channel_count = 0
         self.draining = False
         self.steps = 0
-        """Frames that the last read had handled one by one; ``strays``: data of no channel among them."""
-        self.strays = 0
+        """Frames that the last read had handled one by one; ``strays``: data among them of no channel, which nobody
+        provoked; ``refused``: OpenChannels beyond the rate of their destination."""
+        self.strays = self.refused = 0
 
     # --- links ---
 
@@ -162,7 +167,7 @@ class Relay:
             is to be offered again.
         :raises RemoteProtocolError: ``peer`` has to be disconnected.
         """
-        steps = self.strays = 0
+        steps = self.strays = self.refused = 0
         ends = peer.ends
         profile = self._profile
         position = start = frames = 0
@@ -290,7 +295,7 @@ class Relay:
                 self._close(end)
             else:
                 # of a channel that is not there, not open yet, or closed by its sender: a lot of it may be on its way
-                self.strays += 1
+                self.strays += end is not None or not peer.provoked.take(now)
                 self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
         # what ends or answers a channel is paid for by the OpenChannel of whoever opened it
@@ -299,7 +304,7 @@ class Relay:
             or (frame_type == CHANNEL_OPENED and (end.open or end.opener))
             or (frame_type == CLOSE_CHANNEL and end.closed)
         ):
-            stray_allowed = peer.police.allows(Kind.STRAY, self.limits, now)
+            stray_allowed = self._allows_stray(peer, end, now)
         else:
             stray_allowed = True
         if end is None:
@@ -320,6 +325,15 @@ class Relay:
         else:
             assert frame_type == CLOSE_CHANNEL
             self._closing(end)
+
+    def _allows_stray(self, peer: RelayPeer, end: End | None, now: float) -> bool:
+        """Whether a control frame of no channel, or that does not fit it, is within its rate, or was provoked."""
+        if not self.limits.open_rate or peer.police.within(Kind.STRAY, self.limits.rate(Kind.STRAY), now):
+            return True
+        if end is None and peer.provoked.take(now):
+            return True
+        peer.police.refuse(Kind.STRAY, self.limits.flood, now)
+        return False
 
     def _stray(self, peer: RelayPeer, frame_type: int, body: bytes) -> None:
         """Of a channel that is not there; ChannelClosed is never answered."""
@@ -375,12 +389,10 @@ class Relay:
                 ):
                     reason = DropReason.TOO_MANY_PER_PAIR
                 else:
-                    number = self._choose(remote)
-                    if number is None:
+                    reason = self._overasked(peer, remote, now)
+                    number = self._choose(remote) if reason is None else None
+                    if reason is None and number is None:
                         reason = DropReason.TOO_MANY_TRANSPORTS
-                    elif not remote.police.allows(Kind.OFFER, self.limits, now):
-                        # many together must not ask one for more than it can answer
-                        reason, number = DropReason.RATE_LIMITED, None
         if reason is not None or remote is None or number is None or here_id is None:
             assert reason is not None
             self.drops[reason] += 1
@@ -389,6 +401,8 @@ class Relay:
                 self._close(there)
             else:
                 self._answer(peer, encode_closed(self._profile, body[0]))
+            if reason is DropReason.DESTINATION_RATE:
+                peer.police.refuse(Kind.OPEN, self.limits.flood, now)
             return
         here, far = End(peer, here_id, True), End(remote, number, False)
         here.name = body[0]
@@ -398,6 +412,16 @@ class Relay:
         self.channel_count += 1
         self.channels_opened += 1
         self._answer(remote, encode_open(self._profile, number, peer.key, message))
+
+    def _overasked(self, peer: RelayPeer, remote: RelayPeer, now: float) -> DropReason | None:
+        """Why an OpenChannel is more than its destination has to answer, of which all who ask have a part; or None."""
+        rate, burst = self.limits.destination_rate, self.limits.destination_burst
+        if rate and not remote.requests.take((*peer.port.places, peer.key), rate, burst, now):
+            self.refused += 1
+            return DropReason.DESTINATION_RATE
+        # whoever reads slowly is not ended for what others ask of it
+        slow = remote.congested and remote.port.queued() > PEER_QUEUE_MAXIMUM // 2
+        return DropReason.QUEUE_FULL if slow else None
 
     def _opened(self, end: End, body: bytes) -> None:
         if end.open or end.opener:
@@ -445,6 +469,9 @@ class Relay:
     def _close(self, end: End, *, tell: bool = True) -> None:
         """A channel is over: ChannelClosed for its other end, and for this one if it is to be told."""
         other = end.other
+        now = self._now()
+        for one in (end, other):
+            one.peer.provoked.add(LATE_ANSWERS + (IN_FLIGHT if one.open else 0), now)
         self.congestion.forget(end)
         self.congestion.closed(other)
         del end.peer.ends[end.id]

@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from dmsg.base.buckets import RateLimit
 from dmsg.base.tables import uncount
 from dmsg.errors import DropReason, RemoteProtocolError
-from dmsg.net.addresses import block_of
+from dmsg.net.addresses import block_of, blocks_of
 from dmsg.net.isolate import isolated
 from dmsg.net.links.link import Link
 from dmsg.net.links.strangers import Strangers
@@ -32,10 +32,15 @@ MAX_TOLD = 32
 """Handshakes under way of those for whom there is no room, so that they can be told; others are cut."""
 TOLD_PER_ADDRESS = 4
 """Of one address."""
-FLOOD_BURST = 4.0
-"""Connections of one address that end because they flood, before others of it are refused."""
+FLOOD_BURST = 2.0
+"""Connections of one key that end because they flood, before others of that key are refused.  Others behind its address
+are not: many people may share one, and whoever floods it has nothing but his own connections to lose."""
 FLOOD_RATE = 0.05
-"""And so many a second are forgotten."""
+"""Floods of one key that are forgotten in a second."""
+FAILED_BURST = 256.0
+"""Handshakes of one address that fail, before its connections are refused: no key says whose they were."""
+FAILED_RATE = 8.0
+"""Failed handshakes of one address that are forgotten in a second."""
 ROOM_AGAIN = 0.9
 """Part of the clients that a server takes, below which it says that it is full no more."""
 _SILENT = frozenset({DropReason.HANDSHAKE_ABANDONED, DropReason.DRAINING, DropReason.TOO_MANY_CONNECTIONS})
@@ -97,6 +102,7 @@ class Acceptor(Factory):
         self.strangers = Strangers(reactor)
         self.share = Share(reactor)
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
+        self._failures = RateLimit(FAILED_RATE, FAILED_BURST)
         self.sessions: set[Any] = set()
         self.stirred: set[Link] = set()
         """Links that read or wrote, and may hold something; who looks at what they hold takes the others out."""
@@ -161,15 +167,15 @@ class Acceptor(Factory):
             return DropReason.DRAINING
         if self.full:
             return DropReason.TOO_MANY_CONNECTIONS
-        if block is not None and self._floods.owes(block, self._reactor.seconds()):
-            return DropReason.FLOODED_BEFORE
+        if block is not None and self._failures.owes(block, self._reactor.seconds()):
+            return DropReason.FAILED_BEFORE
         if block is not None and 0 < self.limits.max_per_address <= self._of_address[block]:
             return DropReason.TOO_MANY_FROM_ADDRESS
         return None
 
     def _may_be_told(self, refusal: DropReason, block: str | None) -> bool:
         """After the handshake; before it nothing can be said that the peer could believe."""
-        if refusal in (DropReason.DRAINING, DropReason.FLOODED_BEFORE) or len(self._told) >= MAX_TOLD:
+        if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._told) >= MAX_TOLD:
             return False
         if len(self._handshakes) >= self._max_handshakes:
             return False  # the places are for those who may come in
@@ -202,6 +208,7 @@ class Acceptor(Factory):
         link.stirred = self.stirred
         # behind a proxy all come from one address: then each connection is on its own
         link.owner = block if block is not None and self.limits.max_per_address else id(link)
+        link.places = blocks_of(host) if host is not None and self.limits.max_per_address else (id(link),)
         self._handshakes[link] = None
         if refusal is not None:
             self._told[link] = refusal
@@ -245,6 +252,8 @@ class Acceptor(Factory):
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
         self._drops[reason] += 1
+        if reason is DropReason.HANDSHAKE_FAILED and self.limits.max_per_address:
+            self._failures.charge(str(link.owner), 1.0, self._reactor.seconds())
         if reason not in _SILENT:
             self.strangers.tell(host, reason.value, link.erred)
         self._failed(reason, host or None)
@@ -260,6 +269,9 @@ class Acceptor(Factory):
             # a handshake that was under way when the last place was taken
             refusal = DropReason.TOO_MANY_CONNECTIONS
             self._refused(refusal, session.link.address)
+        if refusal is None and self._floods.owes(str(session.link.remote), self._reactor.seconds()):
+            refusal = DropReason.FLOODED_BEFORE
+            self._refused(refusal, session.link.address)
         if refusal is not None:
             session.refuse(refusal)
         self.on_change()
@@ -271,7 +283,7 @@ class Acceptor(Factory):
         self._gone(session.link)
         reason = session.link.ended_for
         if reason is DropReason.FLOOD:
-            self._floods.charge(str(session.link.owner), 1.0, self._reactor.seconds())
+            self._floods.charge(str(session.link.remote), 1.0, self._reactor.seconds())
         if reason is not None and reason not in self._counted:
             self._drops[reason] += 1
             remote = session.link.remote

@@ -9,7 +9,7 @@ leave together (:class:`~dmsg.net.turn.TurnFlush`).  :class:`~dmsg.net.links.rec
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from twisted.internet.error import ConnectionDone
@@ -76,6 +76,8 @@ class Link(TwistedProtocol):
     """By which turns of the reactor are shared; a client's side has none."""
     owner: Hashable = None
     """Whom its time is counted for."""
+    places: Sequence[Hashable] = ()
+    """Blocks of addresses that the peer is in, the largest first; behind a proxy the connection itself."""
     stirred: set[Link] | None = None
     """Where it says that it read or wrote: who wants to know what links hold need not look at all of them."""
 

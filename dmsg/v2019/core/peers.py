@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
+from dmsg.base.fair_rate import FairRate
+from dmsg.base.policing import Provoked
 from dmsg.base.ports import Port
 from dmsg.keys import PubKey
 from dmsg.v2019.core.observe import Carried
@@ -15,10 +18,12 @@ class ConnectionPort(Port, Protocol):
     """How bytes leave for a peer.
 
     :ivar address: where the peer is, or an empty string.
+    :ivar places: blocks of addresses that the peer is in, the largest first; its rates are shared by them.
     :ivar left_behind: when the connection is gone: bytes that were queued for the peer and never left.
     """
 
     address: str
+    places: Sequence[Hashable]
     left_behind: int
 
 
@@ -93,6 +98,8 @@ class RelayPeer:
         "pausing",
         "police",
         "port",
+        "provoked",
+        "requests",
         "routes",
         "sent",
         "since",
@@ -119,6 +126,10 @@ class RelayPeer:
         self.frames_in = 0
         self.bytes_in = 0
         self.police = Police()
+        self.provoked = Provoked()
+        """Frames that others have provoked from it."""
+        self.requests = FairRate()
+        """The rate of REQUESTs to it."""
         self.speaks_drain = False
         """It has sent a PING, so it knows DRAIN."""
         self.since = since

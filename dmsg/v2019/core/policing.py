@@ -1,9 +1,12 @@
 """How much one client may ask of a server.  No I/O, no clock.
 
 Control frames of each kind have a token bucket per connection (a key may have a few).  Over
-the rate a REQUEST or ACCEPT is refused with a reason, a PING and a stray frame get no answer, a
-receipt is not kept, and a CLOSE takes effect all the same; who goes on as if nothing had been said
-loses the connection.  Bytes have a bucket too, and over it the server reads
+the rate a REQUEST is refused with a reason, a PING and a stray frame get no answer, a
+receipt is not kept; a client that goes on regardless loses its connection.  Answers are free: the first ACCEPT of a
+transport and its CLOSE were paid for by whoever opened it, and what others provoke is forgiven
+(:class:`~dmsg.base.policing.Provoked`).  So that nobody is asked for more than it can answer, REQUESTs to one
+destination have a rate of their own, which sources share (:mod:`dmsg.base.fair_rate`); what is over it is refused to
+the requester and counts as its flood.  Bytes have a bucket too, and over it the server reads
 slower: nothing is dropped.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from dmsg.base.policing import ANSWER_FACTOR, FLOOD_FACTOR, Police as Counting
+from dmsg.base.policing import ANSWER_FACTOR, DESTINATION_BURST, DESTINATION_FACTOR, FLOOD_FACTOR, Police as Counting
 from dmsg.v2019.core.wire import IDS_PER_SIDE
 
 MAX_CONNECTIONS = 10_000
@@ -24,7 +27,7 @@ MAX_PER_PAIR = 1024
 MAX_PER_ADDRESS = 1024
 """Connections from one address, by default."""
 REQUEST_RATE = 500.0
-"""REQUESTs a second of one connection, by default; ACCEPTs and CLOSEs may be four times as many."""
+"""REQUESTs a second of one connection, by default; ACCEPTs and CLOSEs of no transport may be four times as many."""
 PING_RATE = 20.0
 """PINGs a second of one connection."""
 
@@ -69,6 +72,21 @@ class Limits:
             return PING_RATE
         return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR
 
+    @property
+    def flood(self) -> float:
+        """Refused frames a second, of all kinds, with which a connection ends."""
+        return self.request_rate * FLOOD_FACTOR
+
+    @property
+    def destination_rate(self) -> float:
+        """REQUESTs a second to one destination."""
+        return self.request_rate * DESTINATION_FACTOR
+
+    @property
+    def destination_burst(self) -> float:
+        """REQUESTs to one destination at once."""
+        return self.request_rate * DESTINATION_BURST
+
 
 class Police(Counting):
     """The buckets of one client."""
@@ -85,5 +103,5 @@ class Police(Counting):
         """
         if not limits.request_rate:
             return True
-        flood = limits.request_rate * FLOOD_FACTOR
-        return self.take(kind, limits.rate(kind), flood, now, forgiven=kind in (Kind.STRAY, Kind.RECEIPT))
+        forgiven = kind in (Kind.STRAY, Kind.RECEIPT)
+        return self.take(kind, limits.rate(kind), limits.flood, now, forgiven=forgiven)

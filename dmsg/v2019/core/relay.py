@@ -15,6 +15,7 @@ from dmsg.base.buffers import count_equal
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.telemetry.receipts import RECEIPT_SIZE
+from dmsg.v2019.core.congestion import PEER_QUEUE_LIMIT
 from dmsg.v2019.core.observe import data_in
 from dmsg.v2019.core.peers import Observer, RelayPeer, Route
 from dmsg.v2019.core.policing import Kind, Limits
@@ -27,6 +28,7 @@ from dmsg.v2019.core.wire import (
     HANDSHAKE_PAYLOAD_SIZE,
     HEADER_SIZE,
     INSTANCE_SIZE,
+    MAX_CLOSE,
     MAX_HANDSHAKE_PAYLOAD,
     MAX_PING,
     MIN_SECURE_REQUEST,
@@ -49,6 +51,8 @@ STRANGER_AFTER = 5.0
 
 _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STRAY}
 
+EARLY_FRAMES = 16
+"""FWD and ACK frames of a transport that are passed on before it is accepted; no client sends any."""
 FIRST_BURST = 16
 """Frames with equal headers that are looked for at first; doubles while they are found."""
 
@@ -72,7 +76,9 @@ class Relay(RouteTable):
         self.steps = 0
         """Frames that the last read had handled one by one."""
         self.strays = 0
-        """Frames of no transport that it had beyond what one client may send."""
+        """Frames of no transport that it had beyond what one client may send, and that nobody provoked."""
+        self.refused = 0
+        """REQUESTs that it had beyond the rate of their destination."""
 
     # --- frames ---
 
@@ -86,7 +92,7 @@ class Relay(RouteTable):
             is to be offered again.
         :raises RemoteProtocolError: ``peer`` has to be disconnected.
         """
-        steps = self.strays = 0
+        steps = self.strays = self.refused = 0
         routes = peer.routes
         unpack = unpack_header
         position = 0
@@ -113,6 +119,8 @@ class Relay(RouteTable):
                     if own_id != last_id:
                         route = routes.get(own_id)
                         last_id = own_id
+                        if route is not None and not route.accepted:
+                            route = None  # handled one by one: see _early
                     if route is not None:
                         if route is not last_route:
                             if steps >= limit:
@@ -207,10 +215,6 @@ class Relay(RouteTable):
         own_id = route.back.to_id
         if source.routes.get(own_id) is not route:
             return  # closed by the frames before these
-        if not route.accepted:
-            # who is slow need not keep what nobody there has agreed to
-            self._overflow(source, own_id, route, run)
-            return
         if not self.congestion.takes(route, len(run)):
             self._overflow(source, own_id, route, run)
             return
@@ -247,27 +251,62 @@ class Relay(RouteTable):
         if frame_type not in (ACCEPT, CLOSE, FWD, ACK):
             raise RemoteProtocolError(DropReason.UNKNOWN_FRAME, f"frame of unknown type {frame_type:#x}")
         route = peer.routes.get(own_id)
-        allowed = self._allows(peer, _KINDS[frame_type])
         if route is None:
-            if allowed:
-                self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
-                self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
-            else:
-                self.strays += 1
-            return
-        if not allowed and frame_type == ACCEPT:
-            self._close_both(peer, own_id, route, CloseReason.RATE_LIMITED)
-            return
-        # a CLOSE over the rate takes effect all the same: it frees something
-        if frame_type == CLOSE:
+            self._stray(peer, frame_type, own_id)
+        elif frame_type == CLOSE:
+            # free: a transport ends once, and its REQUEST was paid for
             self._drop_route(peer, own_id, route, close_reason(payload))
-        elif frame_type == ACCEPT and own_id & 1:  # of the responder, who alone is asked
+            said = payload if len(payload) <= MAX_CLOSE else payload[:1]
+            self._answer(route.peer, encode_frame(CLOSE, route.to_id, said))
+        elif frame_type != ACCEPT:
+            self._early(peer, own_id, route, encode_frame(frame_type, route.to_id, payload))
+        elif len(payload) > MAX_HANDSHAKE_PAYLOAD:
+            self.drops[DropReason.BAD_FRAME] += 1
+            self._close_both(peer, own_id, route, CloseReason.BAD_FRAME)
+        elif own_id & 1 and not route.accepted:  # of the responder, who alone is asked; free, since it is
             route.accepted = route.back.accepted = True
             if (carried := route.carried) is not None and carried.back is route:
                 assert self.observer is not None
                 self.observer.accepted(carried, payload)
-        # payloads are the clients' business, as in the reference
-        self._answer(route.peer, encode_frame(frame_type, route.to_id, payload))
+            # payloads are the clients' business, as in the reference
+            self._answer(route.peer, encode_frame(ACCEPT, route.to_id, payload))
+        elif self._allows(peer, Kind.ACCEPT):
+            # said again, or by who asked: passed on as in the reference, but nobody who is slow need have it
+            if route.peer.congested:
+                self.drops[DropReason.BAD_FRAME] += 1
+            else:
+                route.peer.port.send(encode_frame(ACCEPT, route.to_id, payload))
+        else:
+            self._close_both(peer, own_id, route, CloseReason.RATE_LIMITED)
+
+    def _early(self, peer: RelayPeer, own_id: int, route: Route, frame: bytes) -> None:
+        """Pass on FWD or ACK of a transport that is not accepted, as the reference does, but few of them.
+
+        Each may bring an answer of its receiver, who has not agreed to anything; and who is slow need not keep it.
+        """
+        if route.peer.congested:
+            self._overflow(peer, own_id, route, memoryview(frame))
+        elif route.frames >= EARLY_FRAMES:
+            self.drops[DropReason.BAD_FRAME] += 1
+            self._close_both(peer, own_id, route, CloseReason.BAD_FRAME)
+        else:
+            is_ack = frame[0] == ACK
+            self._count(route, 1, len(frame), is_ack, len(frame) if is_ack else 0)
+            route.peer.port.send(frame)
+
+    def _stray(self, peer: RelayPeer, frame_type: int, own_id: int) -> None:
+        """Answer a frame of no transport, if it is within its rate; whoever was not provoked to send it pays for it."""
+        kind, now, limits = _KINDS[frame_type], self._now(), self.limits
+        if not limits.request_rate or peer.police.within(kind, limits.rate(kind), now):
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
+            self._answer(peer, encode_close(own_id, CloseReason.NO_SUCH_TRANSPORT))
+        elif peer.provoked.take(now):
+            self.drops[DropReason.NO_SUCH_TRANSPORT] += 1  # it has been told that the transport is over
+        else:
+            self.strays += 1
+            self.drops[DropReason.RATE_LIMITED] += 1
+            if kind is not Kind.STRAY:
+                peer.police.refuse(kind, limits.flood, now)
 
     def _tell_of_others(self, peer: RelayPeer) -> None:
         """Tell a client, once, that another program is connected with its key: one of the two is not reached.
@@ -306,6 +345,13 @@ class Relay(RouteTable):
             self._answer(peer, encode_close(own_id, CloseReason.RATE_LIMITED))
         elif responder is None:
             self._refuse(peer, own_id, payload, DropReason.NO_SUCH_PEER, CloseReason.NO_SUCH_PEER)
+        elif not self._may_ask(peer, responder):
+            self.refused += 1
+            self._refuse(peer, own_id, payload, DropReason.DESTINATION_RATE, CloseReason.RATE_LIMITED)
+            peer.police.refuse(Kind.REQUEST, self.limits.flood, self._now())
+        elif responder.congested and responder.port.queued() > PEER_QUEUE_LIMIT:
+            # whoever reads slowly is not ended for what others ask of it
+            self._refuse(peer, own_id, payload, DropReason.QUEUE_FULL, CloseReason.QUEUE_FULL)
         elif len(peer.routes) >= self.limits.max_transports or len(responder.routes) >= self.limits.max_transports:
             self._refuse(peer, own_id, payload, DropReason.TOO_MANY_TRANSPORTS, CloseReason.TOO_MANY_TRANSPORTS)
         elif peer.destinations.get(responder, 0) >= self.limits.max_per_pair:
@@ -325,6 +371,11 @@ class Relay(RouteTable):
             self.congestion.routed(peer, responder)
             self.congestion.routed(responder, peer)
             self._answer(responder, encode_frame(REQUEST, to_id, payload))
+
+    def _may_ask(self, peer: RelayPeer, responder: RelayPeer) -> bool:
+        """Whether a REQUEST is within the rate of its destination, which all who ask share."""
+        rate, burst = self.limits.destination_rate, self.limits.destination_burst
+        return not rate or responder.requests.take((*peer.port.places, peer.key), rate, burst, self._now())
 
     def _refuse(self, peer: RelayPeer, own_id: int, payload: bytes, reason: DropReason, byte: CloseReason) -> None:
         self.drops[reason] += 1

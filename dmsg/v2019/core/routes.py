@@ -31,6 +31,10 @@ from dmsg.v2019.core.wire import ID_COUNT, IDS_PER_SIDE, encode_close, encode_dr
 
 MAX_CONNECTIONS_PER_KEY = 4
 """Older connections of a key keep their transports, but no more than these in all."""
+IN_FLIGHT = 16_384
+"""Frames that one end of an accepted transport may have on their way when others end it: the window of a client."""
+LATE_ANSWERS = 2
+"""Control frames that may be on their way besides: ACCEPT and CLOSE."""
 
 
 class RouteTable:
@@ -127,6 +131,10 @@ class RouteTable:
         if (carried := route.carried) is not None and self.observer is not None:
             by = "server" if by_server else "src" if carried.there is route else "dst"
             self.observer.ended(carried, reason, by)
+        now = self._now()
+        # each frame that went to an end may bring a CLOSE of no transport; who ended it sends nothing more of its own
+        peer.provoked.add(route.back.frames + (_on_their_way(route) if by_server else 0), now)
+        other.provoked.add(route.frames + _on_their_way(route), now)
         del peer.routes[own_id]
         del other.routes[route.to_id]
         self.route_count -= 2
@@ -222,3 +230,7 @@ class RouteTable:
             assert peer.paused_by is None or peer in peer.paused_by.pausing
         assert ends == self.route_count
         self.connections.check()
+
+
+def _on_their_way(route: Route) -> int:
+    return LATE_ANSWERS + (IN_FLIGHT if route.accepted else 0)

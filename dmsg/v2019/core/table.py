@@ -113,6 +113,8 @@ class ClientConnection(TransportTable):
         self.make_room: Callable[[PubKey | None], bool] = lambda initiator: False
         """Ends an incoming transport for another one, if there is one that may go."""
         self._dear = 0
+        self._answered: set[int] = set()
+        """Ids of no transport that were answered in the present read."""
         self.established = False
         self.broken: RemoteProtocolError | None = None
         """Why the connection has to end: nothing more is read from it, and what came before is told first."""
@@ -269,6 +271,7 @@ class ClientConnection(TransportTable):
         outgoing = self._outgoing
         view = memoryview(buffer)
         position = 0
+        self._answered.clear()
         while end - position >= HEADER_SIZE and self.broken is None and most:
             most -= 1
             frame_type, transport_id, size = unpack_header(buffer, position)
@@ -360,7 +363,9 @@ class ClientConnection(TransportTable):
         elif transport is None:
             if frame_type == REQUEST:
                 self._on_request(transport_id, payload, events)
-            elif frame_type != CLOSE:
+            elif frame_type != CLOSE and transport_id not in self._answered:
+                # once for all that was on its way: who sends it must not have this end flood its server
+                self._answered.add(transport_id)
                 self._outgoing.append(encode_close(transport_id, CloseReason.NO_SUCH_TRANSPORT))
         elif frame_type == REQUEST and transport.state is not State.REQUESTED:
             raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")

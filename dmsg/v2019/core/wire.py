@@ -42,6 +42,8 @@ SAME_KEY = 1
 """What a NOTICE says: another program is connected with this key; the text is its address, as the server sees it."""
 MAX_HANDSHAKE_PAYLOAD = 66 + 1024
 """Bytes of a REQUEST, with the KK message of a secure transport."""
+MAX_CLOSE = 64
+"""Bytes of a CLOSE that a server passes on; of a longer one only the reason."""
 MIN_SECURE_REQUEST = 66 + 33 + 128 + 16
 """Bytes of the shortest REQUEST with a KK message: a key, a hello, a tag."""
 MAX_HINTS = 16

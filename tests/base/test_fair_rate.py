@@ -1,0 +1,111 @@
+"""A rate that several sources share, and frames that somebody else provoked."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from hypothesis import given, strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.base import fair_rate
+from dmsg.base.fair_rate import ASSIGNED, FORGET_AFTER, UNCOUNTED, FairRate
+from dmsg.base.policing import PROVOKED_LASTS, Provoked
+
+RATE, BURST = 100.0, 400.0
+
+
+class FairRateTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.rate = FairRate()
+        self.now = 0.0
+
+    def ask(self, count: int, *paths: Sequence[Hashable]) -> int:
+        """How many of so many requests of these sources in turn are within the rate."""
+        return sum(self.rate.take(paths[number % len(paths)], RATE, BURST, self.now) for number in range(count))
+
+    def crowd(self, seconds: float, paths: Sequence[Sequence[Hashable]]) -> int:
+        """Let these ask for ten times the rate; how many are let in."""
+        let_in = 0
+        for _ in range(int(seconds * 100)):
+            self.now += 0.01
+            let_in += self.ask(int(RATE / 10), *paths)
+            paths = [*paths[1:], paths[0]]
+        return let_in
+
+    def test_one_alone_may_have_all_of_it(self) -> None:
+        self.assertGreaterEqual(self.ask(1000, ("a",)), UNCOUNTED * BURST)
+        let_in = self.crowd(10, [("a",)])
+        self.assertTrue(9 * RATE < let_in < 11 * RATE, let_in)
+
+    def test_a_new_source_has_its_part(self) -> None:
+        """However many others there are, as long as they are the same."""
+        for count in (1, 20, 1000):
+            self.setUp()
+            others = [(f"other {number}",) for number in range(count)]
+            self.crowd(15, others)
+            for number in range(50):
+                self.crowd(0.2, others)
+                self.assertEqual(self.ask(1, (f"new {number}",)), 1, (count, number))
+
+    def test_who_asks_for_less_than_his_part_is_never_refused(self) -> None:
+        greedy = [("g1",), ("g2",), ("g3",)]
+        self.crowd(5, greedy)
+        for _ in range(100):
+            self.crowd(0.1, greedy)
+            self.assertEqual(self.ask(1, ("modest",)), 1)  # 10 a second; a part is 22
+
+    def test_many_keys_at_one_address_have_one_part(self) -> None:
+        keys = [("192.0.2.0/24", "192.0.2.1", number) for number in range(1000)]
+        other = ("198.51.100.0/24", "198.51.100.1", "key")
+        self.crowd(15, keys)
+        let_in = 0
+        for _ in range(100):
+            self.crowd(0.05, keys)
+            let_in += self.ask(10, other)  # 200 a second
+        self.assertGreater(let_in, 0.8 * ASSIGNED**3 * RATE / 2 * 5)
+
+    def test_fresh_keys_at_one_address_gain_nothing(self) -> None:
+        for number in range(20_000):
+            self.now += 0.001
+            self.ask(1, ("here", "192.0.2.1", number))
+        self.assertEqual(self.ask(5, *[(f"{number}", "there", "key") for number in range(5)]), 5)
+
+    def test_never_more_than_the_rate(self) -> None:
+        total = self.crowd(20, [(f"{number}",) for number in range(500)])
+        self.assertLessEqual(total, 20 * RATE + BURST)
+
+    def test_what_is_remembered(self) -> None:
+        self.patch(fair_rate, "MAX_SIBLINGS", 8)
+        self.ask(int(BURST), ("a",))
+        self.ask(100, *[(f"{number}",) for number in range(100)])
+        self.assertEqual(self.rate.sources, 8)
+        # whoever was silent for long is forgotten, and all are when it was quiet
+        self.patch(fair_rate, "FORGET_AFTER", 1.0)
+        self.now += 1.5
+        self.ask(120, ("last",))
+        self.assertEqual(self.rate.sources, 1)
+        self.now += FORGET_AFTER
+        self.ask(1, ("b",))
+        self.assertEqual(self.rate.sources, 0)
+
+    @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 5), st.integers(0, 3)), max_size=300))
+    def test_any_order(self, asked: list[tuple[float, int, int]]) -> None:
+        self.setUp()
+        let_in = 0
+        for passed, place, key in asked:
+            self.now += passed / 100
+            let_in += self.rate.take((place, key), 10.0, 20.0, self.now)
+            self.assertLessEqual(let_in, 20 + 10 * self.now + 1e-6)
+
+
+class ProvokedTests(SynchronousTestCase):
+    def test_each_once_and_not_for_ever(self) -> None:
+        provoked = Provoked()
+        provoked.add(3, 0.0)
+        self.assertEqual([provoked.take(1.0) for _ in range(4)], [True] * 3 + [False])
+        provoked.add(2, 10.0)
+        self.assertTrue(provoked.take(PROVOKED_LASTS + 5))
+        provoked.add(1, PROVOKED_LASTS + 5)
+        self.assertEqual([provoked.take(PROVOKED_LASTS + 6) for _ in range(3)], [True, True, False])
+        provoked.add(5, PROVOKED_LASTS + 7)
+        self.assertFalse(provoked.take(5 * PROVOKED_LASTS))
