@@ -138,6 +138,8 @@ def make_session(
         builder = builder.master(master or "local[*]")
         options["spark.driver.memory"] = memory
         if master is None or master.startswith("local"):
+            # else Java looks up the name of this machine, which need not lead anywhere
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             options |= LOCAL_SETTINGS | (QUICK_SETTINGS if quick else {})
     for key, value in (options | (settings or {})).items():
         builder = builder.config(key, value)
