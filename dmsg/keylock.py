@@ -20,6 +20,10 @@ from dmsg.filelock import NoLocks, is_at, take_lock
 
 LOCK_SUFFIX = ".lock"
 _WHO_SIZE = 256
+KEY_ADVICE = (
+    "stop that, or use another key (dmsg key new FILE); with --share both run, and others reach only the newest"
+)
+"""What to do when a key file is in use."""
 _held: dict[str, list[KeyLock]] = {}
 
 
@@ -52,10 +56,11 @@ class KeyLock:
         os.close(descriptor)
 
 
-def hold(path: str | os.PathLike[str], program: str, *, share: bool = False) -> KeyLock:
-    """Say that ``program`` uses the key file; the same process may do so several times.
+def hold(path: str | os.PathLike[str], program: str, *, share: bool = False, advice: str = KEY_ADVICE) -> KeyLock:
+    """Say that ``program`` uses the key file, or another file; the same process may do so several times.
 
     :param share: others that share it are borne.
+    :param advice: what a person can do who finds it in use.
     :raises KeyInUse: another program has it; says which, and what to do.
     """
     real = os.path.realpath(path)
@@ -64,14 +69,14 @@ def hold(path: str | os.PathLike[str], program: str, *, share: bool = False) -> 
         again = KeyLock(real, first.descriptor, first.beside)
         _held[real].append(again)
         return again
-    lock = _hold_beside(real, program, share)
+    lock = _hold_beside(real, program, share, advice)
     if lock is None:
-        lock = _hold_itself(real, share)
+        lock = _hold_itself(real, share, advice)
     _held[real] = [lock]
     return lock
 
 
-def _hold_beside(real: str, program: str, share: bool) -> KeyLock | None:
+def _hold_beside(real: str, program: str, share: bool, advice: str) -> KeyLock | None:
     """None: nothing can be written beside it."""
     beside = real + LOCK_SUFFIX
     while True:
@@ -89,7 +94,7 @@ def _hold_beside(real: str, program: str, share: bool) -> KeyLock | None:
             os.close(descriptor)
             if share:
                 return KeyLock(real, None, None)
-            raise KeyInUse(_in_use(real, who))
+            raise KeyInUse(_in_use(real, who, advice))
         # who held it before may have taken the file away just now
         if is_at(descriptor, Path(beside)):
             break
@@ -100,7 +105,7 @@ def _hold_beside(real: str, program: str, share: bool) -> KeyLock | None:
     return KeyLock(real, descriptor, beside)
 
 
-def _hold_itself(real: str, share: bool) -> KeyLock:
+def _hold_itself(real: str, share: bool, advice: str) -> KeyLock:
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -114,18 +119,14 @@ def _hold_itself(real: str, share: bool) -> KeyLock:
         os.close(descriptor)
         if share:
             return KeyLock(real, None, None)
-        raise KeyInUse(_in_use(real, ""))
+        raise KeyInUse(_in_use(real, "", advice))
     return KeyLock(real, descriptor, None)
 
 
-def _in_use(real: str, who: str) -> str:
+def _in_use(real: str, who: str, advice: str) -> str:
     words = who.strip().split(" ", 2)
     by = f"{words[2]} (process {words[0]}, since {words[1]})" if len(words) == 3 else "another program"
-    by = printable(by)
-    return (
-        f"{real} is in use by {by}: stop that, or use another key (dmsg key new FILE); with --share both run, and "
-        "others reach only the newest"
-    )
+    return f"{real} is in use by {printable(by)}: {advice}"
 
 
 def this_program(*words: str) -> str:

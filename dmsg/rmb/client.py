@@ -320,8 +320,9 @@ class RmbClient(Service):
         if received.kind == "error":
             text, code = envelope.error.message, envelope.error.code
             if received.by_relay and text == EXPIRED:
-                # a relay's clock was before this one's
-                waiting.errback(CallTimeout(f"twin {called[0]} did not answer: the {text}, a relay says"))
+                # the call itself ends when its time is over: a relay that says so earlier has another clock
+                why = "its clock or this one's is wrong: compare them"
+                waiting.errback(CallTimeout(f"twin {called[0]} did not answer: the {text}, a relay says; {why}"))
                 return
             offline = received.by_relay and text.endswith(OFFLINE)
             kind = TwinOffline if offline else RemoteError

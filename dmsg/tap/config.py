@@ -17,6 +17,7 @@ from twisted.logger import Logger
 from twisted.python.usage import UsageError
 
 from dmsg.net.reactor import Reactor
+from dmsg.tap.log_files import reopen_log_files
 
 _log = Logger()
 
@@ -71,10 +72,12 @@ def where(path: str, name: str) -> str:
 
 
 def on_hangup(reactor: Reactor, reload: Callable[[], None]) -> None:
-    """Call ``reload`` at SIGHUP."""
+    """Call ``reload`` at SIGHUP, and open log files anew: who rotates them sends it, too."""
 
     def hung_up(number: int, frame: Any) -> None:
-        cast(IReactorFromThreads, reactor).callFromThread(reload)
+        threads = cast(IReactorFromThreads, reactor)
+        threads.callFromThread(reopen_log_files)
+        threads.callFromThread(reload)
 
     try:
         signal.signal(signal.SIGHUP, hung_up)

@@ -26,6 +26,7 @@ from dmsg.base.printable import printable
 from dmsg.discovery.url import check_url
 from dmsg.errors import DmsgError
 from dmsg.pages.access import read_token
+from dmsg.tap.log_files import log_file_of, reopen_at_signals
 
 DESCRIPTOR_RESERVE = 64
 """Descriptors that are not for clients: log, listening ports, discovery."""
@@ -121,7 +122,7 @@ def json_log(stream: TextIO) -> ILogObserver:
 
 
 def set_log_format(value: str, *, debug: bool = False) -> None:
-    """``text`` is twistd's log; ``json`` takes its place on standard output.  Both without control characters.
+    """``text`` is twistd's log; ``json`` takes its place, in its file or on standard output.  No control characters.
 
     :param debug: also what is said for debugging.
 
@@ -130,10 +131,15 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
     """
     begin = globalLogBeginner.beginLoggingTo
 
-    def begin_otherwise(observers: Iterable[ILogObserver], **options: Any) -> None:
+    def begin_otherwise(given: Iterable[ILogObserver], **options: Any) -> None:
+        observers = list(given)
         del globalLogBeginner.beginLoggingTo
+        files = [file for one in observers if (file := log_file_of(one)) is not None]
+        for file in files:
+            reopen_at_signals(file)
         if value == "json":
-            observers = [json_log(sys.stdout)]
+            outputs: list[Any] = [*files] or [sys.stdout]
+            observers = [json_log(output) for output in outputs]
         if not debug:
             level = LogLevelFilterPredicate(LogLevel.info)
             observers = [FilteringLogObserver(one, [level]) for one in observers]

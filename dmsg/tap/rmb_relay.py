@@ -9,6 +9,7 @@ from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
 from dmsg.errors import DmsgError, needs_extra
+from dmsg.keylock import KeyLock, hold
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap.options import (
     METRICS_OPTION,
@@ -188,6 +189,14 @@ class Options(EntityOptions):
         if self["log-format"] not in ("text", "json"):
             raise UsageError("log-format is text or json")
 
+    def hold_queue(self) -> KeyLock:
+        """Say that this relay uses its file of messages: a second one would deliver each twice.
+
+        :raises KeyInUse: another process has it.
+        """
+        path = self["queue"].removeprefix("sqlite:")
+        return hold(path, "twistd rmb-relay", advice="stop that, or give this relay another --queue")
+
     def settings(self) -> RelaySettings:
         """What the relay is told."""
         return RelaySettings(
@@ -216,5 +225,8 @@ def makeService(options: Options, reactor: Reactor | None = None) -> IService:
     """A relay as a Twisted service."""
     reactor = the_reactor(reactor)
     set_log_format(options["log-format"], debug=bool(options["debug"]))
-    service: IService = StopOnFailure(reactor, RmbRelay(reactor, options.settings()), options)
+    in_file = options["queue"].startswith("sqlite:") and options["queue"] != "sqlite::memory:"
+    service: IService = StopOnFailure(
+        reactor, RmbRelay(reactor, options.settings()), options, options.hold_queue if in_file else None
+    )
     return service

@@ -36,7 +36,7 @@ class CannotStart(DmsgError):
 class StopOnFailure(MultiService):
     """Wraps a service whose ``ready`` says whether it came up.
 
-    :param hold_key: says that a key file is in use, from the start to the end.
+    :param hold_key: says that a key file, or another file of the entity, is in use, from the start to the end.
     :ivar entity: the service.
     """
 

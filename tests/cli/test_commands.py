@@ -187,6 +187,7 @@ class NetworkCommandTests(CommandCase):
         connecting.transport.write(b"to the listener\n")  # type: ignore[union-attr]
         listening.transport.write(b"to the caller\n")  # type: ignore[union-attr]
         await self.until(lambda: connecting.out == b"to the caller\n")
+        listening.transport.closeStdin()  # type: ignore[union-attr]
         big = b"0123456789abcdef" * 40_000
         connecting.transport.write(big)  # type: ignore[union-attr]
         connecting.transport.closeStdin()  # type: ignore[union-attr]

@@ -139,6 +139,7 @@ class PingTests(ToolCase):
             status, out, err = await self.run_command(*arguments, **self.environment)
             self.assertEqual((status, err), (0, ""), arguments)
         self.assertNotIn(b"connected", listening.err)
+        listening.transport.closeStdin()  # type: ignore[union-attr]
         # it still takes the one stream that it is there for
         status, _, err = await self.shell(f"echo hello | dmsg connect {key}")
         self.assertEqual(status, 0, err)

@@ -390,7 +390,7 @@ class OldClientTests(CommandCase, MessagingCase):
         assert connecting.transport is not None
         connecting.transport.write(b"hell\n")
         self.assertEqual(await connecting.ended, 1)
-        self.assertIn(b"say --acks yes (until 2019-04-15) or no", connecting.err)
+        self.assertIn(b"use --acks yes (acks=True) for a Go program before 2019-04-15, --acks no", connecting.err)
         self.assertEqual((stock.panics, [one.received for one in stock.accepted]), ([], [[]]))
 
     @asynchronous

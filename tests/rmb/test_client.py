@@ -142,7 +142,7 @@ class CallTests(MemoryCase):
         envelope.error.message = EXPIRED
         self.a._answered(cast(Any, SimpleNamespace(kind="error", envelope=envelope, by_relay=True)))
         error: Any = await self.assertFailure(calling, CallTimeout)
-        self.assertIn("a relay says", str(error))
+        self.assertIn("a relay says; its clock or this one's is wrong", str(error))
 
     @asynchronous
     async def test_several_destinations(self) -> None:

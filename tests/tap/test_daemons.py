@@ -81,3 +81,51 @@ class DaemonTests(TestCase):
         finally:
             os.kill(pid, signal.SIGTERM)
         await self.gone()
+
+    async def logged(self, wanted: str, name: str = "log") -> str:
+        """The log, when ``wanted`` is in it."""
+        log = self.directory / name
+        for _ in range(600):
+            if log.exists() and wanted in log.read_text():
+                return log.read_text()
+            await deferLater(reactor, 0.05)
+        raise self.failureException(f"{wanted} is not in {log}")
+
+    @asynchronous
+    async def test_logs_that_are_rotated(self) -> None:
+        """Renamed, and a signal sent, as logrotate does it; text and JSON, either signal."""
+        for form, number in (("text", signal.SIGUSR1), ("json", signal.SIGHUP)):
+            options = ("--store=memory:", "--listen=tcp:0:interface=127.0.0.1", f"--log-format={form}")
+            said, status = await self.twistd("dmsg-discovery", *options)
+            self.assertEqual(status, 0, said)
+            pid = int((self.directory / "pid").read_text())
+            try:
+                await self.logged("listens on")
+                (self.directory / "log").rename(self.directory / "log.old")
+                os.kill(pid, number)
+                fresh = await self.logged("the log was opened anew")
+                self.assertEqual(fresh.startswith("{"), form == "json")
+            finally:
+                os.kill(pid, signal.SIGTERM)
+            await self.gone()
+            last = await self.logged("Server Shut Down")
+            self.assertNotIn("Server Shut Down", (self.directory / "log.old").read_text(), last)
+            # twistd by itself would have renamed the new one
+            self.assertEqual(sorted(path.name for path in self.directory.glob("log*")), ["log", "log.old"])
+            (self.directory / "log").unlink()
+
+    @asynchronous
+    async def test_a_log_that_cannot_be_opened_anew(self) -> None:
+        """It goes on as it was: an entity without a log could not say why."""
+        said, status = await self.twistd("dmsg-discovery", "--store=memory:", "--listen=tcp:0:interface=127.0.0.1")
+        self.assertEqual(status, 0, said)
+        pid = int((self.directory / "pid").read_text())
+        try:
+            await self.logged("listens on")
+            (self.directory / "log").rename(self.directory / "log.old")
+            (self.directory / "log").mkdir()
+            os.kill(pid, signal.SIGUSR1)
+            await self.logged("cannot be opened anew", "log.old")
+        finally:
+            os.kill(pid, signal.SIGTERM)
+        await self.gone()

@@ -13,6 +13,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 from twisted.python.usage import UsageError
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from dmsg.keylock import hold
 from dmsg.rmb.twins.secrets import SECRET, TwinSecret, write_secret
 from dmsg.tap import rmb_peer, rmb_registry, rmb_relay
 from tests.support import asynchronous
@@ -192,3 +193,13 @@ class ProcessTests(TestCase):
                 status, text = await self.run_twistd(*arguments)
                 self.assertEqual(1, status, text)
                 self.assertIn(words, text)
+
+    @asynchronous
+    async def test_a_second_relay_in_one_directory(self) -> None:
+        queue = Path(self.mktemp()).absolute()
+        held = hold(queue, "twistd rmb-relay")
+        self.addCleanup(held.release)
+        status, text = await self.run_twistd("rmb-relay", URL, "--listen=tcp:0", f"--queue=sqlite:{queue}")
+        self.assertEqual(1, status, text)
+        self.assertIn(f"{queue} is in use by twistd rmb-relay (process {os.getpid()}, since ", text)
+        self.assertIn("give this relay another --queue", text)

@@ -50,7 +50,8 @@ class _Console(Protocol):
 
     def writeConnectionLost(self) -> None:
         """Standard output is closed, or takes nothing."""
-        self._stream.output_failed()
+        if not self._stream.output_ended:
+            self._stream.output_failed()
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         if not reason.check(ConnectionDone):
@@ -73,14 +74,25 @@ class _Stream(Protocol):
         self._console: StandardIO | None = None
         self._ending = False
         self._over = False
-        self._output_ended = False
+        self.output_ended = False
         self._late: IDelayedCall | None = None
         self._failure: Failure | None = None
 
     def connectionMade(self) -> None:
         from twisted.internet.stdio import StandardIO
 
-        self._console = StandardIO(_Half(_Console(self, self._wait)), reactor=self._reactor)
+        class Console(StandardIO):
+            """Says when what was to be written last could not be: half-closing, Twisted's tells nobody."""
+
+            def childConnectionLost(self, fd: str, reason: Failure) -> None:
+                if fd == "write" and not reason.check(ConnectionDone):
+                    stream.output_failed()
+                super().childConnectionLost(fd, reason)  # type: ignore[misc]
+
+        stream = self
+        self._console = Console(  # type: ignore[no-untyped-call]
+            _Half(_Console(self, self._wait)), reactor=self._reactor
+        )
 
     def dataReceived(self, data: bytes) -> None:
         assert self._console is not None
@@ -100,18 +112,20 @@ class _Stream(Protocol):
     def readConnectionLost(self) -> None:
         """The other side sends no more: so standard output ends, and at a terminal so does all."""
         assert self._console is not None
-        self._output_ended = True
+        self.output_ended = True
         self._console.unregisterProducer()
         self._console.loseWriteConnection()  # type: ignore[attr-defined]
-        if os.isatty(0) and not self._ending:
-            self.end_of_input(0)  # a person who sees nothing more come would have to type an end of input
+        # where this side has said all, too, no answer is waited for; a person would have to type an end of input
+        if self._ending or os.isatty(0):
+            self._ending = True
+            self._close()
 
     def writeConnectionLost(self) -> None:
         """The other side knows that no more follows."""
 
     def output_failed(self) -> None:
         """What comes has no place to go: the other end shall know that it did not arrive."""
-        if self._over or self._output_ended or self.transport is None:
+        if self._over or self.transport is None:
             return
         self._ending = True
         self.output_lost()

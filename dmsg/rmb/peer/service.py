@@ -249,6 +249,9 @@ class RmbPeer(Service):
         if left is None:
             self.drops[Drop.EXPIRED] += 1
             error_text = "request has expired" if request.expiration else "request has no expiration (exp is 0)"
+            if request.expiration and ttl(life.timestamp, life.expiration, int(at)) is None:
+                # it had before it was in the queue
+                error_text += f": it was made {int(at) - life.timestamp} s before it came; is a clock wrong?"
             await self._tell(request.reply_to, request.reference, (VALIDATION, error_text), once=(uid, "expired"))
             return
         plugin, _, command = request.command.partition(".")

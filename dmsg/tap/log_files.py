@@ -1,0 +1,50 @@
+"""Log files of twistd that another program rotates: opened anew at SIGHUP and SIGUSR1.
+
+A program such as logrotate renames the file and sends a signal.  Without this the entity goes on writing to the
+renamed file; at SIGUSR1 twistd by itself would rename the new one once more.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Any, cast
+
+from twisted.internet.interfaces import IReactorFromThreads
+from twisted.logger import ILogObserver, Logger
+from twisted.python.logfile import BaseLogFile
+
+_log = Logger()
+_files: list[BaseLogFile] = []
+
+
+def log_file_of(observer: ILogObserver) -> BaseLogFile | None:
+    """Return the file that an observer of twistd writes to; None: standard output, or syslog."""
+    # the observer is made by twistd, which keeps the file nowhere else
+    file = getattr(observer, "_outFile", None)
+    return file if isinstance(file, BaseLogFile) else None
+
+
+def reopen_at_signals(file: BaseLogFile) -> None:
+    """Open ``file`` anew at each SIGUSR1; :func:`reopen_log_files` does it at SIGHUP."""
+    _files.append(file)
+
+    def rotated(number: int, frame: Any) -> None:
+        from twisted.internet import reactor
+
+        cast(IReactorFromThreads, reactor).callFromThread(reopen_log_files)
+
+    signal.signal(signal.SIGUSR1, rotated)
+
+
+def reopen_log_files() -> None:
+    """Open all log files by their names.  One that cannot be opened is written to as it was."""
+    for file in _files:
+        try:
+            # reopening closes first, and an entity without a log cannot say why
+            with open(file.path, "ab"):
+                pass
+            file.reopen()
+        except OSError as error:
+            _log.error("the log cannot be opened anew: {path}: {why}", path=file.path, why=error.strerror)
+        else:
+            _log.info("the log was opened anew")
