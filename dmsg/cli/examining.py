@@ -13,6 +13,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError
 
+from dmsg.base.printable import without_userinfo
 from dmsg.base.units import milliseconds
 from dmsg.cli.config import config_path, read_config
 from dmsg.cli.output import say, state, tell
@@ -56,6 +57,7 @@ class Examination:
     def found(self, verdict: Verdict, check: str, text: str, advice: str = "") -> None:
         """Say it.  :param advice: what to do."""
         self.well = self.well and verdict is not Verdict.WRONG
+        text = without_userinfo(text)
         if state.json:
             tell("", check=check, verdict=verdict.value, text=text, **({"advice": advice} if advice else {}))
         elif not (state.quiet and verdict is Verdict.OK):

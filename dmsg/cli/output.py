@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import click
 
-from dmsg.base.printable import printable
+from dmsg.base.printable import printable, without_userinfo
 from dmsg.errors import CutShort, DmsgError, EntryNotFound, NobodyThere, Unwanted
 
 EXIT_FAILED = 1
@@ -141,7 +141,7 @@ def describe(error: BaseException | None) -> str:
     cause = getattr(error, "socketError", None)  # Twisted's CannotListenError
     if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
         return f"{getattr(error, 'interface', '') or '*'}:{getattr(error, 'port', '')}: address already in use"
-    return " ".join(str(error).split()) or type(error).__name__
+    return without_userinfo(" ".join(str(error).split())) or type(error).__name__
 
 
 def fail(error: BaseException) -> NoReturn:

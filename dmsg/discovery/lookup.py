@@ -24,6 +24,7 @@ from twisted.internet.error import (
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from dmsg.base.printable import without_userinfo
 from dmsg.base.units import human_time
 from dmsg.discovery.dialects import Dialect
 from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
@@ -90,6 +91,8 @@ class Lookup:
         date: Callable[[], int] = time.time_ns,
     ) -> None:
         self.url = url.rstrip("/")
+        self.shown_url = without_userinfo(self.url)
+        """The same, as messages and logs have it."""
         self._reactor: IReactorTime = reactor
         self._timeout = timeout
         self._date = date
@@ -199,12 +202,12 @@ class Lookup:
             )
             answer = await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
         except AnswerTooLong:
-            raise DiscoveryError(f"discovery {self.url}: answer is longer than {MAX_ANSWER} bytes") from None
+            raise DiscoveryError(f"discovery {self.shown_url}: answer is longer than {MAX_ANSWER} bytes") from None
         except DmsgError:
             raise
         except Exception as error:
             why = "it is asked nothing any more" if self._closed else _short(error, self._timeout)
-            raise DiscoveryError(f"discovery {self.url}: {why}") from None
+            raise DiscoveryError(f"discovery {self.shown_url}: {why}") from None
         if path != OTHER_PATH and is_foreign(response.code, answer):
             # that of an entry may be the word of a discovery for one that is not there
             await self._recognise(path_is_unknown=method != "GET" or path == "/discovery/available_servers")
@@ -219,7 +222,7 @@ class Lookup:
             return
         what = recognise(*await self._request("GET", OTHER_PATH), path_is_unknown=path_is_unknown)
         if what:
-            raise WrongDiscovery(f"discovery {self.url}: {what}", 404)
+            raise WrongDiscovery(f"discovery {self.shown_url}: {what}", 404)
         self._asked.add(path_is_unknown)
 
     async def _json(self, method: str, path: str, body: bytes | None) -> Any:
@@ -229,27 +232,27 @@ class Lookup:
         try:
             return parse_json(answer)
         except ValueError:
-            raise DiscoveryError(f"discovery {self.url}: its answer is no JSON") from None
+            raise DiscoveryError(f"discovery {self.shown_url}: its answer is no JSON") from None
 
     def _error(self, status: int, body: bytes) -> DiscoveryError:
         try:
             message = str(parse_json(body)["message"])[:200]
         except (ValueError, KeyError, TypeError):
             message = "what answers there is no discovery"
-        return DiscoveryError(f"discovery {self.url}: {message} ({status})", status)
+        return DiscoveryError(f"discovery {self.shown_url}: {message} ({status})", status)
 
     async def _entry(self, key: PubKey) -> Entry:
         status, body = await self._request("GET", f"/discovery/entries/{key}")
         if status == 404:
             # the status decides: other discoveries say it in other words
             advice = "is its program running, and does it use this discovery?"
-            raise EntryNotFound(f"discovery {self.url} has no entry of {key.short}: {advice}", key.hex())
+            raise EntryNotFound(f"discovery {self.shown_url} has no entry of {key.short}: {advice}", key.hex())
         if status != 200:
             raise self._error(status, body)
         try:
             return _parse_entry(body, key)
         except EntryError as error:
-            raise DiscoveryError(f"discovery {self.url}: entry of {key.short} is refused: {error}") from None
+            raise DiscoveryError(f"discovery {self.shown_url}: entry of {key.short} is refused: {error}") from None
 
     async def _available_servers(self) -> list[Entry]:
         status, body = await self._request("GET", "/discovery/available_servers")
@@ -262,7 +265,7 @@ class Lookup:
             if not isinstance(listed, list):
                 raise ValueError
         except ValueError:
-            raise DiscoveryError(f"discovery {self.url}: list of servers is malformed") from None
+            raise DiscoveryError(f"discovery {self.shown_url}: list of servers is malformed") from None
         entries = []
         refused = 0
         why = ""
@@ -277,7 +280,7 @@ class Lookup:
                 entries.append(entry)
         if refused:
             text = "{url}: {refused} of {listed} server entries are refused: {why}"
-            _log.info(text, url=self.url, refused=refused, listed=len(listed), why=why)
+            _log.info(text, url=self.shown_url, refused=refused, listed=len(listed), why=why)
         return entries
 
     async def _post(self, entry: Entry) -> None:
@@ -337,7 +340,7 @@ class Lookup:
             else:
                 if refused is not None:
                     form = "with" if self._port_signed else "without"
-                    _log.info("{url} takes entries of servers {form} the field port", url=self.url, form=form)
+                    _log.info("{url} takes entries of servers {form} the field port", url=self.shown_url, form=form)
                 self._posted[key.public] = entry
                 return entry
 
@@ -345,7 +348,7 @@ class Lookup:
         _log.warn(
             "{url}: an entry of {key} was deleted by a clock that was {much} ahead of this machine's, and the "
             "new one is dated after that; is the clock of this machine right?",
-            url=self.url,
+            url=self.shown_url,
             key=entry.key.short,
             much=human_time(round((deleted - entry.timestamp) / 1e9)),
         )
@@ -369,7 +372,7 @@ class Lookup:
         deletion = Deletion(present.static, present.sequence, max(self._date(), present.timestamp + 1)).sign(key)
         status, body = await self._request("DELETE", f"/discovery/entries/{key.public}", deletion.to_json())
         if status == 404:
-            raise EntryNotFound(f"discovery {self.url} has no entry of {key.public.short}", key.public.hex())
+            raise EntryNotFound(f"discovery {self.shown_url} has no entry of {key.public.short}", key.public.hex())
         if status != 200:
             raise self._error(status, body)
         self._posted.pop(key.public, None)

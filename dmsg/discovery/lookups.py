@@ -39,7 +39,7 @@ class Lookups:
         """Changes of entries that are under way."""
 
     def __str__(self) -> str:
-        return "discovery " + ", ".join(lookup.url for lookup in self.lookups)
+        return "discovery " + ", ".join(lookup.shown_url for lookup in self.lookups)
 
     def entry(self, key: PubKey) -> Deferred[Entry]:
         """As :meth:`Lookup.entry`: the newest that one of the discoveries has."""
@@ -94,7 +94,7 @@ class Lookups:
             nonlocal timer
             if over:
                 if left and isinstance(result, Failure) and not result.check(CancelledError):
-                    _log.info("{url}: {error}", url=self.lookups[number].url, error=str(result.value))
+                    _log.info("{url}: {error}", url=self.lookups[number].shown_url, error=str(result.value))
                 return
             results[number] = result
             good = any(one is not _NO_ANSWER and not isinstance(one, Failure) for one in results)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from dmsg.base.printable import without_userinfo
+
 
 def check_url(url: str) -> str:
     """A URL of a discovery.
@@ -16,5 +18,5 @@ def check_url(url: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise ValueError(f"{url[:80]!r} is not a URL, as http://127.0.0.1:9090 is")
+        raise ValueError(f"{without_userinfo(url)[:80]!r} is not a URL, as http://127.0.0.1:9090 is")
     return url

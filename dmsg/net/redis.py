@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
 from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
+from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, needs_extra
 
 REDIS_PASSWORD = "DMSG_REDIS_PASSWORD"  # noqa: S105  # the name of a variable
@@ -30,8 +31,7 @@ class RedisUnavailable(DmsgError):
 
 def without_password(url: str) -> str:
     """The URL as it may be shown."""
-    _, at, tail = url.rpartition("@")
-    return f"redis://***@{tail}" if at and url.startswith("redis:") else url
+    return without_userinfo(url)
 
 
 def redis_address(url: str) -> tuple[str, int, int]:

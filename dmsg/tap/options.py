@@ -22,7 +22,7 @@ from twisted.logger import (
 )
 from twisted.python.usage import Options as UsageOptions, UsageError
 
-from dmsg.base.printable import printable
+from dmsg.base.printable import printable, without_userinfo
 from dmsg.discovery.url import check_url
 from dmsg.errors import DmsgError
 from dmsg.pages.access import read_token
@@ -148,13 +148,17 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
     globalLogBeginner.beginLoggingTo = begin_otherwise  # type: ignore[method-assign,assignment]
 
 
+def _shown(text: str) -> str:
+    return without_userinfo(printable(text))
+
+
 def printable_log(observer: ILogObserver) -> ILogObserver:
     """What strangers have said does nothing to the terminal on which a log is read, and makes no line of its own."""
 
     def observe(event: LogEvent) -> None:
         observer(
             {
-                name: printable(value) if isinstance(value, str) and not name.startswith("log_") else value
+                name: _shown(value) if isinstance(value, str) and not name.startswith("log_") else value
                 for name, value in event.items()
             }
         )

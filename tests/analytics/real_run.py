@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import skipUnless
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import LoopingCall, deferLater
-from twisted.trial.unittest import TestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.analytics.jobs import Pipeline, receipts_source, spool_source
 from dmsg.cli.demos.processes import Child, Entities
@@ -214,3 +219,17 @@ class RealTests(TestCase):
                     row |= {name: int(row[name] * LIE) for name in ("total_ab", "total_ba") if name in row}
                 lines.append(json.dumps(row).encode() + b"\n")
             path.write_bytes(gzip.compress(b"".join(lines)))
+
+
+@skipUnless(os.geteuid() == 0 and shutil.which("unshare"), "needs root and unshare, for a host name of its own")
+class HostNameTests(SynchronousTestCase):
+    """A machine whose name leads nowhere, as many a container and laptop."""
+
+    def test_spark_starts(self) -> None:
+        program = "from dmsg.analytics.session import make_session; print(make_session('local[1]').range(3).count())"
+        command = f'hostname no-such-host.invalid && exec {sys.executable} -c "{program}"'
+        environment = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
+        done = subprocess.run(
+            ["unshare", "--uts", "sh", "-c", command], capture_output=True, text=True, env=environment, check=False
+        )
+        self.assertEqual((done.returncode, done.stdout), (0, "3\n"), done.stderr)

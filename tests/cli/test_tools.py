@@ -165,6 +165,19 @@ class ForwardTests(ToolCase):
         self.assertEqual(await threads.deferToThread(talk, port, b"\5\1\2", 2), b"\5\xff")
 
     @asynchronous
+    async def test_a_target_that_refuses_is_named(self) -> None:
+        await self.network()
+        closed = socket.create_server(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        closed.close()
+        exposing = self.tool("expose", str(port), "--port", "7", "-k", "alice.key", "--create")
+        await self.said(exposing, "leads to 127.0.0.1")
+        forwarding = self.tool("forward", "0", "alice:7")
+        local = int((await self.said(forwarding, r"127\.0\.0\.1:(\d+) leads to"))[1])
+        self.assertEqual(await threads.deferToThread(talk, local, b"hi", 2), b"")
+        await self.said(exposing, f"dmsg: cannot connect to 127.0.0.1:{port}: ")
+
+    @asynchronous
     async def test_one_direction_ends_before_the_other(self) -> None:
         """Request, end of data, answer; and a service that ends first and reads on."""
         await self.network()

@@ -21,7 +21,7 @@ from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from dmsg.base.printable import printable
+from dmsg.base.printable import printable, without_userinfo
 from dmsg.base.seldom import Seldom
 from dmsg.base.units import human_size
 from dmsg.cli.files.web import HTTP_PORT, SCHEME
@@ -132,7 +132,7 @@ def _http_url(url: str) -> bytes:
     except DmsgError:
         raise
     except ValueError:
-        raise DmsgError(f"{url[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
+        raise DmsgError(f"{without_userinfo(url)[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return f"http://{key}:{port}{path}".encode()
 
@@ -191,7 +191,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, time
             return
         if response.code >= 400 and wanted.fails:
             if not wanted.silent:
-                say(f"dmsg: {wanted.url[:200]}: status {response.code}", err=True)
+                say(f"dmsg: {without_userinfo(wanted.url)[:200]}: status {response.code}", err=True)
             raise SystemExit(22)
         append = bool(wanted.start) and response.code == 206
         size = 0 if wanted.head else await _save(response, wanted.output, append=append)

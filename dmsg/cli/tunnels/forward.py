@@ -35,9 +35,12 @@ def only(allowed: tuple[PubKey, ...]) -> Callable[[IAddress], bool]:
     return lambda address: not keys or (isinstance(address, DmsgAddress) and address.public_key in keys)
 
 
-def warn(failure: Failure) -> None:
-    """One line of what went wrong with one connection; the others go on."""
-    say(f"dmsg: {describe(failure.value)}", err=True)
+def warn(failure: Failure, target: str = "") -> None:
+    """Print one line about a connection that failed; the others go on.
+
+    :param target: what could not be connected to, where the error does not name it.
+    """
+    say(f"dmsg: {f'cannot connect to {target}: ' if target else ''}{describe(failure.value)}", err=True)
 
 
 @command()
@@ -98,9 +101,10 @@ def expose(
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             endpoint = host_endpoint(reactor, host, tcp_port, timeout)
+            target = f"{host}:{tcp_port}"
             listening = await listening_at(
                 client,
-                JointFactory(endpoint.connect, allowed=only(allow), failed=warn),
+                JointFactory(endpoint.connect, allowed=only(allow), failed=lambda failure: warn(failure, target)),
                 tcp_port if port is None else port,
             )
             here = str(listening.getHost())

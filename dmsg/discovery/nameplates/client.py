@@ -76,7 +76,7 @@ async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
             failed = failed or error
     assert failed is not None
     if failed.status in UNKNOWN:
-        raise DiscoveryError(f"discovery {lookups.lookups[0].url} has no nameplates: it is older than codes")
+        raise DiscoveryError(f"discovery {lookups.lookups[0].shown_url} has no nameplates: it is older than codes")
     raise failed
 
 
@@ -92,7 +92,7 @@ async def find(lookups: Lookups, number: int) -> PubKey:
             answer = await lookup.ask("GET", f"{PATH}/{number}")
             return PubKey.from_hex(str(_member(lookup, answer, "static")))
         except KeyFormatError as error:
-            failed = failed or DiscoveryError(f"discovery {lookup.url}: {error}")
+            failed = failed or DiscoveryError(f"discovery {lookup.shown_url}: {error}")
         except DiscoveryError as error:
             if error.status not in UNKNOWN:
                 failed = failed or error
@@ -105,11 +105,11 @@ async def _claim(lookup: Lookup, key: PubKey) -> tuple[int, float]:
     answer = await lookup.ask("POST", PATH, json.dumps({"static": key.hex()}).encode())
     number, lasts = _member(lookup, answer, "nameplate"), _member(lookup, answer, "lasts")
     if type(number) is not int or not 1 <= number <= LARGEST or type(lasts) is not int or not 1 <= lasts <= 86400:
-        raise DiscoveryError(f"discovery {lookup.url}: its answer is malformed")
+        raise DiscoveryError(f"discovery {lookup.shown_url}: its answer is malformed")
     return number, float(lasts)
 
 
 def _member(lookup: Lookup, answer: Any, name: str) -> Any:
     if not isinstance(answer, dict) or name not in answer:
-        raise DiscoveryError(f"discovery {lookup.url}: its answer is malformed")
+        raise DiscoveryError(f"discovery {lookup.shown_url}: its answer is malformed")
     return answer[name]

@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
+from dmsg.base.printable import without_userinfo
 from dmsg.discovery.url import check_url
 from dmsg.errors import DmsgError
 from dmsg.net.isolate import isolated
@@ -56,6 +57,7 @@ class HTTPRegistry:
     def __init__(self, reactor: IReactorTime, url: str, *, random: Random | None = None) -> None:
         """:raises ValueError: it is no URL."""
         self.url = check_url(url).rstrip("/")
+        self.shown_url = without_userinfo(self.url)
         self._reactor = reactor
         self._random = random or Random()
         self._pool = make_pool(reactor, most=CONNECTIONS)
@@ -76,15 +78,15 @@ class HTTPRegistry:
         except CancelledError:
             raise
         except TimeoutError:
-            raise RegistryUnavailable(f"{self.url}: no answer within {timeout:g} s") from None
+            raise RegistryUnavailable(f"{self.shown_url}: no answer within {timeout:g} s") from None
         except ValueError:
-            raise RegistryUnavailable(f"{self.url}: the answer is not JSON") from None
+            raise RegistryUnavailable(f"{self.shown_url}: the answer is not JSON") from None
         except RegistryUnavailable:
             raise
         except Exception as error:  # whatever a connection can die of
             reasons = getattr(error, "reasons", None)
             why = reasons[-1].value if reasons else error
-            raise RegistryUnavailable(f"{self.url}: {why or type(why).__name__}") from None
+            raise RegistryUnavailable(f"{self.shown_url}: {why or type(why).__name__}") from None
         message = content.get("message") if isinstance(content, dict) else None
         if response.code == 404:
             raise TwinNotFound(str(message or "twin not found"))
@@ -93,7 +95,7 @@ class HTTPRegistry:
         if response.code in (400, 401, 413):
             raise RegistryRefused(str(message or response.code))
         if response.code != 200 or not isinstance(content, dict):
-            raise RegistryUnavailable(f"{self.url}: answered {response.code}")
+            raise RegistryUnavailable(f"{self.shown_url}: answered {response.code}")
         return content
 
     def _checked(self, content: Any) -> Twin:
@@ -101,13 +103,13 @@ class HTTPRegistry:
             twin = Twin.from_dict(content)
             twin.check()
         except (RegistryRefused, ValueError) as error:  # half of a character, say
-            raise RegistryUnavailable(f"{self.url}: a twin that does not verify: {error}") from None
+            raise RegistryUnavailable(f"{self.shown_url}: a twin that does not verify: {error}") from None
         return twin
 
     async def _get(self, twin: int) -> Twin:
         found = self._checked(await self._ask("GET", f"/twins/{twin}"))
         if found.id != twin:
-            raise RegistryUnavailable(f"{self.url}: answered with another twin")
+            raise RegistryUnavailable(f"{self.shown_url}: answered with another twin")
         return found
 
     def get(self, twin: int) -> Deferred[Twin]:
@@ -116,7 +118,7 @@ class HTTPRegistry:
     async def _by_account(self, account: bytes) -> int:
         found = self._checked(await self._ask("GET", f"/twins?account={account.hex()}"))
         if found.account != account:
-            raise RegistryUnavailable(f"{self.url}: answered with another twin")
+            raise RegistryUnavailable(f"{self.shown_url}: answered with another twin")
         return found.id
 
     def id_by_account(self, account: bytes) -> Deferred[int]:
@@ -157,7 +159,7 @@ class HTTPRegistry:
                 content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT, most=MAX_ANSWER)
                 following = content.get("next")
                 if isinstance(following, bool) or not isinstance(following, int):
-                    raise RegistryUnavailable(f"{self.url}: changes without a number")
+                    raise RegistryUnavailable(f"{self.shown_url}: changes without a number")
                 for number, one in enumerate(_list(content)):
                     if number and number % VERIFIED_AT_ONCE == 0:
                         await deferLater(self._reactor, 0)  # each is a signature

@@ -20,6 +20,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
+from dmsg.base.printable import without_userinfo
 from dmsg.discovery.url import check_url
 from dmsg.errors import needs_extra
 from dmsg.net.web.body import read_body
@@ -129,6 +130,7 @@ class TfchainRegistry:
         except ImportError:
             raise RegistryUnavailable(f"tfchain: {needs_extra('rmb,tfchain')}") from None
         self.url = check_url(node_url(url))
+        self.shown_url = without_userinfo(self.url)
         self._reactor = reactor
         self._pool = make_pool(reactor)
         self._http = WebClient(reactor, self._pool, TIMEOUT)
@@ -146,20 +148,20 @@ class TfchainRegistry:
             response = await asking.addTimeout(TIMEOUT, self._reactor)
             body = await read_body(response, MAX_ANSWER).addTimeout(TIMEOUT, self._reactor)
             if response.code != 200:
-                raise RegistryUnavailable(f"{self.url}: answered {response.code}, {len(body)} bytes")
+                raise RegistryUnavailable(f"{self.shown_url}: answered {response.code}, {len(body)} bytes")
             answer = parse_json(body)
             result = answer["result"]
             return None if result is None else bytes.fromhex(result.removeprefix("0x"))
         except (CancelledError, RegistryUnavailable):
             raise
         except TimeoutError:
-            raise RegistryUnavailable(f"{self.url}: no answer within {TIMEOUT:g} s") from None
+            raise RegistryUnavailable(f"{self.shown_url}: no answer within {TIMEOUT:g} s") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise RegistryUnavailable(f"{self.url}: the answer is not that of a node") from None
+            raise RegistryUnavailable(f"{self.shown_url}: the answer is not that of a node") from None
         except Exception as error:  # whatever a connection can die of
             reasons = getattr(error, "reasons", None)
             why = reasons[-1].value if reasons else error
-            raise RegistryUnavailable(f"{self.url}: {why or type(why).__name__}") from None
+            raise RegistryUnavailable(f"{self.shown_url}: {why or type(why).__name__}") from None
 
     async def _get(self, number: int) -> Twin:
         data = await self._storage(TWINS, number.to_bytes(4, "little"))
@@ -168,9 +170,9 @@ class TfchainRegistry:
         try:
             twin = decode_twin(data)
         except ScaleError as error:
-            raise RegistryUnavailable(f"{self.url}: twins have another layout: {error}") from None
+            raise RegistryUnavailable(f"{self.shown_url}: twins have another layout: {error}") from None
         if twin.id != number:
-            raise RegistryUnavailable(f"{self.url}: answered with another twin")
+            raise RegistryUnavailable(f"{self.shown_url}: answered with another twin")
         return twin
 
     def get(self, twin: int) -> Deferred[Twin]:
@@ -181,7 +183,7 @@ class TfchainRegistry:
         if data is None:
             raise TwinNotFound("no twin with this account")
         if len(data) != 4:
-            raise RegistryUnavailable(f"{self.url}: numbers have another layout")
+            raise RegistryUnavailable(f"{self.shown_url}: numbers have another layout")
         return int.from_bytes(data, "little")
 
     def id_by_account(self, account: bytes) -> Deferred[int]:

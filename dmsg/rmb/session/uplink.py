@@ -20,6 +20,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, DmsgTimeout
 from dmsg.net.retry import retry_delay
 from dmsg.net.turn import TurnFlush
@@ -79,6 +80,7 @@ class RelayLink:
 
     def __init__(self, uplink: Uplink, reactor: IReactorTime, url: str, turn: TurnFlush, random: Random) -> None:
         self.url = url
+        self.shown_url = without_userinfo(self.url)
         self._uplink = uplink
         self._reactor = reactor
         self._turn = turn
@@ -156,7 +158,7 @@ class RelayLink:
             return
         self._failures += 1
         if self._failures == 1 or why != self.error:
-            _log.warn("not connected to {url}: {why}", url=self.url, why=why)
+            _log.warn("not connected to {url}: {why}", url=self.shown_url, why=why)
         self.error = why
         self._call = self._reactor.callLater(retry_delay(self._failures, self._random), self._connect)
 
@@ -174,7 +176,7 @@ class RelayLink:
         self._ledger = Ledger(partial(self._answer, socket), partial(self._not_taken, socket))
         self._since = self._heard_at = self._spoke_at = now
         self.error = None
-        _log.info("connected to {url}", url=self.url)
+        _log.info("connected to {url}", url=self.shown_url)
         self._uplink.came(self)
 
     def lost(self, why: str) -> None:
@@ -207,7 +209,7 @@ class RelayLink:
     def _not_taken(self, socket: Socket) -> None:
         """The relay keeps what it has no word of, and brings it again over another connection."""
         if self._socket is socket:
-            self.error = f"a message of {self.url} could not be taken"
+            self.error = f"a message of {self.shown_url} could not be taken"
             socket.abort()
 
     def ping_received(self, payload: bytes) -> None:
@@ -259,10 +261,10 @@ class RelayLink:
             socket.heard = False
             self._heard_at = now
         if now - self._heard_at >= SILENT_AFTER:
-            self.error = f"{self.url} was silent for {SILENT_AFTER:g} s"
+            self.error = f"{self.shown_url} was silent for {SILENT_AFTER:g} s"
             socket.abort()
         elif self._barrier and now - self._asked_at >= UNCONFIRMED_AFTER:
-            self.error = f"{self.url} confirmed nothing for {UNCONFIRMED_AFTER:g} s"
+            self.error = f"{self.shown_url} confirmed nothing for {UNCONFIRMED_AFTER:g} s"
             socket.abort()
         elif now - self._spoke_at >= PING_EVERY or now - self._heard_at >= PING_EVERY:
             self._spoke_at = now
@@ -333,7 +335,7 @@ class Uplink:
     @property
     def last_error(self) -> str | None:
         """Why no relay is connected."""
-        return "; ".join(f"{link.url}: {link.error}" for link in self.links if link.error) or None
+        return "; ".join(f"{link.shown_url}: {link.error}" for link in self.links if link.error) or None
 
     def start(self) -> None:
         """Connect to all relays."""

@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
+from dmsg.base.printable import without_userinfo
 from dmsg.rmb.errors import IdentityError, NotTheOwner, RegistryRefused, SignatureInvalid
 from dmsg.rmb.twins.address import MAX_TWIN
 from dmsg.rmb.twins.identity import Signer, parse_account, ss58, verify
@@ -71,11 +72,11 @@ def relay_of_websocket(url: str) -> str:
     except ValueError:
         host, port = None, None
     if parts.scheme not in ("ws", "wss") or not host or parts.username or parts.query or parts.path not in ("", "/"):
-        raise ValueError(f"{url[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
+        raise ValueError(f"{without_userinfo(url)[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
     if parts.scheme == "wss" and port in (None, 443) and _DOMAIN.fullmatch(host):
         return host
     if not _is_host(host):
-        raise ValueError(f"{url[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
+        raise ValueError(f"{without_userinfo(url)[:80]!r} is not the URL of a relay, as wss://relay.example.org is")
     shown = f"[{host}]" if ":" in host else host
     scheme = "https" if parts.scheme == "wss" else "http"
     return f"{scheme}://{shown}" + (f":{port}" if port is not None else "")
