@@ -61,11 +61,12 @@ class EntityCase(TestCase):
         await client.when_published(PATIENCE)
         return client
 
-    async def raw_client(self, server: Any, key: SecKey | None = None) -> RawClient:
-        """A client of plain frames."""
+    async def raw_client(self, server: Any, key: SecKey | None = None, source: str = "127.0.0.1") -> RawClient:
+        """A client of plain frames, from that address."""
         port = server.ports[0].getHost().port
         client = RawClient(key or SecKey.generate(), server._key.public)
-        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", port), client)
+        endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", port, bindAddress=(source, 0))
+        await connectProtocol(endpoint, client)
         self.addCleanup(lambda: client.transport.abortConnection())  # type: ignore[union-attr]
         await self.until(lambda: bool(client.frames))
         client.take()
