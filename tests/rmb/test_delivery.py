@@ -652,7 +652,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((len(self.current._line), held), (1, ["held", "free"]))
 
     def test_senders_of_what_is_written_down_are_held(self) -> None:
-        """By what is in the queue; not for a session that confirms nothing, for which nobody is held."""
+        """By what is in the queue."""
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         self.ledger.durable = True
         held = self.hold()
@@ -661,10 +661,40 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((self.current._behind, held), (1, []))
         self.assertFalse(self.current.offer(self.message()))
         self.assertEqual((self.current._behind, held), (2, ["held"]))
+
+    def test_senders_to_a_session_that_confirms_nothing(self) -> None:
+        """They are held as long as so much waits; but not for answers, for which the session itself has asked."""
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        held = self.hold()
+        for _ in range(3):
+            self.assertTrue(self.current.offer(self.message()))
         self.current.stall()
-        self.assertEqual(held, ["held", "free"])
-        self.assertFalse(self.current.offer(self.message()))
         self.assertEqual((self.current._behind, held), (2, ["held", "free"]))
+        answer = self.message()
+        self.patch(Message, "is_answer", True)
+        self.assertFalse(self.current.offer(answer))
+        self.assertEqual(held, ["held", "free"])
+        self.patch(Message, "is_answer", False)
+        self.assertFalse(self.current.offer(self.message()))
+        self.current.stall()
+        self.assertEqual(held, ["held", "free", "held"])
+        while self.session.pings[-1] > self.current._confirmed:
+            self.current.confirmed(self.session.pings[-1])
+        self.assertEqual((len(self.session.got), held[3:], self.store.kept), (3, ["free"], {}))
+
+    def test_bytes_behind_it_count_too(self) -> None:
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        held = self.hold()
+        current = Delivery(Session(1), self.session, self.store, 100, 10)
+        current.start()
+        current.offer(self.message())
+        current.stall()
+        current.offer(self.message(bytes(9)))
+        self.assertEqual(held, [])
+        current.offer(self.message(b"x"))
+        self.assertEqual((held, current._behind_size), (["held"], 10))
+        current.close()
+        self.assertEqual(held, ["held", "free"])
 
     def test_senders_are_held_and_let_go(self) -> None:
         """From two waiting on, until one or none is; those of other relays, who cannot be held, go on to twice that."""
@@ -701,7 +731,7 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual((current.size, self.session.got), (11 + delivery.OVERHEAD, [bytes(11)]))
 
     def test_how_many_wait_before_senders_are_held(self) -> None:
-        """The line and what of it is in the queue, by numbers; the line alone by bytes."""
+        """The line and what is behind it in the queue."""
         current = Delivery(Session(1), self.session, self.store, 6)
         for line, behind, size, held, let_go in (
             (5, 0, 0, False, False),

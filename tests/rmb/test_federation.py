@@ -13,7 +13,7 @@ from twisted.web.server import NOT_DONE_YET, Site
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop
-from dmsg.rmb.relay import limited, presence
+from dmsg.rmb.relay import delivery, limited, presence, switch
 from dmsg.rmb.relay.federation import asking, forward as federation, post as poster
 from dmsg.rmb.relay.federation.asking import Outcome
 from dmsg.rmb.relay.federation.forward import Federation
@@ -23,6 +23,7 @@ from dmsg.rmb.relay.metrics import RelayMetrics
 from dmsg.rmb.relay.queue.interface import Queued
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
+from dmsg.rmb.socket.confirm import Message
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin, check_relay
 from tests.ports import port_of
@@ -179,7 +180,7 @@ class ForwardTests(MemoryFederationCase):
         await a.pongs.get()
         self.assertEqual(2, self.first.switch.federation.asking.error[failing])
         ranker = self.first.switch.federation.asking._ranker
-        self.assertEqual(failing, ranker.order([failing, "https://other"], self.now())[-1])
+        self.assertEqual(failing, ranker.order([failing, "https://other"], self.reactor.seconds())[-1])
 
     @asynchronous
     async def test_A9_expired_under_way(self) -> None:
@@ -336,6 +337,27 @@ class IntakeTests(FederationCase):
             self.assertEqual((202, ""), await self.post(self.message(uid=str(number))))
             self.assertLess(self.reactor.seconds() - began, 0.02)
         self.assertEqual([(await self.b.messages.get()).uid for _ in range(3)], ["0", "1", "2"])
+
+    @asynchronous
+    async def test_for_a_session_that_does_not_read(self) -> None:
+        """A sender here would be held; another relay is told to try again. Answers, which it asked for, are taken."""
+        self.patch(delivery, "WINDOW_MESSAGES", 1)
+        self.patch(switch, "LINE_MESSAGES", 2)
+        await self.make()
+        self.b.answers_pings = False
+        for number in range(3):  # the first is in the window, the others wait
+            envelope = self.message(uid=str(number))
+            receiver = self.one.switch.sessions[self.b.session]
+            receiver.delivery.offer(Message(envelope.SerializeToString(), 1e10, None))
+        self.assertEqual(503, (await self.post(self.message(uid="one more")))[0])
+        self.assertEqual(self.one.switch.rules.drops[Drop.BUSY], 1)
+        answer = self.message(uid="answer", command=None)
+        self.assertEqual(202, (await self.post(answer))[0])
+        self.b.socket.pong((1).to_bytes(8, "big"))
+        self.b.answers_pings = True
+        for _ in range(4):
+            await self.b.messages.get()
+        self.assertEqual(202, (await self.post(self.message(uid="one more")))[0])
 
     @asynchronous
     async def test_each_message_counts_once(self) -> None:

@@ -186,8 +186,25 @@ class FloodTests(SocketPairCase):
         await self.flood(1500, both=True)
 
     @asynchronous
-    async def test_a_reader_that_confirms_nothing_holds_nobody(self) -> None:
-        """After a while it counts as one that is away: its sender goes on, and the queue's limit holds."""
+    async def test_a_reader_that_pauses(self) -> None:
+        """It reads nothing until everything is with the queue and its sender is held: nothing of it is lost."""
+        a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
+        b.answers_pings = False
+        for count in range(1000):
+            a.send(a.envelope(b.session, uid=str(count)), self.now())
+        sessions = self.one.switch.sessions
+        await self.until(lambda: sessions[b.session].delivery.stalled and sessions[a.session].parking.closed)
+        await self.pause(0.5)
+        b.answers_pings = True
+        b.socket.pong(b.pings[-1])
+        await self.until(lambda: len(b.raw) >= 1000)
+        self.assertEqual([str(count) for count in range(1000)], [wire.decode(data).uid for data in b.raw])
+        self.assertEqual({}, dict(self.one.switch.rules.drops))
+
+    @asynchronous
+    async def test_a_reader_that_confirms_nothing(self) -> None:
+        """After a minute it counts as one that is away: its sender goes on, and the queue's limit holds."""
+        self.patch(rounds, "STALLED_AFTER", 1.0)
         a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
         c_twin = self.twin("C", self.one.domain)
         c = await self.raw("C", self.one)
@@ -196,7 +213,22 @@ class FloodTests(SocketPairCase):
             a.send(a.envelope(b.session, uid=str(count)), self.now())
         a.send(a.envelope(Session(c_twin), uid="past it"), self.now())
         self.assertEqual("past it", (await c.messages.get()).uid)
+        self.assertEqual(self.drops(Drop.STALLED), 1)
         await self.until(lambda: self.drops(Drop.QUEUE_FULL) > 0)
+
+    @asynchronous
+    async def test_who_reads_no_answers_holds_nobody(self) -> None:
+        """A twin asks for more than it reads: the one that answers goes on to answer others."""
+        a, b = await self.pair(queue=self.queue, queue_limits=QueueLimits(messages=200))
+        c_twin = self.twin("C", self.one.domain)
+        c = await self.raw("C", self.one)
+        b.answers_pings = False
+        for count in range(1000):
+            a.send(a.envelope(b.session, None, uid=str(count)), self.now())
+        a.send(a.envelope(Session(c_twin), None, uid="past it"), self.now())
+        self.assertEqual("past it", (await c.messages.get()).uid)
+        self.assertEqual(self.drops(Drop.STALLED), 0)
+        self.assertIn(b.session, self.one.switch.sessions)
 
     @asynchronous
     async def test_a_connection_lost_in_a_flood(self) -> None:

@@ -13,6 +13,7 @@ OFFLINE = "destination offline"
 EXPIRED = "message has expired"
 FUTURE = "message timestamp is in the future"
 BAD_SESSION = "message with an invalid destination session"
+BUSY = "destination does not read fast enough"
 REMOTE = "remote relay rejected permanently: "
 NOT_ROUTED = "failed to route message to peer '{peer}': {why}"
 
@@ -26,4 +27,5 @@ TEXTS = {
     Drop.EXPIRED: EXPIRED,
     Drop.BAD_TIMES: FUTURE,
     Drop.BAD_REQUEST: BAD_SESSION,
+    Drop.BUSY: BUSY,
 }

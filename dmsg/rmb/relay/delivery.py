@@ -3,8 +3,11 @@
 A message counts as delivered when the session's websocket has answered a ping
 that was sent behind it.  Until then it is in the *window*; when that is full,
 what comes waits in a *line* in memory, and those who send it are read no
-further; only where the answer takes long the session's queue takes over.  In the same way a
-ping of the session itself is answered when all it sent before is *settled*:
+further.  Where the answer takes longer than two seconds the session's queue takes
+over, so that a relay that is killed loses nothing of it; who sends more is held
+all the same, until the session has caught up, or is ended because it confirmed
+nothing for a minute.  Only answers hold nobody: the session asked for them.  In
+the same way a ping of the session itself is answered when all it sent before is *settled*:
 confirmed by its receiver, in a queue, with another relay, or refused.  So
 whoever sends again what was not confirmed loses nothing when a relay is
 killed; receivers know what they have had.
@@ -36,7 +39,8 @@ WINDOW_SIZE = 4 * 1024 * 1024
 SPILL_AFTER = 2.0
 """Seconds without confirmation after which the queue keeps a message too."""
 LINE_MESSAGES, LINE_SIZE = 4096, 8 * 1024 * 1024
-"""Messages that wait for the window of a connected session, and their bytes; who sends more is held."""
+"""Messages that wait for the window of a connected session, in memory or in its queue, and their bytes; who sends more
+is held."""
 OVERHEAD = 300
 """Bytes that a message takes in memory besides its own."""
 FEW_IN_WINDOW = 64
@@ -51,6 +55,7 @@ class Delivery:
     empty, and goes into the queue as a whole.
 
     :param line: messages in the line at which senders are held; with those behind it in the queue.
+    :param size: bytes of these.
     :ivar appending: messages on their way into the queue that :meth:`offer` did not take.
     :ivar lazy: the session is a client of the reference, which does not know what it has had, and logs an error for
         each ping: there are as few behind messages as may be.
@@ -64,6 +69,7 @@ class Delivery:
         "_again",
         "_barrier",
         "_behind",
+        "_behind_size",
         "_carrier",
         "_confirmed",
         "_handed",
@@ -78,6 +84,7 @@ class Delivery:
         "_lined",
         "_marks",
         "_more",
+        "_most_size",
         "_reading",
         "_sent",
         "_sent_size",
@@ -95,7 +102,9 @@ class Delivery:
         "stalled",
     )
 
-    def __init__(self, session: Session, carrier: Carrier, store: Store, line: int = LINE_MESSAGES) -> None:
+    def __init__(
+        self, session: Session, carrier: Carrier, store: Store, line: int = LINE_MESSAGES, size: int | None = None
+    ) -> None:
         self.session = session
         self._carrier = carrier
         self._store = store
@@ -118,12 +127,13 @@ class Delivery:
         self._skip: set[Any] = set()
         self._line: deque[Message] = deque()
         self._line_messages = line
+        self._most_size = size
         self._line_size = 0
         self._lined = 0
         """Messages that were put into the line so far; ``_marks``: how many at the last two looks."""
         self._marks = (0, 0)
-        self._behind = 0
-        """Messages of the line that went into the queue and were not read from it."""
+        self._behind = self._behind_size = 0
+        """Messages that went into the queue while it was connected and were not read from it, and their bytes."""
         self._held: set[Parking] = set()
         self.appending = 0
         self.stalled = False
@@ -167,12 +177,10 @@ class Delivery:
         if not (self._line or self.catching_up or self._full):
             self._send(message)
             return True
-        holder = message.owner.holder if message.owner is not None else None
-        written_down = message.durable
-        if self.stalled or self._too_long or written_down:
-            if written_down and not self.stalled:
-                self._behind += 1
-                self._wait_for_me(holder)
+        if self.stalled or self._too_long or message.durable:
+            self._behind += 1
+            self._behind_size += len(message.data)
+            self._wait_for_me(message)
             # into the queue before what comes now, so that the order stays
             self._spill_all()
             self.catching_up = True
@@ -183,13 +191,21 @@ class Delivery:
         self._line.append(message)
         self._lined += 1
         self._line_size += len(message.data)
-        self._wait_for_me(holder)
+        self._wait_for_me(message)
         return True
 
-    def _wait_for_me(self, holder: Parking | None) -> None:
-        if holder is not None and holder not in self._held and self._crowded(1):
+    def _wait_for_me(self, message: Message) -> None:
+        holder = message.owner.holder if message.owner is not None else None
+        if holder is None or holder in self._held or (self.stalled and message.is_answer):
+            return
+        if self._crowded(1):
             self._held.add(holder)
             holder.wait_for(self)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether so much waits that who sends more is held."""
+        return self._crowded(1)
 
     @property
     def _too_long(self) -> bool:
@@ -198,8 +214,9 @@ class Delivery:
 
     def _crowded(self, part: int) -> bool:
         """The ``part``-th part of what holds senders waits."""
-        waiting = len(self._line) + self._behind
-        return waiting * part >= self._line_messages or self._line_size * part >= LINE_SIZE
+        waiting, size = len(self._line) + self._behind, self._line_size + self._behind_size
+        most = LINE_SIZE if self._most_size is None else min(LINE_SIZE, self._most_size)
+        return waiting * part >= self._line_messages or size * part >= most
 
     def _advance_line(self) -> None:
         """From the line into the window, when the queue has nothing that goes before."""
@@ -208,6 +225,9 @@ class Delivery:
             message = line.popleft()
             self._line_size -= len(message.data)
             self._send(message)
+        self._release_if_roomy()
+
+    def _release_if_roomy(self) -> None:
         if self._held and not self._crowded(2):
             self._release()
 
@@ -218,16 +238,17 @@ class Delivery:
 
     def look(self) -> None:
         """Every second: when something has waited for two to three, all that waits goes to the queue, in its order, so
-        that no sender need wait for it."""
+        that it survives the process."""
         if self._line and self._lined - len(self._line) < self._marks[0]:
             self._spill_all()
         self._marks = (self._marks[1], self._lined)
 
     def stall(self) -> None:
-        """It confirms nothing: let the queue keep everything, and nobody be held for it."""
-        self.stalled = True
+        """It confirms nothing: let the queue keep everything, and hold nobody for what the session asked for."""
+        before, self.stalled = self.stalled, True
         self._spill_all()
-        self._release()
+        if not before:
+            self._release()  # who sends it more that is no answer is held again
 
     def _spill_all(self) -> None:
         """The window into the queue, and the line behind it, so that they have their order there too."""
@@ -235,8 +256,9 @@ class Delivery:
         if not self._line:
             return
         line, self._line = self._line, deque()
-        self._line_size = 0
         self._behind += len(line)
+        self._behind_size += self._line_size
+        self._line_size = 0
         self.catching_up = True
         self._again = True
         for message in line:
@@ -391,6 +413,7 @@ class Delivery:
         if self.closed:
             return
         self._behind = max(0, self._behind - len(batch)) if batch else 0
+        self._behind_size = max(0, self._behind_size - sum(len(one.data) for one in batch)) if self._behind else 0
         expired = []
         for queued in batch:
             self._after = queued.id
@@ -404,6 +427,7 @@ class Delivery:
                 self._send(Message(queued.data, until, None, queued.id))
         if expired:
             self._store.remove(self.session, expired)
+        self._release_if_roomy()
         if batch or self._again:
             self._more = True
             self._read()

@@ -36,6 +36,10 @@ class Intake:
         ledger.add(mail)
         ledger.ping(b"")
         receiver = switch.sessions.get(header.destination)
+        if receiver is not None and receiver.delivery.crowded and not mail.is_answer:
+            # a sender here would be held; another relay tries again
+            taken.errback(Refused(Drop.BUSY))
+            return taken
         if receiver is not None and receiver.delivery.offer(mail):
             switch.count_in(mail)
             return taken

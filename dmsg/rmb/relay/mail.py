@@ -16,6 +16,9 @@ from dmsg.rmb.envelope.wire import (
 from dmsg.rmb.socket.confirm import Ledger, Message
 from dmsg.rmb.twins.address import Session
 
+ANSWERS = frozenset(("response", "error", "pong"))
+"""Kinds of messages for which their receiver asked."""
+
 
 class Header:
     """What a relay asks of an envelope.
@@ -75,6 +78,11 @@ class Mail(Message):
         Message.__init__(self, data, until, owner, None, header.source.twin if sender is None else sender)
         self.header = header
         self.destination = header.destination
+
+    @property
+    def is_answer(self) -> bool:  # type: ignore[override]  # of others it is fixed
+        """Whether its receiver asked for it: it is nothing that its sender chose to send."""
+        return self.header.kind in ANSWERS
 
 
 def answer(header: Header, text: str, to: Session | None, now: float) -> Message:

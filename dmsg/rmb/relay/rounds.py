@@ -66,11 +66,14 @@ class Rounds:
             delivery.look()
             if delivery.since is not None and now - delivery.since >= SPILL_AFTER:
                 delivery.stall()
-                if now - delivery.since >= STALLED_AFTER:
+                session = switch.sessions.get(delivery.session)
+                here = session if session is not None and session.delivery is delivery else None
+                # its confirmations may be behind what it sends to one that does not read: that one's time ends first
+                patience = 2 * STALLED_AFTER if here is not None and here.is_held else STALLED_AFTER
+                if now - delivery.since >= patience:
                     switch.evictions["back_pressure_timeout"] += 1
-                    stalled = switch.sessions.get(delivery.session)
-                    if stalled is not None and stalled.delivery is delivery:
-                        stalled.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")
+                    if here is not None:
+                        here.end(Drop.STALLED, FAILED, "nothing was confirmed for too long")
 
     def _look_at_unfinished(self) -> None:
         """Sessions that hold what they never finish."""

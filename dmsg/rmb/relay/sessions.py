@@ -29,6 +29,7 @@ class Home(Store, Protocol):
 
     :ivar durable: what sessions send that will not send it again is written down first.
     :ivar line_messages: messages that may wait for a session's window.
+    :ivar line_size: bytes of these.
     :ivar unfinished: bytes of all messages that are not whole.
     :ivar growing: sessions with a message that is not whole.
     :ivar parked: sessions that have sent something while they were held.
@@ -36,6 +37,7 @@ class Home(Store, Protocol):
 
     durable: bool
     line_messages: int
+    line_size: int
     rules: Rules
     counters: Counter[str]
     unfinished: int
@@ -89,7 +91,7 @@ class RelaySession:
         self.session = session
         self.socket: Socket | None = None
         self.ledger = Ledger(self._answer_ping, self._broken)
-        self.delivery = Delivery(session, self, switch, switch.line_messages)
+        self.delivery = Delivery(session, self, switch, switch.line_messages, switch.line_size)
         self.parking = Parking(
             self._receive,
             self.ledger.ping,
@@ -143,6 +145,11 @@ class RelaySession:
     def _asks(self, asks: bool) -> None:
         self.ledger.durable = self.switch.durable and not asks
         self.delivery.lazy = not asks
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is not read because of what it sends to others."""
+        return self.parking.closed
 
     def _hold(self, why: str) -> None:
         if self.socket is not None:

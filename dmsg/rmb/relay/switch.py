@@ -107,6 +107,7 @@ class Switch:
         """Bytes of all messages that are not whole."""
         # what goes from a line into the queue must not make that drop its oldest
         self.line_messages = max(1, min(LINE_MESSAGES, queue.limits.messages // 2))
+        self.line_size = queue.limits.size // 2
         federation.offers.is_connected = lambda name: self.presence.named(name) is not None
         federation.finished = self._forwarded
         queue.dropped = self._dropped

@@ -21,11 +21,13 @@ class Message:
     :ivar owner: of the session that sent it; None for what the relay itself says.
     :ivar sender: the twin that sent it; 0: the relay.
     :ivar kept: its id in the queue of the receiver, or None.
+    :cvar is_answer: its receiver asked for it.
     :ivar keeping: it is being written to the queue.
     :ivar handed: it is with its receiver's connection, which answers pings.
     """
 
     __slots__ = ("confirmed", "data", "handed", "keeping", "kept", "owner", "sender", "settled", "until")
+    is_answer = False
 
     def __init__(self, data: bytes, until: float, owner: Ledger | None, kept: Any = None, sender: int = 0) -> None:
         self.data = data
