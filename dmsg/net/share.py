@@ -49,6 +49,8 @@ class Share:
         self._used: dict[Hashable, float] = {}
         self._part = MOST
         self._waiting: deque[Waiting] = deque()
+        self._is_due = False
+        self._is_used = False
         self.waited = 0
 
     def allows(self, owner: Hashable) -> bool:
@@ -61,7 +63,8 @@ class Share:
 
     def used(self, owner: Hashable, seconds: float) -> None:
         """So much went into a read of ``owner``."""
-        if not self._waiting:
+        self._is_used = True
+        if not self._is_due:
             # nobody asked for the next turn, so nobody says when it begins
             now = self.now()
             if not 0.0 <= now - self._began < TURN:
@@ -70,7 +73,8 @@ class Share:
 
     def wait(self, one: Waiting) -> None:
         """Tell ``one`` in the next turn to go on."""
-        if not self._waiting:
+        if not self._is_due:
+            self._is_due = True
             self._reactor.callLater(0, self._run)
         self._waiting.append(one)
         self.waited += 1
@@ -82,6 +86,13 @@ class Share:
 
     def _run(self) -> None:
         waiting, self._waiting = self._waiting, deque()
+        self._is_due = False
         self._next(self.now())
+        passed_over: list[Waiting] = []
         for one in waiting:
+            self._is_used = False
             isolated(one.go_on)
+            if not self._is_used and self._waiting and self._waiting[-1] is one:
+                # another connection of its owner has used this turn: behind that one it would wait for ever
+                passed_over.append(self._waiting.pop())
+        self._waiting.extendleft(reversed(passed_over))

@@ -60,6 +60,27 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(log, ["a", "b", "a"])
         self.assertEqual(self.share.waited, 4)
 
+    def test_who_always_has_more_does_not_stay_first(self) -> None:
+        """Three of one owner, whose part is enough for one of them at a time: each has every third turn."""
+        log: list[str] = []
+        share = self.share
+
+        class Insatiable(Waiter):
+            def go_on(self) -> None:
+                if share.allows("nat"):
+                    share.wait(self)
+                    log.append(self.owner)
+                    share.used("nat", MOST)
+                else:
+                    share.wait(self)
+
+        for name in "abc":
+            share.wait(Insatiable(share, name, log, MOST))
+        for _ in range(9):
+            self.clock.advance(0)
+        self.assertEqual("".join(log), "abc" * 3)
+        self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+
     def test_many_have_less_each(self) -> None:
         for number in range(1000):
             self.share.used(f"{number}", 1e-6)
