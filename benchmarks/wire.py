@@ -24,10 +24,13 @@ RECEIVE_SIZE = 256 * 1024
 class Connection:
     """One client connection."""
 
-    def __init__(self, address: tuple[str, int], server: PubKey, source: str = "") -> None:
-        """:param source: the address to come from."""
+    def __init__(self, address: tuple[str, int], server: PubKey, source: str = "", timeout: float = TIMEOUT) -> None:
+        """:param source: the address to come from.
+
+        :param timeout: seconds to wait at most for each answer.
+        """
         self.key = SecKey.generate()
-        self.socket = socket.create_connection(address, TIMEOUT, (source, 0) if source else None)
+        self.socket = socket.create_connection(address, timeout, (source, 0) if source else None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handshake = XKHandshake(self.key, server)
         self.socket.sendall(handshake.data_to_send())

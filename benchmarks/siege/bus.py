@@ -9,7 +9,7 @@ from itertools import count
 
 from benchmarks.machine import Entity, away
 from benchmarks.rmb import KEY, Twins, WebSocket
-from benchmarks.siege.scene import ENEMY, Scene, again, silent, until
+from benchmarks.siege.scene import ENEMY, Attack, Scene, again, silent, until
 from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
@@ -37,20 +37,24 @@ def _pings(seconds: float, host: str, port: str) -> None:
     again(goes_on, act)
 
 
-def _fragments(seconds: float, host: str, port: str) -> None:
-    """Messages that come one byte at a time, over several sessions."""
-    goes_on = until(seconds)
-    block = frames.encode(frames.MIDDLE, b"x", KEY) * 4000
+def _fragments(content: bytes) -> Attack:
+    """Messages that come in fragments of ``content``, over several sessions."""
 
-    def act() -> None:
-        some = [_enemy(port, f"small{number}") for number in range(8)]
-        for one in some:
-            one.socket.sendall(frames.encode(frames.BEGINNING, b"x", KEY))
-        while goes_on():
+    def attack(seconds: float, host: str, port: str) -> None:
+        goes_on = until(seconds)
+        block = frames.encode(frames.MIDDLE, content, KEY) * 4000
+
+        def act() -> None:
+            some = [_enemy(port, f"small{number}") for number in range(8)]
             for one in some:
-                one.socket.sendall(block)
+                one.socket.sendall(frames.encode(frames.BEGINNING, content, KEY))
+            while goes_on():
+                for one in some:
+                    one.socket.sendall(block)
 
-    again(goes_on, act)
+        again(goes_on, act)
+
+    return attack
 
 
 def _deaf(seconds: float, host: str, port: str) -> None:
@@ -128,7 +132,8 @@ class BusScene(Scene):
 
     attacks = {
         "pings": _pings,
-        "small fragments": _fragments,
+        "fragments of one byte": _fragments(b"x"),
+        "empty fragments": _fragments(b""),
         "deaf sessions": _deaf,
         "unfinished messages": _unfinished,
         "bad tokens": _bad_tokens,
@@ -149,6 +154,9 @@ class BusScene(Scene):
         self._where = self.entity.address()
         for number in range(ENEMY_TWIN):
             self._twins.set(number, "http://127.0.0.1")
+        self.restore()
+
+    def restore(self) -> None:
         self._one, self._two = (self._session(number) for number in (1, 2))
         self._there, self._back = self._one.message(self._two.session), self._two.message(self._one.session)
 

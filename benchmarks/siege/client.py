@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from itertools import cycle
 from typing import Any
 
 from benchmarks.machine import Entity, away, begin_child
-from benchmarks.siege.scene import ENEMY, Scene, again, until
+from benchmarks.siege.crowd import Crowd
+from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, until
 from benchmarks.wire import Connection
 from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.keys import PubKey, SecKey
@@ -92,6 +94,22 @@ def _requests(make: Any) -> Any:
     return attack
 
 
+def _random_bytes(seconds: float, host: str, port: str, server: str, victim: str) -> None:
+    """Twenty connections of one address, all together 10,000 REQUESTs of random bytes a second."""
+    goes_on = until(seconds)
+    crowd = Crowd(20, lambda _: _connect(host, port, server))
+    ids = cycle(range(2, 8000, 2))
+
+    def ask(one: Connection) -> None:
+        ends = bytes(one.key.public) + bytes(PubKey.from_hex(victim))
+        one.send(b"".join(encode_frame(REQUEST, next(ids), ends + os.urandom(177)) for _ in range(25)))
+        one.skip()
+
+    while goes_on():
+        crowd.act(ask)
+        time.sleep(0.04)
+
+
 def _said_again(own: SecKey, victim: PubKey) -> list[bytes]:
     """One good REQUEST, over and over."""
     return [Proposal(own, victim, Hello()).payload]
@@ -134,6 +152,7 @@ class ClientScene(Scene):
         "a REQUEST said again": _requests(_said_again),
         "REQUESTs of which nothing follows": _requests(_new_ones),
         "false REQUESTs": _requests(_false_ones),
+        "REQUESTs of random bytes": _random_bytes,
         "streams without ACKs": _deaf,
     }
 
@@ -154,11 +173,14 @@ class ClientScene(Scene):
         self._victim = SecKey.from_seed(b"victim").public
         self.entity = _Process(VICTIM, url, "victim")
         self.entity.wait_for("online")
+        self.restore()
+
+    def restore(self) -> None:
         self._one, self._there = self._opened()
         self._sequence = 0
 
     def _opened(self) -> tuple[Connection, int]:
-        one = Connection(self._where, PubKey.from_hex(self._server))
+        one = Connection(self._where, PubKey.from_hex(self._server), timeout=NEWCOMER_TIMEOUT)
         # plain transports are taken from clients of 2019, whose entries say so
         entry = Entry("0.0.1", 0, time.time_ns(), one.key.public.hex(), ClientMeta((self._server,))).sign(one.key)
         request = urllib.request.Request(f"{self._url}/discovery/entries", entry.to_json(), method="POST")

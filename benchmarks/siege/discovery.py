@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import count
 
 from benchmarks.machine import Entity, away
-from benchmarks.siege.scene import ENEMY, Scene, again, silent, until
+from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, silent, until
 from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.quota import OF_POSTER
 from dmsg.keys import SecKey
@@ -122,9 +122,12 @@ class DiscoveryScene(Scene):
         self._static = self._server.wait_for(r"server ([0-9a-f]{66}) listens")[1].encode()
         self._server.wait_for("registered in discovery")
         key = SecKey.generate()
-        self._connection = socket.create_connection(self._where, 30)
+        self.restore()
         _ask(self._connection, _request("POST", "/discovery/entries", _entry(key).to_json()))
         self._get = _request("GET", f"/discovery/entries/{key.public}")
+
+    def restore(self) -> None:
+        self._connection = socket.create_connection(self._where, 30)
 
     def there_and_back(self) -> None:
         time.sleep(0.005)  # below the limit of one address
@@ -132,7 +135,7 @@ class DiscoveryScene(Scene):
             raise AssertionError("the entry is gone")
 
     def newcomer(self) -> None:
-        with socket.create_connection(self._where, 5) as connection:
+        with socket.create_connection(self._where, NEWCOMER_TIMEOUT) as connection:
             post = _request("POST", "/discovery/entries", _entry(SecKey.generate(), 2).to_json())
             assert _ask(connection, _request("GET", "/discovery/available_servers")) == 200
             assert _ask(connection, post) == 200

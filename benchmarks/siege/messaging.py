@@ -86,6 +86,9 @@ class MessagingScene(Scene):
         )
         self._key = self.entity.wait_for(r"server ([0-9a-f]{66}) listens")[1]
         self._where = self.entity.address()
+        self.restore()
+
+    def restore(self) -> None:
         self._one, self._two = self._link(), self._link()
         self._there = bytes((1,)) + bytes(66)
         self._back = bytes((self._one.open(self._two, 1),)) + bytes(66)

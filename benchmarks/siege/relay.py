@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import count
 
 from benchmarks.machine import Entity, away
-from benchmarks.siege.scene import ENEMY, HONEST, Scene, again, silent, until
+from benchmarks.siege.crowd import Crowd
+from benchmarks.siege.scene import ENEMY, HONEST, INNOCENT, NEWCOMER_TIMEOUT, Scene, again, silent, until
 from benchmarks.wire import Connection, open_transport
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.core.wire import FWD, REQUEST, encode_frame
@@ -26,6 +28,21 @@ def _strays(per_record: int) -> Callable[[float, str, str, str], None]:
         again(goes_on, act)
 
     return attack
+
+
+def _behind_nat(seconds: float, host: str, port: str, key: str) -> None:
+    """Six connections that stray, from the address of the innocent; each comes again as somebody else."""
+    goes_on, where, server = until(seconds), (host, int(port)), PubKey.from_hex(key)
+    frames = b"".join(encode_frame(FWD, 2 + 2 * (number % 2), b"") for number in range(13_000))
+    crowd = Crowd(6, lambda _: Connection(where, server, INNOCENT))
+
+    def stray(one: Connection) -> None:
+        one.send(frames)
+        one.skip()
+
+    while goes_on():
+        crowd.act(stray)
+        time.sleep(0.02)
 
 
 def _two_ids(seconds: float, host: str, port: str, key: str) -> None:
@@ -106,6 +123,7 @@ class RelayScene(Scene):
     attacks = {
         "strays, 13,000 a record": _strays(13_000),
         "strays, 300 a record": _strays(300),
+        "six that stray behind one NAT": _behind_nat,
         "two ids in turn": _two_ids,
         "requests": _requests,
         "silent connections": lambda seconds, host, port, key: silent(seconds, (host, int(port))),
@@ -121,6 +139,9 @@ class RelayScene(Scene):
         )
         self._key = PubKey.from_hex(self.entity.wait_for(r"server ([0-9a-f]{66}) listens")[1])
         self._where = self.entity.address()
+        self.restore()
+
+    def restore(self) -> None:
         self._one, self._two = Connection(self._where, self._key), Connection(self._where, self._key)
         their_id = open_transport(self._one, self._two, 2)
         self._there, self._back = encode_frame(FWD, 2, bytes(66)), encode_frame(FWD, their_id, bytes(66))
@@ -132,7 +153,7 @@ class RelayScene(Scene):
         self._one.receive()
 
     def newcomer(self) -> None:
-        Connection(self._where, self._key).close()
+        Connection(self._where, self._key, timeout=NEWCOMER_TIMEOUT).close()
 
     def words(self) -> list[str]:
         return [*map(str, self._where), self._key.hex()]

@@ -1,7 +1,7 @@
 """What every scene of the siege is: somebody who is attacked, two who are innocent, somebody new, and enemies.
 
-Enemies come from addresses of their own, 127.0.0.2 and further; who must not suffer
-from them is at 127.0.0.1.  Each attack runs in a process of its own and ends by
+Enemies come from addresses of their own: neighbours of the innocent, who are at 127.0.0.1,
+or many of other blocks (:mod:`benchmarks.siege.network`).  Each attack runs in a process of its own and ends by
 itself.  Traffic goes to loopback only.
 """
 
@@ -15,9 +15,13 @@ from itertools import count
 from typing import Any, ClassVar
 
 from benchmarks.machine import Entity, raise_descriptor_limit
+from benchmarks.siege.verdict import Bounds
 from dmsg.errors import DmsgError
 
+INNOCENT = "127.0.0.1"
 ENEMY = "127.0.0.2"
+NEWCOMER_TIMEOUT = 5.0
+"""Seconds without an answer after which a newcomer counts as refused."""
 HONEST = "honest data, no attack"
 LOST = (OSError, DmsgError, EOFError, AssertionError)
 """How a connection ends that somebody has had enough of."""
@@ -32,15 +36,27 @@ class Scene:
 
     :cvar attacks: by the names that the table has.
     :cvar anchors: attacks that are nothing but data, and the load that says what data costs.
+    :cvar prepared: attacks that call :func:`ready` when they have what they need; only then they are measured.
+    :cvar needs_public: public addresses and IPv6 are needed, which there are in a namespace only.
+    :cvar newcomers: number of newcomers at a time.
+    :cvar bounds: where they differ from the usual ones.
     :ivar entity: the process whose memory and CPU time count.
     """
 
     attacks: ClassVar[dict[str, Attack]] = {}
     anchors: ClassVar[dict[str, str]] = {}
+    prepared: ClassVar[frozenset[str]] = frozenset()
+    needs_public: ClassVar[bool] = False
+    newcomers: ClassVar[int] = 1
+    bounds: ClassVar[Bounds] = Bounds()
     entity: Entity
 
     def there_and_back(self) -> None:
         """What the innocent do all the time; how long it takes is what the table has."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Connect the innocent again who were cut off.  Raises one of ``LOST`` when they are refused."""
         raise NotImplementedError
 
     def newcomer(self) -> None:
@@ -60,6 +76,11 @@ class Scene:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def ready() -> None:
+    """Say that an attack has made its preparations."""
+    print("ready", flush=True)
 
 
 def until(seconds: float) -> Callable[[], bool]:

@@ -1,0 +1,70 @@
+"""The bounds of the siege."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from benchmarks.siege.verdict import Bounds, Measured, faults_of, percentile
+
+HELD = Measured(
+    p50=(0.001, 0.001),
+    p99=(0.030, 0.089),
+    connects=[0.1] * 98,
+    refused=2,
+    memory=(100 << 20, 900 << 20, 120 << 20),
+    entity_load=1.0,
+    enemy_load=0.3,
+)
+
+
+class VerdictTests(SynchronousTestCase):
+    """A row fails at its bounds, and names what failed."""
+
+    def faults(self, anchor: Measured | None = None, bounds: Bounds = Bounds(), **changes: object) -> list[str]:
+        return faults_of(replace(HELD, **changes), bounds, anchor=anchor)  # type: ignore[arg-type]
+
+    def test_what_is_just_within_its_bounds_holds(self) -> None:
+        self.assertEqual(self.faults(), [])
+
+    def test_the_innocent_may_wait_three_times_as_long(self) -> None:
+        self.assertEqual(self.faults(p99=(0.030, 0.091)), ["the innocent wait"])
+
+    def test_short_waits_may_grow_by_the_noise_of_the_machine(self) -> None:
+        self.assertEqual(self.faults(p99=(0.001, 0.050)), [])
+        self.assertEqual(self.faults(p99=(0.001, 0.052)), ["the innocent wait"])
+
+    def test_nobody_innocent_is_cut_off_once(self) -> None:
+        self.assertEqual(self.faults(cut=1), ["the innocent are cut off"])
+
+    def test_two_newcomers_of_a_hundred_may_be_refused(self) -> None:
+        self.assertEqual(self.faults(refused=3), ["newcomers are refused"])
+
+    def test_newcomers_who_all_wait(self) -> None:
+        self.assertEqual(self.faults(connects=[1.1] * 98), ["newcomers wait"])
+        self.assertEqual(self.faults(connects=[1.1] * 98, bounds=Bounds(connect_within=2.0)), [])
+
+    def test_no_newcomer_at_all_is_a_fault(self) -> None:
+        self.assertEqual(self.faults(connects=[], refused=0), ["newcomers wait"])
+
+    def test_who_is_refused_after_the_attack(self) -> None:
+        self.assertEqual(self.faults(shut_out=True), ["the innocent stay shut out"])
+
+    def test_memory_that_is_not_given_back(self) -> None:
+        self.assertEqual(self.faults(memory=(100 << 20, 900 << 20, 145 << 20)), ["memory stays"])
+        strict = Bounds(memory_slack=0)
+        self.assertEqual(self.faults(memory=(100 << 20, 900 << 20, 121 << 20), bounds=strict), ["memory stays"])
+
+    def test_an_attack_costs_its_enemy_something(self) -> None:
+        self.assertEqual(self.faults(entity_load=1.0, enemy_load=0.2), ["costs the enemy too little"])
+
+    def test_data_may_cost_twice_what_honest_data_costs(self) -> None:
+        honest = Measured(entity_load=0.9, enemy_load=0.3)
+        self.assertEqual(self.faults(anchor=honest, entity_load=1.0, enemy_load=0.2), [])
+        self.assertEqual(self.faults(anchor=honest, entity_load=1.0, enemy_load=0.15), ["costs the enemy too little"])
+
+    def test_a_percentile_of_few_is_the_largest(self) -> None:
+        self.assertEqual(percentile([3.0, 1.0, 2.0], 99), 3.0)
+        self.assertEqual(percentile([3.0, 1.0, 2.0], 50), 2.0)
+        self.assertEqual(percentile(list(range(200)), 99), 198)
