@@ -135,6 +135,7 @@ class DropReason(Enum):
     FLOODED_BEFORE = "flooded_before"
     FAILED_BEFORE = "failed_before"
     TOO_MANY_FROM_ADDRESS = "too_many_from_address"
+    CROWDED_OUT = "crowded_out"
     TOO_MANY_PER_PAIR = "too_many_per_pair"
     NOT_ADMITTED = "not_admitted"
     ADMISSION_UNKNOWN = "admission_unknown"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -142,9 +143,9 @@ class JoinedNetwork:
         self.factory = factory
         self.pumps: list[iosim.IOPump] = []
 
-    def join(self, client: Any) -> Any:
-        """Connect any protocol to the server; returns the server's link."""
-        server = self.factory.buildProtocol(None)
+    def join(self, client: Any, host: str | None = None) -> Any:
+        """Connect any protocol to the server, from an address or none; returns the server's link."""
+        server = self.factory.buildProtocol(None if host is None else SimpleNamespace(host=host))
         assert server is not None
         pump = iosim.connect(server, iosim.makeFakeServer(server), client, iosim.makeFakeClient(client), greet=False)
         self.pumps.append(pump)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 MAX_ADDRESSES = 16_384
 """Addresses remembered; the one that was silent longest is forgotten first."""
@@ -31,22 +32,32 @@ class Bucket:
         self._at = now
 
 
-class RateLimit:
-    """``rate`` requests a second and bursts of ``burst``, for each address."""
+def _alone(address: str) -> Sequence[tuple[str, int]]:
+    return ((address, 1),)
 
-    def __init__(self, rate: float, burst: float) -> None:
+
+class RateLimit:
+    """``rate`` requests a second and bursts of ``burst``, for each address.
+
+    :param blocks: names of all that a request of an address counts for, each with a factor: how many times the rate and
+        burst it has.  By default the address alone.
+    """
+
+    def __init__(self, rate: float, burst: float, blocks: Callable[[str], Sequence[tuple[str, int]]] = _alone) -> None:
         """:param rate: per second; 0 means no limit."""
         self._rate = rate
         self._burst = burst
+        self._blocks = blocks
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def reserve(self, address: str, now: float, longest: float) -> float | None:
         """Seconds after which ``address`` may ask, which is counted; None when that is more than ``longest``."""
         if not self._rate:
             return 0.0
-        tokens = self._left(address, now)
-        wait = max(0.0, (1.0 - tokens) / self._rate)
-        self._keep(address, tokens - 1.0 if wait <= longest else tokens, now)
+        left = [(name, factor, self._left(name, factor, now)) for name, factor in self._blocks(address)]
+        wait = max(0.0, *((1.0 - tokens) / (self._rate * factor) for _, factor, tokens in left))
+        for name, _, tokens in left:
+            self._keep(name, tokens - 1.0 if wait <= longest else tokens, now)
         return wait if wait <= longest else None
 
     def charge(self, address: str, requests: float, now: float) -> float:
@@ -56,21 +67,24 @@ class RateLimit:
         """
         if not self._rate:
             return 0.0
-        left = max(-self._burst, self._left(address, now) - requests)
-        self._keep(address, left, now)
-        return max(0.0, -left / self._rate)
+        wait = 0.0
+        for name, factor in self._blocks(address):
+            left = max(-self._burst * factor, self._left(name, factor, now) - requests)
+            self._keep(name, left, now)
+            wait = max(wait, -left / (self._rate * factor))
+        return wait
 
     def owes(self, address: str, now: float) -> bool:
         """It has no request left."""
-        return bool(self._rate) and self._left(address, now) < 1.0
+        return bool(self._rate) and any(self._left(name, factor, now) < 1.0 for name, factor in self._blocks(address))
 
-    def _left(self, address: str, now: float) -> float:
-        tokens, since = self._buckets.get(address, (self._burst, now))
-        return min(self._burst, tokens + (now - since) * self._rate)
+    def _left(self, name: str, factor: int, now: float) -> float:
+        tokens, since = self._buckets.get(name, (self._burst * factor, now))
+        return min(self._burst * factor, tokens + (now - since) * self._rate * factor)
 
-    def _keep(self, address: str, tokens: float, now: float) -> None:
-        self._buckets[address] = (tokens, now)
-        self._buckets.move_to_end(address)
+    def _keep(self, name: str, tokens: float, now: float) -> None:
+        self._buckets[name] = (tokens, now)
+        self._buckets.move_to_end(name)
         if len(self._buckets) > MAX_ADDRESSES:
             self._buckets.popitem(last=False)
 

@@ -41,6 +41,8 @@ class Holding:
     :ivar size: bytes.
     :ivar age: seconds for which the oldest of it has been held.
     :ivar give: lets go of it, or of what it is for.
+    :ivar around: names of what the first of ``owner`` is a part of (wider blocks of addresses), each with a factor: how
+        many times as much it may have.
     """
 
     owner: tuple[Hashable, ...]
@@ -48,6 +50,7 @@ class Holding:
     size: int
     age: float
     give: Callable[[], object]
+    around: tuple[tuple[str, int], ...] = ()
 
 
 Source = Callable[[], Iterable[Holding]]
@@ -131,22 +134,43 @@ CLIENTS = Memory()
 """Of the clients of this process."""
 
 
+class _Sizes:
+    """What is held for each owner, and in each place."""
+
+    def __init__(self, group: list[Holding]) -> None:
+        self._sizes: Counter[tuple[Hashable, ...]] = Counter()
+        self._wide: Counter[str] = Counter()
+        self._around: dict[Hashable, tuple[tuple[str, int], ...]] = {}
+        for one in group:
+            self._around[one.owner[0]] = one.around
+            self.count(one, one.size)
+
+    def count(self, holding: Holding, size: int) -> None:
+        for depth in range(1, len(holding.owner) + 1):
+            self._sizes[holding.owner[:depth]] += size
+        for name, _ in holding.around:
+            self._wide[name] += size
+
+    def rank(self, owner: tuple[Hashable, ...]) -> tuple[float, ...]:
+        """By what its place has for its width, then by what it has itself."""
+        own = [self._sizes[owner[:depth]] for depth in range(1, len(owner) + 1)]
+        around = [self._wide[name] / factor for name, factor in self._around[owner[0]]]
+        return max([own[0], *around]), *own
+
+
 def _in_order(holdings: list[Holding]) -> Iterator[Holding]:
-    """Who gives first."""
+    """Who gives first: of the place that has most for its width, the owner who has most."""
     for group in ([one for one in holdings if one.age >= OLD], [one for one in holdings if one.age < OLD]):
         left: dict[tuple[Hashable, ...], list[Holding]] = {}
-        sizes: Counter[tuple[Hashable, ...]] = Counter()
         for one in sorted(group, key=_size):
             left.setdefault(one.owner, []).append(one)
-            for depth in range(1, len(one.owner) + 1):
-                sizes[one.owner[:depth]] += one.size
+        sizes = _Sizes(group)
         while left:
-            owner = max(left, key=lambda one: tuple(sizes[one[:depth]] for depth in range(1, len(one) + 1)))
+            owner = max(left, key=sizes.rank)
             largest = left[owner].pop()
             if not left[owner]:
                 del left[owner]
-            for depth in range(1, len(owner) + 1):
-                sizes[owner[:depth]] -= largest.size
+            sizes.count(largest, -largest.size)
             yield largest
 
 

@@ -13,6 +13,7 @@ from dmsg.discovery.api import DiscoveryAPI
 from dmsg.discovery.dialects import DIALECTS, Dialect
 from dmsg.discovery.entry import MAX_ENTRY_SIZE
 from dmsg.discovery.settings import DEFAULTS, DiscoverySettings
+from dmsg.net.blocks import blocks_of
 from dmsg.net.web.site import gated_site
 from dmsg.telemetry.metrics import Metrics
 
@@ -65,7 +66,7 @@ def make_site(
         proxied=settings.proxied,
         max_body=MAX_ENTRY_SIZE,
         patience=lambda request: GO_PATIENCE if request.path.startswith(_GO_PATHS) else 0.0,
-        posts=RateLimit(settings.post_rate if settings.rate else 0.0, settings.post_burst),
+        posts=RateLimit(settings.post_rate if settings.rate else 0.0, settings.post_burst, blocks_of),
         is_post=lambda request: request.method == b"POST" and request.path.startswith(_POST_PATHS),
         finished=finished,
     )

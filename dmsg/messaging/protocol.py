@@ -78,6 +78,9 @@ class ServerFactory(ServingFactory):
     def _make_session(self, remote: PubKey) -> ServedSession:
         return ServedSession(self)
 
+    def is_busy(self, peer: RelayPeer) -> bool:
+        return bool(peer.ends)
+
     def backlog_of(self, peer: RelayPeer) -> int:
         return sum(end.queued for end in peer.waiting)
 

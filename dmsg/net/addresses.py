@@ -13,10 +13,6 @@ IPV6_BLOCK = 64
 """Bits of an IPv6 address that are one customer's: he has all addresses below."""
 IPV6_SITE = 48
 """Bits that are one site's, which may be given 65536 such blocks (RFC 6177)."""
-IPV6_HOME = 56
-"""Bits that many providers give to a home, which has 256 such blocks then."""
-IPV4_SITE = 24
-"""Bits of an IPv4 address that the addresses of one site often have in common."""
 
 Address = IPv4Address | IPv6Address
 
@@ -58,18 +54,6 @@ def block_of(host: str, bits: int = IPV6_BLOCK) -> str:
         below = 128 - bits
         return f"{IPv6Address(int(found) >> below << below)}/{bits}"
     return host if found is None else str(found)
-
-
-@lru_cache(maxsize=4096)
-def blocks_of(host: str) -> tuple[str, ...]:
-    """Blocks that an address is in, the largest first: who has the larger one can move about in it."""
-    found = literal(host)
-    if isinstance(found, IPv6Address):
-        return tuple(block_of(host, bits) for bits in (IPV6_SITE, IPV6_HOME, IPV6_BLOCK))
-    if found is None:
-        return (host,)
-    below = 32 - IPV4_SITE
-    return f"{IPv4Address(int(found) >> below << below)}/{IPV4_SITE}", str(found)
 
 
 def kind_of(address: Address) -> str:

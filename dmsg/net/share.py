@@ -2,7 +2,8 @@
 
 What a read costs depends on what is in it: 64 KiB may be one frame, or thirteen
 thousand.  So the time that goes into the reads of each *owner*, a block of
-addresses, is measured.  Who has used his part of a turn waits for the next
+addresses, is measured, and that of the wider blocks around it, whose part is as many times as large as
+their factor (:mod:`dmsg.net.blocks`).  Who has used his part of a turn waits for the next
 one, with what he has sent; then those who waited longest come first.  When
 nobody else has anything to do, the next turn is there at once.
 """
@@ -15,6 +16,7 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
+from dmsg.net.blocks import blocks_of
 from dmsg.net.isolate import isolated
 
 TURN = 0.008
@@ -47,6 +49,7 @@ class Share:
         self.now = reactor.seconds
         self._began = self.now()
         self._used: dict[Hashable, float] = {}
+        self._around: dict[str, float] = {}
         self._part = MOST
         self._waiting: deque[Waiting] = deque()
         self._is_due = False
@@ -55,11 +58,15 @@ class Share:
 
     def allows(self, owner: Hashable) -> bool:
         """Whether there is something left for ``owner`` in this turn."""
-        return self._used.get(owner, 0.0) < self._part
+        return self.left(owner) > 0.0
 
     def left(self, owner: Hashable) -> float:
         """Seconds that ``owner`` may still use in this turn: who works frame by frame looks at the clock after each."""
-        return self._part - self._used.get(owner, 0.0)
+        left = self._part - self._used.get(owner, 0.0)
+        if self._around and isinstance(owner, str):
+            for name, factor in blocks_of(owner)[1:]:
+                left = min(left, self._part * factor - self._around.get(name, 0.0))
+        return left
 
     def used(self, owner: Hashable, seconds: float) -> None:
         """So much went into a read of ``owner``."""
@@ -70,6 +77,9 @@ class Share:
             if not 0.0 <= now - self._began < TURN:
                 self._next(now)
         self._used[owner] = self._used.get(owner, 0.0) + seconds
+        if isinstance(owner, str):
+            for name, _ in blocks_of(owner)[1:]:
+                self._around[name] = self._around.get(name, 0.0) + seconds
 
     def wait(self, one: Waiting) -> None:
         """Tell ``one`` in the next turn to go on."""
@@ -83,6 +93,7 @@ class Share:
         self._began = now
         self._part = min(MOST, max(LEAST, TURN / max(1, len(self._used))))
         self._used.clear()
+        self._around.clear()
 
     def _run(self) -> None:
         waiting, self._waiting = self._waiting, deque()

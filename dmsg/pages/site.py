@@ -13,6 +13,7 @@ from twisted.python.failure import Failure
 from werkzeug.exceptions import HTTPException
 
 from dmsg.base.buckets import RateLimit
+from dmsg.net.blocks import blocks_of
 from dmsg.net.web.guard import GuardedFactory
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer_http_error, gated_site
@@ -171,7 +172,7 @@ def status_site(reactor: IReactorTime, pages: StatusPages, refused: Callable[[st
         burst=STATUS_BURST,
         proxied=False,
         max_body=0,
-        posts=RateLimit(STATUS_RATE, STATUS_BURST),
+        posts=RateLimit(STATUS_RATE, STATUS_BURST, blocks_of),
         is_post=lambda request: request.path in (b"/metrics", b"/health"),
         independent=True,
     )

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from dmsg.base.memory import Holding, Memory
 from dmsg.errors import DropReason
-from dmsg.net.addresses import block_of
+from dmsg.net.blocks import blocks_of
 from dmsg.net.links.link import Link
 from dmsg.net.looks import Looks
 
@@ -51,7 +51,10 @@ class LinkHoldings(Looks[Link]):
                     stirred.discard(link)
                 continue
             age = self.age(link, link.written - link.queued(), link.written)
-            owner = (block_of(link.address), bytes(link.remote))
-            yield Holding(owner, "queues", size, age, partial(link.abort, DropReason.MEMORY))
+            block, *around = blocks_of(link.address)
+            owner = (block.name, bytes(link.remote))
+            yield Holding(owner, "queues", size, age, partial(link.abort, DropReason.MEMORY), tuple(around))
         for link in list(self._factory.shaking):
-            yield Holding((block_of(link.address),), "handshakes", HANDSHAKE_SIZE, self.now - link.made_at, link.evict)
+            block, *around = blocks_of(link.address)
+            age = self.now - link.made_at
+            yield Holding((block.name,), "handshakes", HANDSHAKE_SIZE, age, link.evict, tuple(around))

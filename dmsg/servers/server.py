@@ -74,7 +74,7 @@ class RelayServer(ListeningService):
             settings.discovery,
             settings.random or SystemRandom(),
             mark=mark,
-            available=lambda: self.factory.available_connections,
+            available=lambda: self.factory.places,
         )
         self.registration.address = public_address
         self._looking: Deferred[None] | None = None

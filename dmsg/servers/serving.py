@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 
 from dmsg.base.buckets import RateLimit
 from dmsg.errors import DropReason, RemoteProtocolError
+from dmsg.net.blocks import blocks_of
 from dmsg.net.isolate import isolated
 from dmsg.net.links.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.links.link import Link
@@ -42,6 +43,7 @@ _COUNTED_BY_RELAY = frozenset(
         DropReason.SEND_BUFFER_FULL,
         DropReason.TOO_MANY_CONNECTIONS,
         DropReason.TOO_MANY_FROM_ADDRESS,
+        DropReason.CROWDED_OUT,
         DropReason.DRAINING,
         DropReason.FLOODED_BEFORE,
     }
@@ -78,6 +80,16 @@ class ServedSession:
         assert self.link is not None
         self.link.close(reason)
 
+    @property
+    def idle(self) -> bool:
+        """Whether the client has no transport, and asks for none."""
+        return self._peer is None or not self._factory.is_busy(self._peer)
+
+    def crowd_out(self) -> None:
+        """Its place is another client's: old programs connect again, and are then refused as at any full server."""
+        assert self.link is not None
+        self.link.close(DropReason.CROWDED_OUT)
+
     # --- the link's side ---
 
     def link_up(self, link: Link) -> None:
@@ -106,7 +118,7 @@ class ServedSession:
         assert link is not None
         if not admitted:
             self.refuse()
-        elif link.ended_for is None:
+        elif link.ended_for is None and self._factory.keep_place(self):
             self._peer = self._serve(link)
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
@@ -163,9 +175,9 @@ class ServingFactory(Acceptor):
         super().__init__(reactor, drops, max_handshakes=max_handshakes, counted=_COUNTED_BY_RELAY)
         self.admission = admission or Admission()
         self._timers: dict[Any, IDelayedCall] = {}
-        self._frames = RateLimit(FRAME_RATE, FRAME_RATE)
-        self._strays = RateLimit(STRAY_RATE, STRAY_BURST)
-        self._refusals = RateLimit(REFUSED_RATE, REFUSED_BURST)
+        self._frames = RateLimit(FRAME_RATE, FRAME_RATE, blocks_of)
+        self._strays = RateLimit(STRAY_RATE, STRAY_BURST, blocks_of)
+        self._refusals = RateLimit(REFUSED_RATE, REFUSED_BURST, blocks_of)
         self.slowed = 0
         """How often a client was read later for its frames a second."""
 
@@ -223,6 +235,10 @@ class ServingFactory(Acceptor):
             raise RemoteProtocolError(DropReason.FLOOD, "flood of frames of no transport")
         if refused and self._refusals.charge(owner, refused, now) > 0.0 and peer.police.goes_on(now):
             raise RemoteProtocolError(DropReason.FLOOD, "flood of requests to others")
+
+    def is_busy(self, peer: Any) -> bool:
+        """Whether a client has something open."""
+        return bool(peer.routes)
 
     def backlog_of(self, peer: Any) -> int:
         """Bytes that the relay itself keeps for a client."""

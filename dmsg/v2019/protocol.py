@@ -34,7 +34,7 @@ from dmsg.telemetry.service import Telemetry
 from dmsg.v2019.core.peers import RelayPeer
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import Relay
-from dmsg.v2019.core.wire import OK_FRAME, encode_close
+from dmsg.v2019.core.wire import OK_FRAME, encode_close, encode_drain
 from dmsg.v2019.telemetry import RelayTelemetry
 
 THROTTLED = 4
@@ -82,6 +82,12 @@ class ServerSession(ServedSession):
         assert self.link is not None
         self.link.send(encode_close(0, _TOLD.get(reason, CloseReason.UNSPECIFIED)))
         super().refuse(reason)
+
+    def crowd_out(self) -> None:
+        """A client that understands DRAIN goes to another server at once."""
+        if self._peer is not None and self._peer.speaks_drain and self.link is not None:
+            self.link.send(encode_drain(0, ()))
+        super().crowd_out()
 
     def frames_received(self, buffer: bytearray, end: int) -> int:
         taken = super().frames_received(buffer, end)

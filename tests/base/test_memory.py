@@ -19,14 +19,14 @@ class MemoryTests(SynchronousTestCase):
         self.gave: list[Any] = []
         self.memory.add(lambda: list(self.holdings))
 
-    def hold(self, owner: tuple[str, ...], size: int, age: float = 0.0, kind: str = "queue") -> None:
+    def hold(self, owner: tuple[str, ...], size: int, age: float = 0.0, kind: str = "queue", around: Any = ()) -> None:
         name = (*owner, size)
 
         def give() -> None:
             self.gave.append(name)
             self.holdings = [one for one in self.holdings if one.give is not give]
 
-        self.holdings.append(Holding(owner, kind, size, age, give))
+        self.holdings.append(Holding(owner, kind, size, age, give, around))
 
     def test_as_long_as_there_is_room(self) -> None:
         self.hold(("a",), 1000, 99)
@@ -56,6 +56,15 @@ class MemoryTests(SynchronousTestCase):
         self.hold(("198.51.100.1", "key"), 500, OLD)
         self.memory.look()
         self.assertTrue(all(one[0] == "203.0.113.7" for one in self.gave[:13]), self.gave)
+
+    def test_blocks_around_a_place(self) -> None:
+        """Thirty addresses of one /24 that hold little each give before one elsewhere that holds more than any."""
+        around = (("203.0.113.0/24", 8),)
+        for number in range(30):
+            self.hold((f"203.0.113.{number}", "key"), 100, OLD, around=around)
+        self.hold(("198.51.100.1", "key"), 300, OLD)
+        self.memory.look()
+        self.assertEqual([one[0].startswith("203.0.113.") for one in self.gave[:7]], [True] * 6 + [False])
 
     @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 400), st.floats(0, 9)), max_size=40))
     def test_it_always_comes_down(self, held: list[tuple[int, int, int, float]]) -> None:

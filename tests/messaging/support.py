@@ -85,7 +85,14 @@ class Network(JoinedNetwork):
         return self.factory.relay
 
     def client(
-        self, key: SecKey, accept: Factory | None = None, *, acks: Acks = False, two_ids: bool = False, **options: Any
+        self,
+        key: SecKey,
+        accept: Factory | None = None,
+        *,
+        acks: Acks = False,
+        two_ids: bool = False,
+        host: str | None = None,
+        **options: Any,
     ) -> Any:
         """A connected client."""
         dialect = Dialect(self.profile, acks, two_ids)
@@ -99,7 +106,7 @@ class Network(JoinedNetwork):
 
         handshake = JSONHandshake(key, KEYS["S"].public, profile=self.profile)
         link = PlainLink(self.clock, turn, handshake, make)
-        link.server_side = self.join(link)  # type: ignore[attr-defined]
+        link.server_side = self.join(link, host)  # type: ignore[attr-defined]
         self.settle()
         (session,) = sessions
         assert session.connected

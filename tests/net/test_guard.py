@@ -75,6 +75,16 @@ class GuardTests(SynchronousTestCase):
             connection.protocol.dataReceived(said)
         return connection
 
+    def test_many_blocks_of_one_site(self) -> None:
+        """Who has a /48 fills its limit and no more, and the address that says least in it goes."""
+        factory = self.guard(most_of_block=4, most=100)
+        honest = self.connect(factory, "2600:2::1")
+        crowd = [self.connect(factory, f"2600:1:0:{number:x}::1") for number in range(60)]
+        self.assertEqual(sum(not one.gone for one in crowd), 16)
+        crowd += [self.connect(factory, f"2600:1:0:{number:x}::1") for number in range(0x100, 0x4000, 0x100)]
+        self.assertEqual(sum(not one.gone for one in crowd), 32)
+        self.assertFalse(honest.gone)
+
     def test_a_request_that_drips(self) -> None:
         factory = self.guard()
         connection = self.connect(factory)

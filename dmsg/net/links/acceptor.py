@@ -1,7 +1,9 @@
 """A server's listening side: handshakes under way, connections in all and per address.
 
 Handshakes are independent of each other; those that fail, stall or are too
-many are closed and counted.
+many are closed and counted.  When all places are taken, the block of addresses
+that has most of them loses its newest idle client, so that nobody fills a server
+from a few addresses.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.buckets import RateLimit
-from dmsg.base.tables import uncount
 from dmsg.errors import DropReason, RemoteProtocolError
-from dmsg.net.addresses import block_of, blocks_of
+from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.isolate import isolated
 from dmsg.net.links.link import Link
 from dmsg.net.links.strangers import Strangers
@@ -43,6 +44,14 @@ FAILED_RATE = 8.0
 """Failed handshakes of one address that are forgotten in a second."""
 ROOM_AGAIN = 0.9
 """Part of the clients that a server takes, below which it says that it is full no more."""
+FEW_PLACES = 4
+"""Clients of one block that are never made to leave for others: a family, or a small office."""
+GREEDY_PART = 16
+"""When no block has an idle client, one with more than this part of all places loses its newest client all the same."""
+SEARCHED = 16
+"""Blocks in which an idle client is looked for, those with most first."""
+SEARCH_AGAIN = 1.0
+"""Seconds after a search in vain in which no other one is made."""
 _SILENT = frozenset({DropReason.HANDSHAKE_ABANDONED, DropReason.DRAINING, DropReason.TOO_MANY_CONNECTIONS})
 """What the log does not say of each: who only looks whether the port is open is no news."""
 
@@ -66,8 +75,15 @@ class AcceptedSession(Protocol):
 
     link: Link | None
 
+    @property
+    def idle(self) -> bool:
+        """Whether the client has nothing open."""
+
     def refuse(self, reason: DropReason) -> None:
         """Tell the peer, if the protocol can, and end the link."""
+
+    def crowd_out(self) -> None:
+        """End the link so that another client has its place, and tell the client to go to another server."""
 
 
 class Acceptor(Factory):
@@ -94,15 +110,20 @@ class Acceptor(Factory):
         self._counted = counted
         self._max_handshakes = max_handshakes
         self._handshakes: dict[Link, None] = {}
-        self._of_address: Counter[str] = Counter()
-        self._shaking_of: Counter[str] = Counter()
+        self._of_address = BlockCounts()
+        self._shaking_of = BlockCounts()
+        self._places = BlockCounts()
+        """Of clients that have a place, by block; ``_placed`` are these clients, the newest last."""
+        self._placed: dict[str, dict[AcceptedSession, None]] = {}
+        self._block_of: dict[AcceptedSession, str] = {}
+        self._next_search = 0.0
         self._addresses: dict[Link, str] = {}
         self._told: dict[Link, DropReason] = {}
         self._said_full = False
         self.strangers = Strangers(reactor)
         self.share = Share(reactor)
         self._floods = RateLimit(FLOOD_RATE, FLOOD_BURST)
-        self._failures = RateLimit(FAILED_RATE, FAILED_BURST)
+        self._failures = RateLimit(FAILED_RATE, FAILED_BURST, blocks_of)
         self.sessions: set[Any] = set()
         self.stirred: set[Link] = set()
         """Links that read or wrote, and may hold something; who looks at what they hold takes the others out."""
@@ -136,17 +157,31 @@ class Acceptor(Factory):
     @property
     def available_connections(self) -> int:
         """How many more clients may connect."""
-        return max(0, self.limits.max_connections - len(self.sessions))
+        return max(0, self.limits.max_connections - len(self._block_of))
+
+    @property
+    def places(self) -> int:
+        """How many clients this server says in discovery that it takes.
+
+        One that is full has places for newcomers, too, as long as a block has many: those of discovery's list come.
+        """
+        free = self.available_connections
+        return free if free or not self._by_block else max(0, self._places[self._places.heaviest()] - FEW_PLACES)
 
     @property
     def full(self) -> bool:
-        """No more clients may connect."""
-        return len(self.sessions) >= self.limits.max_connections
+        """Nobody else gets a place, unless another client leaves."""
+        return len(self._block_of) >= self.limits.max_connections
+
+    @property
+    def _by_block(self) -> bool:
+        """Whether the addresses of clients say something: behind a proxy they do not."""
+        return self.limits.max_per_address > 0
 
     def by_connections(self) -> dict[str, int]:
         """How many addresses have 1, 2 to 9, 10 to 99, 100 and more connections."""
         found = {"1": 0, "2-9": 0, "10-99": 0, "100-": 0}
-        for count in self._of_address.values():
+        for _, count in self._of_address.narrow():
             found["1" if count < 2 else "2-9" if count < 10 else "10-99" if count < 100 else "100-"] += 1
         return found
 
@@ -165,13 +200,75 @@ class Acceptor(Factory):
     def _refusal(self, block: str | None) -> DropReason | None:
         if self.draining:
             return DropReason.DRAINING
-        if self.full:
+        if self.full and (block is None or not self._may_come(block)):
             return DropReason.TOO_MANY_CONNECTIONS
         if block is not None and self._failures.owes(block, self._reactor.seconds()):
             return DropReason.FAILED_BEFORE
-        if block is not None and 0 < self.limits.max_per_address <= self._of_address[block]:
+        if block is not None and self._by_block and self._of_address.crowded(block, self.limits.max_per_address):
             return DropReason.TOO_MANY_FROM_ADDRESS
         return None
+
+    # --- places of a server that is full ---
+
+    def _may_come(self, block: str) -> bool:
+        """Whether a newcomer of ``block`` may have the place of somebody else, as far as can be seen before its
+        handshake."""
+        heaviest = self._places.load(self._places.heaviest())
+        return self._by_block and heaviest > max(FEW_PLACES, self._places.load(block) + 1)
+
+    def _least(self, session: AcceptedSession) -> float:
+        """What another block has to have at least, to lose a client for ``session``, which is counted already."""
+        return max(FEW_PLACES, self._places.load(self._block_of[session]))
+
+    def _may_have_place(self, session: AcceptedSession) -> bool:
+        return self._by_block and self._places.load(self._places.heaviest()) > self._least(session)
+
+    def _make_place(self, session: AcceptedSession) -> bool:
+        """Let a client of a block that has more go for ``session``; False: there is none."""
+        if not self._may_have_place(session):
+            return False
+        least = self._least(session)
+        now = self._reactor.seconds()
+        victim = self._newest_idle(self._places.heaviest())
+        if victim is None and now >= self._next_search:
+            for block in self._places.by_load()[:SEARCHED]:
+                if self._places.load(block) <= least:
+                    break
+                victim = self._newest_idle(block)
+                if victim is not None:
+                    break
+            else:
+                self._next_search = now + SEARCH_AGAIN
+        block = self._places.heaviest()
+        if victim is None and self._places.load(block) > max(least, self.limits.max_connections / GREEDY_PART):
+            victim = next(reversed(self._placed[block]))
+        if victim is None:
+            return False
+        assert victim.link is not None
+        self._refused(DropReason.CROWDED_OUT, victim.link.address)
+        self._take_place(victim)
+        isolated(victim.crowd_out)
+        return True
+
+    def _newest_idle(self, block: str) -> AcceptedSession | None:
+        return next((one for one in reversed(self._placed[block]) if one.idle), None)
+
+    def _give_place(self, session: AcceptedSession) -> None:
+        assert session.link is not None
+        block = self._addresses.get(session.link, "")
+        self._block_of[session] = block
+        self._places.add(block)
+        self._placed.setdefault(block, {})[session] = None
+
+    def _take_place(self, session: AcceptedSession) -> None:
+        block = self._block_of.pop(session, None)
+        if block is None:
+            return
+        self._places.remove(block)
+        placed = self._placed[block]
+        del placed[session]
+        if not placed:
+            del self._placed[block]
 
     def _may_be_told(self, refusal: DropReason, block: str | None) -> bool:
         """After the handshake; before it nothing can be said that the peer could believe."""
@@ -189,12 +286,12 @@ class Acceptor(Factory):
         if refusal is DropReason.TOO_MANY_CONNECTIONS and not self._said_full:
             self._said_full = True
             _log.warn(
-                "full: {count} clients are connected, more are refused (max-connections)", count=len(self.sessions)
+                "full: {count} clients are connected, more are refused (max-connections)", count=len(self._block_of)
             )
 
     def buildProtocol(self, addr: IAddress | None) -> Link | None:
         host = getattr(addr, "host", None)
-        block = None if host is None else block_of(host)
+        block = None if host is None else blocks_of(host)[0].name
         refusal = self._refusal(block)
         if refusal is not None:
             self._refused(refusal, host)
@@ -207,25 +304,30 @@ class Acceptor(Factory):
         link.share = self.share
         link.stirred = self.stirred
         # behind a proxy all come from one address: then each connection is on its own
-        link.owner = block if block is not None and self.limits.max_per_address else id(link)
-        link.places = blocks_of(host) if host is not None and self.limits.max_per_address else (id(link),)
+        link.owner = block if block is not None and self._by_block else id(link)
+        blocks = blocks_of(block) if block is not None and self._by_block else ()
+        link.places = tuple(one.name for one in reversed(blocks)) or (id(link),)
         self._handshakes[link] = None
         if refusal is not None:
             self._told[link] = refusal
         if block is not None:
-            self._of_address[block] += 1
+            self._of_address.add(block)
             self._addresses[link] = block
-            self._shaking_of[block] += 1
+            self._shaking_of.add(block)
         return link
 
     def _make_room(self) -> None:
-        """Silent connections must not keep honest ones out: of the addresses with most of them the oldest goes.
+        """Silent connections must not keep honest ones out: of the block with most of them the oldest goes.
 
         First one that has said nothing that makes sense.
         """
-        most = max(self._shaking_of.values(), default=0)
-        of_most = [link for link in self._handshakes if self._shaking_of[self._addresses.get(link, "")] >= most]
-        victim = next((link for link in of_most if not link.spoken), next(iter(of_most), None))
+        heaviest = self._shaking_of.heaviest()
+        silent = (link for link in self._handshakes if not link.spoken)
+        victim = next((link for link in silent if self._addresses.get(link, "") == heaviest), None)
+        if victim is None:
+            most = self._shaking_of.load(heaviest)
+            of_most = [one for one in self._handshakes if self._shaking_of.load(self._addresses.get(one, "")) >= most]
+            victim = next((link for link in of_most if not link.spoken), next(iter(of_most), None))
         (victim or next(iter(self._handshakes))).evict()
 
     def _shaken(self, link: Link) -> None:
@@ -235,12 +337,12 @@ class Acceptor(Factory):
         del self._handshakes[link]
         block = self._addresses.get(link)
         if block is not None:
-            uncount(self._shaking_of, block)
+            self._shaking_of.remove(block)
 
     def _gone(self, link: Link) -> str | None:
         host = self._addresses.pop(link, None)
         if host is not None:
-            uncount(self._of_address, host)
+            self._of_address.remove(host)
         return host
 
     def _handshake_failed(self, link: Link, failure: Failure) -> None:
@@ -265,20 +367,36 @@ class Acceptor(Factory):
         refusal = self._told.pop(session.link, None)
         self.sessions.add(session)
         self.connections_opened += 1
-        if refusal is None and len(self.sessions) > self.limits.max_connections:
-            # a handshake that was under way when the last place was taken
-            refusal = DropReason.TOO_MANY_CONNECTIONS
-            self._refused(refusal, session.link.address)
         if refusal is None and self._floods.owes(str(session.link.remote), self._reactor.seconds()):
             refusal = DropReason.FLOODED_BEFORE
             self._refused(refusal, session.link.address)
+        if refusal is None:
+            self._give_place(session)
+            beyond = len(self._block_of) - self.limits.max_connections
+            if beyond > 0 and (beyond > MAX_TOLD or not self._may_have_place(session)):
+                self._take_place(session)
+                refusal = DropReason.TOO_MANY_CONNECTIONS
+                self._refused(refusal, session.link.address)
         if refusal is not None:
             session.refuse(refusal)
         self.on_change()
 
+    def keep_place(self, session: AcceptedSession) -> bool:
+        """A client is admitted: somebody else may have to go for it, and if nobody does, it is refused."""
+        if session not in self._block_of:
+            return False
+        if len(self._block_of) <= self.limits.max_connections or self._make_place(session):
+            return True
+        assert session.link is not None
+        self._take_place(session)
+        self._refused(DropReason.TOO_MANY_CONNECTIONS, session.link.address)
+        session.refuse(DropReason.TOO_MANY_CONNECTIONS)
+        return False
+
     def session_down(self, session: AcceptedSession) -> None:
         """A client is gone."""
         self.sessions.discard(session)
+        self._take_place(session)
         assert session.link is not None
         self._gone(session.link)
         reason = session.link.ended_for
@@ -290,9 +408,9 @@ class Acceptor(Factory):
             who = "" if remote is None else f"key {remote.short}"
             detail = ": ".join(one for one in (who, session.link.erred) if one)
             self.strangers.tell(session.link.address, reason.value, detail)
-        if self._said_full and len(self.sessions) < ROOM_AGAIN * self.limits.max_connections:
+        if self._said_full and len(self._block_of) < ROOM_AGAIN * self.limits.max_connections:
             self._said_full = False
-            _log.info("no longer full: {count} clients are connected", count=len(self.sessions))
+            _log.info("no longer full: {count} clients are connected", count=len(self._block_of))
         if self._drained is not None and not self.sessions:
             drained, self._drained = self._drained, None
             drained.callback(None)

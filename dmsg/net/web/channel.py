@@ -21,7 +21,7 @@ from twisted.web.http import HTTPChannel
 from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
-from dmsg.net.addresses import block_of
+from dmsg.net.blocks import blocks_of
 from dmsg.net.share import Share
 from dmsg.net.web.unanswered import Unanswered
 
@@ -42,7 +42,7 @@ _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?].*|)", re.IGNORECASE | re.DOTAL
 
 def owner_of(address: Any) -> str:
     """Whose a connection is, as turns and memory count: a block of addresses, or the key at the end of a stream."""
-    return block_of(str(getattr(address, "host", None) or getattr(address, "public_key", "")))
+    return blocks_of(str(getattr(address, "host", None) or getattr(address, "public_key", "")))[0].name
 
 
 class BoundedChannel(HTTPChannel):

@@ -1,7 +1,7 @@
 """Connections to an HTTP server: so many in all and from one place, and so long for a request to be whole.
 
 Without it who opens connections and says nothing more has all descriptors of
-the process.  Where there are too many, the place that has most of them loses the
+the process.  Where there are too many, the block of addresses that has most of them loses the
 one that has waited longest for the rest of a request, or for a next one: so
 others get in all the same.
 """
@@ -9,7 +9,6 @@ others get in all the same.
 from __future__ import annotations
 
 import resource
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -18,15 +17,14 @@ from twisted.internet.protocol import connectionDone
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
 
-from dmsg.base.tables import uncount
-from dmsg.net.addresses import block_of
+from dmsg.net.blocks import BlockCounts, blocks_of
 
 MAX_CONNECTIONS = 4096
 """Connections in all, or as many as there are descriptors for."""
 RESERVE = 64
 """Descriptors that are not for clients."""
 MAX_OF_BLOCK = 512
-"""Connections of one address, or one block of IPv6: a company may be behind it."""
+"""Connections of one address: a company may be behind it; of the blocks around it more (:mod:`dmsg.net.blocks`)."""
 TIME_TO_ASK = 1.0
 """Seconds after which a connection that has not asked anything may have to go for another."""
 WHOLE_WITHIN = 20.0
@@ -112,7 +110,7 @@ class Guard:
         self._most_of_block = most_of_block
         self._by_place = by_place
         self._open: dict[Guarded, None] = {}
-        self._of: Counter[str] = Counter()
+        self._of = BlockCounts()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -122,16 +120,15 @@ class Guard:
         one.guard = self
         one.since = self.clock.seconds()
         if self._by_place:
-            one.block = block_of(str(getattr(one.transport.getPeer(), "host", "")))
+            one.block = blocks_of(str(getattr(one.transport.getPeer(), "host", "")))[0].name
+        crowded = self._of.crowded(one.block, self._most_of_block) if self._by_place else ""
         self._open[one] = None
-        self._of[one.block] += 1
-        block: str | None = None
-        if self._by_place and self._of[one.block] > self._most_of_block:
-            block = one.block
-        elif len(self._open) > self._most:
-            block = max(self._of, key=self._of.__getitem__)
-        if block is not None:
-            victim = self._victim(block, one)
+        self._of.add(one.block)
+        if not crowded and len(self._open) > self._most:
+            crowded = self._of.heaviest()
+        if crowded or len(self._open) > self._most:
+            # of a wide block one address may have all
+            victim = self._victim(self._of.heaviest(crowded) if crowded else one.block, one)
             self.refused("too_many_connections")
             self.went(victim)
             victim.drop()
@@ -147,7 +144,7 @@ class Guard:
         """It is gone, or is no connection of the site any more."""
         if one in self._open:
             del self._open[one]
-            uncount(self._of, one.block)
+            self._of.remove(one.block)
 
 
 class _Wrapped(Guarded, ProtocolWrapper):

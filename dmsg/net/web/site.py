@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -17,8 +16,8 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import RequestRedirect
 
 from dmsg.base.buckets import RateLimit
-from dmsg.base.tables import uncount
-from dmsg.net.addresses import block_of, forwarded_client
+from dmsg.net.addresses import forwarded_client
+from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.share import Share
 from dmsg.net.web.channel import BoundedSite, PlainRequest
 from dmsg.net.web.routes import finish_with
@@ -210,7 +209,7 @@ class Gate(Resource):
         self._independent = independent
         self._finished = finished
         self._waiting: dict[Request, IDelayedCall] = {}
-        self._open: Counter[str] = Counter()
+        self._open = BlockCounts()
         self._waiting_size = 0
         self._stopped = False
         self.delayed = 0
@@ -224,7 +223,7 @@ class Gate(Resource):
 
     def address_of(self, request: Any) -> str:
         """Whose the request is, as limits count."""
-        return block_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))
+        return blocks_of(self.client_of(request) or str(getattr(request.getClientAddress(), "host", "")))[0].name
 
     def charge(self, request: Any, requests: float) -> None:
         """What came with it was worth nothing: its address has fewer requests left."""
@@ -244,11 +243,12 @@ class Gate(Resource):
         now = self._reactor.seconds()
         request.began = now  # type: ignore[attr-defined]
         address = self.address_of(request)
-        self._open[address] += 1
+        crowded = self._open.crowded(address, MAX_WAITING_OF_ADDRESS)
+        self._open.add(address)
         finished = request.notifyFinish()
         finished.addErrback(self._left, request)
         finished.addBoth(self._done, address)
-        if self._open[address] > MAX_WAITING_OF_ADDRESS:
+        if crowded:
             self._refused("too_many_waiting")
             close_after(request)
             request.setHeader(b"retry-after", b"1")
@@ -275,7 +275,7 @@ class Gate(Resource):
         return int(getattr(request, "received", 0)) + 1024
 
     def _done(self, _: Any, address: str) -> None:
-        uncount(self._open, address)
+        self._open.remove(address)
 
     def _left(self, _: Any, request: Request) -> None:
         """The client has gone."""
@@ -334,7 +334,7 @@ def gated_site(
     :param max_body: bytes of a request's body.
     :param of_gate: see :class:`Gate`, which is the site's ``resource``.
     """
-    gate = Gate(root, reactor, RateLimit(rate, burst), proxied, refused, **of_gate)
+    gate = Gate(root, reactor, RateLimit(rate, burst, blocks_of), proxied, refused, **of_gate)
     site = BoundedSite(gate, **bounded(reactor, max_body, refused, IDLE_TIMEOUT))
     # a line for each request is no news
     site.log = gate.log  # type: ignore[method-assign]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from dmsg.base.tables import uncount
+from dmsg.net.blocks import BlockCounts
 
 MAX_HELD = 64 * 1024 * 1024
 """Bytes of all connections of a site."""
@@ -27,8 +26,8 @@ class Holder(Protocol):
 class Unanswered:
     """The account.
 
-    Where it is too much, the block of addresses that has most gives: of its connections the one that has held
-    something for longest.
+    Where it is too much, the block of addresses that has most for its width gives: of its connections the one that has
+    held something for longest.
 
     :param most: bytes.
     :param refused: told ``busy`` for each connection that goes.
@@ -39,7 +38,7 @@ class Unanswered:
         self.most = most
         self.refused = refused
         self.held = 0
-        self._of: Counter[str] = Counter()
+        self._of = BlockCounts()
         self._holders: dict[str, dict[Holder, int]] = {}
 
     def book(self, one: Holder, size: int) -> None:
@@ -48,11 +47,11 @@ class Unanswered:
         holders[one] = holders.get(one, 0) + size
         self.held += size
         if size > 0:
-            self._of[one.block] += size
+            self._of.add(one.block, size)
             while self.held > self.most:
                 self._make_room()
-        else:
-            uncount(self._of, one.block, -size)
+        elif size < 0:
+            self._of.remove(one.block, -size)
 
     def settle(self, one: Holder, size: int) -> None:
         """It has this many bytes, whatever it had."""
@@ -72,11 +71,10 @@ class Unanswered:
             del self._holders[one.block]
         self.held -= size
         if size:
-            uncount(self._of, one.block, size)
+            self._of.remove(one.block, size)
 
     def _make_room(self) -> None:
-        block = max(self._of, key=self._of.__getitem__)
-        oldest = next(one for one, size in self._holders[block].items() if size)
+        oldest = next(one for one, size in self._holders[self._of.heaviest()].items() if size)
         self.refused("busy")
         try:
             oldest.give_up()

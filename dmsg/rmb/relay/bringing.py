@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dmsg.base.buckets import RateLimit
 from dmsg.errors import DmsgError
+from dmsg.net.blocks import blocks_of
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import OFFLINE
 from dmsg.rmb.envelope.wire import challenge, decode
@@ -57,7 +58,7 @@ class Bringing:
     def __init__(self, switch: Switch) -> None:
         self._switch = switch
         self._intake = Intake(switch)
-        self._rate = RateLimit(INTAKE_RATE, INTAKE_BURST)
+        self._rate = RateLimit(INTAKE_RATE, INTAKE_BURST, blocks_of)
         self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
         self._taken: OrderedDict[bytes, float] = OrderedDict()
         self.under_way = 0

@@ -16,7 +16,8 @@ from twisted.web.server import NOT_DONE_YET, Request
 from dmsg.base.buckets import RateLimit
 from dmsg.errors import DmsgError
 from dmsg.moved import forwarded
-from dmsg.net.addresses import block_of, forwarded_client
+from dmsg.net.addresses import forwarded_client
+from dmsg.net.blocks import blocks_of
 from dmsg.net.web.channel import BoundedSite
 from dmsg.net.web.guard import Guard
 from dmsg.net.web.routes import finish_with
@@ -85,8 +86,8 @@ class RelaySite(Resource):
         self._admits = admits
         self._proxied = proxied
         self._max_token_ttl = max_token_ttl
-        self._connects = RateLimit(connect_rate, max(CONNECT_BURST, connect_rate))
-        self._others = RateLimit(OTHER_RATE, OTHER_BURST)
+        self._connects = RateLimit(connect_rate, max(CONNECT_BURST, connect_rate), blocks_of)
+        self._others = RateLimit(OTHER_RATE, OTHER_BURST, blocks_of)
         self._used = None if token_reuse else token.UsedTokens(MAX_USED_TOKENS)
 
     def make_site(self) -> DoorFactory:
@@ -152,7 +153,7 @@ class RelaySite(Resource):
     def _address(self, forwarded: bytes | None, peer: Any) -> str:
         """Whose a connection is, as limits count."""
         client = forwarded_client(forwarded) if self._proxied else ""
-        return block_of(client or str(getattr(peer, "host", "")))
+        return blocks_of(client or str(getattr(peer, "host", "")))[0].name
 
     def _address_of(self, request: Request) -> str:
         return self._address(request.getHeader(b"x-forwarded-for"), request.getClientAddress())

@@ -1,0 +1,131 @@
+"""Blocks of addresses: a limit for an address counts at several widths at once.
+
+Whoever has a /64 of IPv6 often has the /56 or /48 around it, and a /24 of IPv4 is
+rented as a whole.  So each limit holds for the narrow block, and a larger one for
+each block around it: its *factor* times as much, because neighbours who do not
+know each other share it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from ipaddress import IPv6Address
+from typing import NamedTuple
+
+from dmsg.base.ranked import Ranked
+from dmsg.base.tables import uncount
+from dmsg.net.addresses import literal
+
+WIDTHS_IPV6 = ((64, 1), (56, 4), (48, 8))
+"""Bits of the blocks that an IPv6 address counts in, and how many times the limit of an address each may have."""
+WIDTHS_IPV4 = ((32, 1), (24, 8))
+"""The same of IPv4."""
+BLOCKS_REMEMBERED = 16_384
+"""Addresses whose blocks are kept, because working them out takes some microseconds."""
+
+
+class Block(NamedTuple):
+    """A block of addresses.
+
+    :ivar name: as ``1.2.3.4``, ``1.2.3.0/24`` or ``2001:db8::/64``.
+    :ivar factor: how many times the limit of one address it may have.
+    """
+
+    name: str
+    factor: int
+
+
+@lru_cache(maxsize=BLOCKS_REMEMBERED)
+def blocks_of(host: str) -> tuple[Block, ...]:
+    """Return the blocks that an address counts in, the narrowest first.
+
+    :param host: an address, or the name of a block, which counts in itself and those around it.  What is neither
+        (the key at the end of a stream, a connection behind a proxy) counts as itself.
+    """
+    address, _, bits = host.partition("/")
+    found = literal(address) if "." in address or ":" in address else None
+    if found is None:
+        return (Block(host, 1),)
+    size, widths = (128, WIDTHS_IPV6) if isinstance(found, IPv6Address) else (32, WIDTHS_IPV4)
+    widest = int(bits) if bits.isascii() and bits.isdigit() else size
+    blocks = []
+    for width, factor in widths:
+        if width <= widest:
+            first = type(found)(int(found) >> size - width << size - width)
+            blocks.append(Block(str(first) if width == 32 and size == 32 else f"{first}/{width}", factor))
+    return tuple(blocks) or (Block(host, 1),)
+
+
+class BlockCounts:
+    """How many of something each block of addresses has."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._ranks: Ranked[str] = Ranked()
+        self._inside: dict[str, dict[str, None]] = {}
+
+    def __getitem__(self, host: str) -> int:
+        """Number of the narrowest block of ``host``."""
+        return self._counts[blocks_of(host)[0].name]
+
+    def __len__(self) -> int:
+        """Number of narrow blocks that have any."""
+        return sum(1 for _ in self.narrow())
+
+    def narrow(self) -> Iterator[tuple[str, int]]:
+        """The narrow blocks, with their numbers."""
+        return ((name, count) for name, count in self._counts.items() if name not in self._inside)
+
+    def add(self, host: str, number: int = 1) -> None:
+        """``host`` has so many more."""
+        blocks = blocks_of(host)
+        for name, factor in blocks:
+            self._counts[name] += number
+            self._ranks.put(name, -self._counts[name] / factor)
+        for name, _ in blocks[1:]:
+            self._inside.setdefault(name, {})[blocks[0].name] = None
+
+    def remove(self, host: str, number: int = 1) -> None:
+        """``host`` has so many fewer."""
+        blocks = blocks_of(host)
+        narrow = blocks[0].name
+        for name, factor in blocks:
+            uncount(self._counts, name, number)
+            if name in self._counts:
+                self._ranks.put(name, -self._counts[name] / factor)
+            else:
+                self._ranks.remove(name)
+        if narrow not in self._counts:
+            for name, _ in blocks[1:]:
+                inside = self._inside[name]
+                inside.pop(narrow, None)
+                if not inside:
+                    del self._inside[name]
+
+    def load(self, host: str) -> float:
+        """How many times as much as one address ``host`` or a block around it has: the largest number by its factor."""
+        return max(self._counts[name] / factor for name, factor in blocks_of(host))
+
+    def crowded(self, host: str, most: float) -> str:
+        """The narrowest block of ``host`` that has its limit; empty: each may have more.
+
+        :param most: limit of one address.
+        """
+        return next((name for name, factor in blocks_of(host) if self._counts[name] >= most * factor), "")
+
+    def heaviest(self, block: str = "") -> str:
+        """The narrow block that has most, of the block that has most for its width; empty: nobody has any.
+
+        :param block: only of this one.
+        """
+        first = block or self._ranks.first()
+        if first is None:
+            return ""
+        inside = self._inside.get(first)
+        return first if inside is None else max(inside, key=self._counts.__getitem__)
+
+    def by_load(self) -> list[str]:
+        """Narrow blocks, the one with the largest load first."""
+        return sorted((name for name, _ in self.narrow()), key=lambda name: (-self.load(name), -self._counts[name]))

@@ -1,0 +1,100 @@
+"""Blocks of addresses: everything that counts an address counts those around it, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, strategies as st
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.base.buckets import RateLimit
+from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.share import MOST, Share
+
+HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 0x100)] + [
+    "8.8.8.8",
+    "8.8.8.9",
+    "a key",
+]
+
+
+class BlocksTests(SynchronousTestCase):
+    """Names and factors."""
+
+    def test_widths(self) -> None:
+        for host, expected in (
+            ("8.8.4.4", [("8.8.4.4", 1), ("8.8.4.0/24", 8)]),
+            ("::ffff:8.8.4.4", [("8.8.4.4", 1), ("8.8.4.0/24", 8)]),
+            ("8.8.4.0/24", [("8.8.4.0/24", 8)]),
+            ("2600:1:2:3ff:4::5", [("2600:1:2:3ff::/64", 1), ("2600:1:2:300::/56", 4), ("2600:1:2::/48", 8)]),
+            ("2600:1:2:3ff::/64", [("2600:1:2:3ff::/64", 1), ("2600:1:2:300::/56", 4), ("2600:1:2::/48", 8)]),
+            ("2600:1:2::/48", [("2600:1:2::/48", 8)]),
+            ("2600::/20", [("2600::/20", 1)]),
+            ("fe80::1%eth0", [("fe80::/64", 1), ("fe80::/56", 4), ("fe80::/48", 8)]),
+            ("", [("", 1)]),
+            ("02ab" * 16, [("02ab" * 16, 1)]),
+            ("1.2.3", [("1.2.3", 1)]),
+            ("/", [("/", 1)]),
+        ):
+            self.assertEqual(list(blocks_of(host)), expected, host)
+
+    @given(st.lists(st.tuples(st.sampled_from(HOSTS), st.booleans()), max_size=60))
+    def test_counts_are_those_of_a_simple_sum(self, steps: list[tuple[str, bool]]) -> None:
+        counts = BlockCounts()
+        there: list[str] = []
+        for host, comes in steps:
+            if comes:
+                counts.add(host)
+                there.append(host)
+            elif host in there:
+                counts.remove(host)
+                there.remove(host)
+            sums = Counter(name for one in there for name, _ in blocks_of(one))
+            narrow = {blocks_of(one)[0].name for one in there}
+            self.assertEqual(dict(counts.narrow()), {name: sums[name] for name in narrow})
+            self.assertEqual(len(counts), len(narrow))
+            loads = {one: max(sums[name] / factor for name, factor in blocks_of(one)) for one in HOSTS}
+            self.assertEqual({one: counts.load(one) for one in HOSTS}, loads)
+            heaviest = counts.heaviest()
+            self.assertEqual(bool(heaviest), bool(there))
+            if there:
+                self.assertEqual(counts.load(heaviest), max(loads.values()))
+                order = [(counts.load(one), sums[one]) for one in counts.by_load()]
+                self.assertEqual(order, sorted(order, reverse=True))
+
+    def test_a_limit_of_each_width(self) -> None:
+        """Neighbours have as much as one address several times over, and no more."""
+        counts = BlockCounts()
+        for number in range(8):
+            self.assertEqual(counts.crowded(f"8.8.8.{number}", 10), "")
+            counts.add(f"8.8.8.{number}", 10)
+        self.assertEqual(counts.crowded("8.8.8.7", 10), "8.8.8.7")
+        self.assertEqual(counts.crowded("8.8.8.100", 10), "8.8.8.0/24")
+        self.assertEqual(counts.crowded("8.8.9.1", 10), "")
+
+    def test_a_rate_of_each_width(self) -> None:
+        """A stranger with a /48 has 65536 blocks of /64; a neighbour in the /24 has a rate of its own."""
+        limit = RateLimit(1.0, 10.0, blocks_of)
+        allowed = sum(limit.allow(f"2600:1:2:{block:x}::1", 0.0) for block in range(256) for _ in range(10))
+        self.assertEqual(allowed, 40)  # all of one /56
+        allowed = sum(
+            limit.allow(f"2600:1:2:{block:x}::1", 0.0) for block in range(0x100, 0x4000, 8) for _ in range(10)
+        )
+        self.assertEqual(allowed, 40)
+        self.assertTrue(limit.owes("2600:1:2:ffff::1", 0.0))
+        self.assertFalse(limit.owes("2600:1:3::1", 0.0))
+        self.assertEqual(sum(limit.allow("8.8.8.8", 0.0) for _ in range(100)), 10)
+        self.assertTrue(limit.allow("8.8.8.9", 0.0))
+        # eight times as much comes back, too
+        self.assertEqual(sum(limit.allow(f"2600:1:2:{block:x}::1", 1.0) for block in range(0x8000, 0xA000, 0x100)), 8)
+        self.assertGreater(limit.charge("8.8.8.8", 100.0, 1.0), 0.0)
+
+    def test_a_turn_is_shared_at_each_width(self) -> None:
+        share = Share(Clock())
+        for number in range(8):
+            self.assertTrue(share.allows(f"8.8.8.{number}"))
+            share.used(f"8.8.8.{number}", MOST)
+        self.assertFalse(share.allows("8.8.8.100"))
+        self.assertTrue(share.allows("8.8.9.1"))
+        self.assertTrue(share.allows(12345))
