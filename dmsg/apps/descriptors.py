@@ -63,6 +63,8 @@ class Descent:
 
         :raises OSError: it is not there, or a part of the path is a link.
         """
+        if len(parts) in self._kept and self._parts == tuple(parts):
+            return self._kept[len(parts)]
         common = 0
         for one, other in zip(parts, self._parts, strict=False):
             if one != other:

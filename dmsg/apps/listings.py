@@ -7,21 +7,74 @@ import html
 import os
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+from twisted.internet.defer import Deferred, DeferredSemaphore
+from twisted.internet.interfaces import IReactorTime
+from twisted.python.failure import Failure
 from twisted.web.resource import IResource, Resource
-from twisted.web.server import Request
+from twisted.web.server import NOT_DONE_YET, Request
 from twisted.web.static import File
 
+from dmsg.apps.descriptors import open_within
 from dmsg.apps.parts import PART_SUFFIX
+from dmsg.apps.sources import Source, SourceChanged, open_regular
+from dmsg.apps.transfer import TransferError
 from dmsg.base.units import human_size
+from dmsg.net.threads import in_thread
 
 MAX_RANGES = 16
 """Parts of a file in one answer."""
+ROWS_LIMIT = 20_000
+"""Files of a listing; of those behind them it is said how many there are."""
+LISTINGS_AT_ONCE = 2
+"""Listings that are made at the same time, each in a thread."""
+LISTINGS_WAITING = 64
+"""Requests for listings that wait for those; the next ones are answered with 503."""
 SORTS = {"name": "name", "size": "size", "time": "modified"}
 """Columns of a listing and the attribute that orders them."""
+
+
+class Threads:
+    """Makes listings in threads: a few at a time, and the next ones in turn.
+
+    :param reactor: whose threads they are; None: each is made at once.
+    """
+
+    def __init__(self, reactor: IReactorTime | None) -> None:
+        self._reactor = reactor
+        self._places = DeferredSemaphore(LISTINGS_AT_ONCE)
+
+    @property
+    def is_full(self) -> bool:
+        """No more may wait."""
+        return len(self._places.waiting) >= LISTINGS_WAITING
+
+    def run(self, act: Callable[[], bytes], gone: Deferred[Any]) -> Deferred[bytes]:
+        """Call it in a thread when it is its turn.
+
+        :param gone: fails when nobody waits for it any more: before its turn it is given up, behind that its thread
+            has to come to its end before the next one begins.
+        """
+        began = False
+
+        def begin() -> Deferred[bytes]:
+            nonlocal began
+            began = True
+            return in_thread(self._reactor, act)
+
+        made: Deferred[bytes] = self._places.run(begin)
+
+        def left(_: object) -> None:
+            if not began:
+                made.cancel()
+
+        gone.addErrback(left)
+        return made
 
 
 class Contained(File):
@@ -31,6 +84,8 @@ class Contained(File):
     title = ""
     hidden = False
     """Names that begin with a dot, and parts of copies under way, are there too."""
+    threads: Threads
+    _size: int | None = None
 
     def getChild(self, path: bytes, request: Request) -> IResource:
         try:
@@ -41,31 +96,54 @@ class Contained(File):
             return self.childNotFound
         child: Any = super().getChild(path, request)  # type: ignore[no-untyped-call]
         if isinstance(child, Contained):
-            child.root, child.title, child.hidden = self.root, self.title, self.hidden
+            child.root, child.title, child.hidden, child.threads = self.root, self.title, self.hidden, self.threads
             if not servable(child.path, self.root, hidden=self.hidden):
                 return self.childNotFound
         return child  # type: ignore[no-any-return]
 
     def createSimilarFile(self, path: str) -> Any:
         similar = super().createSimilarFile(path)  # type: ignore[no-untyped-call]
-        similar.root, similar.title, similar.hidden = self.root, self.title, self.hidden
+        similar.root, similar.title, similar.hidden, similar.threads = self.root, self.title, self.hidden, self.threads
         return similar
 
-    def openForReading(self) -> IO[bytes]:
-        # what was a file when it was looked at may be a pipe now, which would wait for a writer
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.EACCES, "not a regular file", self.path)
-        return os.fdopen(descriptor, "rb")
+    def openForReading(self) -> Source:
+        """The file that is there now; what was one when it was looked at may be a pipe or a link by now."""
+        real = Path(os.path.realpath(self.path))
+        try:
+            at = open_within(Path(self.root), real.parent)
+            try:
+                source = Source(open_regular(real.name, real.name, at), real.name)
+            finally:
+                os.close(at)
+        except (TransferError, OSError, ValueError):
+            raise OSError(errno.EACCES, "cannot be read", self.path) from None
+        self._size = source.size
+        return source
 
-    def makeProducer(self, request: Request, fileForReading: IO[bytes]) -> Any:
+    def getFileSize(self) -> int:
+        """Of the file that was opened: what the system says without opening it may be wrong."""
+        return super().getFileSize() if self._size is None else self._size  # type: ignore[no-untyped-call]
+
+    def makeProducer(self, request: Request, fileForReading: Any) -> Any:
         if (request.getHeader(b"range") or b"").count(b",") >= MAX_RANGES:
             request.requestHeaders.removeHeader(b"range")  # as for who does not know ranges: all of it, once
-        return super().makeProducer(request, fileForReading)  # type: ignore[no-untyped-call]
+        producer: Any = super().makeProducer(request, fileForReading)  # type: ignore[no-untyped-call]
+        resume = producer.resumeProducing
+
+        def resume_or_abort() -> None:
+            try:
+                resume()
+            except (SourceChanged, OSError):
+                # fewer bytes than the header says can only be told by an end that is none
+                producer.stopProducing()
+                request.unregisterProducer()
+                request.channel.transport.abortConnection()  # type: ignore[union-attr]
+
+        producer.resumeProducing = resume_or_abort
+        return producer
 
     def directoryListing(self) -> Resource:
-        return Listing(self.path, self.root, self.title, hidden=self.hidden)
+        return Listing(self.path, self.root, self.title, hidden=self.hidden, threads=self.threads)
 
 
 def servable(path: str, root: str, *, hidden: bool) -> bool:
@@ -102,12 +180,13 @@ class Listing(Resource):
 
     isLeaf = True
 
-    def __init__(self, path: str, root: str, title: str, *, hidden: bool) -> None:
+    def __init__(self, path: str, root: str, title: str, *, hidden: bool, threads: Threads) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._hidden = hidden
         self._path = path
         self._root = root
         self._title = title
+        self._threads = threads
 
     def _rows(self) -> list[_Row]:
         rows = []
@@ -115,9 +194,15 @@ class Listing(Resource):
             for one in found:
                 try:
                     one.name.encode()  # what is no text cannot be asked for
-                    if not servable(one.path, self._root, hidden=self._hidden):
+                    status = one.stat(follow_symlinks=False)
+                    if stat.S_ISLNK(status.st_mode):
+                        if not servable(one.path, self._root, hidden=self._hidden):
+                            continue
+                        status = one.stat()
+                    elif not self._hidden and _is_hidden(one.name):
                         continue
-                    status = one.stat()
+                    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                        continue
                 except (OSError, UnicodeEncodeError):
                     continue
                 rows.append(_Row(one.name, stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime))
@@ -129,15 +214,41 @@ class Listing(Resource):
         by = request.args.get(b"sort", [b"name"])[0].decode("ascii", "replace")
         by = by if by in SORTS else "name"
         down = request.args.get(b"order", [b"asc"])[0] == b"desc"
-        try:
-            rows = self._rows()
-        except OSError:
-            request.setResponseCode(403)
-            return b"this directory cannot be read\n"
+        below = "/" + "/".join(segment.decode("utf-8", "replace") for segment in (request.prepath or []) if segment)
+        if self._threads.is_full:
+            request.setResponseCode(503)
+            request.setHeader(b"retry-after", b"5")
+            return b"too many listings are being made\n"
+        made = self._threads.run(lambda: self._made(below, by, down), request.notifyFinish())
+        answer: list[bytes] = []
+        left: list[object] = []
+        request.notifyFinish().addErrback(left.append)
+
+        def over(page: bytes | Failure) -> None:
+            if left:
+                return
+            if isinstance(page, Failure):
+                page.trap(OSError)
+                request.setResponseCode(403)
+                page = b"this directory cannot be read\n"
+            if waits:
+                request.write(page)
+                request.finish()
+            else:
+                answer.append(page)
+
+        waits = False
+        made.addBoth(over).addErrback(request.processingFailed)
+        if answer:
+            return answer[0]
+        waits = True
+        return NOT_DONE_YET  # type: ignore[return-value]
+
+    def _made(self, below: str, by: str, down: bool) -> bytes:
+        rows = self._rows()
         rows.sort(key=lambda row: row.name)
         rows.sort(key=lambda row: getattr(row, SORTS[by]), reverse=down)
         rows.sort(key=lambda row: not row.directory)
-        below = "/" + "/".join(segment.decode("utf-8", "replace") for segment in (request.prepath or []) if segment)
         return self._page(below, rows, by, down).encode()
 
     def _page(self, below: str, rows: list[_Row], by: str, down: bool) -> str:
@@ -148,12 +259,14 @@ class Listing(Resource):
             mark = (" \u25bc" if down else " \u25b2") if column == by else ""
             heads.append(f'<th><a href="?sort={column}&amp;order={order}">{column}{mark}</a></th>')
         lines = [] if below == "/" else ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>']
-        for row in rows:
+        for row in rows[:ROWS_LIMIT]:
             slash = "/" if row.directory else ""
             link = f'<a href="./{html.escape(quote(row.name))}{slash}">{html.escape(row.name)}{slash}</a>'
             size = "" if row.directory else f'<span title="{row.size} bytes">{human_size(row.size)}</span>'
             when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.modified))
             lines.append(f"<tr><td>{link}</td><td class=size>{size}</td><td>{when}</td></tr>")
+        if len(rows) > ROWS_LIMIT:
+            lines.append(f"<tr><td>and {len(rows) - ROWS_LIMIT:,} more</td><td></td><td></td></tr>")
         return _PAGE.format(title=title, heads="".join(heads), rows="\n".join(lines))
 
 
@@ -181,14 +294,22 @@ td:first-child {{ overflow-wrap: anywhere; }}
 """
 
 
-def file_site(directory: str | os.PathLike[str], title: str = "", *, hidden: bool = False) -> IResource:
+def file_site(
+    directory: str | os.PathLike[str],
+    title: str = "",
+    *,
+    hidden: bool = False,
+    reactor: IReactorTime | None = None,
+) -> IResource:
     """A resource with the files of ``directory``.
 
     :param title: whose they are, for listings.
     :param hidden: with those that begin with a dot.
+    :param reactor: in whose threads listings are made; None: each is made at once.
     """
     resource = Contained(os.fspath(directory))
     resource.root = os.path.realpath(directory)
     resource.title = title
     resource.hidden = hidden
+    resource.threads = Threads(reactor)
     return resource

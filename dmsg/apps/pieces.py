@@ -7,7 +7,6 @@ Programs before 0.2 know no pieces: each side says ``"pieces": true`` when the o
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from dmsg.apps.sources import SourceChanged
@@ -78,8 +77,5 @@ def digest_of(message: dict[str, Any], left: int) -> bytes:
 
 def end(digest: bytes, *, changed: bool) -> bytes:
     """What follows the last piece of a whole file."""
-    message: dict[str, Any] = {"sha256": digest.hex()}
-    if changed:
-        message["changed"] = True
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = b'{"sha256":"%s"%s}' % (digest.hex().encode(), b',"changed":true' if changed else b"")
     return END + len(body).to_bytes(4, "big") + body

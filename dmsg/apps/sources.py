@@ -39,7 +39,7 @@ def gone(name: str, error: OSError) -> SourceChanged:
     return SourceChanged(f"{name} changed after it was offered: {error.strerror}")
 
 
-def open_regular(path: str | Path, name: str, at: int | None = None, *, follow: bool = False) -> IO[bytes]:
+def open_regular(path: str | Path, name: str, at: int | None = None, *, follow: bool = False) -> io.FileIO:
     """Open a regular file to read it; a pipe would wait for somebody to write, a device has no end.
 
     :param name: its name, as an error has it.
@@ -54,7 +54,7 @@ def open_regular(path: str | Path, name: str, at: int | None = None, *, follow: 
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise TransferError(f"{name}: is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
-    return os.fdopen(descriptor, "rb", buffering=0)
+    return io.FileIO(descriptor, "rb")
 
 
 def content_of_unmeasured(file: IO[bytes], status: os.stat_result, name: str) -> bytes | None:
@@ -107,6 +107,9 @@ class Source:
         """Read on from there."""
         self._file.seek(offset)
         self._left = self.size - offset
+
+    seek = go_to
+    """By this name it is a file to who only reads."""
 
     def read(self, count: int) -> bytes:
         """The next bytes, no more than were offered; none at the end.

@@ -12,8 +12,8 @@ from twisted.internet.threads import deferToThreadPool
 _T = TypeVar("_T")
 
 
-def in_thread(reactor: IReactorTime, act: Callable[..., _T], *arguments: Any, **options: Any) -> Deferred[_T]:
-    """Call in a thread of the reactor's; at once by a clock, which has none."""
+def in_thread(reactor: IReactorTime | None, act: Callable[..., _T], *arguments: Any, **options: Any) -> Deferred[_T]:
+    """Call in a thread of the reactor's; at once by a clock, which has none, or without a reactor."""
     pool = getattr(reactor, "getThreadPool", None)
     if pool is None:
         return maybeDeferred(act, *arguments, **options)

@@ -180,6 +180,38 @@ class FilesTests(ParcelCase):
         self.assertEqual(self.left(), ["tree"])
 
     @asynchronous
+    async def test_a_deep_tree(self) -> None:
+        """A directory is opened where the one before it was, not from the top each time."""
+        deep = self.here.joinpath("tree", *(["d"] * 60))
+        deep.mkdir(parents=True)
+        for number in range(100):
+            (deep / f"{number:03}").mkdir()
+        opened = [0]
+        opens = os.open
+
+        def counted(*arguments: Any, **options: Any) -> int:
+            opened[0] += 1
+            return opens(*arguments, **options)
+
+        self.patch(os, "open", counted)
+        await self.send(FilesSender(walk([self.here / "tree"])))
+        self.assertEqual(described(self.there), described(self.here))
+        self.assertLess(opened[0], 20 * 161)
+
+    @asynchronous
+    async def test_many_small_files_are_sent_in_steps(self) -> None:
+        """Also those that have nothing: each is a step of its own, between which others have their turn."""
+        tree = self.here / "tree"
+        tree.mkdir()
+        for number in range(200):
+            (tree / f"{number:03}").write_bytes(b"")
+        sender = FilesSender(walk([tree]))
+        sender.makeConnection(StringTransport())
+        sender._pieces = True
+        steps = len(list(sender._rest()))
+        self.assertGreaterEqual(steps, 200)
+
+    @asynchronous
     async def test_several_things(self) -> None:
         tree = planted(self.here)
         (self.here / "a.txt").write_bytes(b"a" * 70_000)

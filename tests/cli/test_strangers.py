@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.static import MultipleRangeStaticProducer, NoRangeStaticProducer
 from twisted.web.test.requesthelper import DummyRequest
 
-from dmsg.apps.listings import MAX_RANGES, Listing, file_site, servable
+from dmsg.apps.listings import MAX_RANGES, Listing, Threads, file_site, servable
 from dmsg.apps.parts import PART_SUFFIX
 from dmsg.base.printable import UNPRINTABLE, printable
 from dmsg.cli import output
@@ -66,7 +66,7 @@ class ServedTests(SynchronousTestCase):
         names = [str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.name != "pipe"]
         root = os.path.realpath(self.root)
         found = {name for name in names if servable(str(self.root / name), root, hidden=hidden)}
-        listing: Any = Listing(str(self.root), root, "x", hidden=hidden)
+        listing: Any = Listing(str(self.root), root, "x", hidden=hidden, threads=Threads(None))
         self.assertEqual({row.name for row in listing._rows()}, {name for name in found if os.sep not in name})
         return found
 
@@ -89,8 +89,9 @@ class ServedTests(SynchronousTestCase):
             request.requestHeaders.addRawHeader(b"range", b"bytes=" + b",".join([b"0-0"] * count))
             child = site.getChild(b"plain", request)
             child.type, child.encoding = "text/plain", None
-            with child.openForReading() as file:
-                self.assertIsInstance(child.makeProducer(request, file), expected)
+            file = child.openForReading()
+            self.addCleanup(file.close)
+            self.assertIsInstance(child.makeProducer(request, file), expected)
 
     def test_by_request(self) -> None:
         for hidden in (False, True):

@@ -11,8 +11,9 @@ import os
 import stat
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from dmsg.apps.descriptors import Descent, make_private, new_file, open_ours, open_within
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
@@ -112,7 +113,7 @@ class Place:
 
     def _parent(self, entry: Item) -> tuple[int, str]:
         """The directory that an entry is in, which is valid until the next call, and the name in it."""
-        parts = parts_of(entry.path)
+        parts = entry.path.split("/")  # which were looked at when they came
         parts[0] = part_name(parts[0])
         self._opened()
         assert self._descent is not None
@@ -157,15 +158,16 @@ class Place:
                 size -= len(data)
                 yield data
 
-    def _open(self, entry: Item, *, new: bool) -> IO[bytes]:
+    def _open(self, entry: Item, *, new: bool) -> FileIO:
         """:param new: it may be absent.  :raises TransferError: something else has come to be there."""
         at, name = self._parent(entry)
-        try:
-            descriptor = open_ours(name, at, entry.path)
-        except FileNotFoundError:
-            if not new:
-                raise
-            descriptor = new_file(at, name)
+        if new:
+            with suppress(FileExistsError):
+                file = FileIO(new_file(at, name), "r+b")
+                if "/" not in entry.path:
+                    self._remember(entry, os.fstat(file.fileno()))
+                return file
+        descriptor = open_ours(name, at, entry.path)
         try:
             status = os.fstat(descriptor)
             before = self._tops.get(entry.path, (status.st_dev, status.st_ino))
@@ -175,9 +177,9 @@ class Place:
         except BaseException:
             os.close(descriptor)
             raise
-        return os.fdopen(descriptor, "r+b", buffering=0)
+        return FileIO(descriptor, "r+b")
 
-    def write_from(self, entry: Item, offset: int) -> IO[bytes]:
+    def write_from(self, entry: Item, offset: int) -> FileIO:
         """A file, open behind its first ``offset`` bytes; what is there beyond them is gone."""
         file = self._open(entry, new=True)
         try:
@@ -188,7 +190,7 @@ class Place:
             raise
         return file
 
-    def finish_file(self, entry: Item, file: IO[bytes]) -> None:
+    def finish_file(self, entry: Item, file: FileIO) -> None:
         """It is whole: give it its mode and time, see that the disk has it, and close it."""
         with file:
             os.fchmod(file.fileno(), entry.mode & self._mask)

@@ -7,8 +7,9 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import ConnectionDone
@@ -101,7 +102,7 @@ class ParcelReceiver(Protocol):
         self._from: dict[int, int] = {}
         self._files: Iterator[tuple[int, Item]] = iter(())
         self._item = Item("", FILE)
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
         self._left = 0
         self._pieces: PieceReader | None = None
         """None: the other side does not know pieces."""

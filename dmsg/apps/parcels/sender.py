@@ -354,6 +354,7 @@ class FilesSender(ParcelSender):
         if changed and len(self._changed) < CHANGED_LIMIT:
             self._changed.append(entry.path)
         self.transport.write(end(digest.digest(), changed=changed) if self._pieces else digest.digest())  # type: ignore[union-attr]
+        yield None  # also behind an empty one, of which there may be many
 
     def _stop(self) -> None:
         super()._stop()

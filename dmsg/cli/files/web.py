@@ -50,7 +50,7 @@ def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, s
         async def use(client: Client) -> None:
             title = Names().name_of(client.public_key) or client.public_key.short + "..."
             listening = await listening_at(
-                client, Site(reactor, file_site(directory, title, hidden=hidden), allow), port
+                client, Site(reactor, file_site(directory, title, hidden=hidden, reactor=reactor), allow), port
             )
             url = f"{SCHEME}://{client.public_key}{'' if port == HTTP_PORT else f':{port}'}/"
             tell(f"{directory} is at {url}", directory=str(directory), at=url)
