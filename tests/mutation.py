@@ -48,6 +48,8 @@ TESTS = {
     "tests.v2019.test_vectors "
     "tests.v2019.test_protocol tests.v2019.test_policing tests.v2019.test_telemetry",
     "dmsg/v2019/core/secure.py": "tests.v2019.test_secure tests.v2019.test_windows tests.v2019.test_streams",
+    "dmsg/v2019/core/resumption.py": "tests.v2019.test_resumption tests.v2019.test_windows tests.v2019.test_streams",
+    "dmsg/v2019/core/handshakes.py": "tests.v2019.test_resumption tests.v2019.test_secure tests.v2019.test_streams",
     "dmsg/v2019/streams.py": "tests.v2019.test_streams_table tests.v2019.test_streams tests.v2019.test_secure",
 }
 """By file; others need ``--tests``."""

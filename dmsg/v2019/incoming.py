@@ -15,7 +15,9 @@ from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.carrier import CarryingSession, ClientStream, TransportCarrier
 from dmsg.v2019.core.agreement import Hello
-from dmsg.v2019.core.secure import INITIAL_WINDOW, SecureEnd, SecureError
+from dmsg.v2019.core.events import Confirmed
+from dmsg.v2019.core.resumption import INITIAL_WINDOW
+from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.streams import Encryption, Streams
@@ -23,6 +25,9 @@ from dmsg.v2019.unconfirmed import Confirmations
 
 MAX_ASKING = 16
 """Look-ups at a time of who asks for a plain transport."""
+MAX_ANSWERS = 4
+"""RESUMEs of one stream through one server that wait for their confirmation; one more, and the oldest of them goes.
+An initiator tries one after the other, so those before its newest are its own that came to nothing, or forged."""
 
 _log = Logger()
 
@@ -78,6 +83,7 @@ class Incoming:
         """All are over."""
         for transport in self._unconfirmed:
             self._unconfirmed.pop(transport)
+            self._core.withdraw(transport)
             if transport.secure is not None:
                 isolated(transport.secure.detach)
 
@@ -148,7 +154,7 @@ class Incoming:
                 # in the encrypted answer: a server cannot say it in this client's name
                 self._core.answer_ended(transport, CloseReason.NO_SUCH_STREAM)
                 return
-            self._go_on(stream, transport, hello)
+            self._go_on(stream, transport)
             return
         factory = streams.factory(hello.port)
         if hello.probe is not None:
@@ -166,28 +172,14 @@ class Incoming:
         stream.end = end
         self._unconfirmed.add(transport, factory)
 
-    def _go_on(self, stream: ClientStream, transport: ClientTransport, hello: Hello) -> None:
-        """Take what carried the stream out of service and answer with where it stands."""
-        end = stream.kept
-        streams = self._streams
-        assert streams is not None and hello.resume is not None
-        before = end.transport
-        streams.suspend(stream, CloseReason.MOVED)
-        if before is not None:
-            before.carrier.leave(CloseReason.MOVED)
-        end.generation = hello.resume.generation
-        try:
-            tickets, unsent = end.resume(hello.resume)
-        except SecureError as error:
-            self._core.close(transport, error.reason)
-            streams.lost(stream, error.reason, final=True)
-            return
-        stream.requeue(unsent)
+    def _go_on(self, stream: ClientStream, transport: ClientTransport) -> None:
+        """Answer where the stream stands: it goes on here once the initiator has confirmed that it asked."""
+        mine = [one for one in stream.kept.answers if one.carrier.session is self._session]
+        if len(mine) >= MAX_ANSWERS:
+            self._not_confirmed(mine[0], CloseReason.TOO_MANY_TRANSPORTS)
         TransportCarrier(self._session, transport, stream)
-        self._core.accept_secure(transport, Hello(0, end.offer_window(), resume=end.position()), end)
+        self._core.answer_resume(transport, stream.kept)
         self._unconfirmed.add(transport, None)
-        # last: who is told may do anything, also end the stream
-        stream.acknowledged_all(tickets, len(tickets))
 
     def _not_confirmed(self, transport: ClientTransport, reason: CloseReason = CloseReason.TIMEOUT) -> None:
         self._unconfirmed.pop(transport)
@@ -237,10 +229,13 @@ class Incoming:
             self._session.transport_lost(transport, transport.secure, CloseReason.TOO_MANY_TRANSPORTS, final=True)
         return True
 
-    def confirmed(self, transport: ClientTransport) -> None:
+    def confirmed(self, event: Confirmed) -> None:
         """An initiator has shown that it holds the keys: the stream begins, or goes on."""
+        transport = event.transport
         stream: ClientStream = transport.carrier.stream
         unconfirmed = self._unconfirmed.pop(transport)
+        if event.left is not None:
+            event.left.carrier.leave(CloseReason.MOVED)
         if unconfirmed is None or stream.over:
             # an application ended it while this was on its way
             self._core.close(transport, CloseReason.ABORTED)
@@ -249,8 +244,7 @@ class Incoming:
         if self._streams is not None:
             self._streams.doorman.met(transport.remote)
         if factory is None:
-            stream.kept.round_trip = self._reactor.seconds() - unconfirmed.asked
-            self._session.carry(stream, transport)
+            self._goes_on(stream, event, self._reactor.seconds() - unconfirmed.asked)
             return
         protocol = self._build(factory, stream)
         if protocol is None:
@@ -260,3 +254,14 @@ class Incoming:
         else:
             self._session.begin(stream, transport, self._reactor.seconds() - unconfirmed.asked)
             stream.start(protocol)
+
+    def _goes_on(self, stream: ClientStream, event: Confirmed, round_trip: float) -> None:
+        end = stream.kept
+        end.round_trip = round_trip
+        for transport, answer in list(end.answers.items()):
+            if answer.is_late:
+                transport.carrier.leave(CloseReason.NO_SUCH_STREAM)
+        stream.requeue(event.unsent)
+        self._session.carry(stream, event.transport)
+        # last: who is told may do anything, also end the stream
+        stream.acknowledged_all(event.tickets, len(event.tickets))

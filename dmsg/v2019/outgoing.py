@@ -23,7 +23,8 @@ from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.carrier import CarryingSession, ClientStream, TransportCarrier
 from dmsg.v2019.core.agreement import TOKEN_SIZE, Hello, Proposal
 from dmsg.v2019.core.events import Accepted
-from dmsg.v2019.core.secure import INITIAL_WINDOW, SecureEnd
+from dmsg.v2019.core.resumption import INITIAL_WINDOW
+from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport
 from dmsg.v2019.pings import Pings
 from dmsg.v2019.streams import Streams
@@ -157,12 +158,9 @@ class Outgoing:
         TransportCarrier(self._session, transport, stream)
         started = self._reactor.seconds()
 
-        def opened(event: Accepted) -> None:
+        def opened(_: Accepted) -> None:
             end.round_trip = self._reactor.seconds() - started
-            stream.requeue(event.unsent)
             self._session.carry(stream, transport)
-            # last: who is told may do anything, also end the stream
-            stream.acknowledged_all(event.tickets, len(event.tickets))
 
         return waiting.addCallback(opened)
 

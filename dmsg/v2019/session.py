@@ -46,6 +46,7 @@ from dmsg.v2019.core.events import (
     Noticed,
     Ponged,
     Requested,
+    Resumed,
 )
 from dmsg.v2019.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.state import ClientTransport, State
@@ -351,13 +352,22 @@ class ClientSession:
         self._incoming.requested(event.transport)
 
     def _on_confirmed(self, event: Confirmed) -> None:
-        self._incoming.confirmed(event.transport)
+        self._incoming.confirmed(event)
+
+    def _on_resumed(self, event: Resumed) -> None:
+        stream: ClientStream = event.transport.carrier.stream
+        if not stream.over:
+            stream.requeue(event.unsent)
+            # last: who is told may do anything, also end the stream
+            stream.acknowledged_all(event.tickets, len(event.tickets))
+            stream.window_opened()
 
     _handle: dict[type[Event], Callable[[ClientSession, Any], None]] = {
         Established: _on_established,
         Requested: _on_requested,
         Accepted: _on_accepted,
         Confirmed: _on_confirmed,
+        Resumed: _on_resumed,
         DataReceived: _on_data,
         DataEnded: _on_data_ended,
         Acknowledged: _on_acknowledged,

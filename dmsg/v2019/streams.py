@@ -232,6 +232,8 @@ class Streams:
         if end.transport is not None:
             # one that would have carried it on
             end.transport.carrier.leave(reason)
+        for transport in list(end.answers):
+            transport.carrier.leave(reason)
         end.release()
 
     def lost(self, stream: ClientStream, reason: int, *, final: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from dmsg.analytics.gold import settlement
 from dmsg.analytics.schemas import LIES
-from dmsg.v2019.core import secure
+from dmsg.v2019.core import resumption, secure
 from tests.analytics.spark_oracle import compare
 from tests.analytics.support import DAY, NOW, Boot, LakeCase, key, write_file
 
@@ -191,5 +191,5 @@ class CutTests(Words):
         self.assertEqual((row["matched"], row["one_sided"], row["conflict"]), (3, 1, 0))
 
     def test_windows_are_those_of_the_transports(self) -> None:
-        self.assertEqual(settlement.FIRST_WINDOW, secure.INITIAL_WINDOW)
+        self.assertEqual(settlement.FIRST_WINDOW, resumption.INITIAL_WINDOW)
         self.assertEqual(settlement.MAX_WINDOW, secure.MAX_WINDOW)

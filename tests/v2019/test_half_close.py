@@ -13,7 +13,8 @@ from zope.interface import implementer
 
 from dmsg.errors import CloseReason, LocalProtocolError, TransportClosed
 from dmsg.v2019.core.agreement import HELLO_SIZE, Hello
-from dmsg.v2019.core.secure import END_OF_DATA, SecureEnd, SecureError
+from dmsg.v2019.core.resumption import SecureError
+from dmsg.v2019.core.secure import END_OF_DATA, SecureEnd
 from tests.support import KEYS, Accepting, Producer, Recorder
 from tests.v2019.secure_support import SecureCase
 from tests.v2019.test_secure import pair

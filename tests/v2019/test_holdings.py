@@ -21,7 +21,7 @@ from dmsg.net.streams.address import StreamLost
 from dmsg.net.streams.outbox import LARGEST_PIECE
 from dmsg.net.streams.stream import UNREAD
 from dmsg.v2019 import streams as streams_module
-from dmsg.v2019.core.secure import INITIAL_WINDOW
+from dmsg.v2019.core.resumption import INITIAL_WINDOW
 from dmsg.v2019.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
 from dmsg.v2019.streams import PROBE_AFTER, STALL_CHECK, STALL_TIME
 from tests.support import KEYS, Accepting, asynchronous

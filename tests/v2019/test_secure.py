@@ -25,15 +25,8 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.v2019.core.agreement import HELLO_SIZE, OPTION_OPEN, OPTION_RESUME, Hello, Offer, Proposal, Resume
 from dmsg.v2019.core.budget import Budget
-from dmsg.v2019.core.secure import (
-    ACK_HASH_SIZE,
-    DIAGNOSE_SIZE,
-    INITIAL_WINDOW,
-    MAX_FRAMES,
-    MAX_SECURE_DATA,
-    SecureEnd,
-    SecureError,
-)
+from dmsg.v2019.core.resumption import INITIAL_WINDOW, MAX_FRAMES, SecureError
+from dmsg.v2019.core.secure import ACK_HASH_SIZE, DIAGNOSE_SIZE, MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.wire import (
     ACK,
     CLOSE,

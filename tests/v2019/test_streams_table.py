@@ -59,6 +59,7 @@ class End:
         self.transport: Any = Transport()
         self.released = 0
         self.full = 0
+        self.answers: dict[Any, Any] = {}
 
     def detach(self) -> None:
         self.transport = None

@@ -23,7 +23,8 @@ from dmsg.v2019.core.events import (
     Ponged,
     Requested,
 )
-from dmsg.v2019.core.secure import INITIAL_WINDOW, MAX_SECURE_DATA
+from dmsg.v2019.core.resumption import INITIAL_WINDOW
+from dmsg.v2019.core.secure import MAX_SECURE_DATA
 from dmsg.v2019.core.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.v2019.core.table import RECEIVE_LIMIT, ClientConnection
 from dmsg.v2019.core.wire import (

@@ -10,7 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason
 from dmsg.v2019.core.agreement import Hello
 from dmsg.v2019.core.budget import Budget
-from dmsg.v2019.core.secure import EARLY_WINDOW, INITIAL_WINDOW, MAX_WINDOW, MIN_LIMIT, SecureEnd, SecureError
+from dmsg.v2019.core.resumption import INITIAL_WINDOW, SecureError
+from dmsg.v2019.core.secure import EARLY_WINDOW, MAX_WINDOW, MIN_LIMIT, SecureEnd
 from tests.v2019.test_secure import Carrier, pair, pair_result
 
 NOW = 1e6

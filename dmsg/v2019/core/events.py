@@ -36,15 +36,34 @@ class Accepted:
 
     transport: ClientTransport
     hello: Hello | None = None
+
+
+@dataclass(slots=True)
+class Confirmed:
+    """``transport``, which the other side opened and this side answered, is open.
+
+    :ivar left: what carried the stream before, if it goes on here.
+    :ivar tickets: of what the other end has, of a stream that goes on.
+    :ivar unsent: what is to be sent again, likewise.
+    """
+
+    transport: ClientTransport
+    left: ClientTransport | None = None
     tickets: list[Any] = field(default_factory=list)
     unsent: list[tuple[bytes | memoryview, Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Confirmed:
-    """``transport``, which the other side opened and this side answered, is open."""
+class Resumed:
+    """The other end of a stream goes on over ``transport``, too, over which this end resumed it.
+
+    :ivar tickets: of what the other end has.
+    :ivar unsent: what is to be sent again.
+    """
 
     transport: ClientTransport
+    tickets: list[Any]
+    unsent: list[tuple[bytes | memoryview, Any]]
 
 
 @dataclass(slots=True)
@@ -144,6 +163,7 @@ Event = (
     | Requested
     | Accepted
     | Confirmed
+    | Resumed
     | DataReceived
     | DataEnded
     | Acknowledged

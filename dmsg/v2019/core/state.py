@@ -10,6 +10,7 @@ from typing import Any
 
 from dmsg.keys import PubKey
 from dmsg.v2019.core.agreement import Offer, Proposal
+from dmsg.v2019.core.resumption import Answer
 from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.wire import WINDOW_BYTES, WINDOW_FRAMES
 
@@ -69,12 +70,14 @@ class ClientTransport:
     :ivar in_flight: sequence -> (size, token) of what is not acknowledged.
     :ivar is_secure: its frames are encrypted from end to end.
     :ivar secure: the end that it carries, when it does.
+    :ivar answer: what it may come to carry, once its initiator confirms it.
     :ivar identity: 16 bytes, when receipts are signed.
     :ivar delivered: bytes out and in that it had delivered when its stream left it.
     """
 
     __slots__ = (
         "ack_due",
+        "answer",
         "carrier",
         "delivered",
         "held_acks",
@@ -111,6 +114,7 @@ class ClientTransport:
         self.next_sequence = sequence
         self.is_secure = False
         self.secure: SecureEnd | None = None
+        self.answer: Answer | None = None
         self.proposal: Proposal | None = None
         self.offer: Offer | None = None
         self.told_window = 0

@@ -30,17 +30,15 @@ from dmsg.errors import (
     close_reason_text,
 )
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
-from dmsg.noise.handshake import HANDSHAKE_FRAMES, HandshakeResult
-from dmsg.v2019.core.agreement import Hello, Offer, Proposal, is_secure
+from dmsg.noise.handshake import HANDSHAKE_FRAMES
+from dmsg.v2019.core.agreement import Offer, Proposal, is_secure
 from dmsg.v2019.core.budget import Budget
 from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
-    AcknowledgedAll,
     By,
     Closed,
     Confirmed,
-    DataEnded,
     DataReceived,
     Draining,
     Established,
@@ -49,9 +47,10 @@ from dmsg.v2019.core.events import (
     Ponged,
     Requested,
 )
-from dmsg.v2019.core.secure import MAX_SECURE_DATA, SecureEnd, SecureError
+from dmsg.v2019.core.handshakes import SecureTable
+from dmsg.v2019.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.state import ClientTransport, Input, State
-from dmsg.v2019.core.transports import FRAMES, LARGE, TransportTable
+from dmsg.v2019.core.transports import FRAMES, LARGE
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -87,7 +86,7 @@ MAX_INCOMING = 4096
 """Transports of one connection that others opened."""
 
 
-class ClientConnection(TransportTable):
+class ClientConnection(SecureTable):
     """The table of one connection to a server.
 
     :param key: makes it take secure transports.
@@ -105,8 +104,7 @@ class ClientConnection(TransportTable):
         budget: Budget | None = None,
         receipts_to: PubKey | None = None,
     ) -> None:
-        super().__init__(local, key=key, random=random, receipts_to=receipts_to)
-        self._budget = budget
+        super().__init__(local, key=key, random=random, budget=budget, receipts_to=receipts_to)
         self.accepting = False
         self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
         """Why a REQUEST is refused before it is looked at; of a plain one the ephemeral is None."""
@@ -145,26 +143,6 @@ class ClientConnection(TransportTable):
         self._outgoing.append(encode_frame(REQUEST, transport_id, payload))
         return transport
 
-    def _new_end(
-        self,
-        transport: ClientTransport,
-        result: HandshakeResult,
-        window: int,
-        token: bytes | None,
-        asked: Hello,
-        answer: Hello,
-    ) -> SecureEnd:
-        return SecureEnd(
-            result.hash,
-            initiator=transport.initiator,
-            window=window,
-            token=token,
-            budget=self._budget,
-            peer=bytes(transport.remote),
-            tags=asked.tags and answer.tags,
-            half_close=asked.half_close and answer.half_close,
-        )
-
     def accept(self, transport: ClientTransport) -> None:
         """Answer a REQUEST with ACCEPT.
 
@@ -172,33 +150,6 @@ class ClientConnection(TransportTable):
         """
         self._move(transport, Input.SEND_ACCEPT)
         self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
-
-    def accept_secure(self, transport: ClientTransport, hello: Hello, end: SecureEnd | None = None) -> SecureEnd:
-        """Answer the REQUEST of a secure transport; :class:`Confirmed` or :class:`Closed` follows.
-
-        :param hello: what to say.
-        :param end: the stream that it carries on; None begins one.
-        :raises LocalProtocolError: it is not waiting for an answer.
-        """
-        self._move(transport, Input.SEND_ANSWER)
-        offer, transport.offer = transport.offer, None
-        assert offer is not None
-        result, payload = offer.accept(hello)
-        if end is None:
-            end = self._new_end(transport, result, hello.window, offer.hello.token, offer.hello, hello)
-        end.attach(transport, result, offer.hello, hello.window)
-        self._identify(transport, payload)
-        self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
-        return end
-
-    def answer_ended(self, transport: ClientTransport, reason: int) -> None:
-        """Answer the REQUEST that would resume a stream: it was closed, for that reason."""
-        self._move(transport, Input.SEND_ANSWER)
-        offer, transport.offer = transport.offer, None
-        assert offer is not None
-        self._outgoing.append(encode_frame(ACCEPT, transport.id, offer.accept(Hello(ended=reason))[1]))
-        # the answer is all; the server keeps the route until it is told
-        self.close(transport, reason)
 
     def send(self, transport: ClientTransport, data: bytes | memoryview, ticket: Any = None) -> None:
         """Send one FWD; :class:`Acknowledged` with the ticket follows, or :class:`AcknowledgedAll`.
@@ -320,28 +271,6 @@ class ClientConnection(TransportTable):
         self.left = not most
         return position, events
 
-    def _receive_secure(
-        self, transport: ClientTransport, frame_type: int, payload: memoryview, events: list[Event]
-    ) -> None:
-        end = transport.secure
-        if end is None:
-            return  # its stream has moved on
-        try:
-            if frame_type == FWD:
-                data = end.open_data(payload)
-                if not transport.ack_due:
-                    transport.ack_due = True
-                    self._due.append(transport)
-                if data:
-                    events.append(DataReceived(transport, data))
-                elif data is None:
-                    events.append(DataEnded(transport))
-            else:
-                count, tickets = end.open_ack(payload)
-                events.append(AcknowledgedAll(transport, count, tickets))
-        except SecureError as error:
-            self._fail(transport, error.reason, events)
-
     def _receive_control(
         self,
         frame_type: int,
@@ -370,9 +299,13 @@ class ClientConnection(TransportTable):
         elif frame_type == REQUEST and transport.state is not State.REQUESTED:
             raise RemoteProtocolError(DropReason.REQUEST_ON_USED_ID, "REQUEST on an id that is in use")
         elif frame_type == CLOSE:
+            if transport.answer is not None:
+                self._take_up(transport, transport.answer, frame_type, payload, events)
             end = transport.secure
             said = None
             if end is not None and transport.state in (State.OPEN, State.ANSWERED):
+                if end.unproven is not None and len(payload) > 1:
+                    self._prove(transport, end, frame_type, payload, events)
                 said = end.open_close(payload)
                 if said is not None and transport.state is State.ANSWERED:
                     # its first frame, so it holds the keys, and its last
@@ -398,57 +331,6 @@ class ClientConnection(TransportTable):
             # anything at all before the application has answered
             self._fail(transport, CloseReason.BAD_FRAME, events)
         # OK, ACCEPT and unknown types on an open transport mean nothing
-
-    def _on_secure_accept(self, transport: ClientTransport, payload: bytes, events: list[Event]) -> None:
-        proposal, transport.proposal = transport.proposal, None
-        assert proposal is not None
-        end = transport.secure
-        tickets: list[Any] = []
-        unsent: list[tuple[bytes | memoryview, Any]] = []
-        try:
-            result, hello = proposal.accepted(payload)
-            if hello.ended is not None:
-                self.close(transport)
-                events.append(Closed(transport, hello.ended, refused=True, by=By.REMOTE, end=end))
-                return
-            if end is None:
-                token = hello.token if hello.token == proposal.hello.token else None
-                end = self._new_end(transport, result, transport.told_window, token, proposal.hello, hello)
-            elif hello.resume is None or hello.resume.token != end.token:
-                raise HandshakeError("ACCEPT resumes no stream, or another")
-            else:
-                tickets, unsent = end.resume(hello.resume)
-        except HandshakeError:
-            self._fail(transport, CloseReason.NOT_AUTHENTIC, events)
-            return
-        except SecureError as error:
-            self._fail(transport, error.reason, events)
-            return
-        end.attach(transport, result, hello, transport.told_window)
-        self._identify(transport, payload)
-        self._move(transport, Input.RECV_ACCEPT)
-        # an ACK of what is there already: it shows the other end that this one holds the keys
-        transport.ack_due = True
-        self._due.append(transport)
-        events.append(Accepted(transport, hello, tickets, unsent))
-
-    def _confirm(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
-        """The first frame after ACCEPT: if it is authentic, the initiator holds the keys."""
-        if transport.secure is None:
-            return  # another transport took the stream
-        after: list[Event] = []
-        if frame_type in (FWD, ACK):
-            self._receive_secure(transport, frame_type, memoryview(payload), after)
-        else:
-            self._fail(transport, CloseReason.BAD_FRAME, after)
-        if transport.state is State.ANSWERED:
-            self._move(transport, Input.RECV_CONFIRM)
-            events.append(Confirmed(transport))
-            if transport.secure.offer_window() != transport.secure.told_window and not transport.ack_due:
-                # the application has read since the ACCEPT named the window
-                transport.ack_due = True
-                self._due.append(transport)
-        events += after
 
     def _on_server_frame(self, frame_type: int, payload: bytes, events: list[Event]) -> None:
         if frame_type == PONG:
@@ -498,8 +380,3 @@ class ClientConnection(TransportTable):
         # two keys, then the first message of the handshake, which begins with an ephemeral one
         ephemeral = request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE]
         return self.refusal(request[:PUBKEY_SIZE], ephemeral if is_secure(request) else None)
-
-    def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
-        refused = transport.state is not State.OPEN
-        self.close(transport, reason)
-        events.append(Closed(transport, reason, refused, By.HERE, transport.secure))

@@ -94,6 +94,14 @@ class TransportTable:
         if self.transports.pop(transport.id, None) is not None and not transport.initiator:
             self.incoming -= 1
         transport.held_acks.clear()
+        self.withdraw(transport)
+
+    @staticmethod
+    def withdraw(transport: ClientTransport) -> None:
+        """Forget the answer to a RESUME: nobody can confirm it any more."""
+        answer, transport.answer = transport.answer, None
+        if answer is not None:
+            answer.end.answers.pop(transport, None)
 
     @staticmethod
     def _move(transport: ClientTransport, what: Input) -> None:

@@ -1,0 +1,230 @@
+"""How the secure transports of one connection come to be open: REQUEST, ACCEPT, the initiator's confirmation.
+
+The responder of a stream that goes on changes nothing before the confirmation, the initiator nothing before an
+authentic frame of the responder (:mod:`dmsg.v2019.core.resumption`).  No I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from dmsg.errors import CloseReason, HandshakeError
+from dmsg.keys import PubKey, SecKey
+from dmsg.noise.handshake import HandshakeResult
+from dmsg.v2019.core.agreement import Hello, Offer
+from dmsg.v2019.core.budget import Budget
+from dmsg.v2019.core.events import (
+    Accepted,
+    AcknowledgedAll,
+    By,
+    Closed,
+    Confirmed,
+    DataEnded,
+    DataReceived,
+    Event,
+    Resumed,
+)
+from dmsg.v2019.core.resumption import Answer, SecureError
+from dmsg.v2019.core.secure import SecureEnd
+from dmsg.v2019.core.state import ClientTransport, Input, State
+from dmsg.v2019.core.transports import TransportTable
+from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, encode_frame
+
+
+class SecureTable(TransportTable):
+    """The transports of one connection, as far as they are secure.
+
+    :param budget: by which their windows grow; the process's own, if none is given.
+    """
+
+    def __init__(
+        self,
+        local: PubKey,
+        *,
+        key: SecKey | None = None,
+        random: Random | None = None,
+        budget: Budget | None = None,
+        receipts_to: PubKey | None = None,
+    ) -> None:
+        super().__init__(local, key=key, random=random, receipts_to=receipts_to)
+        self._budget = budget
+
+    def _new_end(
+        self,
+        transport: ClientTransport,
+        result: HandshakeResult,
+        window: int,
+        token: bytes | None,
+        asked: Hello,
+        answer: Hello,
+    ) -> SecureEnd:
+        return SecureEnd(
+            result.hash,
+            initiator=transport.initiator,
+            window=window,
+            token=token,
+            budget=self._budget,
+            peer=bytes(transport.remote),
+            tags=asked.tags and answer.tags,
+            half_close=asked.half_close and answer.half_close,
+        )
+
+    # --- the responder answers ---
+
+    def accept_secure(self, transport: ClientTransport, hello: Hello) -> SecureEnd:
+        """Answer the REQUEST that begins a secure stream; :class:`Confirmed` or :class:`Closed` follows.
+
+        :param hello: what to say.
+        :raises LocalProtocolError: it is not waiting for an answer.
+        """
+        offer, result = self._answer(transport, hello)
+        end = self._new_end(transport, result, hello.window, offer.hello.token, offer.hello, hello)
+        end.attach(transport, result, offer.hello, hello.window)
+        return end
+
+    def answer_resume(self, transport: ClientTransport, end: SecureEnd) -> None:
+        """Answer RESUME with where ``end`` stands; :class:`Confirmed` or :class:`Closed` follows.
+
+        Before that the stream is as it was: who made the REQUEST has not shown that it holds the initiator's key.
+
+        :raises LocalProtocolError: it is not waiting for an answer.
+        """
+        assert transport.offer is not None and transport.offer.hello.resume is not None
+        position = replace(end.position(), generation=transport.offer.hello.resume.generation)
+        told = Hello(0, end.offer_window(), resume=position)
+        offer, result = self._answer(transport, told)
+        transport.answer = end.answers[transport] = end.answer(result, offer.hello, told)
+
+    def _answer(self, transport: ClientTransport, hello: Hello) -> tuple[Offer, HandshakeResult]:
+        self._move(transport, Input.SEND_ANSWER)
+        offer, transport.offer = transport.offer, None
+        assert offer is not None
+        result, payload = offer.accept(hello)
+        self._identify(transport, payload)
+        self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
+        return offer, result
+
+    def answer_ended(self, transport: ClientTransport, reason: int) -> None:
+        """Answer the REQUEST that would resume a stream: it was closed, for that reason."""
+        self._move(transport, Input.SEND_ANSWER)
+        offer, transport.offer = transport.offer, None
+        assert offer is not None
+        self._outgoing.append(encode_frame(ACCEPT, transport.id, offer.accept(Hello(ended=reason))[1]))
+        # the answer is all; the server keeps the route until it is told
+        self.close(transport, reason)
+
+    # --- what the server sends ---
+
+    def _receive_secure(
+        self, transport: ClientTransport, frame_type: int, payload: memoryview, events: list[Event]
+    ) -> None:
+        end = transport.secure
+        if end is None:
+            return  # its stream has moved on
+        proved = end.unproven is not None and self._prove(transport, end, frame_type, payload, events)
+        try:
+            if frame_type == FWD:
+                data = end.open_data(payload)
+                if not transport.ack_due:
+                    transport.ack_due = True
+                    self._due.append(transport)
+                if data:
+                    events.append(DataReceived(transport, data))
+                elif data is None:
+                    events.append(DataEnded(transport))
+            else:
+                count, tickets = end.open_ack(payload)
+                # the frame that asked for the proof is no traffic of the application
+                events.append(AcknowledgedAll(transport, count - 1 if proved and count else count, tickets))
+        except SecureError as error:
+            self._fail(transport, error.reason, events)
+
+    @staticmethod
+    def _prove(
+        transport: ClientTransport, end: SecureEnd, frame_type: int, payload: bytes | memoryview, events: list[Event]
+    ) -> bool:
+        """Whether a frame shows that the other end, too, goes on over ``transport``."""
+        if not end.is_authentic(frame_type, payload):
+            return False
+        events.append(Resumed(transport, *end.prove()))
+        return True
+
+    def _on_secure_accept(self, transport: ClientTransport, payload: bytes, events: list[Event]) -> None:
+        proposal, transport.proposal = transport.proposal, None
+        assert proposal is not None
+        end = transport.secure
+        try:
+            result, hello = proposal.accepted(payload)
+            if hello.ended is not None:
+                self.close(transport)
+                events.append(Closed(transport, hello.ended, refused=True, by=By.REMOTE, end=end))
+                return
+            if end is None:
+                token = hello.token if hello.token == proposal.hello.token else None
+                end = self._new_end(transport, result, transport.told_window, token, proposal.hello, hello)
+                end.attach(transport, result, hello, transport.told_window)
+            elif hello.resume is None or hello.resume.token != end.token:
+                raise HandshakeError("ACCEPT resumes no stream, or another")
+            else:
+                asking = end.go_over(transport, result, hello, transport.told_window)
+                self._outgoing.append(encode_frame(FWD, transport.id, asking))
+        except HandshakeError:
+            self._fail(transport, CloseReason.NOT_AUTHENTIC, events)
+            return
+        except SecureError as error:
+            self._fail(transport, error.reason, events)
+            return
+        self._identify(transport, payload)
+        self._move(transport, Input.RECV_ACCEPT)
+        # an ACK of what is there already: it shows the other end that this one holds the keys
+        transport.ack_due = True
+        self._due.append(transport)
+        events.append(Accepted(transport, hello))
+
+    def _confirm(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        """The first frame after ACCEPT: if it is authentic, the initiator holds the keys."""
+        if transport.answer is not None:
+            self._take_up(transport, transport.answer, frame_type, payload, events)
+        if transport.secure is None or transport.state is State.CLOSED:
+            return  # another transport took the stream, or nobody confirmed that this one does
+        after: list[Event] = []
+        if frame_type in (FWD, ACK):
+            self._receive_secure(transport, frame_type, memoryview(payload), after)
+        else:
+            self._fail(transport, CloseReason.BAD_FRAME, after)
+        if transport.state is State.ANSWERED:
+            self._move(transport, Input.RECV_CONFIRM)
+            events.append(Confirmed(transport))
+        if transport.state is State.OPEN and not transport.ack_due:
+            assert transport.secure is not None
+            if transport.secure.offer_window() != transport.secure.told_window:
+                # the application has read since the ACCEPT named the window
+                transport.ack_due = True
+                self._due.append(transport)
+        events += after
+
+    def _take_up(
+        self, transport: ClientTransport, answer: Answer, frame_type: int, payload: bytes, events: list[Event]
+    ) -> None:
+        """The first frame of a transport that may come to carry a stream: if it is authentic, it does."""
+        self.withdraw(transport)
+        if answer.is_late or not answer.is_confirmed_by(frame_type, payload):
+            if frame_type != CLOSE:  # which anybody may send before that
+                self._fail(
+                    transport, CloseReason.NO_SUCH_STREAM if answer.is_late else CloseReason.NOT_AUTHENTIC, events
+                )
+            return
+        end, confirmed = answer.end, Confirmed(transport, answer.end.transport)
+        self._move(transport, Input.RECV_CONFIRM)
+        events.append(confirmed)
+        try:
+            confirmed.tickets, confirmed.unsent = end.take_up(transport, answer)
+        except SecureError as error:
+            # both hold the keys, so the initiator hears why, and may believe it
+            self._fail(transport, error.reason, events)
+
+    def _fail(self, transport: ClientTransport, reason: CloseReason, events: list[Event]) -> None:
+        refused = transport.state is not State.OPEN
+        self.close(transport, reason)
+        events.append(Closed(transport, reason, refused, By.HERE, transport.secure))
