@@ -117,7 +117,7 @@ class Source:
         :raises SourceChanged: there are less.
         """
         data = self._file.read(min(count, self._left))
-        if self._left and not data:
+        if count and self._left and not data:
             raise resized(self._name, self.size - self._left, self.size)
         self._left -= len(data)
         return data

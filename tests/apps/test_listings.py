@@ -134,6 +134,8 @@ class SizeTests(SiteCase):
         self.assertEqual(response.headers.getRawHeaders("content-length"), [str(len(expected))])
         response, body = await self.get("ostype", range="bytes=1-2")
         self.assertEqual((response.code, body), (206, expected[1:3]))
+        response, body = await self.get("ostype", range="bytes=6-")
+        self.assertEqual((response.code, body), (416, b""), "it is whole already")
 
     @asynchronous
     async def test_one_that_changes(self) -> None:
