@@ -6,9 +6,11 @@ from typing import Any
 
 import redis
 from twisted.internet import reactor
+from twisted.internet.defer import fail
 
 from dmsg.net import redis as net_redis
 from dmsg.rmb.errors import Drop, QueueUnavailable
+from dmsg.rmb.relay.queue import redis as redis_queue
 from dmsg.rmb.relay.queue.interface import FEDERATION, QueueLimits
 from dmsg.rmb.relay.queue.redis import FEDERATION_STREAM, RedisQueue
 from dmsg.rmb.twins.address import Session
@@ -37,6 +39,13 @@ class RedisCase(RmbCase):
         await self.until(lambda: self.redis.pubsub_numsub("rmb.queue")[0][1] == 2)
 
 
+class _Away:
+    """A Redis that takes nothing."""
+
+    def eval(self, *arguments: Any) -> Any:
+        return fail(redis.ResponseError("MISCONF"))
+
+
 class QueueTests(RedisCase):
     async def queue(self, **limits: Any) -> RedisQueue:
         queue = await RedisQueue.open(reactor, self.url, QueueLimits(**limits))
@@ -56,6 +65,23 @@ class QueueTests(RedisCase):
         self.assertEqual([], await queue.read("0", number))
         queue.remove("0", [number])
         await self.until(lambda: not self.redis.xlen("stream:0"))
+
+    @asynchronous
+    async def test_what_cannot_be_deleted(self) -> None:
+        """It is not read again, is told to nobody when its time has passed, and is deleted as soon as that works."""
+        queue = await self.queue()
+        ids = [await queue.append("0", b"%d" % number, 0.0) for number in range(3)]
+        self.patch(redis_queue, "RETRY_FOR", 0.0)
+        working = queue._redis
+        queue._redis = _Away()
+        queue.remove("0", ids[:2])
+        await self.assertFailure(queue.append("0", b"x", 1e12), QueueUnavailable)
+        self.assertEqual(queue.trouble, f"{self.url}: MISCONF")
+        queue._redis = working
+        self.assertEqual([one.data for one in await queue.read("0", None)], [b"2"])
+        self.patch(redis_queue, "RETRY_FOR", 5.0)
+        self.assertEqual(await queue.expired(1.0), [("0", b"2")])
+        self.assertEqual((queue.trouble, len(queue._removals), self.redis.xlen("stream:0")), (None, 0, 0))
 
     @asynchronous
     async def test_overflow(self) -> None:
@@ -207,8 +233,6 @@ class AwayTests(RedisCase):
     @asynchronous
     async def test_redis_goes_and_comes(self) -> None:
         """What has to be kept meanwhile is refused with a word; the relay goes on, and works when it is back."""
-        from dmsg.rmb.relay.queue import redis as redis_queue
-
         self.patch(redis_queue, "RETRY_FOR", 0.5)
         server = RedisServer()
         self.one = await self.named_relay(queue=f"redis://127.0.0.1:{server.port}/0")

@@ -60,6 +60,9 @@ class RelayMetrics:
             "Messages that other relays were not offered: too many are",
             value=federation.asking.not_offered,
         )
+        yield GaugeMetricFamily(
+            "rmb_queue_writable", "1 when the queue takes messages, as it should", value=switch.queue.trouble is None
+        )
         yield CounterMetricFamily("rmb_queue_dropped", "Oldest messages of full queues", value=switch.dropped_oldest)
         held = GaugeMetricFamily(
             "rmb_held_bytes",

@@ -44,6 +44,8 @@ MAX_SESSIONS = 100_000
 """Sessions of a relay, unless there are fewer descriptors."""
 PART = 4
 """Of the limit of memory: so much for messages to other relays, and as much for those that are not whole."""
+TAKES_NOTHING = "the queue takes nothing"
+"""What ``/health`` says while the queue cannot be written, as on a full disk."""
 CLOSE_WAIT = 2.0
 """Seconds that stopping waits for sessions to say good-bye."""
 
@@ -225,8 +227,10 @@ class RmbRelay(ListeningService):
     def health(self) -> dict[str, Any]:
         """What ``/health`` says."""
         assert self.switch is not None
+        trouble = self.switch.queue.trouble
         return {
-            "status": "draining" if self._draining else "ok",
+            "status": "draining" if self._draining else "ok" if trouble is None else TAKES_NOTHING,
+            **({} if trouble is None else {"queue": trouble}),
             "sessions": len(self.switch.sessions),
             "domains": sorted(self.settings.domains),
         }

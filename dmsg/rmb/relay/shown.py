@@ -92,8 +92,11 @@ class RmbRelayShown(Shown):
     def problems(self) -> list[str]:
         relay = self._relay
         found = []
-        if relay.health()["status"] != "ok":
+        health = relay.health()
+        if health["status"] == "draining":
             found.append("It is leaving: nobody new is taken.")
+        elif "queue" in health:
+            found.append(f"The queue takes nothing: {health['queue']}. Who is away gets no messages until it does.")
         if relay.memory.total >= NEARLY_FULL * relay.memory.limit:
             found.append("The memory for sessions is nearly used up: what has waited longest goes into the queue.")
         if len(self._switch.sessions) >= NEARLY_FULL * relay.settings.max_sessions:

@@ -131,6 +131,8 @@ class RelaySite(Resource):
         if request.method in (b"GET", b"HEAD") and request.path == b"/health":
             request.setHeader(b"content-type", b"application/json")
             health = self._health()
+            if health["status"] != "ok":
+                request.setResponseCode(503)
             if HERE.refuses(request) is not None:
                 health = {"status": health["status"]}
             return without_body(request, json.dumps(health).encode())

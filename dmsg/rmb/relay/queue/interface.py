@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred
-from zope.interface import Interface
+from zope.interface import Attribute, Interface
 
 from dmsg.rmb.twins.address import Session
 
@@ -57,6 +57,8 @@ class Queued(NamedTuple):
 class RelayQueue(Interface):
     """Messages by session."""
 
+    trouble = Attribute("Why nothing can be added now, as on a full disk; None when it can.")
+
     def append(session: str, data: bytes, until: float, sender: int = ...) -> Deferred[Any]:
         """Keep a message until a time.  Fires with its id once it survives the process.
 
@@ -72,7 +74,7 @@ class RelayQueue(Interface):
         """Those of some sessions in whose queue is something that nobody told of."""
 
     def remove(session: str, ids: Sequence[Any]) -> None:
-        """They are delivered."""
+        """They are delivered: not read again, and deleted now, or as soon as that can be."""
 
     def expired(now: float) -> Deferred[list[tuple[str, bytes]]]:
         """Take out some messages whose time has passed."""

@@ -25,6 +25,7 @@ from dmsg.net.isolate import isolated
 from dmsg.net.redis import open_redis, patience, subscribe, without_password
 from dmsg.rmb.errors import QueueUnavailable
 from dmsg.rmb.relay.queue.interface import BATCH, BATCH_BYTES, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.relay.queue.removals import Removals
 from dmsg.rmb.relay.queue.sqlite import EXPIRED
 from dmsg.rmb.twins.address import STREAM_PREFIX
 
@@ -32,6 +33,8 @@ FEDERATION_STREAM = "relay.federation.stream"
 CHANNEL = "rmb.queue"
 UNTIL = "rmb.until"
 KEPT = "rmb.kept"
+PROBE = "rmb.probe"
+"""Written to see whether Redis takes anything, after it did not."""
 PRESENT = "rmb.session:"
 EXPIRE = 3600
 """Seconds after the last append when a queue goes."""
@@ -142,7 +145,7 @@ for _, member in ipairs(due) do
   local id, key = string.sub(member, 1, blank - 1), string.sub(member, blank + 1)
   local entry = redis.call('XRANGE', key, id, id)[1]
   if entry then
-    found[#found + 1] = {key, entry[2][2]}
+    found[#found + 1] = {key, entry[2][2], id}
     redis.call('XDEL', key, id)
   end
   redis.call('ZREM', KEYS[1], member)
@@ -184,6 +187,11 @@ class RedisQueue:
 
     Messages are in Redis when they count as kept; what a power cut takes from
     Redis is a matter of its own settings (``appendonly``, ``appendfsync``).
+    What was delivered and could not be deleted, because Redis was away or took
+    nothing, is remembered, not read again, and deleted as soon as that works.
+
+    :ivar dropped: called with a session and a number when the oldest had to go.
+    :ivar trouble: why Redis took nothing when something was appended last, or None.
     """
 
     def __init__(self, reactor: IReactorTime, connection: Any, url: str, limits: QueueLimits | None = None) -> None:
@@ -192,6 +200,9 @@ class RedisQueue:
         self._shown = without_password(url)
         self.limits = limits or QueueLimits()
         self.dropped: Callable[[str, int], None] = lambda session, number: None
+        self.trouble: str | None = None
+        self._removals = Removals()
+        self._removing = False
         self._name = uuid4().hex
         self._batch: list[_Append] = []
         self._appending: set[Deferred[Any]] = set()
@@ -237,6 +248,9 @@ class RedisQueue:
 
     def _not_appended(self, failure: Failure, batch: list[_Append]) -> None:
         why = "the relay is shutting down" if failure.check(CancelledError) else str(failure.value)
+        if self.trouble is None and not self._closed:
+            _log.error("{queue} takes nothing: {error}", queue=self._shown, error=why)
+        self.trouble = f"{self._shown}: {why}"
         for one in batch:
             if not one.appended.called:
                 one.appended.errback(QueueUnavailable(f"{self._shown}: {why}"))
@@ -255,6 +269,7 @@ class RedisQueue:
                 # a call that waits for Redis to come back is not cancelled: replies are told apart by their order
                 appending = self._redis.eval(_APPEND, keys, arguments)
                 results = await patience(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
+                self._works()
                 break
             except CancelledError:
                 raise
@@ -271,16 +286,20 @@ class RedisQueue:
             one.appended.callback(bytes(number))
 
     def read(self, session: str, after: Any) -> Deferred[list[Queued]]:
-        start = b"-" if after is None else b"(" + after
-        result: Deferred[Any] = self._redis.eval(_READ, [self._key(session)], [start, str(BATCH), str(BATCH_BYTES)])
+        return Deferred.fromCoroutine(self._read(session, after))
 
-        def got(entries: list[Any]) -> list[Queued]:
-            return [Queued(bytes(number), bytes(fields[1])) for number, fields in entries or ()]
-
-        def failed(failure: Failure) -> Any:
-            raise QueueUnavailable(f"{self._shown}: {failure.value or type(failure.value).__name__}")
-
-        return result.addCallbacks(got, failed)
+    async def _read(self, session: str, after: Any) -> list[Queued]:
+        while True:
+            start = b"-" if after is None else b"(" + after
+            try:
+                entries = await self._redis.eval(_READ, [self._key(session)], [start, str(BATCH), str(BATCH_BYTES)])
+            except Exception as error:
+                raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
+            batch = [Queued(bytes(number), bytes(fields[1])) for number, fields in entries or ()]
+            left = self._removals.left(session, batch)
+            if left or not batch:
+                return left
+            after = batch[-1].id
 
     def take_federation(self) -> Deferred[list[Queued]]:
         return Deferred.fromCoroutine(self._take_federation())
@@ -306,7 +325,8 @@ class RedisQueue:
             self._grouped = False
             raise QueueUnavailable(f"{self._shown}: {error or type(error).__name__}") from None
         entries = [*left[1], *(read[0][1] if read else ())]
-        return [Queued(bytes(number), bytes(fields[1])) for number, fields in entries if fields]
+        batch = [Queued(bytes(number), bytes(fields[1])) for number, fields in entries if fields]
+        return self._removals.left(FEDERATION, batch)
 
     def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
         keys = [self._key(session) for session in sessions[:POLLED]]
@@ -315,19 +335,49 @@ class RedisQueue:
 
     def remove(self, session: str, ids: Sequence[Any]) -> None:
         def failed(failure: Failure) -> None:
-            # they are delivered a second time, and their receiver knows them
-            _log.info("{number} delivered messages stay in the queue: {error}", number=len(ids), error=failure.value)
+            if not self._removals:
+                _log.info("delivered messages stay in the queue for now: {error}", error=failure.value)
+            self._removals.add(session, ids)
 
+        self._remove(session, ids).addErrback(failed)
+
+    def _remove(self, session: str, ids: Sequence[Any]) -> Deferred[Any]:
         if session == FEDERATION:
             self._quietly("XACK", FEDERATION_STREAM, GROUP, *ids)
-        self._redis.eval(_REMOVE, [self._key(session), UNTIL, KEPT], list(ids)).addErrback(failed)
+        removing: Deferred[Any] = self._redis.eval(_REMOVE, [self._key(session), UNTIL, KEPT], list(ids))
+        return removing
+
+    async def _remove_again(self) -> None:
+        """Delete what could not be deleted, and see whether Redis takes anything."""
+        while found := self._removals.some():
+            for session, ids in found.items():
+                await self._remove(session, ids)
+                self._removals.done(session, ids)
+        if self.trouble is not None:
+            await self._redis.execute_command("SET", PROBE, "1", "EX", "1")
+            self._works()
+
+    def _works(self) -> None:
+        if self.trouble is not None:
+            _log.info("{queue} takes messages again", queue=self._shown)
+        self.trouble = None
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
         # what relays of the reference appended is in no set: it is looked at when it is read
-        result: Deferred[Any] = self._redis.eval(_EXPIRED, [UNTIL, KEPT], [repr(now), str(EXPIRED)])
-        return result.addCallback(
-            lambda found: [(bytes(key).decode().removeprefix(STREAM_PREFIX), bytes(data)) for key, data in found]
-        )
+        return Deferred.fromCoroutine(self._expired(now))
+
+    async def _expired(self, now: float) -> list[tuple[str, bytes]]:
+        if (self._removals or self.trouble is not None) and not self._removing:
+            self._removing = True
+            try:
+                await self._remove_again()
+            finally:
+                self._removing = False
+        found = await self._redis.eval(_EXPIRED, [UNTIL, KEPT], [repr(now), str(EXPIRED)])
+        expired = [
+            (bytes(key).decode().removeprefix(STREAM_PREFIX), bytes(data), bytes(number)) for key, data, number in found
+        ]
+        return [(session, data) for session, data, number in expired if not self._removals.has(session, number)]
 
     # --- other processes ---
 

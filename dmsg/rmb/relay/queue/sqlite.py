@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
@@ -16,9 +17,13 @@ from dmsg.base.tables import uncount
 from dmsg.net.isolate import isolated
 from dmsg.rmb.errors import QueueUnavailable
 from dmsg.rmb.relay.queue.interface import BATCH, BATCH_BYTES, FEDERATION, REFUSALS, Queued, QueueLimits, RelayQueue
+from dmsg.rmb.relay.queue.removals import Removals
+from dmsg.rmb.relay.queue.reserve import Reserve
 
 EXPIRED = 1000
 """Messages whose time has passed that are taken out at once."""
+RETRY_EVERY = 1.0
+"""Seconds between tries to write to a file that could not be written."""
 
 _log = Logger()
 
@@ -44,11 +49,17 @@ class SQLiteQueue:
     not wait for the disk (``synchronous=NORMAL``): what was taken survives
     ``kill -9``; a power cut may take the last seconds.
 
+    When the file cannot be written, as on a full disk, nothing is added to it
+    until it can.  What was delivered meanwhile is remembered, not read again, and
+    deleted as soon as that works; for that there is room in reserve.
+
     :ivar dropped: called with a session and a number when the oldest had to go.
+    :ivar trouble: why nothing is added now, or None.
     """
 
     def __init__(self, path: str, clock: IReactorTime, limits: QueueLimits | None = None) -> None:
         """:raises QueueUnavailable: cannot be opened, or is in use by another process."""
+        self._path = path
         self._clock = clock
         self.limits = limits or QueueLimits()
         self.dropped: Callable[[str, int], None] = lambda session, number: None
@@ -78,6 +89,13 @@ class SQLiteQueue:
         self._waiting: list[tuple[Deferred[Any], int]] = []
         self._open = False
         self._taken: Any = None
+        self.trouble: str | None = None
+        self._removals = Removals()
+        self._deleting: list[tuple[str, Sequence[int]]] = []
+        self._retrying: IDelayedCall | None = None
+        self._reserve = None if path == ":memory:" else Reserve(path)
+        if self._reserve is not None and not self._reserve.take():
+            self._in_trouble("the disk is full, or nearly")
 
     def __len__(self) -> int:
         return sum(count for count, _ in self._sizes.values())
@@ -91,25 +109,94 @@ class SQLiteQueue:
     def _commit(self) -> None:
         if not self._open:
             return
-        self._open = False
-        waiting, self._waiting = self._waiting, []
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            self._undo()
-            for deferred, _ in waiting:
-                deferred.errback(QueueUnavailable(str(error)))
+            self._undo(error)
             return
+        self._open = False
+        deleting, self._deleting = self._deleting, []
+        for session, ids in deleting:
+            self._removals.done(session, ids)
+        waiting, self._waiting = self._waiting, []
         for deferred, number in waiting:
             deferred.callback(number)
 
-    def _undo(self) -> None:
+    def _undo(self, error: sqlite3.Error) -> None:
         """A transaction failed, as on a full disk: what is counted is what is there."""
+        self._open = False
+        self._deleting = []
+        waiting, self._waiting = self._waiting, []
         try:
             self._db.rollback()
             self._count()
+        except sqlite3.Error as another:
+            _log.error("the queue cannot be read: {error}", error=str(another))
+        self._in_trouble(str(error))
+        for deferred, _ in waiting:
+            deferred.errback(QueueUnavailable(str(error)))
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        """A statement failed; SQLite may have given up what else was to be committed with it."""
+        if self._open and not self._db.in_transaction:
+            self._undo(error)
+        self._in_trouble(str(error))
+
+    # --- a file that cannot be written ---
+
+    def _in_trouble(self, why: str) -> None:
+        if self.trouble is None:
+            _log.error("the queue cannot be written, and takes nothing until it can: {error}", error=why)
+        self.trouble = why
+        if self._retrying is None:
+            self._retrying = self._clock.callLater(RETRY_EVERY, self._retry)
+
+    def _checkpoint(self) -> None:
+        """Move what is in the log of SQLite to where it belongs, so that it takes its room only once."""
+        with suppress(sqlite3.Error):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+    def _unused(self) -> int:
+        """Bytes of the file in which nothing is any more."""
+        try:
+            pages, size = (self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
+        except sqlite3.Error:
+            return 0
+        return int(pages * size)
+
+    def _cancel_retry(self) -> None:
+        retrying, self._retrying = self._retrying, None
+        if retrying is not None and retrying.active():
+            retrying.cancel()
+
+    def _retry(self) -> None:
+        """Delete what was delivered meanwhile; then, if there is room again, take messages."""
+        self._retrying = None
+        self._commit()
+        if self._removals and self._reserve is not None:
+            self._reserve.release()
+            if self._reserve.holds(self._path + "-wal"):
+                self._checkpoint()
+        found = self._removals.some()
+        try:
+            self._begin()
+            for session, ids in found.items():
+                self._delete(session, ids)
+                self._deleting.append((session, ids))
         except sqlite3.Error as error:
-            _log.error("the queue cannot be read: {error}", error=str(error))
+            self._undo(error)
+            return
+        self._commit()
+        if self._retrying is not None:
+            return  # it failed
+        self._checkpoint()
+        if self._removals:
+            self._retrying = self._clock.callLater(0, self._retry)
+        elif self._reserve is None or self._reserve.take(self._unused()):
+            self.trouble = None
+            _log.info("the queue can be written again")
+        else:
+            self._in_trouble("the disk is full, or nearly")
 
     def _count(self) -> None:
         rows = self._db.execute("SELECT session, count(*), sum(length(data)) FROM messages GROUP BY session")
@@ -131,6 +218,8 @@ class SQLiteQueue:
         refusal = self._refusal(len(data), sender)
         if refusal is not None:
             return fail(QueueUnavailable(refusal))
+        if self.trouble is not None:
+            return fail(QueueUnavailable(self.trouble))
         try:
             self._begin()
             cursor = self._db.execute(
@@ -138,6 +227,7 @@ class SQLiteQueue:
                 (session, until, data, sender),
             )
         except sqlite3.Error as error:
+            self._failed(error)
             return fail(QueueUnavailable(str(error)))
         sizes = self._sizes.setdefault(session, [0, 0])
         sizes[0] += 1
@@ -188,32 +278,39 @@ class SQLiteQueue:
         if session not in self._sizes:
             return succeed([])
         try:
-            cursor = self._db.execute(
-                "SELECT id, data FROM messages WHERE session = ? AND id > ? ORDER BY id LIMIT ?",
-                (session, after or 0, BATCH),
-            )
-            rows = _some(cursor, 1)
+            while True:
+                cursor = self._db.execute(
+                    "SELECT id, data FROM messages WHERE session = ? AND id > ? ORDER BY id LIMIT ?",
+                    (session, after or 0, BATCH),
+                )
+                batch = [Queued(*row) for row in _some(cursor, 1)]
+                left = self._removals.left(session, batch)
+                if left or not batch:
+                    return succeed(left)
+                after = batch[-1].id
         except sqlite3.Error as error:
             return fail(QueueUnavailable(str(error)))
-        return succeed([Queued(*row) for row in rows])
 
     def poll(self, sessions: Sequence[str]) -> Deferred[list[str]]:
         return succeed([])
 
     def remove(self, session: str, ids: Sequence[Any]) -> None:
+        self._removals.add(session, ids)
+        if self.trouble is not None:
+            return  # all that could not be deleted comes together
         try:
             self._begin()
             self._delete(session, ids)
+            self._deleting.append((session, ids))
         except sqlite3.Error as error:
-            # they are delivered a second time, and their receiver knows them
-            _log.error("delivered messages stay in the queue: {error}", error=str(error))
+            self._failed(error)
 
     def expired(self, now: float) -> Deferred[list[tuple[str, bytes]]]:
         try:
             cursor = self._db.execute(
                 "SELECT id, session, data FROM messages WHERE until <= ? ORDER BY until LIMIT ?", (now, EXPIRED)
             )
-            rows = _some(cursor, 2)
+            rows = [row for row in _some(cursor, 2) if not self._removals.has(row[1], row[0])]
         except sqlite3.Error as error:
             return fail(QueueUnavailable(str(error)))
         for number, session, _ in rows:
@@ -248,5 +345,13 @@ class SQLiteQueue:
 
     def close(self) -> Deferred[None]:
         self._commit()
+        tried = 0
+        while len(self._removals) not in (0, tried):
+            tried = len(self._removals)
+            self._retry()
+            self._cancel_retry()
+        self._cancel_retry()
         isolated(self._db.close)
+        if self._reserve is not None:
+            self._reserve.remove()
         return succeed(None)

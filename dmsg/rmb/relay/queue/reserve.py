@@ -1,0 +1,74 @@
+"""Room on the disk that is kept free, so that delivered messages can be deleted when the disk is full.
+
+A deletion is written before it is carried out, so a full disk refuses it too.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+RESERVE = 8 * 1024 * 1024
+"""Bytes that are kept free beside the queue of a relay."""
+LEAST = 64 * 1024
+"""Bytes below which a part of it is of no use."""
+SUFFIX = "-reserve"
+
+
+class Reserve:
+    """A file of a fixed size that is emptied when its room is needed.
+
+    :param path: that of the database.
+    """
+
+    def __init__(self, path: str, size: int | None = None) -> None:
+        """:param size: bytes; None: ``RESERVE``."""
+        self._path = path + SUFFIX
+        self._size = RESERVE if size is None else size
+
+    def take(self, unused: int = 0) -> bool:
+        """Keep the room, or as much of it as there is.
+
+        :param unused: bytes of the database in which nothing is any more.
+        :returns: whether all of it is kept, and half as much is free besides.
+        """
+        if self._grow(self._size):
+            more = self._size // 2 - unused
+            enough = more <= 0 or self._grow(self._size + more)
+            self._shrink(self._size)
+            return enough
+        size = self._size // 2
+        while size >= LEAST and not self._grow(size):
+            size //= 2
+        return False
+
+    def _grow(self, size: int) -> bool:
+        try:
+            with open(self._path, "ab", buffering=0) as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                while (missing := size - os.fstat(file.fileno()).st_size) > 0:  # where there is no such call
+                    file.write(bytes(min(missing, LEAST)))
+        except OSError:
+            return False
+        return True
+
+    def _shrink(self, size: int) -> None:
+        with suppress(OSError):
+            os.truncate(self._path, size)
+
+    def release(self) -> None:
+        """Let the room be used."""
+        self._shrink(0)
+
+    def holds(self, path: str) -> bool:
+        """Whether half of it is as large as a file."""
+        try:
+            return os.path.getsize(path) <= self._size // 2
+        except OSError:
+            return True
+
+    def remove(self) -> None:
+        """Keep nothing any more: the queue is closed."""
+        with suppress(OSError):
+            os.unlink(self._path)
