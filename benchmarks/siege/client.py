@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
 import time
 import urllib.request
 from itertools import cycle
 from typing import Any
 
-from benchmarks.machine import Entity, away, begin_child
+from benchmarks.machine import Entity, away
 from benchmarks.siege.crowd import Crowd
+from benchmarks.siege.programs import Program
 from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, until
 from benchmarks.wire import Connection
 from dmsg.discovery.entry import ClientMeta, Entry
@@ -37,31 +35,6 @@ client.startService()
 client.when_online().addCallback(lambda _: print("online", flush=True))
 reactor.run()
 """
-
-
-class _Process(Entity):
-    """A program of Python as an entity: its memory and CPU time can be asked for."""
-
-    def __init__(self, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=begin_child,
-        )
-
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if match := re.search(pattern, line.decode()):
-                return match
-        raise RuntimeError("it ended")
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
 
 def _connect(host: str, port: str, server: str) -> Connection:
@@ -171,7 +144,7 @@ class ClientScene(Scene):
         self._where = self._relay.address()
         self._relay.wait_for("registered in discovery")
         self._victim = SecKey.from_seed(b"victim").public
-        self.entity = _Process(VICTIM, url, "victim")
+        self.entity = Program("-c", VICTIM, url, "victim")
         self.entity.wait_for("online")
         self.restore()
 

@@ -133,10 +133,13 @@ class RelayScene(Scene):
     }
     anchors = {"deaf receivers": HONEST}
 
-    def __init__(self) -> None:
-        self.entity = Entity(
+    def _start(self) -> Entity:
+        return Entity(
             "dmsg-server", "--listen=tcp:0:interface=127.0.0.1", "--key-file=server.key", "--create", core=away()
         )
+
+    def __init__(self) -> None:
+        self.entity = self._start()
         self._key = PubKey.from_hex(self.entity.wait_for(r"server ([0-9a-f]{66}) listens")[1])
         self._where = self.entity.address()
         self.restore()

@@ -58,6 +58,7 @@ class Measured:
     :ivar shut_out: whether an innocent address was still refused when the attack had ended.
     :ivar memory: resident bytes of the entity before the attack, at most, and after it.
     :ivar entity_load: cores that the entity used.
+    :ivar entity_waited: part of the time for which the entity could have run and had no core.
     :ivar enemy_load: cores that the attacker used.
     """
 
@@ -69,6 +70,7 @@ class Measured:
     shut_out: bool = False
     memory: tuple[int, int, int] = (0, 0, 0)
     entity_load: float = 0.0
+    entity_waited: float = 0.0
     enemy_load: float = 0.0
 
     @property
