@@ -9,22 +9,29 @@ this machine what is beside it.
 A server has to prove its key (:mod:`dmsg.discovery.proof`) when it comes, and
 once an hour.  Programs of 2019 post their entry once: between proofs a TCP
 connection says whether they are still there.
+
+A server that takes connections and says nothing keeps a place for seconds, and
+who has many such servers would keep all of them.  So servers that are listed
+have places of their own, blocks of addresses have turns, and whoever posted
+silent ones waits with the others who did.
 """
 
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from functools import partial
+from random import Random
 from typing import Any, NamedTuple
 
-from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
-from twisted.internet.error import ConnectError
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, maybeDeferred
+from twisted.internet.error import ConnectError, TimeoutError as ConnectTimeout
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.base.buckets import RateLimit
 from dmsg.base.tables import remember
 from dmsg.discovery import proof
 from dmsg.discovery.dialects import decode
@@ -35,21 +42,33 @@ from dmsg.discovery.store.base import NEVER, Due
 from dmsg.errors import DmsgError, EntryError, HandshakeError
 from dmsg.net.addresses import Address, block_of, kind_of, literal, parse_address
 from dmsg.net.again import Again
+from dmsg.net.blocks import blocks_of
+from dmsg.net.fair_queue import Crowded, FairQueue
 
 LOOK_EVERY = 5.0
 """Seconds between rounds."""
 SOON = 0.05
 """Seconds after which a server is looked at whose entry came just now."""
-AT_ONCE, AT_ONCE_OWN = 64, 32
-"""Connections at a time; and to servers that have proved their keys there before, or are posted from there."""
-AT_ONCE_OF_PLACE = 8
-"""Of these, for entries that are posted from one place."""
-IN_ROUND = 2048
-"""Servers that are looked at, or wait for it, at a time."""
+AT_ONCE, AT_ONCE_OWN = 32, 32
+"""Servers that are looked at at a time; and of those that are listed, and of those posted from where they are, each."""
+AT_ONCE_SILENT = 16
+"""Servers that are looked at at a time for blocks of addresses that have posted too many silent ones."""
+AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE = 8, 16
+"""Of each kind, for entries that are posted from one place, and from a block of addresses around it."""
+WAITING, WAITING_OF_PLACE = 1024, 32
+"""Servers of each kind that wait for their turn; of these, for one place.  Others are postponed."""
+PATIENCE, SHORT_PATIENCE = 8.0, 1.5
+"""Seconds that a server has to answer; and when others wait, unless it is listed."""
+SILENT_BURST, SILENT_RATE = 4.0, 1 / 60
+"""Silent servers that a place may post before it waits with others who did; and how many are forgotten in a second."""
+IN_ROUND = 4096
+"""Servers that are looked at, or wait for it, at a time; the kinds have fewer."""
 IN_SLICE = 32
 """Servers whose looks begin in one turn of the reactor: a millisecond each."""
 POSTPONED_FOR = 20.0
-"""Seconds after which a server is looked at again for which there was no room."""
+"""Seconds after which a server is looked at again for which there was no room; longer when there are many such."""
+POSTPONED_RATE = 300.0
+"""Servers a second, at most, that are looked for again because they were postponed."""
 LOST_AFTER = 120.0
 """Seconds after which a server is looked at again whose look never ended: the process did."""
 PROVED_FOR = 3600.0
@@ -105,11 +124,12 @@ def _read(address: str) -> tuple[Address | None, str, int] | None:
 
 
 class _Way(NamedTuple):
-    """An address as a number, a port, and who has posted it."""
+    """An address as a number, a port, who has posted it, and whether it is listed."""
 
     number: str
     port: int
     place: str
+    listed: bool
 
 
 _Target = tuple[str, int, str]
@@ -141,7 +161,9 @@ class Looks:
         openings: Openings = OPENINGS,
         anywhere: bool = False,
         reach: Callable[[str, int, Opening | None], Any] | None = None,
+        random: Random | None = None,
     ) -> None:
+        self._random = random or Random()
         self._reactor = reactor
         self._store = store
         self._now = now
@@ -160,8 +182,12 @@ class Looks:
         self._allowance = Allowance(ttl / LOOKS_IN_TTL)
         self._names = Names(reactor)
         self._hosts = Hosts(2 * PROVED_FOR)
-        self._turn, self._own_turn = DeferredSemaphore(AT_ONCE), DeferredSemaphore(AT_ONCE_OWN)
-        self._turns: dict[str, DeferredSemaphore] = {}
+        self._listed, self._own, self._others, self._silent = (
+            FairQueue(most, AT_ONCE_OF_PLACE, AT_ONCE_OF_WIDE, WAITING, WAITING_OF_PLACE)
+            for most in (AT_ONCE_OWN, AT_ONCE_OWN, AT_ONCE, AT_ONCE_SILENT)
+        )
+        self._silences = RateLimit(SILENT_RATE, SILENT_BURST, blocks_of)
+        self._postponed: deque[float] = deque()
         self.looked = 0
 
     def start(self) -> None:
@@ -213,9 +239,9 @@ class Looks:
             return
         address = entry.server.address
         try:
-            why = await self._why_not(entry, due.place, due.refreshes)
+            why = await self._why_not(entry, due.place, due.refreshes, due.listed)
         except Postponed:
-            await self._store.seen(entry.static, address, None, self._now() + POSTPONED_FOR)
+            await self._store.seen(entry.static, address, None, self._now() + self._postpone())
             return
         now = self._now()
         if not why:
@@ -237,7 +263,21 @@ class Looks:
         delay = min(longest, self._ttl / LOOKS_IN_TTL * 2 ** min(failures - 1, 20))
         await self._store.seen(entry.static, address, None, now + delay, listed=listed)
 
-    async def _why_not(self, entry: Entry, place: str, refreshes: bool) -> str:
+    def _postpone(self) -> float:
+        """Seconds after which a server is looked at for which there is no room.
+
+        What is postponed comes again and again, and must not take the time of the store from what is listed.
+        """
+        now = self._reactor.seconds()
+        while self._postponed and self._postponed[0] <= now:
+            self._postponed.popleft()
+        seconds = max(POSTPONED_FOR, len(self._postponed) / POSTPONED_RATE)
+        # by chance: those that came together would come back together, and keep a newcomer waiting
+        seconds *= self._random.uniform(0.5, 1.5)
+        self._postponed.append(now + seconds)
+        return seconds
+
+    async def _why_not(self, entry: Entry, place: str, refreshes: bool, listed: bool = False) -> str:
         """Why a server is not there; empty: it is.
 
         :raises Postponed: it cannot be looked at now.
@@ -255,7 +295,7 @@ class Looks:
             return "its address is not one that is looked at for who posted it" if candidates else "no such host"
         why = ""
         for one in numbers[:2]:
-            why = await self._ask(_Way(str(one), port, place), entry, refreshes)
+            why = await self._ask(_Way(str(one), port, place, listed), entry, refreshes)
             if not why:
                 if number is None:
                     self._names.led_to_a_server(host, [one])
@@ -267,7 +307,7 @@ class Looks:
         target = way.number, way.port, entry.static
         now = self._reactor.seconds()
         proved = self._proved.get(target)
-        known = proved is not None
+        known = proved is not None or way.listed
         if not refreshes and proved is not None and now - proved < PROVED_FOR:
             return await self._once((way.number, way.port, ""), way, known, lambda: self._try(way, None))
         why = await self._once(target, way, known, lambda: self._prove(way, entry))
@@ -301,29 +341,32 @@ class Looks:
         self._pending[target] = []
         found: str | None = None
         try:
-            found = await self._in_turn(way, known, ask)
+            found = await self._in_turn(way, ask)
         finally:
             for shared in self._pending.pop(target):
                 shared.callback(found)
         remember(self._results, target, (now, found), MAX_REMEMBERED)
         return found
 
-    async def _in_turn(self, way: _Way, known: bool, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
-        """Few at a time, and few of them for who posts from one place; what is known has places of its own."""
-        own = known or block_of(way.number) == way.place
-        turns = self._turns.setdefault(way.place, DeferredSemaphore(AT_ONCE_OF_PLACE))
-        await turns.acquire()
+    def _queue(self, way: _Way) -> FairQueue:
+        """Where a server waits for its turn."""
+        if way.listed:
+            return self._listed
+        if self._silences.owes(way.place, self._reactor.seconds()):
+            return self._silent
+        return self._own if block_of(way.number) == way.place else self._others
+
+    async def _in_turn(self, way: _Way, ask: Callable[[], Coroutine[Any, Any, str]]) -> str:
+        """Few at a time; of who posts from one place, and from the blocks around it, fewer."""
+        queue = self._queue(way)
         try:
-            semaphore = self._own_turn if own else self._turn
-            await semaphore.acquire()
-            try:
-                return await ask()
-            finally:
-                semaphore.release()
+            await queue.acquire(way.place)
+        except Crowded:
+            raise Postponed("too many servers are waiting to be looked at") from None
+        try:
+            return await ask()
         finally:
-            turns.release()
-            if turns.tokens == AT_ONCE_OF_PLACE and not turns.waiting:
-                self._turns.pop(way.place, None)
+            queue.release(way.place)
 
     async def _prove(self, way: _Way, entry: Entry) -> str:
         why = "nothing is known that it might speak"
@@ -337,8 +380,10 @@ class Looks:
         number, port = way.number, way.port
         self.looked += 1
         self._results.pop((number, port, ""), None)
+        is_short = not way.listed and self._queue(way).is_scarce
         try:
-            await self._reach(number, port, opening)
+            reaching: Deferred[Any] = maybeDeferred(self._reach, number, port, opening)
+            await reaching.addTimeout(SHORT_PATIENCE if is_short else PATIENCE, self._reactor)
         except CancelledError:
             if self._stopped:
                 raise
@@ -348,6 +393,8 @@ class Looks:
         except Exception as error:  # whatever a connection can die of: it is not there
             _log.debug("{host}:{port} is not there: {error!r}", host=number, port=port, error=error)
             why = f"{number}:{port}: {str(error) or type(error).__name__}"
+            if isinstance(error, TimeoutError | ConnectTimeout):
+                self._silences.charge(way.place, 1.0, self._reactor.seconds())
             if isinstance(error, ConnectError):
                 remember(self._results, (number, port, ""), (self._reactor.seconds(), why), MAX_REMEMBERED)
             return why

@@ -16,20 +16,23 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorPluggableNameResolver, IReactorTime, IResolutionReceiver
 from zope.interface import implementer
 
-from dmsg.base.tables import remember, uncount
+from dmsg.base.tables import remember
 from dmsg.net.addresses import Address, block_of, is_public, literal
+from dmsg.net.blocks import BlockCounts, blocks_of
 
 PORTS, PORTS_OF_PLACE = 16, 4
 """Ports of one address that are looked at in a window, in all, and for who posts from one place: nobody has discovery
-look for open ones."""
+look for open ones.  For who posts from the blocks around a place: half of all."""
 PROOFS, PROOFS_OF_PLACE = 32, 8
-"""Looks at one address in a window, in all, and for who posts from one place."""
+"""Looks at one address in a window, in all, and for who posts from one place, with blocks around each as there; at
+servers in the blocks around an address as many times as much as the factor of the block."""
 OWN_LOOKS = 16
 """Looks in a window at servers that are posted from that very address."""
 OF_HOST = 32
-"""Servers that may be listed at one public address, or block."""
+"""Servers that may be listed at one public address; in the blocks around it as many times as many as their factor."""
 RESOLVING, RESOLVING_OF_PLACE = 8, 2
-"""Names that are resolved at a time, in all, and for who posts from one place: each keeps a thread until it is over."""
+"""Names that are resolved at a time, in all, and for who posts from one place (from a block around it: half of all):
+each keeps a thread until it is over."""
 NAME_TIMEOUT = 3.0
 """Seconds for a name."""
 MAX_REMEMBERED = 10_000
@@ -44,6 +47,8 @@ class Postponed(Exception):
 class _Window:
     since: float
     own: int = 0
+    total: int = 0
+    every: set[int] = Factory(set)
     looks: Counter[str] = Factory(Counter)
     ports: dict[str, set[int]] = Factory(dict)
 
@@ -67,25 +72,36 @@ class Allowance:
         """
         if known:  # of these there are few at one address: OF_HOST
             return
-        block = block_of(number)
-        window = self._windows.get(block)
-        if window is None or now - window.since >= self._seconds:
-            window = _Window(now)
-        remember(self._windows, block, window, MAX_REMEMBERED)
-        if place == block and window.own < OWN_LOOKS:
+        windows = [(self._window(name, now), factor) for name, factor in blocks_of(number)]
+        window, _ = windows[0]
+        if place == block_of(number) and window.own < OWN_LOOKS:
             window.own += 1
             return
-        ports = window.ports.setdefault(place, set())
-        every = set[int]().union(*window.ports.values())
-        if (
-            window.looks[place] >= PROOFS_OF_PLACE
-            or window.looks.total() >= PROOFS
-            or (port not in ports and len(ports) >= PORTS_OF_PLACE)
-            or (port not in every and len(every) >= PORTS)
+        places = blocks_of(place)
+        of_place = [
+            (PROOFS_OF_PLACE, PORTS_OF_PLACE) if one.factor == 1 else (PROOFS // 2, PORTS // 2) for one in places
+        ]
+        if any(one.total >= PROOFS * factor for one, factor in windows) or (
+            port not in window.every and len(window.every) >= PORTS
         ):
             raise Postponed("too many servers are said to be at its address")
-        ports.add(port)
-        window.looks[place] += 1
+        for (name, _), (looks, ports) in zip(places, of_place, strict=True):
+            asked = window.ports.get(name, set())
+            if window.looks[name] >= looks or (port not in asked and len(asked) >= ports):
+                raise Postponed("too many servers are said to be at its address")
+        window.every.add(port)
+        for name, _ in places:
+            window.ports.setdefault(name, set()).add(port)
+            window.looks[name] += 1
+        for one, _ in windows:
+            one.total += 1
+
+    def _window(self, name: str, now: float) -> _Window:
+        window = self._windows.get(name)
+        if window is None or now - window.since >= self._seconds:
+            window = _Window(now)
+        remember(self._windows, name, window, MAX_REMEMBERED)
+        return window
 
 
 class Names:
@@ -93,7 +109,8 @@ class Names:
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
-        self._resolving: Counter[str] = Counter()
+        self._resolving = BlockCounts()
+        self._running = 0
         self._good: OrderedDict[str, list[Address]] = OrderedDict()
 
     def led_to_a_server(self, host: str, addresses: list[Address]) -> None:
@@ -105,17 +122,19 @@ class Names:
 
         :raises Postponed: there is no room for another, or it takes long.
         """
-        if self._resolving.total() >= RESOLVING or self._resolving[place] >= RESOLVING_OF_PLACE:
+        if self._running >= RESOLVING or self._resolving.crowded(place, RESOLVING_OF_PLACE, RESOLVING // 2):
             known = self._good.get(host)
             if known is None:
                 raise Postponed("too many names are resolved")
             return known
         found: list[str] = []
         done: Deferred[None] = Deferred()
-        self._resolving[place] += 1
+        self._resolving.add(place)
+        self._running += 1
 
         def over() -> None:
-            uncount(self._resolving, place)
+            self._resolving.remove(place)
+            self._running -= 1
 
         @implementer(IResolutionReceiver)
         class Receiver:
@@ -158,10 +177,13 @@ class Hosts:
         """Whether a server that has proved its key there is not one too many; it is counted then."""
         if not is_public(number):
             return True
-        block = block_of(number)
-        there = {one: at for one, at in self._at.get(block, {}).items() if now - at < self._seconds}
-        room = static in there or len(there) < OF_HOST
+        blocks = blocks_of(number)
+        room = True
+        for name, factor in blocks:
+            there = {one: at for one, at in self._at.get(name, {}).items() if now - at < self._seconds}
+            remember(self._at, name, there, MAX_REMEMBERED)
+            room = room and (static in there or len(there) < OF_HOST * factor)
         if room:
-            there[static] = now
-        remember(self._at, block, there, MAX_REMEMBERED)
+            for name, _ in blocks:
+                self._at[name][static] = now
         return room

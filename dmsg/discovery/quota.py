@@ -7,13 +7,13 @@ restart is learned again.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 
-from dmsg.base.tables import uncount
-from dmsg.net.addresses import block_of, is_public
+from dmsg.net.addresses import is_public
+from dmsg.net.blocks import BlockCounts, blocks_of
 
 OF_POSTER = 32
-"""Servers whose entries come from one public address, or block."""
+"""Servers whose entries come from one public address; of the blocks around it as many times as many as their factor."""
 REMEMBERED = 16_384
 """Servers that are remembered; the one that posted longest ago is forgotten."""
 FORGOTTEN_AFTER = 3600.0
@@ -25,7 +25,7 @@ class ServerQuota:
 
     def __init__(self) -> None:
         self._servers: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        self._counts: Counter[str] = Counter()
+        self._counts = BlockCounts()
 
     def refusal(self, static: str, poster: str, now: float) -> str | None:
         """Why a server is one too many; None: it is not.
@@ -35,9 +35,10 @@ class ServerQuota:
         """
         self._forget(now)
         block = _counted_as(poster)
-        if block is None or self._counts[block] < OF_POSTER or self._servers.get(static, ("",))[0] == block:
+        if block is None or self._servers.get(static, ("",))[0] == block:
             return None
-        return f"too many servers from {block}"
+        crowded = self._counts.crowded(block, OF_POSTER)
+        return f"too many servers from {crowded}" if crowded else None
 
     def count(self, static: str, poster: str, now: float) -> None:
         """Its entry was taken: only now, or anybody could say it again in its place and have it counted as his."""
@@ -47,7 +48,7 @@ class ServerQuota:
         block = _counted_as(poster)
         if block is not None:
             self._servers[static] = block, now
-            self._counts[block] += 1
+            self._counts.add(block)
         self._forget(now)
 
     def _forget(self, now: float) -> None:
@@ -60,9 +61,9 @@ class ServerQuota:
 
     def _uncount(self, server: tuple[str, float]) -> None:
         block, _ = server
-        uncount(self._counts, block)
+        self._counts.remove(block)
 
 
 def _counted_as(poster: str) -> str | None:
     """The block of a public address; None: nobody is counted."""
-    return block_of(poster) if is_public(poster) else None
+    return blocks_of(poster)[0].name if is_public(poster) else None

@@ -108,12 +108,16 @@ class BlockCounts:
         """How many times as much as one address ``host`` or a block around it has: the largest number by its factor."""
         return max(self._counts[name] / factor for name, factor in blocks_of(host))
 
-    def crowded(self, host: str, most: float) -> str:
+    def crowded(self, host: str, most: float, wide: float | None = None) -> str:
         """The narrowest block of ``host`` that has its limit; empty: each may have more.
 
         :param most: limit of one address.
+        :param wide: limit of each block around it; by default ``most`` times its factor.
         """
-        return next((name for name, factor in blocks_of(host) if self._counts[name] >= most * factor), "")
+        for name, factor in blocks_of(host):
+            if self._counts[name] >= (most * factor if wide is None or factor == 1 else wide):
+                return name
+        return ""
 
     def heaviest(self, block: str = "") -> str:
         """The narrow block that has most, of the block that has most for its width; empty: nobody has any.

@@ -17,9 +17,13 @@ from dmsg.discovery.entry import Entry, ServerMeta
 from dmsg.discovery.looks import (
     AT_ONCE,
     AT_ONCE_OF_PLACE,
+    AT_ONCE_OF_WIDE,
+    AT_ONCE_SILENT,
     LONGEST_REFRESHING,
     LOOK_EVERY,
+    POSTPONED_FOR,
     PROVED_FOR,
+    SOON,
     TRIES,
     UNLISTED_AFTER,
     Looks,
@@ -242,20 +246,14 @@ class LooksTests(SynchronousTestCase):
 
     def test_one_place_has_few_at_a_time(self) -> None:
         """Servers that take connections and say nothing keep nobody else waiting."""
-        waiting: list[tuple[str, int]] = []
-
-        def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
-            if host.startswith("8.8.8."):
-                waiting.append((host, port))
-                return Deferred()
-            return self.reach(host, port, opening)
-
-        self.looks._reach = reach
+        silent = self.silence("8.8.8.")
         for number in range(200):
             self.post(server(number, f"8.8.8.{number}:1"))
         self.post(server(300, "8.8.4.4:1"), place="2.2.2.2")
+        self.clock.pump([SOON] * 20)
+        self.assertEqual((len(silent), self.listed()), (AT_ONCE_OF_PLACE, 1))
         self.advance(60.0)
-        self.assertEqual((len(waiting), self.listed()), (AT_ONCE_OF_PLACE, 1))
+        self.assertLessEqual(len(silent), AT_ONCE_OF_PLACE)
 
     def test_a_look_that_is_over_when_the_server_has_moved(self) -> None:
         """It says nothing of where it is now."""
@@ -287,19 +285,78 @@ class LooksTests(SynchronousTestCase):
     def test_few_at_a_time(self) -> None:
         self.patch(looks_module, "IN_ROUND", 300)
         for number in range(500):
-            self.post(server(number, f"8.8.{number // 200}.{number % 200}:1"), place=f"1.1.1.{number % 50}")
-        under_way: list[Deferred[Any]] = []
+            self.post(server(number, f"8.8.{number // 200}.{number % 200}:1"), place=f"1.{number % 50}.1.1")
+        silent = self.silence("8.8.")
+        self.clock.pump([SOON] * 20)
+        self.assertEqual(len(silent), AT_ONCE)
+        self.assertEqual(len(self.looks._under_way), 300)
+        silent[0].callback(None)
+        self.assertEqual(len(silent), AT_ONCE)
+        self.assertEqual(self.listed(), 1)
+
+    def test_a_crowd_of_silent_servers(self) -> None:
+        """Some thousand entries from /64s of one /55, as somebody posted them: servers that take connections and say
+        nothing.  A new one is listed at once, one of 2019 that was listed stays so."""
+        old = server(5000, "9.9.9.9:1")
+        self.post(old, place="9.9.9.8")
+        self.clock.advance(0.1)
+        self.assertEqual(self.listed(), 1)
+        silent = self.silence("2600:1:")
+        for number in range(1040):
+            block = 0x200 + number % 260
+            self.post(server(number, f"[2600:1:0:{block:x}::{number:x}]:1"), place=f"2600:1:0:{block:x}::/64")
+        self.clock.pump([SOON] * 200)
+        longest = 0.0
+        for number in range(5):
+            self.post(server(6000 + number, f"8.8.{number}.8:1"), place=f"8.9.{number}.8")
+            came = self.clock.seconds()
+            while self.listed() < 2 + number:
+                self.clock.advance(SOON)
+                self.assertLess(self.clock.seconds() - came, 10.0)
+            longest = max(longest, self.clock.seconds() - came)
+            self.clock.pump([SOON] * 200)
+        self.assertLess(longest, 1.0)
+        self.assertIn(old.to_json(), self.successResultOf(self.store.quiet(100, self.clock.seconds() - TTL)))
+        self.assertLessEqual(len(silent), AT_ONCE_OF_WIDE + AT_ONCE_SILENT)
+
+    def test_neighbours_of_silent_servers_are_looked_at_too(self) -> None:
+        """Later: their /48 has only some of the places, and they wait behind the others of it in turn."""
+        self.silence("2600:1:0:2")
+        for number in range(250):
+            self.post(server(number, f"[2600:1:0:{0x200 + number:x}::1]:1"), place=f"2600:1:0:{0x200 + number:x}::/64")
+        self.clock.pump([SOON] * 400)
+        self.post(server(1000, "[2600:1:0:9000::1]:1"), place="2600:1:0:9000::/64")
+        for _ in range(60):
+            self.clock.advance(1.0)
+        self.assertEqual(self.listed(), 1)
+
+    def test_what_is_postponed_does_not_take_all_rounds(self) -> None:
+        """Entries for which there is no room come back, and the more of them there are the later."""
+        delays = [self.looks._postpone() for _ in range(60_000)]
+        self.assertGreater(sum(delays[-100:]) / 100, 150.0)
+        self.assertLess(sum(delays[:100]) / 100, 1.5 * POSTPONED_FOR)
+        self.clock.advance(400.0)
+        self.assertLess(self.looks._postpone(), 1.5 * POSTPONED_FOR + 1)
+
+    def silence(self, prefix: str) -> list[Deferred[Any]]:
+        """Servers there take connections and say nothing.  :returns: connections to them that are open."""
+        silent: list[Deferred[Any]] = []
 
         def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
-            under_way.append(Deferred())
-            return under_way[-1]
+            if not host.startswith(prefix):
+                return self.reach(host, port, opening)
+            connection: Deferred[Any] = Deferred()
+            silent.append(connection)
+
+            def over(result: Any) -> Any:
+                silent.remove(connection)
+                return result
+
+            connection.addBoth(over)
+            return connection
 
         self.looks._reach = reach
-        self.advance(60.0)
-        self.assertEqual(len(under_way), AT_ONCE)
-        self.assertEqual(len(self.looks._under_way), 300)
-        under_way[0].callback(None)
-        self.assertEqual(len(under_way), AT_ONCE + 1)
+        return silent
 
     def test_one_that_says_nothing_keeps_nobody_waiting(self) -> None:
         def reach(host: str, port: int, opening: Any) -> Deferred[Any]:
@@ -401,7 +458,7 @@ class NamesTests(SynchronousTestCase):
         addresses = self.successResultOf(first)
         self.names.led_to_a_server("honest.example", addresses)
         for number in range(manners.RESOLVING):
-            self.assertNoResult(self.resolve(f"{number}.slow", f"1.1.1.{number}"))
+            self.assertNoResult(self.resolve(f"{number}.slow", f"1.1.{number}.1"))
         self.assertEqual(self.successResultOf(self.resolve("honest.example", "2.2.2.2")), addresses)
         self.failureResultOf(self.resolve("other.example", "2.2.2.2"), Postponed)
 

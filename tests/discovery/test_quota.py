@@ -34,6 +34,13 @@ class QuotaTests(SynchronousTestCase):
             self.assertIsNone(self.post(number, f"2a00:1450:4001:81b::{number:x}"))
         self.assertIsNotNone(self.post(99, "2a00:1450:4001:81b:ffff::1"))
 
+    def test_of_the_blocks_around_it(self) -> None:
+        """A stranger with a /48 had 65536 times as many."""
+        taken = [self.post(number, f"2a00:1450:4001:{number % 1024:x}::1") for number in range(1025)]
+        self.assertEqual(taken.count(None), 8 * OF_POSTER)
+        self.assertEqual(taken[-1], "too many servers from 2a00:1450:4001::/48")
+        self.assertIsNone(self.post(2000, "2a00:1450:4002::1"))
+
     def test_what_the_store_does_not_take_changes_nothing(self) -> None:
         """Anybody can post somebody's public entry again."""
         for number in range(OF_POSTER):
@@ -68,7 +75,7 @@ class QuotaTests(SynchronousTestCase):
             self.post(number, f"8.8.8.{poster}", now)
             servers = self.quota._servers
             self.assertLessEqual(len(servers), 5)
-            self.assertEqual(sum(self.quota._counts.values()), len(servers))
-            for name, count in self.quota._counts.items():
+            self.assertEqual(sum(count for _, count in self.quota._counts.narrow()), len(servers))
+            for name, count in self.quota._counts.narrow():
                 self.assertEqual(count, sum(name == block for block, _ in servers.values()))
                 self.assertLessEqual(count, 2)

@@ -284,7 +284,7 @@ class StoreMixin:
         await self.store.post(one, 10.0, Terms(refreshes=False, checked=False))
         self.assertEqual(await self.store.quiet(10, 0.0), [])
         await self.store.seen(one.static, "h:1", 12.0, 100.0)
-        self.assertEqual(await self.store.due(10, 100.0, 100.0), [Due(one.to_json(), "", False)])
+        self.assertEqual(await self.store.due(10, 100.0, 100.0), [Due(one.to_json(), "", False, True)])
         self.assertEqual(await self.store.quiet(10, 12.0), [one.to_json()])
         self.assertEqual(await self.store.available(10, 0.0), [])
         await self.store.seen(one.static, "h:1", None, 100.0, listed=False)
@@ -452,7 +452,8 @@ class SQLiteStoreTests(StoreMixin, TestCase):
         self.assertEqual(await store.available(10, 7.0), [new.to_json()])
         self.assertEqual(await store.quiet(10, 7.0), [old.to_json()])
         self.assertEqual(
-            set(await store.due(10, 8.0, 9.0)), {Due(old.to_json(), "", False), Due(new.to_json(), "", True)}
+            set(await store.due(10, 8.0, 9.0)),
+            {Due(old.to_json(), "", False, True), Due(new.to_json(), "", True, True)},
         )
         self.assertEqual(await store.counts(), {"server": 2})
         size = len(old.to_json()) + len(new.to_json()) + 2 * OVERHEAD

@@ -68,11 +68,13 @@ class Due(NamedTuple):
     :ivar json: its entry.
     :ivar place: who posted it.
     :ivar refreshes: see :class:`Terms`.
+    :ivar listed: it was there at the last look, or the ones before that; of others nobody knows anything yet.
     """
 
     json: bytes
     place: str
     refreshes: bool
+    listed: bool = False
 
 
 class IEntryStore(Interface):

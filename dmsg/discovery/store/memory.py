@@ -157,7 +157,7 @@ class MemoryStore:
         for static in found:
             self._looks.put(static, next_look)
         kept = [self._kept[static] for static in found]
-        return succeed([Due(one.json or b"", one.place, one.refreshes) for one in kept])
+        return succeed([Due(one.json or b"", one.place, one.refreshes, one.checked) for one in kept])
 
     def seen(
         self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True

@@ -226,6 +226,7 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIM
   found[#found + 1] = redis.call('HGET', name, 'json') or ''
   found[#found + 1] = redis.call('HGET', name, 'place') or ''
   found[#found + 1] = redis.call('HGET', name, 'refreshes') or ''
+  found[#found + 1] = redis.call('HGET', name, 'checked') or ''
 end
 return found
 """
@@ -407,11 +408,13 @@ class RedisStore:
         return self._run(_LISTED, ["servers", "entry:"], [repr(since), *statics]).addCallback(_whole)
 
     def due(self, most: int, now: float, next_look: float) -> Deferred[list[Due]]:
-        def triples(found: list[bytes]) -> list[Due]:
-            rows = zip(found[::3], found[1::3], found[2::3], strict=True)
-            return [Due(body, place.decode(), refreshes == b"1") for body, place, refreshes in rows]
+        def rows_of(found: list[bytes]) -> list[Due]:
+            rows = zip(found[::4], found[1::4], found[2::4], found[3::4], strict=True)
+            return [
+                Due(body, place.decode(), refreshes == b"1", listed == b"1") for body, place, refreshes, listed in rows
+            ]
 
-        return self._run(_DUE, ["looks"], [repr(now), str(most), repr(next_look)]).addCallback(triples)
+        return self._run(_DUE, ["looks"], [repr(now), str(most), repr(next_look)]).addCallback(rows_of)
 
     def seen(
         self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True

@@ -269,7 +269,7 @@ class SQLiteStore:
         try:
             with transaction(self._db):
                 rows = self._db.execute(
-                    "SELECT static, json, place, quiet FROM entries WHERE listable AND look_at <= ? "
+                    "SELECT static, json, place, quiet, checked FROM entries WHERE listable AND look_at <= ? "
                     "ORDER BY look_at LIMIT ?",
                     (now, most),
                 ).fetchall()
@@ -277,7 +277,7 @@ class SQLiteStore:
                     self._db.execute("UPDATE entries SET look_at = ? WHERE static = ?", (next_look, static))
         except sqlite3.Error:
             return fail()
-        return succeed([Due(body, place, not quiet) for _, body, place, quiet in rows])
+        return succeed([Due(body, place, not quiet, bool(checked)) for _, body, place, quiet, checked in rows])
 
     def seen(
         self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True

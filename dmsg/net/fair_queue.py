@@ -1,0 +1,148 @@
+"""A queue for work that strangers cause: each block of addresses has its turn, however much others wait for.
+
+So many pieces of work go on at a time.  When there are more, the next turn goes
+to the widest block that has waited longest for one, in it to the narrower block
+that has, and there to the oldest piece of work.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Union
+
+from twisted.internet.defer import Deferred
+
+from dmsg.net.blocks import BlockCounts, blocks_of
+
+_Waiters = deque[Deferred[None]]
+_Level = OrderedDict[str, Union["_Level", _Waiters]]
+
+
+class Crowded(Exception):
+    """The block has as much waiting as it may have, or others had to have the room."""
+
+
+class FairQueue:
+    """Turns for work of blocks of addresses.
+
+    :param most: pieces of work at a time; of these one narrow block has at most ``most_of_one``, and a block around it
+        ``most_of_wide``.
+    :param waiting: pieces that wait; of these one narrow block has at most ``waiting_of_one``, and blocks around it as
+        many times as much as their factor.
+    """
+
+    def __init__(self, most: int, most_of_one: int, most_of_wide: int, waiting: int, waiting_of_one: int) -> None:
+        self._most = most
+        self._most_of_one, self._most_of_wide = most_of_one, most_of_wide
+        self._most_waiting, self._waiting_of_one = waiting, waiting_of_one
+        self._running = BlockCounts()
+        self._waiting = BlockCounts()
+        self._levels: _Level = OrderedDict()
+        self.running = 0
+        self.waiting = 0
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether somebody has to wait."""
+        return self.waiting > 0
+
+    def acquire(self, host: str) -> Deferred[None]:
+        """Fire when it is the turn of ``host``; :meth:`release` has to follow.
+
+        Fails with :class:`Crowded`.  May be cancelled while it waits.
+        """
+        turn: Deferred[None] = Deferred(lambda cancelled: self._forget(host, cancelled))
+        if self.running < self._most and self._may_run(host):
+            self._start(host)
+            turn.callback(None)
+            return turn
+        if self._waiting.crowded(host, self._waiting_of_one):
+            turn.errback(Crowded())
+            return turn
+        if self.waiting >= self._most_waiting and not self._make_room(host):
+            turn.errback(Crowded())
+            return turn
+        level = self._levels
+        *wide, narrow = _path(host)
+        for name in wide:
+            below = level.setdefault(name, OrderedDict())
+            assert isinstance(below, OrderedDict)
+            level = below
+        waiters = level.setdefault(narrow, deque())
+        assert isinstance(waiters, deque)
+        waiters.append(turn)
+        self._waiting.add(host)
+        self.waiting += 1
+        return turn
+
+    def release(self, host: str) -> None:
+        """The work of ``host`` is done."""
+        self._running.remove(host)
+        self.running -= 1
+        while self.running < self._most and (found := self._next(self._levels)) is not None:
+            name, turn = found
+            self._waiting.remove(name)
+            self.waiting -= 1
+            self._start(name)
+            turn.callback(None)
+
+    def _may_run(self, host: str) -> bool:
+        return not self._running.crowded(host, self._most_of_one, self._most_of_wide)
+
+    def _start(self, host: str) -> None:
+        self._running.add(host)
+        self.running += 1
+
+    def _next(self, level: _Level) -> tuple[str, Deferred[None]] | None:
+        """Take the next piece of work out of a level whose block may have another one."""
+        for name, below in level.items():
+            if not self._may_run(name):
+                continue
+            found = (name, below.popleft()) if isinstance(below, deque) else self._next(below)
+            if found is not None:
+                level.move_to_end(name)
+                if not below:
+                    del level[name]
+                return found
+        return None
+
+    def _make_room(self, host: str) -> bool:
+        """Let the newest piece of work go of the block that has most waiting; False: ``host`` is of that block."""
+        heaviest = self._waiting.heaviest()
+        if self._waiting.load(heaviest) <= self._waiting.load(host) + 1:
+            return False
+        *wide, narrow = _path(heaviest)
+        level = self._levels
+        for name in wide:
+            below = level[name]
+            assert isinstance(below, OrderedDict)
+            level = below
+        waiters = level[narrow]
+        assert isinstance(waiters, deque)
+        newest = waiters[-1]
+        self._forget(heaviest, newest)
+        newest.errback(Crowded())
+        return True
+
+    def _forget(self, host: str, turn: Deferred[None]) -> None:
+        levels = [self._levels]
+        *wide, narrow = _path(host)
+        for name in wide:
+            below = levels[-1].get(name)
+            if not isinstance(below, OrderedDict):
+                return
+            levels.append(below)
+        waiters = levels[-1].get(narrow)
+        if not isinstance(waiters, deque) or turn not in waiters:
+            return
+        waiters.remove(turn)
+        self._waiting.remove(host)
+        self.waiting -= 1
+        for name, level in zip((narrow, *reversed(wide)), reversed(levels), strict=True):
+            if not level[name]:
+                del level[name]
+
+
+def _path(host: str) -> tuple[str, ...]:
+    """The blocks of ``host``, the widest first."""
+    return tuple(block.name for block in reversed(blocks_of(host)))
