@@ -508,6 +508,22 @@ class LimitTests(MemoryFederationCase):
             self.one.switch.limited.count(twin)
         self.assertLessEqual(len(self.one.switch.limited.of_twin), limited.MAX_LIMITED + 1)
 
+    @asynchronous
+    async def test_the_last_line(self) -> None:
+        """A relay that is stopped says what it has refused since the last one."""
+        self.one = await self.named_relay(limit=(3, 10**6))
+        self.twin("A", self.one.domain), self.twin("B", self.one.domain)
+        a, b = await self.raw("A", self.one), await self.raw("B", self.one)
+        said: list[str] = []
+        self.patch(limited, "_log", _Lines(said))
+        for _ in range(5):
+            a.send(a.envelope(b.session), self.now())
+        await self.until(lambda: self.one.switch.limited.of_twin)
+        await self.pause(0.3)
+        self.assertEqual(said, [])
+        await self.one.stopService()
+        self.assertEqual(len(said), 1)
+
 
 class _Lines:
     """In place of a logger."""
