@@ -1,6 +1,7 @@
 """All scenes."""
 
 from benchmarks.siege.bus import BusScene
+from benchmarks.siege.checks import ChecksScene
 from benchmarks.siege.client import ClientScene
 from benchmarks.siege.discovery import DiscoveryScene
 from benchmarks.siege.messaging import MessagingScene
@@ -17,5 +18,6 @@ SCENES: dict[str, type[Scene]] = {
     "messaging": MessagingScene,
     "bus": BusScene,
     "discovery": DiscoveryScene,
+    "checks": ChecksScene,
 }
 """By what the table calls them."""
