@@ -3,6 +3,7 @@
 from benchmarks.siege.bus import BusScene
 from benchmarks.siege.checks import ChecksScene
 from benchmarks.siege.client import ClientScene
+from benchmarks.siege.codes import CodesScene
 from benchmarks.siege.discovery import DiscoveryScene
 from benchmarks.siege.messaging import MessagingScene
 from benchmarks.siege.places import PlacesScene
@@ -19,5 +20,6 @@ SCENES: dict[str, type[Scene]] = {
     "bus": BusScene,
     "discovery": DiscoveryScene,
     "checks": ChecksScene,
+    "codes": CodesScene,
 }
 """By what the table calls them."""
