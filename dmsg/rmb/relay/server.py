@@ -46,7 +46,7 @@ PART = 4
 """Of the limit of memory: so much for messages to other relays, and as much for those that are not whole."""
 TAKES_NOTHING = "the queue takes nothing"
 """What ``/health`` says while the queue cannot be written, as on a full disk."""
-CONFIRM_WAIT = 2.0
+CLOSE_WAIT = 2.0
 """Seconds that stopping waits for sessions to confirm what was sent to them; their queues have what they do not."""
 LOOK_EVERY = 0.02
 """Seconds between looks whether they have."""
@@ -248,7 +248,7 @@ class RmbRelay(ListeningService):
 
     async def _confirmed(self, switch: Switch) -> None:
         """Wait until sessions have confirmed what was sent to them: what they did not would come a second time."""
-        until = self._reactor.seconds() + CONFIRM_WAIT
+        until = self._reactor.seconds() + CLOSE_WAIT
         for session in switch.sessions.values():
             session.delivery.ping_behind()
         while self._reactor.seconds() < until:
