@@ -105,13 +105,14 @@ def seconds(value: str) -> float:
 def descriptors() -> int:
     """How many connections this process may have, after raising the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
+    endless = resource.RLIM_INFINITY  # which is a negative number
+    if soft != endless and (soft < hard or hard == endless):
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
         except (ValueError, OSError):
             pass
-    return 2**31 if soft == resource.RLIM_INFINITY else max(1, soft - DESCRIPTOR_RESERVE)
+    return 2**31 if soft == endless else max(1, soft - DESCRIPTOR_RESERVE)
 
 
 def _as_json(event: LogEvent) -> str:
