@@ -26,7 +26,7 @@ help:
 	@echo "make operate-long  an agent that is killed, every alert (Prometheus), pages in Chromium, codes between machines, a clock that is set"
 	@echo "make container the image of contrib/container, on a Debian made here, and what runs in it (root, buildah, debootstrap)"
 	@echo "make rmb-long  the bus: 10,000 messages over sixty kills; the official TypeScript client (node)"
-	@echo "make siege     all entities under attack, and what others feel of it (nine minutes; SIEGE='--seconds=4 --scene=relay' for less)"
+	@echo "make siege     all entities under attack, and what others feel of it (twelve minutes; SIEGE='--seconds=4 --scene=relay' for less)"
 	@echo "make mutate    what part of seeded mutants the tests notice (FILES='dmsg/rmb/envelope/wire.py' SAMPLE=60)"
 	@echo "make soak      a network under load and faults for SECONDS=600"
 	@echo "make lab       random walks over faults for SECONDS=600, and streams in network namespaces (root)"

@@ -20,6 +20,8 @@ MEMORY_SLACK = 24 << 20
 """Bytes that may be left besides, because an allocator keeps some of its arenas."""
 SETTLE = 20.0
 """Seconds after the attack within which the memory has to be given back."""
+GOES_ON = 2.0
+"""Seconds after the end of an attack within which the entity has to be done with what it left."""
 CHEAP = 0.75
 """Cores by which an entity may work more than its enemy."""
 DEARER = 2.0
@@ -56,6 +58,7 @@ class Measured:
     :ivar connects: seconds that newcomers took who got in.
     :ivar refused: number of newcomers who did not get in.
     :ivar shut_out: whether an innocent address was still refused when the attack had ended.
+    :ivar went_on: seconds for which the entity still worked when its enemy had left.
     :ivar memory: resident bytes of the entity before the attack, at most, and after it.
     :ivar entity_load: cores that the entity used.
     :ivar entity_waited: part of the time for which the entity could have run and had no core.
@@ -68,6 +71,7 @@ class Measured:
     connects: list[float] = field(default_factory=list)
     refused: int = 0
     shut_out: bool = False
+    went_on: float = 0.0
     memory: tuple[int, int, int] = (0, 0, 0)
     entity_load: float = 0.0
     entity_waited: float = 0.0
@@ -110,6 +114,8 @@ def faults_of(
         faults.append("newcomers wait")
     if measured.shut_out:
         faults.append("the innocent stay shut out")
+    if measured.went_on > GOES_ON:
+        faults.append("goes on when its enemy has left")
     if not bounds.is_given_back(measured.memory[0], measured.memory[2]):
         faults.append("memory stays")
     dear = measured.entity_load > measured.enemy_load + CHEAP and not is_anchor

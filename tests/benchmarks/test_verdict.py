@@ -51,6 +51,10 @@ class VerdictTests(SynchronousTestCase):
     def test_who_is_refused_after_the_attack(self) -> None:
         self.assertEqual(self.faults(shut_out=True), ["the innocent stay shut out"])
 
+    def test_who_still_works_when_the_enemy_has_left(self) -> None:
+        self.assertEqual(self.faults(went_on=2.0), [])
+        self.assertEqual(self.faults(went_on=2.25), ["goes on when its enemy has left"])
+
     def test_memory_that_is_not_given_back(self) -> None:
         self.assertEqual(self.faults(memory=(100 << 20, 900 << 20, 145 << 20)), ["memory stays"])
         strict = Bounds(memory_slack=0)
