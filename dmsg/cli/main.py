@@ -72,7 +72,7 @@ class _Lazy(Group):
 
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
-@click.version_option(package_name="dmsg", prog_name="dmsg", message="%(prog)s %(version)s")
+@click.version_option(None, "--version", "-V", package_name="dmsg", prog_name="dmsg", message="%(prog)s %(version)s")
 @click.option(
     "--json", "as_json", is_flag=True, help="Results as JSON, one object a line; every command has this, too."
 )

@@ -14,6 +14,7 @@ import click
 
 from dmsg.cli import output
 from dmsg.cli.config import ConfigError, check_tables, defaults_of, read_config, use_names
+from dmsg.cli.habits import arguments_instead, instead_of
 from dmsg.errors import DmsgError
 
 NETWORK = frozenset(
@@ -66,7 +67,7 @@ def _common() -> list[click.Option]:
         click.Option(["--json"], callback=_set_json, help="Results as JSON, one object a line.", **flag),
         click.Option(["--quiet", "-q"], callback=_set_quiet, help="No progress and no notices.", **flag),
         click.Option(["--verbose", "-v"], callback=_set_verbose, help="Log to standard error.", **flag),
-        click.Option(["--version"], callback=_show_version, help="Show the version and end.", **flag),
+        click.Option(["--version", "-V"], callback=_show_version, help="Show the version and end.", **flag),
     ]
 
 
@@ -86,7 +87,13 @@ class Command(click.Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         extra.setdefault("default_map", self._defaults(info_name, args, parent))
-        return super().make_context(info_name, args, parent, **extra)
+        given = list(args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            if parent is None or parent.parent is not None:
+                raise
+            raise _with_advice(error, arguments_instead(info_name or "", given)) from None
 
     def _defaults(self, name: str | None, args: list[str], parent: click.Context | None) -> dict[str, Any]:
         """What the configuration file says of this command."""
@@ -122,6 +129,13 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
+def _with_advice(error: click.UsageError, line: str | None) -> click.UsageError:
+    """Return the error with what to type instead, where that is known."""
+    if line is None:
+        return error
+    return click.UsageError(f"{error.format_message().rstrip('.')}; say: {line}", error.ctx)
+
+
 class Group(click.Group):
     """Its commands are :class:`Command`; one that does something alone has their options, too."""
 
@@ -133,6 +147,20 @@ class Group(click.Group):
         if self.invoke_without_command:
             taken = {name for param in self.params for name in param.opts}
             self.params += [option for option in _common() if not taken & set(option.opts)]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "help" and self.get_command(ctx, "help") is None:
+            if len(args) == 1:
+                click.echo(ctx.get_help(), color=ctx.color)
+                ctx.exit()
+            args = [args[1], *args[2:], "--help"]
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            line = instead_of(args[0], ctx.command_path, self.list_commands(ctx))
+            raise _with_advice(error, line) from None
 
 
 class OneLineGroup(Group):
