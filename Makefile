@@ -165,7 +165,7 @@ spark-long: $(VENV)/.spark-connect
 operate-long: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp \
 		tests.cli.long_services tests.contrib.long_alerts tests.pages.long_browser tests.testing.long_codes \
-		tests.docs.long_pictures tests.net.long_clock
+		tests.docs.long_pictures tests.net.long_clock tests.net.long_sites
 
 container: $(VENV)/.test
 	$(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.contrib.long_container

@@ -132,7 +132,7 @@ class _Soak:
             sent = bytearray()
             acknowledged = 0
             try:
-                protocol: Any = await client.connect(other.public_key, Factory.forProtocol(Protocol), 10)
+                protocol: Any = await client.connect(other.public_key, Factory.forProtocol(Protocol), timeout=10)
                 await protocol.transport.send(name, 10)
                 for _ in range(self._rng.randrange(1, 60)):
                     data = self._rng.randbytes(self._rng.randrange(1, 50_000))

@@ -1,7 +1,8 @@
 """dmsg: two programs talk when all they know of each other is a public key.
 
 What all families share: keys, errors, streams and their endpoints, discovery,
-who is admitted, events.  A family's own names are in :mod:`dmsg.v2019`,
+who is admitted, events; and :class:`Client`, that of today's network, which is
+:class:`dmsg.v2019.Client`.  A family's other names are in :mod:`dmsg.v2019`,
 :mod:`dmsg.messaging` and :mod:`dmsg.rmb`, a lab for tests in
 :mod:`dmsg.testing`.  Every other module is private and may move.
 """
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from dmsg.lazily import public
 from dmsg.moved import install
 
-__all__, __getattr__ = public(
+__all__, __getattr__, __dir__ = public(
     __name__,
     {
         "dmsg.keys": "PubKey SecKey Signature load_or_create_key read_key_file write_key_file",
@@ -27,6 +28,7 @@ __all__, __getattr__ = public(
         "dmsg.net.streams.address": "DmsgAddress StreamLost StreamTimeout",
         "dmsg.net.streams.stream": "StreamTransport",
         "dmsg.net.streams.endpoints": "DmsgClientEndpoint DmsgServerEndpoint",
+        "dmsg.clients.http": "DmsgEndpointFactory",
         "dmsg.clients.names": "Names UnknownName",
         "dmsg.clients.choice": "ServerChoice",
         "dmsg.servers.settings": "ServerSettings",
@@ -41,12 +43,14 @@ __all__, __getattr__ = public(
         "dmsg.telemetry.service": "TelemetrySettings",
         "dmsg.collector.service": "Collector",
         "dmsg.collector.sender": "SpoolSender",
+        "dmsg.v2019.client": "Client",
     },
 )
 
 if TYPE_CHECKING:
     from dmsg.base.memory import Memory as Memory
     from dmsg.clients.choice import ServerChoice as ServerChoice
+    from dmsg.clients.http import DmsgEndpointFactory as DmsgEndpointFactory
     from dmsg.clients.names import Names as Names, UnknownName as UnknownName
     from dmsg.collector.sender import SpoolSender as SpoolSender
     from dmsg.collector.service import Collector as Collector
@@ -107,5 +111,6 @@ if TYPE_CHECKING:
     )
     from dmsg.servers.settings import ServerSettings as ServerSettings
     from dmsg.telemetry.service import TelemetrySettings as TelemetrySettings
+    from dmsg.v2019.client import Client as Client
 
 install()

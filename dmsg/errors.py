@@ -59,12 +59,12 @@ _CLOSE_TEXTS = {
     CloseReason.NO_SUCH_TRANSPORT: "no such transport",
     CloseReason.PEER_DISCONNECTED: "connection to the server was lost",
     CloseReason.QUEUE_FULL: "the remote reads too slowly",
-    CloseReason.TOO_MANY_TRANSPORTS: "too many transports",
+    CloseReason.TOO_MANY_TRANSPORTS: "too many streams of this key are open",
     CloseReason.SHUTTING_DOWN: "the server is shutting down",
     CloseReason.REFUSED: "nobody listens there",
     CloseReason.BAD_FRAME: "malformed frame",
     CloseReason.TIMEOUT: "took too long",
-    CloseReason.ABORTED: "aborted",
+    CloseReason.ABORTED: "the remote ended it early",
     CloseReason.BUFFER_FULL: "more was sent than the receiver holds",
     CloseReason.ENCRYPTION_REQUIRED: "the remote takes only secure transports",
     CloseReason.NOT_AUTHENTIC: "a frame was changed on its way",
@@ -73,7 +73,7 @@ _CLOSE_TEXTS = {
     CloseReason.HASH_MISMATCH: "the remote received something else than was sent",
     CloseReason.NO_SUCH_STREAM: "the remote does not know the stream that was to be resumed",
     CloseReason.RATE_LIMITED: "too many requests",
-    CloseReason.NOT_ADMITTED: "this key is not admitted",
+    CloseReason.NOT_ADMITTED: "the server does not admit this key",
     CloseReason.MOVED: "the stream goes on over another transport",
     CloseReason.STALLED: "nothing was taken for too long",
     CloseReason.FULL: "the server is full",
@@ -88,6 +88,14 @@ _CLOSE_TEXTS = {
 def close_reason_text(reason: int) -> str:
     """What a close reason says to a person, or ``reason N`` for an unlisted one."""
     return _CLOSE_TEXTS.get(reason) or f"reason {reason}"  # type: ignore[call-overload]
+
+
+NOBODY_LISTENS = "nobody listens at"
+
+
+def not_listening(address: str) -> str:
+    """What CLOSE with ``REFUSED`` says to a person: a listener for other keys looks the same from here."""
+    return f"{NOBODY_LISTENS} {address}, or not for this key"
 
 
 def as_close_reason(reason: int) -> int:
@@ -235,13 +243,18 @@ class SendBufferFull(LocalProtocolError):
 class ConnectFailed(NobodyThere):
     """No server of the remote could carry a transport to it.
 
-    :ivar attempts: what was tried and why it failed, in order.
+    :ivar attempts: the servers that were tried and why each failed, in order.
+    :ivar key: 66 hexadecimal characters of the remote's public key, if it is known here.
     """
 
-    def __init__(self, text: str, attempts: tuple[tuple[str, str], ...] = ()) -> None:
-        tried = "; ".join(f"{server}: {why}" for server, why in attempts)
+    def __init__(self, text: str, attempts: tuple[tuple[str, str], ...] = (), key: str = "") -> None:
+        if attempts and all(why == text for _, why in attempts):
+            tried = f"asked through server {', '.join(server for server, _ in attempts)}"
+        else:
+            tried = "; ".join(f"through server {server}: {why}" for server, why in attempts)
         super().__init__(f"{text} ({tried})" if tried else text)
         self.attempts = attempts
+        self.key = key
 
 
 class ConnectTimeout(ConnectFailed, DmsgTimeout):

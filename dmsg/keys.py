@@ -2,7 +2,8 @@
 
 Lengths: :class:`PubKey` 33 bytes (compressed point), :class:`SecKey` 32 bytes
 (big endian), :class:`Signature` 65 bytes ``r(32) || s(32) || recid(1)``, all
-as Skycoin's ``cipher`` package writes them.  Text is lower-case hexadecimal.
+as Skycoin's ``cipher`` package writes them.  On the wire, in JSON and in files they are lower-case hexadecimal; people
+see public keys in :attr:`PubKey.text`, and may write either.
 
 A value of these types is always valid: the constructors raise
 :class:`~dmsg.errors.KeyFormatError` for everything else, which includes keys
@@ -11,6 +12,8 @@ that make the 2019 reference panic (x >= p) and the null key.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 import os
 import stat
@@ -26,6 +29,8 @@ from dmsg.directories import UnsafeDirectory, make_directory
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 
 PUBKEY_SIZE = 33
+PUBKEY_TEXT_SIZE = 53
+"""Characters of a public key in base32: it fits into a label of DNS, which has 63 at most."""
 SECKEY_SIZE = 32
 SIGNATURE_SIZE = 65
 KEY_FILE_MODE = 0o600
@@ -82,6 +87,33 @@ class PubKey(bytes):
     def from_hex(cls, text: str) -> PubKey:
         """:param text: 66 hexadecimal characters of either case."""
         return cls(_from_hex(text, PUBKEY_SIZE, "public key"))
+
+    @classmethod
+    def from_text(cls, text: str) -> PubKey:
+        """Return the key that a person wrote.
+
+        :param text: 53 characters of base32 (:attr:`text`) or 66 of hexadecimal, of either case.
+        :raises KeyFormatError: neither; a key has only one form in base32.
+        """
+        if len(text) != PUBKEY_TEXT_SIZE:
+            if len(text) != PUBKEY_SIZE * 2:
+                sizes = f"{PUBKEY_TEXT_SIZE} characters, or {PUBKEY_SIZE * 2} in hexadecimal"
+                raise KeyFormatError(f"a public key has {sizes}, not {len(text)}")
+            return cls.from_hex(text)
+        try:
+            data = base64.b32decode(text.upper() + "===")
+        except (binascii.Error, ValueError):
+            raise KeyFormatError("public key is not base32") from None
+        key = cls(data)
+        # the last character holds a bit more than the key has
+        if key.text != text.lower():
+            raise KeyFormatError("public key is not base32 as it is written for keys")
+        return key
+
+    @property
+    def text(self) -> str:
+        """The key for people and as a host name: 53 lower-case characters of base32 (RFC 4648) without padding."""
+        return base64.b32encode(self).decode("ascii").rstrip("=").lower()
 
     def verify(self, payload: bytes, signature: Signature) -> None:
         """Check a signature over SHA-256 of ``payload``.

@@ -6,13 +6,14 @@ start late, and workers of Spark, which need one module of it, would need all.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
 
-def public(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """``__all__`` and ``__getattr__`` of a package.
+def public(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package; a shell completes what the last one lists.
 
     :param modules: of each module, its public names, separated by spaces.
     """
@@ -23,4 +24,7 @@ def public(package: str, modules: Mapping[str, str]) -> tuple[list[str], Callabl
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(where[name]), name)
 
-    return sorted(where), find
+    def names() -> list[str]:
+        return sorted({*where, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
+
+    return sorted(where), find, names

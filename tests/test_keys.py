@@ -71,6 +71,32 @@ class VectorTests(SynchronousTestCase):
             else:
                 self.assertRaises(KeyFormatError, PubKey.from_hex, case["text"])
 
+    def test_one_short_form_for_people_and_hosts(self) -> None:
+        """It fits into a label of DNS, and either form is read back, of either case."""
+        for _ in range(50):
+            key = SecKey.generate().public
+            self.assertRegex(key.text, r"\A[a-z2-7]{53}\Z")
+            for text in (key.text, key.text.upper(), str(key), str(key).upper()):
+                self.assertEqual(PubKey.from_text(text), key)
+
+    def test_text_that_is_no_key(self) -> None:
+        key = SecKey.from_seed(b"text").public
+        last = key.text[-1]
+        twin = "abcdefghijklmnopqrstuvwxyz234567"["abcdefghijklmnopqrstuvwxyz234567".index(last) ^ 1]
+        wrong = {
+            "": "53 characters, or 66 in hexadecimal, not 0",
+            key.text[:-1]: "not 52",
+            key.text + "=": "not 54",
+            key.text[:-1] + twin: "not base32 as it is written for keys",  # the bit that the key does not have
+            key.text[:-1] + "1": "not base32",
+            key.text[:-1] + "\u00e9": "not base32",
+            "7" * 53: "not a point",
+            "g" * 66: "not hexadecimal",
+        }
+        for text, why in wrong.items():
+            with self.assertRaisesRegex(KeyFormatError, why):
+                PubKey.from_text(text)
+
     def test_signatures_verify(self) -> None:
         for case in self.vectors["signatures"]["cases"]:
             signature = Signature.from_hex(case["sig"])
@@ -142,7 +168,7 @@ class KeyTests(SynchronousTestCase):
 
     @given(st.text(max_size=140))
     def test_random_text_is_a_key_or_a_named_error(self, text: str) -> None:
-        for make in (PubKey.from_hex, SecKey.from_hex, Signature.from_hex):
+        for make in (PubKey.from_hex, PubKey.from_text, SecKey.from_hex, Signature.from_hex):
             try:
                 make(text)
             except KeyFormatError:

@@ -20,7 +20,7 @@ from benchmarks.siege.peer import Peer
 from benchmarks.siege.programs import DMSG, Program
 from benchmarks.siege.scene import NEWCOMER_TIMEOUT, ready, until
 from benchmarks.wire import Connection
-from dmsg.cli.files.http import DmsgEndpointFactory
+from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.client import Client
 from dmsg.v2019.core.wire import REQUEST, encode_frame
@@ -63,7 +63,7 @@ def _listing(seconds: float, host: str, port: str, server: str, victim: str, url
     async def act(clients: list[Client]) -> None:
         pool = HTTPConnectionPool(reactor)
         pool.maxPersistentPerHost = 4
-        agent: Any = Agent.usingEndpointFactory(reactor, DmsgEndpointFactory(clients[0], 10.0), pool)
+        agent: Any = Agent.usingEndpointFactory(reactor, DmsgEndpointFactory(clients[0]), pool)
 
         def get() -> Any:
             got = agent.request(b"GET", f"http://{victim}/many/".encode())
@@ -81,7 +81,7 @@ class ServeScene(Peer):
 
     attacks = {
         "100 keys that knock": _keys(100, 10, 1000.0),
-        "1,000 keys that knock": _keys(1000, 100, 1000.0),
+        "1,000 keys that knock": _keys(1000, 100, 2000.0),
         "listing of 20,000 files": _listing,
     }
     prepared = frozenset(attacks)

@@ -18,7 +18,7 @@ from twisted.web.client import Agent, HTTPConnectionPool, readBody
 from dmsg.apps.codes.pake import Role
 from dmsg.apps.codes.stream import PORT, CodeEnd, CodeFactory
 from dmsg.apps.codes.words import Code
-from dmsg.cli.files.http import DmsgEndpointFactory
+from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.client import Client
@@ -41,7 +41,8 @@ class Visits:
         self._discovery = discovery
         self._client = self._new_client()
         pool = HTTPConnectionPool(reactor)
-        self._agent = Agent.usingEndpointFactory(reactor, DmsgEndpointFactory(self._client, CONNECT_TIMEOUT), pool)
+        endpoints = DmsgEndpointFactory(self._client, timeout=CONNECT_TIMEOUT)
+        self._agent = Agent.usingEndpointFactory(reactor, endpoints, pool)
         self._probe: Any = None
 
     def _new_client(self) -> Client:
@@ -59,7 +60,7 @@ class Visits:
     async def probe(self, key: str) -> None:
         """Make a round trip to a peer, over a stream that is kept open."""
         if self._probe is None:
-            protocol: Any = await self._client.probe(PubKey.from_hex(key), None, CONNECT_TIMEOUT)
+            protocol: Any = await self._client.probe(PubKey.from_hex(key), timeout=CONNECT_TIMEOUT)
             self._probe = protocol.transport
         try:
             await self._probe.send(b"").addTimeout(CONNECT_TIMEOUT, reactor)
@@ -81,7 +82,7 @@ class Visits:
             await taker.when_online()
             end = CodeEnd(reactor, Role.RECEIVER, code)
             factory = Factory.forProtocol(lambda: end)
-            await taker.connect(await taker.find_nameplate(code.nameplate), factory, CONNECT_TIMEOUT, port=PORT)
+            await taker.connect(await taker.find_nameplate(code.nameplate), factory, PORT, timeout=CONNECT_TIMEOUT)
             await end.agreed
             with suppress(DmsgError):
                 await nameplate.release()

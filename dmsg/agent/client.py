@@ -91,14 +91,14 @@ class AgentClient:
         self,
         remote: PubKey | DmsgAddress,
         factory: IProtocolFactory,
-        timeout: float = CONNECT_TIMEOUT,
-        *,
         port: int = 0,
+        *,
+        timeout: float = CONNECT_TIMEOUT,
         via: PubKey | None = None,
         resumable: bool = True,
     ) -> Deferred[IProtocol]:
         """As :meth:`dmsg.v2019.client.Client.connect`; an agent that is away is waited for as long as that."""
-        address = remote if isinstance(remote, DmsgAddress) else DmsgAddress(remote, port)
+        address = DmsgAddress.of(remote, port)
         request: dict[str, Any] = {
             "do": "connect",
             "to": str(address.public_key),

@@ -326,7 +326,7 @@ class ProgramConnection(Protocol):
             factory = Factory.forProtocol(lambda: bridge)
             factory.noisy = False
             await self._agent.client.connect(
-                address, factory, timeout, via=server, resumable=bool(request.get("resumable", True))
+                address, factory, timeout=timeout, via=server, resumable=bool(request.get("resumable", True))
             )
 
         self._begin(work, stays=True)

@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import Any
 
 from dmsg import errors
+from dmsg.base.printable import shortened
 from dmsg.errors import (
     ConnectFailed,
     ConnectTimeout,
@@ -194,7 +195,7 @@ _ERRORS: tuple[type[DmsgError], ...] = (
 def error_line(error: BaseException) -> dict[str, Any]:
     """An answer that says that it failed, so that the program raises what the agent met."""
     name = next((kind.__name__ for kind in _ERRORS if isinstance(error, kind)), "DmsgError")
-    told: dict[str, Any] = {"error": name, "text": " ".join(str(error).split())[:1000] or type(error).__name__}
+    told: dict[str, Any] = {"error": name, "text": shortened(str(error)) or type(error).__name__}
     for field in ("key", "reason", "status"):
         value = getattr(error, field, None)
         if isinstance(value, str | int):
@@ -209,7 +210,7 @@ def raise_error(answer: dict[str, Any]) -> None:
     """
     if "error" not in answer:
         return
-    text = str(answer.get("text", ""))[:1000]
+    text = shortened(str(answer.get("text", "")))
     kind = getattr(errors, str(answer["error"]), None)
     if kind is EntryNotFound:
         raise EntryNotFound(text, str(answer.get("key", "")))

@@ -156,7 +156,7 @@ class Delta:
                 raise LakeError(f"version {version} of {self.uri} is gone, or the whole of it") from None
             return None
         except DeltaError as error:
-            raise LakeError(f"{self.uri} cannot be read: {str(error).splitlines()[0][:200]}") from None
+            raise LakeError(f"{self.uri} cannot be read: {str(error).splitlines()[0]}") from None
         protocol = table.protocol()
         if protocol.min_reader_version > READER_VERSION:
             raise LakeError(f"{self.uri} was changed by a program that needs version {protocol.min_reader_version}")
@@ -296,7 +296,7 @@ class Delta:
         except CommitFailedError:
             raise self._overtaken() from None
         except DeltaError as error:
-            raise LakeError(f"{self.uri} cannot be made: {str(error).splitlines()[0][:200]}") from None
+            raise LakeError(f"{self.uri} cannot be made: {str(error).splitlines()[0]}") from None
 
     def _widen(self, table: DeltaTable) -> None:
         """Columns that this version of the program has and the one that made the table had not."""
@@ -368,7 +368,7 @@ class Delta:
                 removed += table.vacuum(left_behind, post_commithook_properties=QUIET, full=True, **how)
             table.cleanup_metadata()
         except DeltaError as error:
-            raise LakeError(f"{self.uri} cannot be made smaller: {str(error).splitlines()[0][:200]}") from None
+            raise LakeError(f"{self.uri} cannot be made smaller: {str(error).splitlines()[0]}") from None
         return len(set(removed))
 
     def forget(self, before: str) -> None:

@@ -122,7 +122,7 @@ def stream(
 
 
 def _reason(error: BaseException | None) -> str:
-    return "it was stopped" if error is None else str(error).splitlines()[0][:300]
+    return "it was stopped" if error is None else str(error).splitlines()[0]
 
 
 def write_report(out: str, target: Path, at: datetime | None = None) -> None:

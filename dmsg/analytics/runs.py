@@ -229,7 +229,7 @@ class Runs:
     def _not_made(self, error: DeltaError) -> LakeError:
         if DeltaTable.is_deltatable(self._uri):
             return self._busy()  # somebody else was quicker
-        return LakeError(f"there can be no tables in {self._root}: {str(error).splitlines()[0][:200]}")
+        return LakeError(f"there can be no tables in {self._root}: {str(error).splitlines()[0]}")
 
     def _busy(self, more: str = "") -> Busy:
         return Busy(f"another run writes to {self._root}{more}")

@@ -148,7 +148,7 @@ def make_session(
     except (PySparkException, RuntimeError, OSError) as error:
         raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
     except Exception as error:  # py4j's errors, and those of grpc
-        raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0][:300]}") from None
+        raise SparkFailed(f"Spark does not start: {str(error).splitlines()[0]}") from None
     if not connect:
         session.sparkContext.setLogLevel("FATAL")
         # each column that is made asks Java for these by their short names: else all of Spark's archives are searched

@@ -11,6 +11,7 @@ from typing import Any
 
 from dmsg.apps.sources import SourceChanged
 from dmsg.apps.transfer import Refused, TransferError
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
 
 PIECE_LIMIT = 256 * 1024
 """Bytes of a piece."""
@@ -27,8 +28,8 @@ def error_of(message: dict[str, Any], before: str) -> TransferError:
 
     :param before: what stands before the reason if the source is not it.
     """
-    text = str(message["error"])[:400]
-    return SourceChanged(text) if message.get("changed") is True else Refused(f"{before}: {text[:200]}")
+    text = shortened(str(message["error"]), MAX_WORDS_OF_STRANGERS)
+    return SourceChanged(text) if message.get("changed") is True else Refused(f"{before}: {text}")
 
 
 class PieceReader:

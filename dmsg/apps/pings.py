@@ -18,7 +18,7 @@ class Probing(Interface):
     """A client, as far as it measures."""
 
     def probe(
-        self, remote: PubKey, port: int | None = None, timeout: float = ..., *, via: PubKey | None = None
+        self, remote: PubKey, port: int | None = None, *, timeout: float = ..., via: PubKey | None = None
     ) -> Deferred[IProtocol]:
         """A stream of which no program of the remote hears."""
 
@@ -26,9 +26,9 @@ class Probing(Interface):
         self,
         remote: PubKey,
         factory: IProtocolFactory,
-        timeout: float = ...,
-        *,
         port: int = 0,
+        *,
+        timeout: float = ...,
         via: PubKey | None = None,
     ) -> Deferred[IProtocol]:
         """A stream to a program of the remote."""
@@ -47,10 +47,10 @@ async def open_probe(
     :param seen: told why, where the peer's program sees it, because the peer cannot do better.
     """
     try:
-        protocol: Any = await client.probe(key, port, timeout, via=via)
+        protocol: Any = await client.probe(key, port, timeout=timeout, via=via)
     except PingUnavailable as error:
         seen(f"{error}: its program sees this one")
-        protocol = await client.connect(key, Factory.forProtocol(Protocol), timeout, port=port or 0, via=via)
+        protocol = await client.connect(key, Factory.forProtocol(Protocol), port or 0, timeout=timeout, via=via)
     return protocol.transport
 
 

@@ -24,6 +24,7 @@ from twisted.internet.protocol import Protocol
 from twisted.protocols.basic import FileSender
 from twisted.python.failure import Failure
 
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
 from dmsg.errors import DmsgError, Unwanted
 from dmsg.filelock import is_at
 
@@ -159,8 +160,6 @@ class SendFile(Protocol):
 
     def _all_sent(self, last: bytes) -> None:
         assert self.transport is not None
-        if self._error is None and self._file.was_written_to():  # which the receiver could not be told
-            self._error = TransferError(f"{self._path.name} was written to while it was sent")
         if self._error is not None:
             self._fail(Failure(self._error))
             return
@@ -176,14 +175,16 @@ class SendFile(Protocol):
             if answer is None:
                 return
             if answer.get("ok") is not True:
-                raise Refused(f"refused by the receiver: {str(answer.get('error', 'no reason'))[:200]}")
+                why = shortened(str(answer.get("error", "no reason")), MAX_WORDS_OF_STRANGERS)
+                raise Refused(f"refused by the receiver: {why}")
         except TransferError:
             self._fail(Failure())
             return
         assert self.transport is not None
         seconds = time.monotonic() - self._started
         if not self.done.called:
-            self.done.callback(Transferred(self._path.name, self.size, seconds, self._hash.hexdigest()))
+            changed = self._file.was_written_to()
+            self.done.callback(Transferred(self._path.name, self.size, seconds, self._hash.hexdigest(), changed))
         self.transport.loseConnection()
 
     def _fail(self, failure: Failure) -> None:

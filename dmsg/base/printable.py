@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+MAX_ERROR = 1000
+"""Characters of an error that is repeated in another one: with its advice, which is the end of it."""
+MAX_WORDS_OF_STRANGERS = 300
+"""Characters of what a peer or a server says in its own words."""
 _USERINFO = re.compile(r"://[^/?#\s]*@")
 UNPRINTABLE = "\ufffd"
 """What stands for a character that a terminal might act upon."""
@@ -22,3 +26,15 @@ def printable(text: str, keep: str = "") -> str:
 def without_userinfo(text: str) -> str:
     """Return ``text`` with ``***`` in place of user and password in its URLs: what is shown or logged is no secret."""
     return _USERINFO.sub("://***@", text) if "@" in text else text
+
+
+def shortened(text: str, most: int = MAX_ERROR) -> str:
+    """Return ``text`` as one line of at most ``most`` characters, cut between two words, with dots where it is cut."""
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    kept = line[: most - 3]
+    if not line[most - 3].isspace():
+        # one word that is as long as all of it has no other place to be cut
+        kept = kept.rpartition(" ")[0] or kept
+    return kept.rstrip() + "..."

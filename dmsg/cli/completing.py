@@ -14,7 +14,9 @@ from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 
 KEY_BEGINS = 2
-"""Digits of a key from which on it is completed."""
+"""Digits of a key in hexadecimal from which on it is completed."""
+KEY_TEXT_BEGINS = 4
+"""Characters of a key's own text from which on it is completed."""
 
 
 def names(incomplete: str, after: str = "") -> list[CompletionItem]:
@@ -24,8 +26,10 @@ def names(incomplete: str, after: str = "") -> list[CompletionItem]:
         for name, key in sorted(Names().all().items()):
             if name.startswith(incomplete.lower()):
                 found.append(CompletionItem(name + after, help=key.short))
-            elif len(incomplete) >= KEY_BEGINS and str(key).startswith(incomplete.lower()):
-                found.append(CompletionItem(str(key) + after, help=name))
+            elif len(incomplete) >= KEY_BEGINS:
+                # a key's own text begins as names do
+                forms = (str(key), key.text) if len(incomplete) >= KEY_TEXT_BEGINS else (str(key),)
+                found += [CompletionItem(one + after, help=name) for one in forms if one.startswith(incomplete.lower())]
     return found
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError
 
-from dmsg.base.printable import without_userinfo
+from dmsg.base.printable import shortened, without_userinfo
 from dmsg.base.units import milliseconds
 from dmsg.cli.config import config_path, read_config
 from dmsg.cli.output import say, state, tell
+from dmsg.cli.params import WAYS_TO_A_DISCOVERY
 from dmsg.clients.names import Names
 from dmsg.discovery.entry import Entry, features
 from dmsg.discovery.lookup import Lookup
@@ -78,7 +79,7 @@ async def examine(reactor: Reactor, urls: Sequence[str], key_file: str | None, m
             Verdict.WRONG,
             "discovery",
             "no discovery is named",
-            "ask who runs your network for its URL, and say it with -d or in DMSG_DISCOVERY",
+            "; ".join(f"{what}: {line}" for what, line in WAYS_TO_A_DISCOVERY),
         )
         return all_.well
     servers: dict[str, Entry] = {}
@@ -130,7 +131,7 @@ def _key(all_: Examination, key_file: str | None) -> SecKey | None:
     except DmsgError as error:
         all_.found(Verdict.WRONG, "key", str(error), "`dmsg key new FILE` makes one, and --create where it is named")
         return None
-    all_.found(Verdict.OK, "key", f"{key_file} is the key {key.public}")
+    all_.found(Verdict.OK, "key", f"{key_file} is the key {key.public.text}")
     return key
 
 
@@ -244,7 +245,7 @@ async def _server(reactor: Reactor, all_: Examination, client: Client, entry: En
     except CancelledError:
         raise
     except Exception as error:
-        why = " ".join(str(error).split())[:200] or f"no answer within {PATIENCE:g} s"
+        why = shortened(str(error)) or f"no answer within {PATIENCE:g} s"
         advice = "others take its place; if it is yours, see its log, and whether its port is open to you"
         all_.found(Verdict.NOTE, "server", f"{name} is not reached: {why}", advice)
         return False
@@ -267,7 +268,7 @@ async def _stream(reactor: Reactor, all_: Examination, asking: Client, answering
         all_.found(
             Verdict.WRONG,
             "stream",
-            f"a stream from this machine to itself is not carried: {' '.join(str(error).split())[:200]}",
+            f"a stream from this machine to itself is not carried: {shortened(str(error))}",
             "servers are reached: `dmsg trace KEY` shows each way to somebody",
         )
         return
@@ -303,7 +304,7 @@ async def _entry(reactor: Reactor, all_: Examination, urls: Sequence[str], key: 
             except CancelledError:
                 raise
             except Exception as error:
-                why = " ".join(str(error).split())[:200]
+                why = shortened(str(error))
                 all_.found(Verdict.NOTE, "entry", f"through server {text[:8]} this key is not reached: {why}")
             else:
                 probed.transport.loseConnection()

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from dmsg.base.printable import printable, without_userinfo
-from dmsg.errors import CutShort, DmsgError, EntryNotFound, NobodyThere, Unwanted
+from dmsg.errors import ConnectFailed, CutShort, DmsgError, EntryNotFound, NobodyThere, Unwanted
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -146,7 +146,7 @@ def describe(error: BaseException | None) -> str:
 
 def fail(error: BaseException) -> NoReturn:
     """One line of what went wrong, and the status that says what kind it is; with ``--json`` an object, too."""
-    text = f"{_named(error)}{describe(error)}"
+    text = _with_name(describe(error), error)
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), EXIT_FAILED)
     fail_with(text, status, type(error).__name__)
 
@@ -159,13 +159,17 @@ def fail_with(text: str, status: int, kind: str) -> NoReturn:
     raise SystemExit(status) from None
 
 
-def _named(error: BaseException) -> str:
-    """The name by which a key is called that an error is about."""
-    if isinstance(error, EntryNotFound) and error.key:
-        from dmsg.clients.names import Names
-        from dmsg.keys import PubKey
+def _with_name(text: str, error: BaseException) -> str:
+    """What an error says, with the name of the address book in place of the key that it is about."""
+    if not isinstance(error, EntryNotFound | ConnectFailed) or not error.key:
+        return text
 
-        with suppress(DmsgError):
-            name = Names().name_of(PubKey.from_hex(error.key))
-            return f"{name}: " if name else ""
-    return ""
+    from dmsg.clients.names import Names
+    from dmsg.keys import PubKey
+
+    with suppress(DmsgError):
+        key = PubKey.from_hex(error.key)
+        name = Names().name_of(key)
+        if name is not None:
+            return text.replace(key.short, name)
+    return text

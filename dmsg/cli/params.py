@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,6 +18,7 @@ from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
 from dmsg.cli.agent.choosing import through_agent
 from dmsg.cli.completing import complete_path, names
 from dmsg.cli.loading import load
+from dmsg.cli.output import say
 from dmsg.clients.choice import MIN_SERVERS, ServerChoice
 from dmsg.clients.names import Names
 from dmsg.discovery.url import check_url
@@ -134,6 +135,18 @@ class URLType(click.ParamType[str]):
             self.fail(str(error), param, ctx)
 
 
+WAYS_TO_A_DISCOVERY = (
+    ("the one of your friends", "dmsg config set discovery URL"),
+    ("for one command", "--discovery URL, or DMSG_DISCOVERY=URL"),
+    ("your own", "twistd -n dmsg-discovery --listen tcp:9090"),
+)
+"""How somebody who has no discovery gets one."""
+NO_DISCOVERY = (
+    "no discovery is named. A discovery is the service that knows\n"
+    "through which servers a key is reached; who wants to meet, names the same one:\n"
+    + "\n".join(f"  {what + ':':<25}{line}" for what, line in WAYS_TO_A_DISCOVERY)
+)
+
 PUBLIC_KEY = PublicKeyType()
 ADDRESS = AddressType()
 ANY_PORT = AddressType(0)
@@ -205,12 +218,34 @@ class ClientSettings:
         )
 
 
+class NoDiscovery(click.UsageError):
+    """No discovery is named, and nothing can be looked up without one."""
+
+    def __init__(self, ctx: click.Context | None = None) -> None:
+        super().__init__(NO_DISCOVERY, ctx)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        # the usage would stand between the person and what to do
+        say(f"dmsg: {self.message}", err=True)
+
+
+class _DiscoveryOption(click.Option):
+    """An option whose absence is explained."""
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        try:
+            return super().process_value(ctx, value)
+        except click.MissingParameter:
+            raise NoDiscovery(ctx) from None
+
+
 def make_discovery_option(*short: str, required: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``--discovery``, by a short name too."""
     return click.option(
         "--discovery",
         *short,
         "discovery",
+        cls=_DiscoveryOption,
         multiple=True,
         required=required,
         type=URLType(),
@@ -330,9 +365,7 @@ def _with_client_options(
         if agent and by_agent is not None:
             settings = through_agent(settings, able=by_agent)
         if not settings.discovery:
-            ctx = click.get_current_context()
-            missing = next(one for one in ctx.command.params if one.name == "discovery")
-            raise click.MissingParameter(ctx=ctx, param=missing)
+            raise NoDiscovery(click.get_current_context())
         if loads:
             settings.load()
         return command(settings=settings, **others)

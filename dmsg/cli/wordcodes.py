@@ -75,7 +75,7 @@ async def take_code(reactor: Reactor, client: Client, code: Code, *, verify: boo
     end = CodeEnd(reactor, Role.RECEIVER, code)
     factory = Factory.forProtocol(lambda: end)
     factory.noisy = False
-    await client.connect(peer, factory, timeout, port=PORT)
+    await client.connect(peer, factory, PORT, timeout=timeout)
     try:
         agreed: Agreed = await end.agreed
     except WrongCode:

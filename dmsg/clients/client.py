@@ -14,6 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.base.printable import shortened
 from dmsg.clients.choice import ServerChoice
 from dmsg.clients.dial import Session, SessionOpener
 from dmsg.clients.entries import Entries, delegated_servers
@@ -24,7 +25,7 @@ from dmsg.discovery.entry import Entry, features as entry_features
 from dmsg.discovery.lookup import Lookup
 from dmsg.discovery.lookups import Lookups
 from dmsg.discovery.nameplates.client import Nameplate, claim, find
-from dmsg.errors import ConnectFailed, ConnectTimeout, DiscoveryError, DmsgTimeout, WrongDiscovery
+from dmsg.errors import CloseReason, ConnectFailed, ConnectTimeout, DiscoveryError, DmsgTimeout, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
@@ -290,7 +291,8 @@ class DelegatedClient(Service):
 
         def too_late(result: Any, seconds: float) -> Any:
             if isinstance(result, Failure):
-                raise ConnectTimeout(f"{remote.short}: not connected within {seconds:g} s", tuple(attempts)) from None
+                text = f"{remote.short}: not connected within {seconds:g} s"
+                raise ConnectTimeout(text, tuple(attempts), str(remote)) from None
             return result
 
         return connecting.addTimeout(timeout, self._reactor, too_late)
@@ -305,11 +307,12 @@ class DelegatedClient(Service):
     ) -> IProtocol:
         deadline = self._reactor.seconds() + timeout
         tried: set[PubKey] = set()
+        reasons: list[object] = []
         cached = remote in self._entries
         while True:
             remote, entry = await self._entries.successor(remote)
             if entry.client is None:
-                raise ConnectFailed(f"{remote.short} is not a client")
+                raise ConnectFailed(f"{remote.short} is a server, not a client", key=str(remote))
             opening = prepare(remote, entry)
             servers = [one for one in self._servers_of(remote, entry) if one not in tried and via in (None, one)]
             for position, server in enumerate(servers):
@@ -324,11 +327,13 @@ class DelegatedClient(Service):
                 except CancelledError:
                     raise
                 except TimeoutError as error:
+                    reasons.append(CloseReason.TIMEOUT)
                     attempts.append((server.short, str(error) or f"not connected within {share:.3g} s"))
                 except Exception as error:
-                    attempts.append((server.short, " ".join(str(error).split())[:200] or type(error).__name__))
+                    reasons.append(getattr(error, "reason", None))
+                    attempts.append((server.short, shortened(str(error)) or type(error).__name__))
             if not cached:
-                raise ConnectFailed(f"{remote.short} was reached through none of its servers", tuple(attempts))
+                raise _not_reached(remote, attempts, reasons)
             # the entry was from the cache: perhaps the remote has moved
             cached = False
             self._entries.doubt(remote)
@@ -341,6 +346,19 @@ class DelegatedClient(Service):
             return False, session.leaving, session.round_trip or 0.0
 
         return sorted(delegated_servers(remote, entry), key=order)
+
+
+def _not_reached(remote: PubKey, attempts: list[tuple[str, str]], reasons: list[object]) -> ConnectFailed:
+    """What to say when no server led to the remote; where all agree, it is the remote that is named and not they."""
+    said = set(reasons)
+    if said == {CloseReason.REFUSED}:
+        text = attempts[-1][1]
+    elif said == {CloseReason.NO_SUCH_PEER}:
+        text = f"{remote.short} is away: none of the servers in its entry is connected to it"
+        attempts = [(server, text) for server, _ in attempts]
+    else:
+        text = f"{remote.short} was reached through none of its servers"
+    return ConnectFailed(text, tuple(attempts), str(remote))
 
 
 @implementer(IListeningPort)

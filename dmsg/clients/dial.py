@@ -17,6 +17,7 @@ from twisted.internet.protocol import Factory, Protocol as TwistedProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.base.printable import shortened
 from dmsg.discovery.entry import Entry
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -111,7 +112,7 @@ class _ServiceEndpoint:
             return protocol
 
         def failed(failure: Failure) -> Failure:
-            self._link.last_error = " ".join(str(failure.value).split())[:200] or type(failure.value).__name__
+            self._link.last_error = shortened(str(failure.value)) or type(failure.value).__name__
             return failure
 
         return self._endpoint.open().addCallbacks(opened, failed)

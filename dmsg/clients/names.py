@@ -11,14 +11,17 @@ import os
 import re
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from dmsg.errors import DmsgError, KeyFormatError
-from dmsg.keys import PubKey
+from dmsg.keys import PUBKEY_TEXT_SIZE, PubKey
 
 MAX_NAMES = 100_000
 MAX_NAME = 63
 """Characters of a name: it has to fit where a label of DNS does."""
+SUFFIX = ".dmsg"
+"""Domain below which programs that know nothing of dmsg find keys and names, as through ``dmsg socks``."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 
@@ -40,10 +43,14 @@ def default_path() -> Path:
 
 
 def check_name(name: str) -> str:
-    """:raises UnknownName: it cannot be a name, or looks like a key."""
+    """Return the name in lower case.  :raises UnknownName: it cannot be a name, or is a key."""
     name = name.lower()
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise UnknownName(f"{name[:80]!r} is not a name: letters, digits and hyphens, at most {MAX_NAME}")
+    if len(name) == PUBKEY_TEXT_SIZE:
+        with suppress(KeyFormatError):
+            PubKey.from_text(name)
+            raise UnknownName(f"{name} is a public key, and no name for one")
     return name
 
 
@@ -86,7 +93,7 @@ class Names:
                 continue
             try:
                 name, key = words
-                names[check_name(name)] = PubKey.from_hex(key)
+                names[check_name(name)] = PubKey.from_text(key)
             except ValueError as error:
                 why = error if isinstance(error, DmsgError) else "not NAME KEY"
                 raise UnknownName(f"{self.path}, line {number}: {why}") from None
@@ -101,14 +108,27 @@ class Names:
         :raises UnknownName: neither a key nor a known name.
         """
         try:
-            return PubKey.from_hex(text)
+            return PubKey.from_text(text)
         except KeyFormatError as error:
             if len(text) > MAX_NAME or not _NAME.fullmatch(text.lower()):
                 raise UnknownName(str(error)) from None
         key = self._read().get(text.lower())
         if key is None:
-            raise NoSuchName(f"{text!r} is neither a public key (66 hexadecimal digits) nor a name in {self.path}")
+            raise NoSuchName(
+                f"{text!r} is neither a public key ({PUBKEY_TEXT_SIZE} characters) nor a name in {self.path}"
+            )
         return key
+
+    def find_host(self, host: str) -> PubKey:
+        """Return the key that the host of a URL stands for.
+
+        :param host: a key or a name, with or without :data:`SUFFIX`; before the suffix a key in hexadecimal may be cut
+            by dots, since a label of DNS has at most 63 characters.
+        :raises UnknownName: neither a key nor a known name.
+        """
+        if host.lower().endswith(SUFFIX):
+            host = host[: -len(SUFFIX)].replace(".", "")
+        return self.find(host)
 
     def name_of(self, key: PubKey) -> str | None:
         """A name of ``key``."""

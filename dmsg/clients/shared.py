@@ -19,6 +19,7 @@ from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient
 from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 from dmsg.net.reactor import Reactor
+from dmsg.net.streams.address import DmsgAddress
 
 C = TypeVar("C", bound=DelegatedClient)
 
@@ -77,10 +78,15 @@ class LazyClient:
         self._get = get
 
     def connect(
-        self, remote: PubKey, factory: IProtocolFactory, timeout: float = CONNECT_TIMEOUT, *, port: int = 0
+        self,
+        remote: PubKey | DmsgAddress,
+        factory: IProtocolFactory,
+        port: int = 0,
+        *,
+        timeout: float = CONNECT_TIMEOUT,
     ) -> Deferred[IProtocol]:
         """As :class:`~dmsg.net.streams.endpoints.StreamOpener`."""
-        connected: Deferred[IProtocol] = self._get().connect(remote, factory, timeout, port=port)
+        connected: Deferred[IProtocol] = self._get().connect(remote, factory, port, timeout=timeout)
         return connected
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:

@@ -320,7 +320,7 @@ class SpoolSender(Service):
         factory: Factory[Sending] = Factory()
         factory.noisy = False
         factory.protocol = lambda: Sending(self._reactor.callLater)
-        stream = await client.connect(self._collector, factory, CONNECT_TIMEOUT)
+        stream = await client.connect(self._collector, factory, timeout=CONNECT_TIMEOUT)
         assert isinstance(stream, Sending) and stream.transport is not None
         self._stream = stream
         try:

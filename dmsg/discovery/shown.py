@@ -227,11 +227,13 @@ class DiscoveryShown(Shown):
         columns = ("What", "Says")
         text = self._whole(text)
         try:
-            key = PubKey.from_hex(text)
+            key = PubKey.from_text(text)
             answer = Deferred.fromCoroutine(self._api.entry_of(key.hex()))
             entry = json.loads(await answer.addTimeout(SLOW, self._clock))
         except (KeyFormatError, ValueError):
-            words = "that is no public key: 66 hexadecimal characters, or the first 8 of a server's that is shown"
+            words = (
+                "that is no public key (53 characters, 66 in hexadecimal), nor the first 8 of a server's that is shown"
+            )
             return Table("Search", columns, [], words)
         except EntryNotFound:
             return Table(f"Entry of {text[:8]}", columns, [], "there is no entry of that key")

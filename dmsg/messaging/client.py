@@ -84,9 +84,9 @@ class Client(DelegatedClient):
         self,
         remote: PubKey | DmsgAddress,
         factory: IProtocolFactory,
-        timeout: float = CONNECT_TIMEOUT,
-        *,
         port: int = 0,
+        *,
+        timeout: float = CONNECT_TIMEOUT,
         via: PubKey | None = None,
     ) -> Deferred[IProtocol]:
         """Open a channel to ``remote``; fires with the factory's connected protocol.
@@ -99,13 +99,13 @@ class Client(DelegatedClient):
         :param port: 0: channels have no ports.
         :raises ValueError: another one.
         """
-        address = remote if isinstance(remote, DmsgAddress) else DmsgAddress(remote, port)
+        address = DmsgAddress.of(remote, port)
         if address.port:
             raise ValueError("the Messaging System has no ports")
         return self._open(address.public_key, factory, timeout, via)
 
     def probe(
-        self, remote: PubKey, timeout: float = CONNECT_TIMEOUT, *, via: PubKey | None = None
+        self, remote: PubKey, *, timeout: float = CONNECT_TIMEOUT, via: PubKey | None = None
     ) -> Deferred[IProtocol]:
         """Open a channel that only measures: the remote's client answers it, below its program, which need not listen.
 

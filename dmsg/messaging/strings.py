@@ -67,7 +67,7 @@ def client_endpoint(
     :raises ValueError: not a profile, or not what ``acks`` or ``ids`` may be.
     """
     lazy = LazyClient(partial(_clients.get, reactor, discovery, key, _dialect(profile, acks, ids)))
-    return DmsgClientEndpoint(lazy, Names().find(public_key), float(timeout))
+    return DmsgClientEndpoint(lazy, Names().find(public_key), timeout=float(timeout))
 
 
 def server_endpoint(

@@ -1,6 +1,6 @@
 """Who may connect to a server: lists of keys in files, and a question over HTTP.
 
-A list has one key a line, 66 hexadecimal characters; what follows ``#`` is a
+A list has one key a line, 53 characters, or 66 in hexadecimal; what follows ``#`` is a
 comment.  With an allow list only its keys are admitted; keys of the deny list
 never are.  A list that cannot be read, or has a line that is no key, changes
 nothing and is logged: what was true before stays true.
@@ -17,6 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from dmsg.base.printable import shortened
 from dmsg.discovery.url import check_url
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
@@ -60,7 +61,7 @@ def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
         word = line.partition("#")[0].strip()
         if word:
             try:
-                keys.add(PubKey.from_hex(word))
+                keys.add(PubKey.from_text(word))
             except KeyFormatError as error:
                 raise ListError(f"{path}, line {number}: {error}") from None
     return frozenset(keys)
@@ -141,7 +142,7 @@ class Hook:
             answer = {200: True, 403: False}.get(response.code)
             problem = f"status {response.code}"
         except Exception as error:  # whatever HTTP, DNS and TCP may raise means the same here
-            problem = " ".join(str(error).split())[:200] or type(error).__name__
+            problem = shortened(str(error)) or type(error).__name__
         if answer is None:
             self.unanswered += 1
             _log.warn(

@@ -143,7 +143,7 @@ class Options(EntityOptions):
             raise UsageError("ranking and ranking-key go together")
         if self["ranking-key"] is not None:
             try:
-                self["ranking-key"] = PubKey.from_hex(self["ranking-key"])
+                self["ranking-key"] = PubKey.from_text(self["ranking-key"])
             except KeyFormatError as error:
                 raise UsageError(f"ranking-key: {error}") from None
         try:

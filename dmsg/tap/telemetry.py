@@ -61,7 +61,7 @@ def collector_address(value: str) -> DmsgAddress:
     """
     key, colon, port = value.partition(":")
     try:
-        return DmsgAddress(PubKey.from_hex(key), number(port, 1, 65535) if colon else PORT)
+        return DmsgAddress(PubKey.from_text(key), number(port, 1, 65535) if colon else PORT)
     except KeyFormatError as error:
         raise UsageError(f"telemetry-to: {error}") from None
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dmsg.lazily import public
 
-__all__, __getattr__ = public(
+__all__, __getattr__, __dir__ = public(
     __name__,
     {
         "dmsg.testing.lab": "Lab",

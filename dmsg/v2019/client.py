@@ -152,9 +152,9 @@ class Client(DelegatedClient):
         self,
         remote: PubKey | DmsgAddress,
         factory: IProtocolFactory,
-        timeout: float = CONNECT_TIMEOUT,
-        *,
         port: int = 0,
+        *,
+        timeout: float = CONNECT_TIMEOUT,
         via: PubKey | None = None,
         resumable: bool = True,
     ) -> Deferred[IProtocol]:
@@ -167,15 +167,12 @@ class Client(DelegatedClient):
         or, when the time is over, :class:`~dmsg.errors.ConnectTimeout`.
 
         :param port: whom there: 0 to 65535; an address names its own.
-        :raises ValueError: the address names another port.
+        :param timeout: seconds for the whole of it.
+        :raises TypeError: ``port`` is not an int.
+        :raises ValueError: it is not a port, or the address names another one.
         :param resumable: the stream goes on over another server when its own is lost.
         """
-        if isinstance(remote, DmsgAddress):
-            if port and port != remote.port:
-                raise ValueError(f"the address names port {remote.port}, the argument {port}")
-            address = remote
-        else:
-            address = DmsgAddress(remote, port)
+        address = DmsgAddress.of(remote, port)
 
         def prepare(remote: PubKey, entry: Entry) -> Opening:
             secure = self._agree(remote, entry, address.port)
@@ -196,11 +193,12 @@ class Client(DelegatedClient):
                 f"{address.public_key.short}: none of its servers carries secure transports; let it use a server of "
                 "dmsg too, or use --encryption off at both ends",
                 error.attempts,
+                error.key,
             ) from None
         return failure
 
     def probe(
-        self, remote: PubKey, port: int | None = None, timeout: float = CONNECT_TIMEOUT, *, via: PubKey | None = None
+        self, remote: PubKey, port: int | None = None, *, timeout: float = CONNECT_TIMEOUT, via: PubKey | None = None
     ) -> Deferred[IProtocol]:
         """Open a stream that only measures: no program of the remote sees it, and nobody has to listen.
 

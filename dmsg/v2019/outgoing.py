@@ -16,6 +16,7 @@ from dmsg.errors import (
     LocalProtocolError,
     TransportClosed,
     TransportRefused,
+    not_listening,
 )
 from dmsg.keys import PubKey
 from dmsg.net.pending import Pending
@@ -94,7 +95,8 @@ class Outgoing:
         waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
         if transport is None:
             return waiting  # type: ignore[return-value]  # it failed
-        stream = self._session.make_stream(transport, DmsgAddress(self._core.local), DmsgAddress(remote, port))
+        address = DmsgAddress(remote, port)
+        stream = self._session.make_stream(transport, DmsgAddress(self._core.local), address)
         started = self._reactor.seconds()
 
         def opened(_: Accepted) -> IProtocol:
@@ -112,6 +114,8 @@ class Outgoing:
             return protocol
 
         def refused(failure: Failure) -> Failure:
+            if isinstance(failure.value, TransportRefused) and failure.value.reason == CloseReason.REFUSED:
+                raise TransportRefused(CloseReason.REFUSED, not_listening(address.short)) from None
             return self._why_refused(failure, remote) if secure else failure
 
         return waiting.addCallbacks(opened, refused)

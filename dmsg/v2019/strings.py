@@ -30,7 +30,7 @@ def client_endpoint(
     :raises ValueError: not a port.
     """
     lazy = LazyClient(partial(shared_client, reactor, discovery, key))
-    return DmsgClientEndpoint(lazy, Names().find(public_key), float(timeout), port=parse_port(port))
+    return DmsgClientEndpoint(lazy, Names().find(public_key), parse_port(port), timeout=float(timeout))
 
 
 def server_endpoint(

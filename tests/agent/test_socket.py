@@ -195,7 +195,7 @@ class ProgramTests(AgentCase):
     async def test_errors_are_those_of_a_client(self) -> None:
         await self.up()
         factory = Factory.forProtocol(Recorder)
-        with self.assertRaisesRegex(ConnectFailed, "nobody listens there"):
+        with self.assertRaisesRegex(ConnectFailed, "nobody listens at"):
             await self.program.connect(self.peer.public_key, factory, port=99)
         stranger = SecKey.generate().public
         with self.assertRaises(EntryNotFound) as caught:
@@ -224,7 +224,7 @@ class ProgramTests(AgentCase):
         self.assertEqual(len(told["streams"]), 3)
         await maybeDeferred(port.stopListening)
         await self.until(lambda: not self.agent.services)
-        with self.assertRaisesRegex(ConnectFailed, "nobody listens there"):
+        with self.assertRaisesRegex(ConnectFailed, "nobody listens at"):
             await self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), port=80)
         self.assertEqual(self.agent.client.refused["refused"], 1)
 
@@ -300,7 +300,7 @@ class ProgramTests(AgentCase):
         accepting = Accepting()
         await self.program.listen(accepting, 80)
         opened = [
-            self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), 60, port=80)
+            self.peer.connect(self.agent.client.public_key, Factory.forProtocol(Recorder), 80, timeout=60)
             for _ in range(400)
         ]
         for one in opened:

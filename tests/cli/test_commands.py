@@ -15,7 +15,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError, safe_name
-from dmsg.keys import SecKey, read_key_file
+from dmsg.keys import PubKey, SecKey, read_key_file
 from tests.cli.json_output import check
 from tests.net.support import EntityCase
 from tests.support import KEYS, Accepting, MemoryNetwork, Recorder, asynchronous
@@ -84,8 +84,9 @@ class KeyTests(CommandCase):
         status, out, _ = await self.run_command("key", "new", "a.key")
         self.assertEqual(status, 0)
         key = read_key_file(self.directory / "a.key")
-        self.assertEqual(out.strip(), key.public.hex())
+        self.assertEqual(out.strip(), key.public.text)
         self.assertEqual(await self.run_command("key", "show", "a.key"), (0, out, ""))
+        self.assertEqual(await self.run_command("key", "show", "a.key", "--hex"), (0, f"{key.public}\n", ""))
         status, out, err = await self.run_command("key", "new", "a.key")
         self.assertEqual((status, out), (1, ""))
         self.assertIn("exists already", err)
@@ -151,7 +152,7 @@ class NetworkCommandTests(CommandCase):
         receiving = self.start(
             "receive", "--dir", "inbox", "--once", "--min-servers", "1", "-k", "bob.key", "--create", DMSG_DISCOVERY=url
         )
-        key = (await self.said(receiving, r"receiving at ([0-9a-f]{66})"))[1]
+        key = (await self.said(receiving, r"receiving at ([a-z2-7]{53})"))[1]
         status, out, _ = await self.run_command("send", "photo.jpg", key, "--min-servers", "1", DMSG_DISCOVERY=url)
         self.assertEqual(status, 0)
         self.assertEqual(await receiving.ended, 0)
@@ -160,7 +161,7 @@ class NetworkCommandTests(CommandCase):
         for text in (out, receiving.out.decode()):
             self.assertIn(hashlib.sha256(content).hexdigest(), text)
             self.assertIn("3.0 MB", text)
-        self.assertEqual(read_key_file(self.directory / "bob.key").public.hex(), key)
+        self.assertEqual(read_key_file(self.directory / "bob.key").public.text, key)
 
     @asynchronous
     async def test_a_file_that_is_there_is_not_replaced(self) -> None:
@@ -169,7 +170,7 @@ class NetworkCommandTests(CommandCase):
         (self.directory / "inbox").mkdir()
         (self.directory / "inbox" / "file").write_text("old")
         receiving = self.start("receive", "--dir", "inbox", "--once", "--min-servers", "1", DMSG_DISCOVERY=url)
-        key = (await self.said(receiving, r"receiving at ([0-9a-f]{66})"))[1]
+        key = (await self.said(receiving, r"receiving at ([a-z2-7]{53})"))[1]
         status, _, err = await self.run_command("send", "file", key, "--min-servers", "1", DMSG_DISCOVERY=url)
         self.assertEqual(status, 1)
         self.assertIn("exists already", err)
@@ -180,7 +181,7 @@ class NetworkCommandTests(CommandCase):
     async def test_listen_and_connect(self) -> None:
         url = await self.network()
         listening = self.start("listen", "-w", "60", "--min-servers", "1", DMSG_DISCOVERY=url)
-        key = (await self.said(listening, r"listening: ([0-9a-f]{66})"))[1]
+        key = (await self.said(listening, r"listening: ([a-z2-7]{53})"))[1]
         connecting = self.start("connect", key, "--min-servers", "1", DMSG_DISCOVERY=url)
         await self.said(connecting, "connected:")
         await self.said(listening, "connected:")
@@ -199,7 +200,7 @@ class NetworkCommandTests(CommandCase):
         """The listener is stopped in the middle: what it has not taken is not called sent."""
         url = await self.network()
         listening = self.start("listen", "-w", "60", "--min-servers", "1", DMSG_DISCOVERY=url)
-        key = (await self.said(listening, r"listening: ([0-9a-f]{66})"))[1]
+        key = (await self.said(listening, r"listening: ([a-z2-7]{53})"))[1]
         connecting = self.start("connect", key, "--min-servers", "1", DMSG_DISCOVERY=url)
         listening.transport.pauseProducing()  # type: ignore[union-attr]
         await self.said(connecting, "connected:")
@@ -219,13 +220,13 @@ class NetworkCommandTests(CommandCase):
         full = os.open("/dev/full", os.O_WRONLY)
         self.addCleanup(os.close, full)
         listening = self.start("listen", "-w", "60", "--min-servers", "1", stdout=full, DMSG_DISCOVERY=url)
-        key = (await self.said(listening, r"listening: ([0-9a-f]{66})"))[1]
+        key = (await self.said(listening, r"listening: ([a-z2-7]{53})"))[1]
         connecting = self.start("connect", key, "--min-servers", "1", DMSG_DISCOVERY=url)
         connecting.transport.write(bytes(5_000_000))  # type: ignore[union-attr]
         connecting.transport.closeStdin()  # type: ignore[union-attr]
         self.assertEqual(await gatherResults([listening.ended, connecting.ended]), [1, 1])
         self.assertIn("standard output", listening.err.decode())
-        self.assertIn("aborted", connecting.err.decode())
+        self.assertIn("the remote ended it early", connecting.err.decode())
 
     @asynchronous
     async def test_a_full_disk_at_the_very_end(self) -> None:
@@ -234,7 +235,7 @@ class NetworkCommandTests(CommandCase):
         full = os.open("/dev/full", os.O_WRONLY)
         self.addCleanup(os.close, full)
         listening = self.start("listen", "-w", "1", "--min-servers", "1", DMSG_DISCOVERY=url)
-        key = (await self.said(listening, r"listening: ([0-9a-f]{66})"))[1]
+        key = (await self.said(listening, r"listening: ([a-z2-7]{53})"))[1]
         listening.transport.write(b"hello")  # type: ignore[union-attr]
         listening.transport.closeStdin()  # type: ignore[union-attr]
         connecting = self.start("connect", key, "-w", "60", "--min-servers", "1", stdout=full, DMSG_DISCOVERY=url)
@@ -247,7 +248,7 @@ class NetworkCommandTests(CommandCase):
     async def test_ping_bench_and_discovery(self) -> None:
         url = await self.network()
         serving = self.start("bench", "--serve", "--min-servers", "1", "-k", "s.key", "--create", DMSG_DISCOVERY=url)
-        key = (await self.said(serving, r"serving at ([0-9a-f]{66})"))[1]
+        key = (await self.said(serving, r"serving at ([a-z2-7]{53})"))[1]
         status, out, _ = await self.run_command(
             "ping", key, "-c", "3", "-i", "0", "--min-servers", "1", DMSG_DISCOVERY=url
         )
@@ -259,16 +260,17 @@ class NetworkCommandTests(CommandCase):
         self.assertEqual(status, 0)
         self.assertIn("100 B", out)
         status, out, _ = await self.run_command("discovery", "list", DMSG_DISCOVERY=url)
-        self.assertRegex(out, r"[0-9a-f]{66} +127\.0\.0\.1:\d+ +\d+")
+        self.assertRegex(out, r"[a-z2-7]{53} +127\.0\.0\.1:\d+ +\d+")
         status, out, _ = await self.run_command("discovery", "show", key, DMSG_DISCOVERY=url)
-        self.assertIn(key, out)
+        self.assertIn(str(PubKey.from_text(key)), out)
         serving.transport.signalProcess("KILL")  # type: ignore[union-attr]
         await serving.ended
         status, out, _ = await self.run_command("discovery", "delete", "-k", "s.key", DMSG_DISCOVERY=url)
         self.assertEqual((status, out), (0, f"deleted the entry of {key}\n"))
         status, _, err = await self.run_command("ping", key, "--min-servers", "1", DMSG_DISCOVERY=url)
         self.assertEqual(status, 3)
-        self.assertRegex(err, rf"^dmsg: discovery {url} has no entry of {key[:8]}: is its program running.*\n$")
+        short = PubKey.from_text(key).short
+        self.assertRegex(err, rf"^dmsg: discovery {url} has no entry of {short}: is its program running.*\n$")
 
     @asynchronous
     async def test_interrupted(self) -> None:

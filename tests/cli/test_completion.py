@@ -64,6 +64,7 @@ class CompletionTests(SynchronousTestCase):
             ("dmsg cp x", ["file,x"]),
             (f"dmsg ping {str(key)[:6]}", [f"plain,{key}"]),
             (f"dmsg cp {str(key)[:6]}", [f"plain,{key}:"]),
+            (f"dmsg ping {key.text[:6]}", [f"plain,{key.text}"]),
             ("dmsg send film.mkv bo", ["plain,bob"]),
             ("dmsg send fi", ["file,fi"]),
             ("dmsg name remove b", ["plain,bob"]),

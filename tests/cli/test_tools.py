@@ -257,10 +257,6 @@ class WebTests(ToolCase):
         self.assertIn("206", out.splitlines()[0])
         status, out, _ = await curl("curl", "dmsg://alice/", **self.environment)
         self.assertIn("film", out)
-        (public / "a b").mkdir()
-        (public / "a b" / "\u00fc b.txt").write_text("as it is typed")
-        status, out, err = await curl("curl", "dmsg://alice/a b/\u00fc b.txt", **self.environment)
-        self.assertEqual((status, out), (0, "as it is typed"), err)
         for path in ("link", "../secret", "%2e%2e/secret", "nothing"):
             status, out, err = await curl("curl", "--fail", f"dmsg://alice/{path}", **self.environment)
             self.assertEqual((status, out), (22, ""), path)
@@ -724,7 +720,7 @@ class MeasureTests(ToolCase):
         self.assertEqual((status, err), (0, ""))
         status, out, err = await self.run_command("trace", "alice:7", **self.environment)
         self.assertEqual(status, 1)
-        self.assertIn("nobody listens there", err)
+        self.assertIn("nobody listens at", err)
         self.assertRegex(out, r"ms +nobody listens there *\n")
 
 
@@ -734,7 +730,7 @@ class NameTests(CommandCase):
     @asynchronous
     async def test_commands(self) -> None:
         environment = {"DMSG_NAMES": "book"}
-        one, two = SecKey.generate().public.hex(), SecKey.generate().public.hex()
+        one, two = str(SecKey.generate().public), SecKey.generate().public.text
         for arguments, status in (
             (("add", "alice", one), 0),
             (("add", "alice", one), 0),

@@ -72,5 +72,5 @@ class ImageTests(SynchronousTestCase):
         self.assertRegex(inside("dmsg", "--version"), r"^dmsg \d")
         for plugin in ("dmsg-server", "dmsg-discovery", "dmsg-collector", "rmb-relay"):
             self.assertIn("--metrics", inside("twistd", "-n", "--pidfile=", plugin, "--help"), plugin)
-        self.assertEqual(len(inside("dmsg", "key", "new", "server.key")), 66)
+        self.assertEqual(len(inside("dmsg", "key", "new", "server.key")), 53)
         self.assertEqual(inside("stat", "-c", "%a %U", "server.key"), "600 dmsg")

@@ -32,6 +32,8 @@ PORTS = "5201 6379 6380 8080 8081 9090 9091 9100 9101 9443 1080 2222".split()
 """Ports of the pages; each is another one, which is free, when the page is run."""
 FILES = {"photo.jpg": 40_000, "film.mkv": 900_000, "public/notes.txt": 300, "public/film.mkv": 700_000}
 """What a person has lying about: name and size."""
+KEY = r"a[i-p][a-z2-7]{51}|0[23][0-9a-f]{64}"
+"""A public key, in either form."""
 # what goes on until it is ended, and what it says when it is ready
 SERVING = {
     r"twistd .*dmsg-server|twistd .*dmsg-messaging-server": r"registered in discovery",
@@ -39,7 +41,7 @@ SERVING = {
     r"twistd": r"listens on|listening on",
     r"dmsg receive(?! \d)": r"receiving at (\S+)",
     r"dmsg pair \w+ (?!\d)": r"code: (\S+)",
-    r"dmsg send (?!.*\b0[23][0-9a-f]{64})": r"code: (\S+)",
+    rf"dmsg send (?!.*\b(?:{KEY}))": r"code: (\S+)",
     r"dmsg (listen|nc -l|messaging listen)": r"listening: (\S+)",
     r"dmsg (cp .*--listen|serve|expose|forward)": r"(is at|leads to)",
     r"dmsg (iperf|bench) --serve": r"(measured|serving) at (\S+)",
@@ -49,7 +51,7 @@ SERVING = {
     r"twist web": r"Starting factory|starting on",
     r"python \w+\.py &": r"\S",
 }
-_PUBLIC = re.compile(r"\b0[23][0-9a-f]{2}\.\.\.")
+_PUBLIC = re.compile(r"\b(?:0[23][0-9a-f]{2}|a[i-p][a-z2-7]{2})\.\.\.")
 _CODE = re.compile(r"\d-[a-z]+-[a-z]+")
 
 
@@ -62,9 +64,7 @@ def pattern(line: str) -> str:
     parts = []
     for word in line.split():
         if _PUBLIC.search(word):
-            parts.append(
-                re.sub(r"0\[23\]XX", r"(0[23][0-9a-f]{64}|0[23][0-9a-f]{6,})", _escape(_PUBLIC.sub("0[23]XX", word)))
-            )
+            parts.append(re.sub(r"0\[23\]XX", f"({KEY}|0[23][0-9a-f]{{6,}})", _escape(_PUBLIC.sub("0[23]XX", word))))
         elif _CODE.fullmatch(word):
             parts.append(r"(\d+-[a-z]+-[a-z]+)")
         else:

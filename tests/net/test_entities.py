@@ -330,7 +330,7 @@ class EndpointTests(EntityCase):
         try:
             await client.connect(Accepting())
         except ConnectFailed as error:
-            self.assertIn("nobody listens there", str(error))
+            self.assertIn("nobody listens at", str(error))
         else:
             self.fail("connected")
         await other.stopListening()

@@ -374,7 +374,7 @@ class ClientTests(FaultCase):
             alice._entries.forget()
             for target in (key.public, server._key.public):
                 try:
-                    await alice.connect(target, Accepting(), 5)
+                    await alice.connect(target, Accepting(), timeout=5)
                 except Exception as error:
                     self.assertIn(type(error).__name__, ("ConnectFailed",))
 

@@ -153,7 +153,7 @@ class NetworkTests(MessagingCase):
         await self.until(lambda: server._key.public not in bob.servers and bob.servers)
         await bob.when_published(PATIENCE)
         alice._entries.forget()
-        again: Any = await alice.connect(bob.public_key, Accepting(), PATIENCE)
+        again: Any = await alice.connect(bob.public_key, Accepting(), timeout=PATIENCE)
         again.transport.write(b"again")
         await self.until(lambda: again.data == b"again")
 
@@ -167,7 +167,7 @@ class NetworkTests(MessagingCase):
         stopping = server.stop_for_test()
         await self.until(lambda: server.factory.relay.draining)
         with self.assertRaises(ConnectFailed):
-            await alice.connect(bob.public_key, Accepting(), 2, via=server._key.public)
+            await alice.connect(bob.public_key, Accepting(), timeout=2, via=server._key.public)
         mine.transport.write(b"still served")
         await self.until(lambda: mine.data == b"still served")
         mine.transport.loseConnection()
@@ -221,7 +221,7 @@ class NetworkTests(MessagingCase):
         await self.until(lambda: any(peer.held for peer in relay.peers))
         queued = sum(peer.port.queued() for peer in relay.peers) + relay.congestion.total
         self.assertLess(queued, 4_000_000)
-        other: Any = await friend.connect(carol.public_key, Accepting(), 2)
+        other: Any = await friend.connect(carol.public_key, Accepting(), timeout=2)
         other.transport.write(b"to others")
         await self.until(lambda: other.data == b"to others")
         stopped.built[0].transport.resumeProducing()
@@ -308,7 +308,7 @@ class MessagingCommandTests(CommandCase, MessagingCase):
             listening = self.start(
                 "messaging", "listen", "--key-file", f"{profile.value}.key", "--create", "-w", "30", *common
             )
-            found = await self.until(lambda one=listening: re.search(rb"listening: ([0-9a-f]{66})", one.err))
+            found = await self.until(lambda one=listening: re.search(rb"listening: ([a-z2-7]{53})", one.err))
             # which does not see it
             key = found[1].decode()
             status, out, _ = await self.run_command("messaging", "ping", key, "-c", "2", "-i", "0", *common)
@@ -405,7 +405,7 @@ class OldClientTests(CommandCase, MessagingCase):
             stock = await self.stock(url, server, era)
             common = ("--discovery", url, "--min-servers", "1", "--profile", "skywire", *options)
             listening = self.start("messaging", "listen", "--key-file", f"{era}.key", "--create", "-w", "30", *common)
-            found = await self.until(lambda one=listening: re.search(rb"listening: ([0-9a-f]{66})", one.err))
+            found = await self.until(lambda one=listening: re.search(rb"listening: ([a-z2-7]{53})", one.err))
             channel = stock.dial(PubKey.from_hex(found[1].decode()))
             await self.until(lambda one=channel: one.ciphers is not None)
             channel.write(b"hello")

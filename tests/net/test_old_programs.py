@@ -70,7 +70,7 @@ class OldServerTests(EntityCase):
         bob = await self.start_client(url, encryption="prefer", min_servers=1)
         bob.listen(Accepting())
         with self.assertRaises(ConnectFailed) as caught:
-            await alice.connect(bob.public_key, Accepting(), 10)
+            await alice.connect(bob.public_key, Accepting(), timeout=10)
         text = str(caught.exception)
         self.assertIn("none of its servers carries secure transports", text)
         self.assertIn("--encryption off", text)
@@ -83,7 +83,7 @@ class OldServerTests(EntityCase):
         alice = await self.start_client(url, encryption="off", min_servers=1)
         bob = await self.start_client(url, encryption="off", min_servers=1)
         bob.listen(Accepting())
-        protocol: Any = await alice.connect(bob.public_key, Accepting(), 10)
+        protocol: Any = await alice.connect(bob.public_key, Accepting(), timeout=10)
         await protocol.transport.send(b"hello", timeout=10)
 
     @asynchronous
@@ -101,7 +101,7 @@ class OldServerTests(EntityCase):
         await self.until(
             lambda: new._key.public.hex().encode() in self.discovery._running.store._kept[bob.public_key.hex()].json
         )
-        protocol: Any = await alice.connect(bob.public_key, Accepting(), 10)
+        protocol: Any = await alice.connect(bob.public_key, Accepting(), timeout=10)
         await protocol.transport.send(b"hello", timeout=10)
         self.assertEqual(protocol.transport.server, new._key.public)
         self.assertNotEqual(old._key.public, new._key.public)

@@ -35,7 +35,7 @@ def chromium() -> str | None:
 class Browser:
     """One page in one browser."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         program = chromium()
         assert program is not None
         self._profile = tempfile.TemporaryDirectory(prefix="dmsg-browser-", ignore_cleanup_errors=True)
@@ -49,7 +49,7 @@ class Browser:
             os.dup2(second, 4)
 
         self._process = subprocess.Popen(
-            [program, *OPTIONS, f"--user-data-dir={self._profile.name}", "about:blank"],
+            [program, *OPTIONS, *options, f"--user-data-dir={self._profile.name}", "about:blank"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

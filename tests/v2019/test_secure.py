@@ -393,7 +393,7 @@ class StreamTests(SecureCase):
     def test_nobody_listens_on_that_port(self) -> None:
         error = self.failureResultOf(self.ask(8), TransportRefused).value
         self.assertEqual(error.reason, CloseReason.REFUSED)
-        self.assertIn("nobody listens there", str(error))
+        self.assertIn("nobody listens at", str(error))
 
     def test_a_clean_end_is_told_from_a_cut_one(self) -> None:
         one, two = self.open()

@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.pake import Role
 from dmsg.apps.transfer import TransferError, _message, _take_message, lost_text
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, Signature
 
@@ -69,7 +70,7 @@ class Pairing(Protocol):
 
     def _take(self, message: dict[str, Any]) -> None:
         if "error" in message:
-            raise PairingError(f"the other side: {str(message['error'])[:200]}")
+            raise PairingError(f"the other side: {shortened(str(message['error']), MAX_WORDS_OF_STRANGERS)}")
         if not self.key.called:
             self.key.callback(self._proved(message))
         elif message.get("ok") is True:

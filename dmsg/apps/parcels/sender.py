@@ -23,6 +23,7 @@ from dmsg.apps.parcels.wire import CHANGED_LIMIT, MESSAGE_FULL, Messages, encode
 from dmsg.apps.pieces import END, PIECE_LIMIT, end, piece
 from dmsg.apps.sources import SourceChanged, resized
 from dmsg.apps.transfer import Refused, TransferError
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
 
 CHUNK = 256 * 1024
 
@@ -121,7 +122,7 @@ class ParcelSender(Protocol):
 
     def _answered(self, message: dict[str, Any]) -> None:
         if message.get("take") is not True:
-            raise Refused(f"not taken: {str(message.get('why', 'no reason'))[:200]}")
+            raise Refused(f"not taken: {shortened(str(message.get('why', 'no reason')), MAX_WORDS_OF_STRANGERS)}")
         self._began = time.monotonic()
         self._pieces = message.get("pieces") is True
         self._next = self._unexpected

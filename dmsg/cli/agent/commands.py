@@ -112,7 +112,7 @@ def up(foreground: bool, log_file: str | None, settings: ClientSettings) -> None
             looks = LoopingCall(log.look)
             looks.clock = reactor
             looks.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
-        tell(f"agent of {client.public_key} at {path}", agent=str(client.public_key), socket=str(path))
+        tell(f"agent of {client.public_key.text} at {path}", agent=str(client.public_key), socket=str(path))
         try:
             await down
         finally:

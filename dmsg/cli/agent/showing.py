@@ -20,7 +20,7 @@ def show(told: dict[str, Any]) -> None:
     """The agent's answer to ``status``, for a person."""
     names = Names()
     key = str(told["key"])
-    say(f"{_name(names, key)}  {key}")
+    say(f"{_name(names, key)}  {PubKey.from_hex(key).text}")
     say(f"{told['state']}, process {told['pid']}, up for {_up(told)}")
     servers = told["servers"]
     say()

@@ -40,7 +40,7 @@ def default_key_file(settings: ClientSettings) -> ClientSettings:
     except KeyFileError as error:
         fail(error)
     if is_new:
-        notice(f"your key from now on: {path} ({key.public})")
+        notice(f"your key from now on: {path} ({key.public.text})")
     return replace(settings, key_file=str(path))
 
 
@@ -90,12 +90,12 @@ def _wait(path: Path, child: subprocess.Popen[bytes], log: Path, began: int) -> 
     try:
         answer = ask(path, {"do": "wait", "published": True, "timeout": ONLINE_TIME}, patience=ONLINE_TIME + 5)
     except (DmsgError, OSError) as error:
-        tell(f"up: {found.key} (process {found.pid}), not online yet", **fields, servers=[])
+        tell(f"up: {found.key.text} (process {found.pid}), not online yet", **fields, servers=[])
         notice(f"{error}; it goes on trying: dmsg status")
         return
     servers = answer.get("servers", [])
     by = f"{len(servers)} server{'' if len(servers) == 1 else 's'}"
-    tell(f"up: {found.key}, through {by} (process {found.pid})", **fields, servers=servers)
+    tell(f"up: {found.key.text}, through {by} (process {found.pid})", **fields, servers=servers)
 
 
 def _arguments(settings: ClientSettings) -> list[str]:

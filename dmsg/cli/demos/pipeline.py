@@ -146,7 +146,7 @@ class PipelineDemo:
             key = SecKey.generate().public if nobody else target.public_key
             size = int(LARGEST * self._random.random() ** 4)
             try:
-                protocol = await source.connect(key, _factory(Protocol), 5.0)
+                protocol = await source.connect(key, _factory(Protocol), timeout=5.0)
             except DmsgError:
                 self._failed += nobody
                 await deferLater(self._reactor, 0.05)

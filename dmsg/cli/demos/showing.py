@@ -108,7 +108,7 @@ class Demo:
         outgoing = SendFile(path)
         try:
             await self._clients[sender].connect(
-                self._clients[receiver].public_key, _factory(outgoing), STEP_TIMEOUT, via=server
+                self._clients[receiver].public_key, _factory(outgoing), timeout=STEP_TIMEOUT, via=server
             )
             done = await outgoing.done.addTimeout(STEP_TIMEOUT, self._reactor)
             await incoming.done
@@ -132,7 +132,7 @@ class Demo:
         protocol = Protocol()
         try:
             await self._clients[sender].connect(
-                self._clients[receiver].public_key, _factory(protocol), STEP_TIMEOUT, via=server
+                self._clients[receiver].public_key, _factory(protocol), timeout=STEP_TIMEOUT, via=server
             )
             times = await round_trips(protocol.transport, 50)
         finally:
@@ -149,7 +149,7 @@ class Demo:
         bob, carol = self._clients["bob"], self._clients["carol"]
         port = bob.listen(_factory(incoming))
         outgoing = SendFile(path)
-        await carol.connect(bob.public_key, _factory(outgoing), STEP_TIMEOUT, via=server)
+        await carol.connect(bob.public_key, _factory(outgoing), timeout=STEP_TIMEOUT, via=server)
         done = await outgoing.done.addTimeout(STEP_TIMEOUT, self._reactor)
         await incoming.done
         await maybeDeferred(port.stopListening)

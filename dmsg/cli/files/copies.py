@@ -248,7 +248,7 @@ async def copy_one(
                 factory = Factory.forProtocol(lambda copier=copier: copier)  # type: ignore[misc]
                 factory.noisy = False
                 try:
-                    connected: Any = await client.connect(peer, factory, timeout, port=port)
+                    connected: Any = await client.connect(peer, factory, port, timeout=timeout)
                     reached = True
                     away.transport = connected.transport
                     done = await copier.done

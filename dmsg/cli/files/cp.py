@@ -101,7 +101,7 @@ def cp(
                 )
 
             listening = await listening_at(client, Peers(make, only(allow)), port)
-            tell(f"{directory} is at {client.public_key}:", directory=str(directory), at=str(client.public_key))
+            tell(f"{directory} is at {client.public_key.text}:", directory=str(directory), at=str(client.public_key))
             await serve_until_interrupted(listening)
 
         if directory is not None:

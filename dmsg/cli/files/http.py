@@ -11,15 +11,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import click
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
-from twisted.web.iweb import IAgentEndpointFactory
-from zope.interface import implementer
 
 from dmsg.base.printable import printable, without_userinfo
 from dmsg.base.seldom import Seldom
@@ -28,6 +26,7 @@ from dmsg.cli.files.web import HTTP_PORT, SCHEME
 from dmsg.cli.output import notice, say, state, writing
 from dmsg.cli.params import ClientSettings
 from dmsg.cli.tunnels.forward import only
+from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from twisted.web.http_headers import Headers
 
     from dmsg.net.reactor import Reactor
-    from dmsg.net.streams.endpoints import DmsgClientEndpoint
     from dmsg.v2019.client import Client
 
 
@@ -73,23 +71,6 @@ class Site(BoundedSite):
         who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
         asked = f"{request.method.decode('ascii', 'replace')} {request.uri.decode('ascii', 'replace')}"
         say(f"{who} {printable(asked)} {request.code}")
-
-
-@implementer(IAgentEndpointFactory)
-class DmsgEndpointFactory:
-    """For :meth:`twisted.web.client.Agent.usingEndpointFactory`: ``http://KEY/`` and ``http://NAME/`` over dmsg."""
-
-    def __init__(self, client: Client, timeout: float) -> None:
-        self._client = client
-        self._timeout = timeout
-
-    def endpointForURI(self, uri: Any) -> DmsgClientEndpoint:
-        """As in :class:`twisted.web.iweb.IAgentEndpointFactory`."""
-
-        from dmsg.net.streams.endpoints import DmsgClientEndpoint
-
-        key = Names().find(uri.host.decode("ascii"))
-        return DmsgClientEndpoint(self._client, key, self._timeout, port=uri.port)
 
 
 class _Body(Protocol):
@@ -127,20 +108,14 @@ def _http_url(url: str) -> bytes:
         parts = urlsplit(url if "://" in url else f"{SCHEME}://{url}")
         if parts.scheme != SCHEME or not parts.hostname:
             raise ValueError
-        key = Names().find(parts.hostname)
+        key = Names().find_host(parts.hostname)
         port = parse_port(parts.netloc.rpartition(":")[2]) if ":" in parts.netloc else HTTP_PORT
     except DmsgError:
         raise
     except ValueError:
         raise DmsgError(f"{without_userinfo(url)[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
-    path = _escaped(parts.path or "/") + (f"?{_escaped(parts.query)}" if parts.query else "")
-    return f"http://{key}:{port}{path}".encode()
-
-
-def _escaped(text: str) -> str:
-    """With blanks, umlauts and all else that a URL cannot have as ``%XX``; what is written so already stays."""
-    text = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", text)
-    return quote(os.fsencode(text), safe="/?%:@!$&'()*+,;=")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return f"http://{key.text}:{port}{path}".encode()
 
 
 @dataclass(frozen=True)
@@ -185,7 +160,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, wanted: Wanted, time
 
     async def use(client: Client) -> None:
         agent: Any = Agent.usingEndpointFactory(
-            reactor, DmsgEndpointFactory(client, timeout), make_pool(reactor, persistent=False)
+            reactor, DmsgEndpointFactory(client, timeout=timeout), make_pool(reactor, persistent=False)
         )
         if wanted.follows:
             agent = BrowserLikeRedirectAgent(agent)

@@ -20,6 +20,8 @@ from twisted.internet.protocol import Factory
 
 from dmsg.base.units import human_size
 from dmsg.cli.output import state, tell
+from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
@@ -64,13 +66,14 @@ def beside(progress: Progress, tell_it: Callable[[], None]) -> None:
         progress.start()
 
 
-def report(verb: str, done: Transferred, whom: str) -> None:
+def report(verb: str, done: Transferred, peer: PubKey) -> None:
     """Say that a file has arrived, and how fast."""
+    whom = f"{'to' if verb == 'sent' else 'from'} {peer.text}"
     tell(
         f"{verb} {done.name} {whom}: {human_size(done.size)} in {done.seconds:.2f} s, "
         f"{human_size(done.rate)}/s, sha256 {done.sha256}",
         **{verb: done.name},
-        peer=whom.rsplit(maxsplit=1)[-1],
+        peer=str(peer),
         bytes=done.size,
         seconds=done.seconds,
         sha256=done.sha256,
@@ -82,11 +85,12 @@ class Receiving(Factory):
 
     noisy = False
 
-    def __init__(self, make: Callable[[], ReceiveFile], ended: Callable[[Any, str], None]) -> None:
+    def __init__(self, make: Callable[[], ReceiveFile], ended: Callable[[Any, PubKey], None]) -> None:
         self._make = make
         self._ended = ended
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol:
+        assert isinstance(addr, DmsgAddress)
         protocol = self._make()
-        protocol.done.addBoth(self._ended, f"from {str(addr).removeprefix('dmsg:')}")
+        protocol.done.addBoth(self._ended, addr.public_key)
         return protocol

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -53,7 +52,7 @@ def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, s
             listening = await listening_at(
                 client, Site(reactor, file_site(directory, title, hidden=hidden, reactor=reactor), allow), port
             )
-            url = f"{SCHEME}://{client.public_key}{'' if port == HTTP_PORT else f':{port}'}/"
+            url = f"{SCHEME}://{client.public_key.text}{'' if port == HTTP_PORT else f':{port}'}/"
             tell(f"{directory} is at {url}", directory=str(directory), at=url)
             await serve_until_interrupted(listening)
 
@@ -69,14 +68,6 @@ def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | 
         ctx.params["discovery"] = (value,)
         return None
     return value
-
-
-def _name_of(url: str) -> str:
-    """What a URL ends with: bytes that are no UTF-8 stay what they are."""
-    from urllib.parse import unquote_to_bytes, urlsplit
-
-    path = urlsplit(url if "://" in url else f"{SCHEME}://{url}").path
-    return PurePosixPath(os.fsdecode(unquote_to_bytes(os.fsencode(path)))).name
 
 
 @command()
@@ -122,6 +113,8 @@ def curl(
       dmsg curl -o film.mkv -C - dmsg://alice/film.mkv
     """
 
+    from urllib.parse import unquote, urlsplit
+
     from twisted.web.http_headers import Headers
 
     from dmsg.cli.files.http import Wanted, fetch, start_at
@@ -133,8 +126,8 @@ def curl(
     if url is None:
         raise click.UsageError("Missing argument 'URL'.")
     if remote_name:
-        name = _name_of(url)
-        if output is not None or name in ("", ".", "..") or "\0" in name:
+        name = PurePosixPath(unquote(urlsplit(url if "://" in url else f"{SCHEME}://{url}").path)).name
+        if output is not None or name in ("", ".", ".."):
             raise click.UsageError("-O needs a URL that ends with a name, and no -o")
         output = Path(name)
     if continue_at is not None and output is None:

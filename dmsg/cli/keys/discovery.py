@@ -32,7 +32,7 @@ def discovery() -> None:
     \b
     Examples:
       dmsg discovery list -d http://127.0.0.1:9090
-      dmsg discovery show 02ab... -d http://127.0.0.1:9090
+      dmsg discovery show alice -d http://127.0.0.1:9090
       dmsg discovery delete --key-file alice.key -d http://127.0.0.1:9090
     """
 
@@ -59,7 +59,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
         for entry in sorted(entries, key=lambda entry: entry.static):
             assert entry.server is not None
             age = max(0.0, time.time() - entry.timestamp / 1e9)
-            table.add_row(entry.static, entry.server.address, str(entry.server.available_connections), f"{age:.0f} s")
+            table.add_row(entry.key.text, entry.server.address, str(entry.server.available_connections), f"{age:.0f} s")
         screen(160).print(table)  # keys are 66 characters wide: a pipe gets them whole
 
     run(main)
@@ -91,6 +91,6 @@ def delete(key_file: str, discovery: tuple[str, ...]) -> None:
     async def main(reactor: Reactor) -> None:
         key = read_key_file(key_file)
         await _lookups(reactor, discovery).delete(key)
-        tell(f"deleted the entry of {key.public}", deleted=str(key.public))
+        tell(f"deleted the entry of {key.public.text}", deleted=str(key.public))
 
     run(main)

@@ -38,7 +38,7 @@ def new(file: str) -> None:
         write_key_file(file, secret)
     except KeyFileError as error:
         raise click.ClickException(str(error)) from None
-    tell(secret.public.hex(), public=secret.public.hex())
+    tell(secret.public.text, public=secret.public.hex())
 
 
 @key.command()
@@ -70,17 +70,18 @@ def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
 
         await lookups.update(before, make)
         await lookups.close()
-        tell(f"{before.public} is followed by {after.public}", old=str(before.public), new=str(after.public))
+        tell(f"{before.public.text} is followed by {after.public.text}", old=str(before.public), new=str(after.public))
 
     run(main)
 
 
 @key.command()
 @click.argument("file", type=click.Path(dir_okay=False))
-def show(file: str) -> None:
+@click.option("--hex", "as_hex", is_flag=True, help="Print it as 66 hexadecimal digits, as entries and JSON have it.")
+def show(file: str, as_hex: bool) -> None:
     """Print the public key of the key in FILE."""
     try:
-        public = read_key_file(file).public.hex()
-        tell(public, public=public)
+        public = read_key_file(file).public
+        tell(str(public) if as_hex else public.text, public=str(public))
     except KeyFileError as error:
         raise click.ClickException(str(error)) from None

@@ -17,7 +17,7 @@ def name() -> None:
 
     \b
     Examples:
-      dmsg name add alice 02ab...
+      dmsg name add alice akvy...
       dmsg ping alice
     """
 
@@ -28,7 +28,7 @@ def name() -> None:
 @click.option("--replace", is_flag=True, help="The name may stand for another key already.")
 def add(new_name: str, public_key: str, replace: bool) -> None:
     """Let NAME stand for PUBLIC_KEY."""
-    Names().add(new_name, PubKey.from_hex(public_key.removeprefix("dmsg:")), replace=replace)
+    Names().add(new_name, PubKey.from_text(public_key.removeprefix("dmsg:")), replace=replace)
 
 
 @name.command("list")
@@ -36,7 +36,7 @@ def list_names() -> None:
     """Show all names."""
     names = Names().all()
     for known, key in sorted(names.items()):
-        tell(f"{known} {key}", name=known, key=str(key))
+        tell(f"{known} {key.text}", name=known, key=str(key))
     if not names:
         say("there are no names yet", err=True)
 
@@ -45,8 +45,8 @@ def list_names() -> None:
 @click.argument("known_name", metavar="NAME", shell_complete=complete_name)
 def show(known_name: str) -> None:
     """Show the key that NAME stands for."""
-    key = str(Names().find(known_name))
-    tell(key, key=key)
+    key = Names().find(known_name)
+    tell(key.text, key=str(key))
 
 
 @name.command()

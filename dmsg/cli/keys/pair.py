@@ -34,7 +34,9 @@ def _with_key(settings: ClientSettings) -> ClientSettings:
     agent = settings.agent
     settings = default_key_file(settings)
     if agent is not None and key_in(settings.key_file) != agent.key:
-        raise click.UsageError(f"the agent has the key {agent.key}: name its file with --key-file, or say --no-agent")
+        raise click.UsageError(
+            f"the agent has the key {agent.key.text}: name its file with --key-file, or say --no-agent"
+        )
     return settings
 
 
@@ -112,7 +114,7 @@ def pair(
             except DmsgError as error:
                 say(f"dmsg: {name} is {other.short}... here, but the other side may not have kept your key", err=True)
                 raise error from None
-            tell(f"{name} is {other}", name=name, key=str(other))
+            tell(f"{name} is {other.text}", name=name, key=str(other))
 
         await with_client(reactor, settings.alone(), use, published=typed is None)
 

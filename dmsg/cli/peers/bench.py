@@ -47,7 +47,7 @@ def bench(
     Examples:
       dmsg bench
       dmsg bench --serve --key-file bob.key
-      dmsg bench 02ab... --size 1024 --seconds 10
+      dmsg bench bob --size 1024 --seconds 10
     """
 
     from twisted.internet.defer import Deferred
@@ -59,7 +59,7 @@ def bench(
         async def use(client: Client) -> None:
             if serve:
                 await listening_at(client, discard_factory())
-                tell(f"serving at {client.public_key}", serving=str(client.public_key))
+                tell(f"serving at {client.public_key.text}", serving=str(client.public_key))
                 await Deferred()
             elif public_key is not None:
                 await run_bench(reactor, client, public_key, sizes or SIZES, seconds, in_flight, timeout)

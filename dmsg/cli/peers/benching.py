@@ -95,7 +95,7 @@ async def run_bench(
 ) -> None:
     """Measure and print a table."""
 
-    protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout)
+    protocol: Any = await client.connect(remote, Factory.forProtocol(Protocol), timeout=timeout)
     times = await round_trips(protocol.transport, 200)
     p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
     tell(f"round trip: p50 {milliseconds(p50)}, p99 {milliseconds(p99)}", p50=p50, p99=p99)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -70,7 +70,8 @@ def iperf(
     async def main(reactor: Reactor) -> None:
         async def be_measured(client: Client) -> None:
             listening = await listening_at(client, Measuring(reactor, only(allow)), port)
-            tell(f"measured at {listening.getHost()}", serving=str(listening.getHost()))
+            at: Any = listening.getHost()
+            tell(f"measured at {at.text}", serving=str(at))
             await serve_until_interrupted(listening)
 
         async def use(client: Client) -> None:

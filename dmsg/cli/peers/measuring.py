@@ -176,14 +176,14 @@ class _Measurement:
         """Open the streams, and say how far the peer is."""
         factory = Factory.forProtocol(lambda: _Measured(self._reactor, self._count))
         factory.noisy = False
-        self._protocols = [await client.connect(address, factory, timeout) for _ in range(parallel)]
+        self._protocols = [await client.connect(address, factory, timeout=timeout) for _ in range(parallel)]
         self._transports = [protocol.transport for protocol in self._protocols]
         first = self._transports[0]
         before = time.perf_counter()
         await first.send(b"")
         took = time.perf_counter() - before
         tell(
-            f"connected to {address} through {first.server.short}..., {parallel} streams, "
+            f"connected to {address.text} through {first.server.short}..., {parallel} streams, "
             f"round trip {milliseconds(took)}",
             connected=str(address),
             server=str(first.server),

@@ -176,7 +176,7 @@ def connect(public_key: PubKey, settings: MessagingSettings, timeout: float, wai
 
     \b
     Example:
-      echo hello | dmsg messaging connect 02ab...
+      echo hello | dmsg messaging connect akvy...
     """
 
     from dmsg.cli.peers.piping import open_one
@@ -207,7 +207,7 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
 
     \b
     Example:
-      dmsg messaging ping 02ab... -c 10
+      dmsg messaging ping akvy... -c 10
     """
 
     from twisted.internet.task import deferLater
@@ -220,7 +220,7 @@ def ping(public_key: PubKey, count: int, interval: float, settings: MessagingSet
             for number in range(1, count + 1):
                 started = reactor.seconds()
                 try:
-                    protocol: Any = await client.probe(public_key, timeout)
+                    protocol: Any = await client.probe(public_key, timeout=timeout)
                 except (ConnectFailed, DmsgTimeout) as error:
                     tell(f"{number}: {error}", number=number, error=str(error))
                 else:

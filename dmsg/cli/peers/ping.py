@@ -46,7 +46,9 @@ class _Shown:
         if "notice" in event:
             notice(event["notice"])
         elif "connected" in event:
-            tell(f"connected to {event['connected']} in {milliseconds(event['seconds'])}", **event)
+            tell(
+                f"connected to {PubKey.from_hex(event['connected']).text} in {milliseconds(event['seconds'])}", **event
+            )
         elif "error" in event:
             tell(f"{event['number']}: {event['error']}", **event)
         elif "number" in event:
@@ -87,7 +89,7 @@ def ping(
 
     \b
     Examples:
-      dmsg ping 02ab... -c 10
+      dmsg ping akvy... -c 10
       dmsg ping alice:80
     """
 

@@ -58,7 +58,7 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
 
     \b
     Example:
-      echo hello | dmsg connect 02ab...
+      echo hello | dmsg connect akvy...
     """
 
     from dmsg.cli.peers.piping import open_one

@@ -16,6 +16,7 @@ from dmsg.cli.output import cannot_write, say
 from dmsg.cli.running import listening_at
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from dmsg.clients.client import DelegatedClient
     from dmsg.messaging.client import Client as MessagingClient
     from dmsg.net.reactor import Reactor
-    from dmsg.net.streams.address import DmsgAddress
     from dmsg.v2019.client import Client
 
 
@@ -183,7 +183,7 @@ class Once(Factory):
         if self._used:
             return None
         self._used = True
-        say(f"connected: {addr}", err=True)
+        say(f"connected: {addr.text if isinstance(addr, DmsgAddress) else addr}", err=True)
         return _Stream(self._reactor, self.done, self._wait)
 
 
@@ -192,7 +192,7 @@ async def take_one(reactor: Reactor, client: DelegatedClient, wait: float | None
 
     factory = Once(reactor, wait)
     listening = await listening_at(client, factory, port)
-    say(f"listening: {client.public_key}{f':{port}' if port else ''}", err=True)
+    say(f"listening: {DmsgAddress(client.public_key, port).text}", err=True)
     try:
         await factory.done
     finally:
@@ -204,5 +204,5 @@ async def open_one(
 ) -> None:
     """Open a stream and join it to standard input and output, to its end."""
     factory = Once(reactor, wait)
-    await client.connect(remote, factory, timeout)
+    await client.connect(remote, factory, timeout=timeout)
     await factory.done

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dmsg.base.printable import shortened
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, say, state, tell
 from dmsg.cli.params import WHO, ClientSettings, client_options_of, timeout_option
 from dmsg.cli.peers.ping import port_option, who_and_port
 from dmsg.clients.names import Names
-from dmsg.errors import ConnectFailed
+from dmsg.errors import NOBODY_LISTENS, ConnectFailed
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
 
 def _called(key: PubKey) -> str:
     name = Names().name_of(key)
-    return f"{key} ({name})" if name else str(key)
+    return f"{key.text} ({name})" if name else key.text
 
 
 def _cause(error: Exception) -> str:
@@ -103,7 +104,7 @@ def _cause(error: Exception) -> str:
     else:
         text = " ".join(str(error).split()) or type(error).__name__
     text = text.removeprefix("transport closed: ").removeprefix("refused: ")
-    return text if len(text) <= MAX_CAUSE else text[: MAX_CAUSE - 3] + "..."
+    return "nobody listens there" if text.startswith(NOBODY_LISTENS) else shortened(text, MAX_CAUSE)
 
 
 async def _row(

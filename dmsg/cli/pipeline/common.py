@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dmsg.base.printable import shortened
 from dmsg.cli.output import EXIT_INTERRUPTED, fail
 from dmsg.errors import DmsgError, needs_extra
 
@@ -54,7 +55,7 @@ def needs_tables(command: Callable[..., Any]) -> Callable[..., Any]:
         except LakeError as error:
             fail(error)
         except DeltaError as error:
-            fail(DmsgError(f"the tables' logs cannot be written or read: {str(error).splitlines()[0][:300]}"))
+            fail(DmsgError(f"the tables' logs cannot be written or read: {shortened(str(error).splitlines()[0])}"))
         raise SystemExit(1)
 
     return wrapped
@@ -237,8 +238,8 @@ class _Words:
         lines = [line.strip() for line in self._said.decode(errors="replace").splitlines() if line.strip()]
         for telling in ("^Caused by: ", "Exception|OutOfMemory", "(?i)error|unrecognized|cannot|could not"):
             if found := [line for line in lines if re.search(telling, line)]:
-                return f" Java said: {found[0].removeprefix('Caused by: ')[:300]}"
-        return "".join(f" Java said: {line[:300]}" for line in lines[-1:])
+                return f" Java said: {shortened(found[0].removeprefix('Caused by: '))}"
+        return "".join(f" Java said: {shortened(line)}" for line in lines[-1:])
 
 
 def local_directory(uri: str) -> Path | None:

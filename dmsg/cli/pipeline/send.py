@@ -33,7 +33,7 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
 
     \b
     Example:
-      dmsg analytics send /var/lib/dmsg/spool 02ab... -d http://discovery.example.org:9090
+      dmsg analytics send /var/lib/dmsg/spool akvy... -d http://discovery.example.org:9090
     """
     from dmsg.cli.running import run
     from dmsg.collector.sender import SpoolSender

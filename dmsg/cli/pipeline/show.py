@@ -195,6 +195,6 @@ def name(telemetry: Path, secret: Path | None, day: datetime | None, names: tupl
         try:
             called.append(pseudonyms.network(str(ip_address(one)), since_1970))
         except ValueError:
-            called.append(pseudonyms.client(PubKey.from_hex(one)))
+            called.append(pseudonyms.client(PubKey.from_text(one)))
     for one, pseudonym in zip(names, called, strict=True):
         output.tell(f"{pseudonym} {one}", name=pseudonym, of=one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -66,10 +66,10 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
-            factory = JointFactory(lambda inner: client.connect(address, inner, timeout), failed=warn)
+            factory = JointFactory(lambda inner: client.connect(address, inner, timeout=timeout), failed=warn)
             port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
             here = f"{interface}:{port.getHost().port}"
-            tell(f"{here} leads to {address}", listening=here, leads_to=str(address))
+            tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address))
             await serve_until_interrupted(port)
 
         await with_client(reactor, settings, use)
@@ -107,8 +107,9 @@ def expose(
                 JointFactory(endpoint.connect, allowed=only(allow), failed=lambda failure: warn(failure, target)),
                 tcp_port if port is None else port,
             )
-            here = str(listening.getHost())
-            tell(f"{here} leads to {host}:{tcp_port}", listening=here, leads_to=f"{host}:{tcp_port}")
+            at: Any = listening.getHost()
+            here = str(at)
+            tell(f"{at.text} leads to {host}:{tcp_port}", listening=here, leads_to=f"{host}:{tcp_port}")
             await serve_until_interrupted(listening)
 
         await with_client(reactor, settings, use, published=True)

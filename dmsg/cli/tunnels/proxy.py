@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import fail
 from twisted.internet.protocol import Factory
 
-from dmsg.clients.names import Names, UnknownName
+from dmsg.clients.names import SUFFIX, Names, UnknownName
 from dmsg.errors import ConnectFailed, DmsgTimeout, EntryNotFound
 
 if TYPE_CHECKING:
@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 
-SUFFIX = ".dmsg"
-
-
 class NotAPeer(UnknownName):
     """A host that is not of this network; the proxy leads nowhere else."""
 
 
 def peer_of(host: str, port: int) -> DmsgAddress:
-    """``KEY.dmsg``, ``NAME.dmsg``; a key may be cut by dots, as DNS wants labels of 63 characters at most.
+    """``KEY.dmsg``, ``NAME.dmsg``; see :meth:`~dmsg.clients.names.Names.find_host`.
 
     :raises UnknownName: no such peer.
     """
@@ -39,7 +36,7 @@ def peer_of(host: str, port: int) -> DmsgAddress:
 
     if not host.lower().endswith(SUFFIX):
         raise NotAPeer(f"{host[:80]!r} is not KEY.dmsg or NAME.dmsg")
-    return DmsgAddress(Names().find(host[: -len(SUFFIX)].replace(".", "")), port)
+    return DmsgAddress(Names().find_host(host), port)
 
 
 def _code_of(failure: Failure) -> int:
@@ -85,4 +82,4 @@ class Proxy(Factory):
             return fail()
         factory = Factory.forProtocol(lambda: half)
         factory.noisy = False
-        return self._client.connect(address, factory, self._timeout)
+        return self._client.connect(address, factory, timeout=self._timeout)

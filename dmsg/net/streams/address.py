@@ -22,6 +22,38 @@ class DmsgAddress:
     public_key: PubKey
     port: int = 0
 
+    @classmethod
+    def of(cls, remote: PubKey | DmsgAddress, port: int = 0) -> DmsgAddress:
+        """Return the address that ``connect(remote, factory, port)`` means.
+
+        :raises TypeError: ``port`` is not an int: before 0.2 the time-out stood in its place.
+        :raises ValueError: it is not 0 to 65535, or ``remote`` is an address with another port.
+        """
+        if isinstance(port, bool) or not isinstance(port, int):
+            raise TypeError(f"port is an int, not {type(port).__name__}; a time-out is given as timeout=SECONDS")
+        if not 0 <= port < 65536:
+            raise ValueError(f"port is 0 to 65535, not {port}")
+        if not isinstance(remote, DmsgAddress):
+            return cls(remote, port)
+        if port and port != remote.port:
+            raise ValueError(f"the address names port {remote.port}, the argument {port}")
+        return remote
+
+    @property
+    def host(self) -> str:
+        """The public key as a host name, :attr:`~dmsg.PubKey.text`; web frameworks ask any address for it."""
+        return self.public_key.text
+
+    @property
+    def text(self) -> str:
+        """The address for people, as commands take it: ``KEY:PORT`` with the key in 53 characters, or ``KEY`` alone."""
+        return f"{self.host}:{self.port}" if self.port else self.host
+
+    @property
+    def short(self) -> str:
+        """The first 8 hexadecimal digits of the key, and the port if it is not 0: for logs and errors."""
+        return f"{self.public_key.short}:{self.port}" if self.port else self.public_key.short
+
     def __str__(self) -> str:
         return f"dmsg:{self.public_key}:{self.port}" if self.port else f"dmsg:{self.public_key}"
 

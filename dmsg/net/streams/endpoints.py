@@ -15,6 +15,7 @@ from twisted.internet.interfaces import (
 from zope.interface import implementer
 
 from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
 
 CONNECT_TIMEOUT = 10.0
 """Seconds for a connect, by default."""
@@ -24,7 +25,7 @@ class StreamOpener(Protocol):
     """A client of some protocol family."""
 
     def connect(
-        self, remote: PubKey, factory: IProtocolFactory, timeout: float = ..., *, port: int = ...
+        self, remote: PubKey | DmsgAddress, factory: IProtocolFactory, port: int = ..., *, timeout: float = ...
     ) -> Deferred[IProtocol]:
         """Open a stream to ``remote``."""
 
@@ -34,19 +35,25 @@ class StreamOpener(Protocol):
 
 @implementer(IStreamClientEndpoint)
 class DmsgClientEndpoint:
-    """Connects to a public key."""
+    """Connects to a port of a public key.
+
+    :param remote: the key, or an address with its port.
+    :param port: 0 to 65535.
+    :param timeout: seconds for the whole of a connect.
+    :raises TypeError: ``port`` is not an int.
+    :raises ValueError: it is not a port, or not that of the address.
+    """
 
     def __init__(
-        self, client: StreamOpener, remote: PubKey, timeout: float = CONNECT_TIMEOUT, *, port: int = 0
+        self, client: StreamOpener, remote: PubKey | DmsgAddress, port: int = 0, *, timeout: float = CONNECT_TIMEOUT
     ) -> None:
         self._client = client
-        self._port = port
-        self._remote = remote
+        self._address = DmsgAddress.of(remote, port)
         self._timeout = timeout
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:
         """As in :class:`twisted.internet.interfaces.IStreamClientEndpoint`."""
-        return self._client.connect(self._remote, protocolFactory, self._timeout, port=self._port)
+        return self._client.connect(self._address, protocolFactory, timeout=self._timeout)
 
 
 @implementer(IStreamServerEndpoint)

@@ -13,6 +13,7 @@ from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.ssl import optionsForClientTLS
 
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened
 from dmsg.net.links.connect import host_endpoint
 from dmsg.net.turn import TurnFlush
 from dmsg.rmb.socket.websocket import HANDSHAKE_TIMEOUT, OPTIONS, Receiver, Socket
@@ -27,7 +28,7 @@ class _ClientSocket(Socket, WebSocketClientProtocol):  # type: ignore[misc]
         if not self._opened and blank and head.startswith(b"HTTP/1.1 ") and body:
             # what the relay says of the token is in the body
             status = head[9:12].decode("latin-1")
-            return f"{status}: {' '.join(body[:200].decode('utf-8', 'replace').split())}"
+            return f"{status}: {shortened(body[:2000].decode('utf-8', 'replace'), MAX_WORDS_OF_STRANGERS)}"
         return why
 
 
