@@ -27,7 +27,6 @@ from dmsg.errors import (
     ConnectFailed,
     DmsgError,
     EncryptionUnavailable,
-    EntryNotFound,
     PingUnavailable,
     TransportRefused,
 )
@@ -37,7 +36,7 @@ from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import UNREAD, StreamTransport
 from dmsg.v2019.carrier import ClientStream
-from dmsg.v2019.core.agreement import FEATURE, PING_FEATURE
+from dmsg.v2019.core.agreement import FEATURE, PING_FEATURE, UPGRADE_FEATURE
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.dial import SessionEndpoint
 from dmsg.v2019.holdings import StreamHoldings
@@ -47,7 +46,7 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.streams import Encryption, Streams
 
 SECURE_SEEN_SIZE = 65536
-"""Clients of which is remembered that they offer secure transports."""
+"""Features of clients that are remembered: that they offer secure transports, and that they take upgrades."""
 PLAIN_SERVERS = 1024
 """Servers of which is remembered that they do not know PING, whatever their entries say."""
 PLAIN_TIME = 3600.0
@@ -114,11 +113,11 @@ class Client(DelegatedClient):
             key,
             discovery,
             replace(choice, **options),
-            features=dict.fromkeys((FEATURE, PING_FEATURE), self.encryption is not Encryption.OFF),
+            features=dict.fromkeys((FEATURE, PING_FEATURE, UPGRADE_FEATURE), self.encryption is not Encryption.OFF),
             server_feature=RELAY_FEATURE,
             random=random,
         )
-        self._secure_seen: dict[PubKey, None] = {}
+        self._seen: dict[tuple[PubKey, str], None] = {}
         self._plain_servers: dict[PubKey, tuple[str, float]] = {}
         self._resumed = Pace(reactor, lambda: RESUME_RATE)
         self._resume_after: OrderedDict[tuple[PubKey, PubKey], float] = OrderedDict()
@@ -133,7 +132,7 @@ class Client(DelegatedClient):
             factories=self.factories.values,
         )
         self.streams.reconnect = lambda stream: Deferred.fromCoroutine(self._reconnect(stream))
-        self.streams.speaks_secure = lambda remote: Deferred.fromCoroutine(self._speaks_secure(remote))
+        self.streams.features_of = lambda remote: Deferred.fromCoroutine(self._offered_by(remote))
         self._holdings = StreamHoldings(reactor, memory or CLIENTS, self._all_streams)
 
     def startService(self) -> None:
@@ -176,9 +175,18 @@ class Client(DelegatedClient):
 
         def prepare(remote: PubKey, entry: Entry) -> Opening:
             secure = self._agree(remote, entry, address.port)
+            upgrade = secure and self._offers(remote, entry, UPGRADE_FEATURE)
 
             def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
-                return session.open(remote, factory, seconds, port=address.port, secure=secure, resumable=resumable)
+                return session.open(
+                    remote,
+                    factory,
+                    seconds,
+                    port=address.port,
+                    secure=secure,
+                    resumable=resumable,
+                    upgrade=upgrade,
+                )
 
             return opening
 
@@ -190,8 +198,8 @@ class Client(DelegatedClient):
         error = failure.value
         if isinstance(error, ConnectFailed) and error.attempts and all(PLAIN_ONLY in why for _, why in error.attempts):
             raise ConnectFailed(
-                f"{address.public_key.short}: none of its servers carries secure transports; let it use a server of "
-                "dmsg too, or use --encryption off at both ends",
+                f"{address.public_key.short}: none of its servers carries secure transports, and its program is too "
+                "old to do without; update dmsg there, or let both use a server of dmsg",
                 error.attempts,
                 error.key,
             ) from None
@@ -212,10 +220,11 @@ class Client(DelegatedClient):
             if self.encryption is Encryption.OFF or not entry.offers(PING_FEATURE):
                 raise PingUnavailable(f"{remote.short} does not answer pings below its programs")
             factory = Factory.forProtocol(Protocol)
+            upgrade = self._offers(remote, entry, UPGRADE_FEATURE)
 
             def opening(session: ClientSession, seconds: float) -> Deferred[IProtocol]:
                 probe = 0 if port is None else 1
-                return session.open(remote, factory, seconds, port=port or 0, secure=True, probe=probe)
+                return session.open(remote, factory, seconds, port=port or 0, secure=True, probe=probe, upgrade=upgrade)
 
             return opening
 
@@ -230,7 +239,9 @@ class Client(DelegatedClient):
         :raises ValueError: not a port.
         """
         if port and self.encryption is Encryption.OFF:
-            raise CannotListenError(None, port, OSError("ports need secure transports"))
+            raise CannotListenError(
+                None, port, OSError("encryption is off, and without it only port 0 can be listened on")
+            )
         return super().listen(factory, port)
 
     @property
@@ -303,9 +314,9 @@ class Client(DelegatedClient):
         """
         if self.encryption is Encryption.OFF:
             if port:
-                raise EncryptionUnavailable("ports need secure transports, and encryption is off")
+                raise EncryptionUnavailable("encryption is off, and without it only port 0 can be reached")
             return False
-        if self._offers(remote, entry):
+        if self._offers(remote, entry, FEATURE):
             return True
         if self.encryption is Encryption.REQUIRE:
             raise EncryptionUnavailable(
@@ -315,21 +326,27 @@ class Client(DelegatedClient):
             raise EncryptionUnavailable(f"{remote.short} does not offer secure transports, which ports need")
         return False
 
-    def _offers(self, remote: PubKey, entry: Entry) -> bool:
-        """What the signed entry says; who has offered it once is believed to offer it on."""
-        if entry.offers(FEATURE):
-            self._secure_seen[remote] = None
-            if len(self._secure_seen) > SECURE_SEEN_SIZE:
-                del self._secure_seen[next(iter(self._secure_seen))]
+    def _offers(self, remote: PubKey, entry: Entry, feature: str) -> bool:
+        """What the signed entry says; a client that has offered something once is believed to offer it on."""
+        if entry.offers(feature):
+            self._seen[remote, feature] = None
+            if len(self._seen) > SECURE_SEEN_SIZE:
+                del self._seen[next(iter(self._seen))]
             return True
         # an old entry that is shown again must not make us speak in the clear
-        return remote in self._secure_seen
+        return (remote, feature) in self._seen
 
-    async def _speaks_secure(self, remote: PubKey) -> bool:
+    async def _offered_by(self, remote: PubKey) -> frozenset[str]:
+        """Which of the features that decide on encryption a client offers.  :raises DmsgError: nobody knows."""
+        features = (FEATURE, UPGRADE_FEATURE)
         try:
-            return self._offers(remote, await self._entries.of(remote))
-        except EntryNotFound:
-            return True  # nothing is known of it: that is no leave to speak in the clear
+            entry = await self._entries.of(remote)
+        except DmsgError:
+            known = frozenset(feature for feature in features if (remote, feature) in self._seen)
+            if not known:
+                raise  # nothing is known of it: that is no leave to speak in the clear
+            return known
+        return frozenset(feature for feature in features if self._offers(remote, entry, feature))
 
     # --- resuming ---
 
@@ -355,7 +372,8 @@ class Client(DelegatedClient):
                 try:
                     await self._turn_to_resume(server, remote)
                     session = await self.server_session(server).addTimeout(RESUME_ATTEMPT, self._reactor)
-                    await session.reopen(stream, min(RESUME_ATTEMPT, REQUEST_TIMEOUT))
+                    upgrade = (remote, UPGRADE_FEATURE) in self._seen
+                    await session.reopen(stream, min(RESUME_ATTEMPT, REQUEST_TIMEOUT), upgrade=upgrade)
                 except TransportRefused as error:
                     if error.final:
                         raise
@@ -388,7 +406,9 @@ class Client(DelegatedClient):
         if fresh:
             self._entries.doubt(remote)
         try:
-            servers = self._servers_of(remote, await self._entries.of(remote))
+            entry = await self._entries.of(remote)
+            servers = self._servers_of(remote, entry)
+            self._offers(remote, entry, UPGRADE_FEATURE)
         except DmsgError:
             servers = []
         others = [server for server in servers if server != left_behind]

@@ -37,7 +37,8 @@ class SessionEndpoint:
         no_pings: Callable[[], None] = lambda: None,
         receipts: bool = False,
     ) -> None:
-        """:param address: ``host:port``.  :param pings: whether the server knows of PING, as far as known.
+        """:param address: ``host:port``.
+        :param pings: whether the server knows of PING and carries secure transports, as far as known.
         :param no_pings: told when a connection shows that it does not.
         :param receipts: it is to have receipts.
 
@@ -83,6 +84,7 @@ class SessionEndpoint:
             raise
         if not session.connected:  # lost before anybody waited for it
             raise HandshakeError(session.why_lost, DropReason.NO_OK_FRAME)
+        session.carries_secure = self._pings
         session.pings.round_trip = (self._reactor.seconds() - started) / HANDSHAKE_ROUND_TRIPS
         if self._pings():
             session.lost.addCallback(lambda _: self._no_pings() if session.refused_extension else None)

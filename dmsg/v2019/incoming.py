@@ -8,23 +8,25 @@ from typing import Any, Protocol
 
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.carrier import CarryingSession, ClientStream, TransportCarrier
-from dmsg.v2019.core.agreement import Hello
+from dmsg.v2019.core.agreement import FEATURE, UPGRADE_FEATURE, Hello
 from dmsg.v2019.core.events import Confirmed
 from dmsg.v2019.core.resumption import INITIAL_WINDOW
 from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.pings import Pings
 from dmsg.v2019.streams import Encryption, Streams
 from dmsg.v2019.unconfirmed import Confirmations
 
 MAX_ASKING = 16
-"""Look-ups at a time of who asks for a plain transport."""
+"""Look-ups at a time of initiators of plain REQUESTs."""
 MAX_ANSWERS = 4
 """RESUMEs of one stream through one server that wait for their confirmation; one more, and the oldest of them goes.
 An initiator tries one after the other, so those before its newest are its own that came to nothing, or forged."""
@@ -34,6 +36,8 @@ _log = Logger()
 
 class Carrying(CarryingSession, Protocol):
     """What is needed of the session around it."""
+
+    pings: Pings
 
     @property
     def linked(self) -> bool:
@@ -93,15 +97,16 @@ class Incoming:
         self._core.close(transport, reason)
 
     def requested(self, transport: ClientTransport) -> None:
-        """Somebody asks for a transport."""
+        """Somebody asks for a transport, or would upgrade the one that it was invited to upgrade."""
         if transport.state is State.CLOSED:
             return  # a CLOSE came with the REQUEST
         streams = self._streams
         if transport.offer is not None:
+            self._unconfirmed.pop(transport)
             self._on_offer(transport)
         elif streams is None or streams.encryption is Encryption.OFF:
             self._accept_plain(transport, self._accept() if streams is None else streams.factory(0))
-        elif streams.encryption is Encryption.REQUIRE or streams.speaks_secure is None:
+        elif streams.features_of is None or (streams.encryption is Encryption.REQUIRE and self._session.pings.answered):
             self._refuse(transport, CloseReason.ENCRYPTION_REQUIRED)
         elif streams.asking >= MAX_ASKING:
             self._refuse(transport, CloseReason.RATE_LIMITED)
@@ -114,13 +119,18 @@ class Incoming:
                 streams.asking -= 1
                 if transport.state is not State.OFFERED or not self._session.linked:
                     return
-                if offers is not False:
+                # a program that began a moment ago has no entry yet; those of 2019 post theirs before they ask anybody
+                unknown = isinstance(offers, Failure)
+                if (unknown or UPGRADE_FEATURE in offers) and not self._session.pings.answered:
+                    self._core.invite(transport)
+                    self._unconfirmed.add(transport, None)
+                elif unknown or FEATURE in offers or streams.encryption is Encryption.REQUIRE:
                     self._refuse(transport, CloseReason.ENCRYPTION_REQUIRED)
                 else:
                     self._accept_plain(transport, streams.factory(0))
                 self._session.flush()
 
-            streams.speaks_secure(transport.remote).addBoth(looked)
+            streams.features_of(transport.remote).addBoth(looked)
 
     def _accept_plain(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
         stream = self._session.make_stream(transport, DmsgAddress(self._local), DmsgAddress(transport.remote))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from twisted.internet.defer import Deferred, fail
@@ -22,7 +23,7 @@ from dmsg.keys import PubKey
 from dmsg.net.pending import Pending
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.carrier import CarryingSession, ClientStream, TransportCarrier
-from dmsg.v2019.core.agreement import TOKEN_SIZE, Hello, Proposal
+from dmsg.v2019.core.agreement import PREFACE_FRAMES, TOKEN_SIZE, Hello, Proposal
 from dmsg.v2019.core.events import Accepted
 from dmsg.v2019.core.resumption import INITIAL_WINDOW
 from dmsg.v2019.core.secure import SecureEnd
@@ -34,6 +35,11 @@ REQUEST_TIMEOUT = 10.0
 """Seconds for the answer to a REQUEST, by default."""
 PLAIN_ONLY = "carry no secure transports"
 """Said of servers of 2019."""
+STALE_ENTRY = (
+    "though its entry offers secure transports: another program used its key before; run `dmsg discovery delete` "
+    "with that key, or see --encryption"
+)
+"""Said of peers of 2019 whose entry has marks of dmsg."""
 
 
 class Asking(CarryingSession, Protocol):
@@ -41,6 +47,10 @@ class Asking(CarryingSession, Protocol):
 
     connected: bool
     pings: Pings
+
+    @property
+    def carries_secure(self) -> Callable[[], bool]:
+        """Whether the server carries secure transports, as far as its entry says."""
 
     def make_stream(self, transport: ClientTransport, host: DmsgAddress, peer: DmsgAddress) -> ClientStream:
         """A stream over a transport that is not open yet."""
@@ -75,6 +85,7 @@ class Outgoing:
         secure: bool = False,
         resumable: bool = True,
         probe: int | None = None,
+        upgrade: bool = False,
     ) -> Deferred[IProtocol]:
         """Open a transport to ``remote`` through this server.
 
@@ -84,6 +95,7 @@ class Outgoing:
         :class:`~dmsg.errors.EncryptionUnavailable`.  Cancelling closes the transport.
 
         :param probe: see :class:`~dmsg.v2019.core.agreement.Hello`; only with ``secure``.
+        :param upgrade: the remote takes upgrades of plain transports: ask for one, if this server carries no others.
         """
         proposal = None
         if secure:
@@ -91,7 +103,7 @@ class Outgoing:
             goes_on = resumable and self._streams.resume_timeout > 0 and probe is None
             token = os.urandom(TOKEN_SIZE) if goes_on else None
             hello = Hello(port, INITIAL_WINDOW, token, probe=probe, tags=True, half_close=True)
-            proposal = Proposal(self._streams.key, remote, hello)
+            proposal = Proposal(self._streams.key, remote, hello, upgrade=upgrade and self._is_plain)
         waiting, transport = self._request(remote, proposal, None, INITIAL_WINDOW, timeout)
         if transport is None:
             return waiting  # type: ignore[return-value]  # it failed
@@ -101,7 +113,7 @@ class Outgoing:
 
         def opened(_: Accepted) -> IProtocol:
             if secure:
-                self._session.begin(stream, transport, self._reactor.seconds() - started)
+                self._session.begin(stream, transport, self._round_trip(transport, started))
             try:
                 protocol = factory.buildProtocol(stream.getPeer())
                 if protocol is None:
@@ -116,26 +128,36 @@ class Outgoing:
         def refused(failure: Failure) -> Failure:
             if isinstance(failure.value, TransportRefused) and failure.value.reason == CloseReason.REFUSED:
                 raise TransportRefused(CloseReason.REFUSED, not_listening(address.short)) from None
-            return self._why_refused(failure, remote) if secure else failure
+            return self._why_refused(failure, remote, transport) if secure else failure
 
         return waiting.addCallbacks(opened, refused)
 
-    def _why_refused(self, failure: Failure, remote: PubKey) -> Failure:
+    @property
+    def _is_plain(self) -> bool:
+        """The server is not known to carry secure transports."""
+        return not (self._session.pings.answered or self._session.carries_secure())
+
+    def _why_refused(self, failure: Failure, remote: PubKey, transport: ClientTransport) -> Failure:
         """Programs of 2019 refuse a secure transport without a reason: which of them it was."""
         error = failure.value
+        if transport.prefaced is not None and transport.prefaced < PREFACE_FRAMES:
+            if isinstance(error, (TransportRefused, DmsgTimeout)):
+                raise EncryptionUnavailable(f"{remote.short} answers as programs of 2019 do, {STALE_ENTRY}") from None
+            return failure
         if not (isinstance(error, TransportRefused) and error.reason == CloseReason.UNSPECIFIED):
             return failure
         if self._session.pings.answered:  # so the server is none of 2019, and it was the remote
             raise EncryptionUnavailable(
-                f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, though "
-                "its entry offers them: another program used its key before; run `dmsg discovery delete` with "
-                "that key, or see --encryption"
+                f"{remote.short} refuses a secure transport without a reason, as programs of 2019 do, {STALE_ENTRY}"
             ) from None
-        raise EncryptionUnavailable(
-            f"server {self._session.server.short} gives no reason, as those of 2019 do, which {PLAIN_ONLY}"
-        ) from None
+        server = f"server {self._session.server.short} gives no reason, as those of 2019 do"
+        if transport.upgrade:
+            raise TransportRefused(error.reason, f"{server}: perhaps {remote.short} is not connected to it") from None
+        raise EncryptionUnavailable(f"{server}, which {PLAIN_ONLY}") from None
 
-    def reopen(self, stream: ClientStream, timeout: float = REQUEST_TIMEOUT) -> Deferred[None]:
+    def reopen(
+        self, stream: ClientStream, timeout: float = REQUEST_TIMEOUT, *, upgrade: bool = False
+    ) -> Deferred[None]:
         """Let a stream, which this client opened, go on through this server.
 
         What carries it now carries nothing more.  Fails as :meth:`open`; when
@@ -155,7 +177,8 @@ class Outgoing:
             before.carrier.leave(CloseReason.MOVED)
         end.generation += 1
         window = end.offer_window()
-        proposal = Proposal(streams.key, peer.public_key, Hello(0, window, resume=end.position()))
+        hello = Hello(0, window, resume=end.position())
+        proposal = Proposal(streams.key, peer.public_key, hello, upgrade=upgrade and self._is_plain)
         waiting, transport = self._request(peer.public_key, proposal, end, window, timeout)
         if transport is None:
             return waiting  # type: ignore[return-value]  # it failed
@@ -163,10 +186,14 @@ class Outgoing:
         started = self._reactor.seconds()
 
         def opened(_: Accepted) -> None:
-            end.round_trip = self._reactor.seconds() - started
+            end.round_trip = self._round_trip(transport, started)
             self._session.carry(stream, transport)
 
         return waiting.addCallback(opened)
+
+    def _round_trip(self, transport: ClientTransport, started: float) -> float:
+        """Seconds to the remote and back, by an opening that began at ``started``: an upgrade takes two."""
+        return (self._reactor.seconds() - started) / (2 if transport.upgrade else 1)
 
     def _request(
         self, remote: PubKey, proposal: Proposal | None, end: SecureEnd | None, told_window: int, timeout: float

@@ -117,6 +117,8 @@ class ClientSession:
         self.draining: Callable[[int, list[PubKey]], None] = lambda seconds, servers: None
         self.key_shared: Callable[[str], None] = lambda address: None
         """Told when the server says that another program, at that address, is connected with this key."""
+        self.carries_secure: Callable[[], bool] = lambda: True
+        """Whether the server carries secure transports, as far as its entry says."""
         self.leaving = False
         """The server said that it leaves."""
         self.connected = False
@@ -137,13 +139,18 @@ class ClientSession:
         secure: bool = False,
         resumable: bool = True,
         probe: int | None = None,
+        upgrade: bool = False,
     ) -> Deferred[IProtocol]:
         """See :meth:`dmsg.v2019.outgoing.Outgoing.open`."""
-        return self._outgoing.open(remote, factory, timeout, port=port, secure=secure, resumable=resumable, probe=probe)
+        return self._outgoing.open(
+            remote, factory, timeout, port=port, secure=secure, resumable=resumable, probe=probe, upgrade=upgrade
+        )
 
-    def reopen(self, stream: ClientStream, timeout: float = REQUEST_TIMEOUT) -> Deferred[None]:
+    def reopen(
+        self, stream: ClientStream, timeout: float = REQUEST_TIMEOUT, *, upgrade: bool = False
+    ) -> Deferred[None]:
         """See :meth:`dmsg.v2019.outgoing.Outgoing.reopen`."""
-        return self._outgoing.reopen(stream, timeout)
+        return self._outgoing.reopen(stream, timeout, upgrade=upgrade)
 
     def close(self) -> None:
         """End the connection; the streams end with it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import Any
 
@@ -141,7 +141,7 @@ class Streams:
     :param factories: all that listen.
     :param receipts: sign for servers that ask for it what they have delivered.
     :ivar reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
-    :ivar speaks_secure: whether a client's signed entry offers secure transports.
+    :ivar features_of: the features in the signed entry of a client.
     :ivar resumed: how many streams went on over another transport.
     """
 
@@ -175,9 +175,9 @@ class Streams:
         self.resume_timeout = resume_timeout
         self.budget = BUDGET if budget is None else budget
         self.reconnect: Callable[[ClientStream], Deferred[Any]] | None = None
-        self.speaks_secure: Callable[[PubKey], Deferred[bool]] | None = None
+        self.features_of: Callable[[PubKey], Deferred[Collection[str]]] | None = None
         self.asking = 0
-        """Initiators of plain transports that are being looked up."""
+        """Initiators of plain REQUESTs that are being looked up."""
         self.refused: Counter[CloseReason] = Counter()
         """Transports of others that were not taken, or given up again, by why."""
         self.resumed = 0

@@ -1,4 +1,6 @@
-"""Secure transports that were answered and not confirmed: whoever recorded a REQUEST can have got so far.
+"""Secure transports that were answered, or invited to be upgraded, and not confirmed.
+
+Whoever recorded a REQUEST can have got so far.
 
 Each has a while; where there is no place for another one, the initiator that has most of them
 loses its oldest, and among equals the one that asked first: who is honest confirms within a
@@ -78,7 +80,7 @@ class Confirmations:
         """Who makes room for another; None: nobody waits."""
         while (initiator := self._most.first()) is not None:
             transport = next(iter(self._of[initiator]))
-            if transport.state is State.ANSWERED:
+            if transport.state in (State.ANSWERED, State.INVITED):
                 return transport
             # confirmed or closed by a frame of the same read, of which the session is told after all of them
             decided = self.pop(transport)

@@ -1,35 +1,21 @@
 """Programs of 2019 in a network of today: what a client of ours does beside them.
 
 The servers of 2019 stand here as servers of ours that are made to know as
-little: their relay ends a connection for PING, and refuses a REQUEST of
-another length than 66 bytes without a reason.
+little (:mod:`tests.v2019.old_relay`).
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from unittest import mock
 
 from dmsg.clients import servers
-from dmsg.errors import ConnectFailed, DropReason, RemoteProtocolError
-from dmsg.v2019.core.relay import Relay
-from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE, PING, REQUEST, encode_close
+from dmsg.errors import ConnectFailed
+from dmsg.v2019 import client
 from tests.net.support import EntityCase
 from tests.support import Accepting, asynchronous
-
-
-class OldRelay(Relay):
-    """What the server of 2019 knows."""
-
-    pings = 0
-
-    def _receive_control(self, peer: Any, frame_type: int, own_id: int, payload: bytes) -> None:
-        if frame_type == PING:
-            self.pings += 1
-            raise RemoteProtocolError(DropReason.UNKNOWN_FRAME)
-        if frame_type == REQUEST and len(payload) != HANDSHAKE_PAYLOAD_SIZE:
-            self._answer(peer, encode_close(own_id, 0))
-            return
-        super()._receive_control(peer, frame_type, own_id, payload)
+from tests.v2019.old_relay import OldRelay
 
 
 class OldServerTests(EntityCase):
@@ -63,18 +49,73 @@ class OldServerTests(EntityCase):
         self.assertEqual((client.status, server.factory.relay.pings), ("online", 2))
 
     @asynchronous
-    async def test_between_two_that_prefer_there_is_only_a_server_of_2019(self) -> None:
+    async def test_between_two_of_ours_streams_are_secure(self) -> None:
+        """With ports, whatever the policy; the server passes on plain REQUESTs only."""
+        url = await self.start_discovery()
+        server = await self.start_old(url)
+        for policies in (("require", "require"), ("prefer", "require"), ("require", "prefer")):
+            alice, bob = [await self.start_client(url, encryption=one, min_servers=1) for one in policies]
+            listener = Accepting()
+            bob.listen(listener, 80)
+            protocol: Any = await alice.connect(bob.public_key, Accepting(), 80, timeout=10)
+            await protocol.transport.send(b"hello" * 100_000, timeout=10)
+            self.assertTrue(protocol.transport.secure)
+            self.assertEqual(protocol.transport.server, server._key.public)
+            self.assertEqual(len(listener.built[0].data), 500_000)
+            probe: Any = await alice.probe(bob.public_key, 80)
+            await probe.transport.send(b"", timeout=10)
+        self.assertEqual(server.factory.relay.pings, 0)
+
+    @asynchronous
+    async def test_a_remote_that_takes_no_upgrades(self) -> None:
+        """One of dmsg 0.1: the error names what both can do."""
         url = await self.start_discovery()
         await self.start_old(url)
-        alice = await self.start_client(url, encryption="prefer", min_servers=1)
-        bob = await self.start_client(url, encryption="prefer", min_servers=1)
-        bob.listen(Accepting())
+        alice = await self.start_client(url, min_servers=1)
+        with mock.patch.object(client, "UPGRADE_FEATURE", "other"):
+            bob = await self.start_client(url, min_servers=1)
+        bob.listen(Accepting(), 80)
         with self.assertRaises(ConnectFailed) as caught:
-            await alice.connect(bob.public_key, Accepting(), timeout=10)
+            await alice.connect(bob.public_key, Accepting(), 80, timeout=10)
         text = str(caught.exception)
         self.assertIn("none of its servers carries secure transports", text)
-        self.assertIn("--encryption off", text)
         self.assertIn("as those of 2019 do", text)
+        self.assertNotIn("--encryption off", text)
+
+    @asynchronous
+    async def test_a_stream_goes_on_over_servers_of_both_kinds(self) -> None:
+        """From one of 2019 that dies to one of today, and back when that one leaves."""
+        self.patch(servers, "CHECK_INTERVAL", 0.2)
+        url = await self.start_discovery()
+        first = await self.start_old(url)
+        alice = await self.start_client(url, min_servers=1)
+        bob = await self.start_client(url, min_servers=1)
+        listener = Accepting()
+        bob.listen(listener, 80)
+        one: Any = await alice.connect(bob.public_key, Accepting(), 80, timeout=10)
+        block, sent = os.urandom(300_000), b""
+
+        async def both_at(server: Any) -> None:
+            for one in (alice, bob):
+                await self.until(lambda one=one: one.servers == [server._key.public])
+
+        async def say(server: Any) -> None:
+            nonlocal sent
+            sent += block
+            await one.transport.send(block, timeout=15)
+            self.assertEqual(one.transport.server, server._key.public)
+
+        await say(first)
+        second = await self.start_server(f"--discovery={url}")
+        await first.stop_for_test()
+        await both_at(second)
+        await say(second)
+        third = await self.start_old(url)
+        await second.stop_for_test()
+        await both_at(third)
+        await say(third)
+        self.assertEqual(listener.built[0].data, sent)
+        self.assertIsNone(one.lost)
 
     @asynchronous
     async def test_with_encryption_off_they_speak_through_it(self) -> None:
@@ -96,8 +137,8 @@ class OldServerTests(EntityCase):
         bob = await self.start_client(url, encryption="prefer", min_servers=1)
         bob.listen(Accepting())
         new = await self.start_server(f"--discovery={url}")
-        for client in (alice, bob):
-            await self.until(lambda client=client: new._key.public in client.servers)
+        for one in (alice, bob):
+            await self.until(lambda one=one: new._key.public in one.servers)
         await self.until(
             lambda: new._key.public.hex().encode() in self.discovery._running.store._kept[bob.public_key.hex()].json
         )

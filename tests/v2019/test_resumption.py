@@ -286,6 +286,10 @@ class ManyConnectionsTests(ForgeryCase):
     @settings(max_examples=30, deadline=None)
     @given(st.integers(0, 2**32))
     def test_random_walk(self, seed: int) -> None:
+        self.walk(seed)
+
+    def walk(self, seed: int) -> None:
+        """One of them."""
         self.setUp()
         draw = Random(seed)
         one, two = self.both()

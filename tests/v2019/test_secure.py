@@ -688,14 +688,14 @@ class PlainTests(SecureCase):
         from twisted.internet.defer import Deferred, succeed
 
         self.listeners[0] = Accepting()
-        waiting: Deferred[bool] = Deferred()
-        for answer, taken in ((succeed(True), False), (succeed(False), True), (waiting, True)):
-            self.streams["B"].speaks_secure = lambda remote, answer=answer: answer
+        waiting: Deferred[Any] = Deferred()
+        for answer, taken in ((succeed({"secure1"}), False), (succeed(()), True), (waiting, True)):
+            self.streams["B"].features_of = lambda remote, answer=answer: answer
             opening = self.a.open(B.public, Accepting())
             self.network.settle()
             if answer is waiting:
                 self.assertNoResult(opening)
-                waiting.callback(False)
+                waiting.callback(())
                 self.network.settle()
             if taken:
                 self.successResultOf(opening)
@@ -708,13 +708,13 @@ class PlainTests(SecureCase):
         from twisted.internet.defer import Deferred
 
         self.listeners[0] = Accepting()
-        asked: list[Deferred[bool]] = []
+        asked: list[Deferred[Any]] = []
 
-        def ask(remote: PubKey) -> Deferred[bool]:
+        def ask(remote: PubKey) -> Deferred[Any]:
             asked.append(Deferred())
             return asked[-1]
 
-        self.streams["B"].speaks_secure = ask
+        self.streams["B"].features_of = ask
         openings = []
         for number in range(MAX_ASKING + 4):
             openings.append(self.a.open(B.public, Accepting()))
@@ -726,7 +726,7 @@ class PlainTests(SecureCase):
         refused = self.failureResultOf(openings[MAX_ASKING], TransportRefused).value
         self.assertEqual(refused.reason, CloseReason.RATE_LIMITED)
         for one in asked:
-            one.callback(False)
+            one.callback(())
         self.network.settle()
         self.successResultOf(openings[0])
         self.assertEqual(self.streams["B"].asking, 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from dmsg.errors import HandshakeError
@@ -20,8 +21,14 @@ from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE
 
 PROTOCOL = b"dmsg secure transport 1"
 """The first part of the prologue; the two public keys are the rest."""
+UPGRADE_PROTOCOL = b"dmsg upgraded transport 1"
+"""The same where the messages follow a plain REQUEST and ACCEPT, in FWD frames."""
 FEATURE = "secure1"
 """What the version of an entry says of a client that speaks this."""
+UPGRADE_FEATURE = "upgrade1"
+"""What it says of a client that upgrades plain transports, for servers that pass on no others."""
+PREFACE_FRAMES = 4
+"""FWDs without data by which a responder says that it takes an upgrade; programs do not see them."""
 PING_FEATURE = "ping1"
 """What it says of a client that answers probes."""
 TOKEN_SIZE = 16
@@ -42,6 +49,7 @@ OPTION_RESUME = 0x82
 OPTION_ENDED = 0x83
 OPTION_PROBE = 0x84
 
+_preface = struct.Struct(f">{PREFACE_FRAMES}H")
 _head = struct.Struct(">HI")
 _resume = struct.Struct(f">{TOKEN_SIZE}sIQ{HASH_SIZE}s")
 
@@ -169,14 +177,19 @@ def _options(options: dict[int, bytes]) -> dict[str, Any]:
     return values
 
 
-def _handshake(key: SecKey, remote: PubKey, *, initiator: bool, ephemeral: SecKey | None) -> Handshake:
+def preface(keys: bytes) -> tuple[int, ...]:
+    """The sequences of the preface of an upgrade.  :param keys: the payload of its REQUEST."""
+    return _preface.unpack_from(sha256(UPGRADE_PROTOCOL + keys).digest())
+
+
+def _handshake(key: SecKey, remote: PubKey, *, initiator: bool, upgrade: bool, ephemeral: SecKey | None) -> Handshake:
     ends: Sequence[bytes] = (key.public, remote) if initiator else (remote, key.public)
     return Handshake(
         Pattern.KK,
         key,
         initiator=initiator,
         remote=remote,
-        prologue=PROTOCOL + ends[0] + ends[1],
+        prologue=(UPGRADE_PROTOCOL if upgrade else PROTOCOL) + ends[0] + ends[1],
         ephemeral=ephemeral,
     )
 
@@ -184,23 +197,34 @@ def _handshake(key: SecKey, remote: PubKey, *, initiator: bool, ephemeral: SecKe
 class Proposal:
     """The initiator's side.
 
-    :ivar payload: of the REQUEST frame.
+    :ivar keys: both ends', the initiator's first: all that a plain REQUEST has.
+    :ivar message: the first one of KK.
+    :ivar upgrade: the message follows a plain REQUEST.
     """
 
-    __slots__ = ("_handshake", "_keys", "hello", "payload")
+    __slots__ = ("_handshake", "hello", "keys", "message", "upgrade")
 
-    def __init__(self, key: SecKey, remote: PubKey, hello: Hello, *, ephemeral: SecKey | None = None) -> None:
-        self._handshake = _handshake(key, remote, initiator=True, ephemeral=ephemeral)
+    def __init__(
+        self, key: SecKey, remote: PubKey, hello: Hello, *, upgrade: bool = False, ephemeral: SecKey | None = None
+    ) -> None:
+        self._handshake = _handshake(key, remote, initiator=True, upgrade=upgrade, ephemeral=ephemeral)
         self.hello = hello
-        self._keys = key.public + remote
-        self.payload = self._keys + self._handshake.write_message(hello.encode())
+        self.upgrade = upgrade
+        self.keys = key.public + remote
+        self.message = self._handshake.write_message(hello.encode())
+
+    @property
+    def payload(self) -> bytes:
+        """Of the REQUEST frame."""
+        return self.keys if self.upgrade else self.keys + self.message
 
     def accepted(self, payload: bytes) -> tuple[HandshakeResult, Hello]:
-        """The ACCEPT is there.
+        """The answer is there.
 
+        :param payload: of the ACCEPT frame; where that was a plain one, the keys and the responder's message.
         :raises HandshakeError: it is not the answer to this REQUEST.
         """
-        if payload[:HANDSHAKE_PAYLOAD_SIZE] != self._keys:
+        if payload[:HANDSHAKE_PAYLOAD_SIZE] != self.keys:
             raise HandshakeError("ACCEPT is of other keys than the REQUEST")
         hello = Hello.decode(self._handshake.read_message(_message(payload)))
         assert self._handshake.result is not None
@@ -218,20 +242,22 @@ class Offer:
 
     __slots__ = ("_handshake", "_keys", "hello")
 
-    def __init__(self, key: SecKey, payload: bytes, *, ephemeral: SecKey | None = None) -> None:
-        """:raises KeyFormatError: the initiator's key is none.
+    def __init__(self, key: SecKey, payload: bytes, *, upgrade: bool = False, ephemeral: SecKey | None = None) -> None:
+        """:param payload: of the REQUEST frame; where that was a plain one, the keys and the initiator's message.
 
+        :raises KeyFormatError: the initiator's key is none.
         :raises HandshakeError: the message is not authentic or malformed.
         """
         self._keys = payload[:HANDSHAKE_PAYLOAD_SIZE]
         message = _message(payload)
         if self._keys[PUBKEY_SIZE:] != key.public:
             raise HandshakeError("REQUEST is to another key")
-        self._handshake = _handshake(key, PubKey(payload[:PUBKEY_SIZE]), initiator=False, ephemeral=ephemeral)
+        initiator = PubKey(payload[:PUBKEY_SIZE])
+        self._handshake = _handshake(key, initiator, initiator=False, upgrade=upgrade, ephemeral=ephemeral)
         self.hello = Hello.decode(self._handshake.read_message(message))
 
     def accept(self, hello: Hello) -> tuple[HandshakeResult, bytes]:
-        """The keys, and the payload of the ACCEPT frame."""
+        """The keys, and the payload of the ACCEPT frame; where that was a plain one, of which the message is sent."""
         payload = self._keys + self._handshake.write_message(hello.encode())
         assert self._handshake.result is not None
         return self._handshake.result, payload

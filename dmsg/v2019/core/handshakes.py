@@ -6,13 +6,14 @@ authentic frame of the responder (:mod:`dmsg.v2019.core.resumption`).  No I/O, n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 from dmsg.errors import CloseReason, HandshakeError
-from dmsg.keys import PubKey, SecKey
-from dmsg.noise.handshake import HandshakeResult
-from dmsg.v2019.core.agreement import Hello, Offer
+from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
+from dmsg.noise.handshake import HANDSHAKE_FRAMES, HandshakeResult
+from dmsg.v2019.core.agreement import PREFACE_FRAMES, Hello, Offer, is_secure, preface
 from dmsg.v2019.core.budget import Budget
 from dmsg.v2019.core.events import (
     Accepted,
@@ -23,13 +24,23 @@ from dmsg.v2019.core.events import (
     DataEnded,
     DataReceived,
     Event,
+    Requested,
     Resumed,
 )
 from dmsg.v2019.core.resumption import Answer, SecureError
 from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport, Input, State
 from dmsg.v2019.core.transports import TransportTable
-from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, encode_frame
+from dmsg.v2019.core.wire import (
+    ACCEPT,
+    ACK,
+    CLOSE,
+    FWD,
+    HANDSHAKE_PAYLOAD_SIZE,
+    SEQUENCE_SIZE,
+    encode_frame,
+    encode_fwd_header,
+)
 
 
 class SecureTable(TransportTable):
@@ -49,6 +60,10 @@ class SecureTable(TransportTable):
     ) -> None:
         super().__init__(local, key=key, random=random, receipts_to=receipts_to)
         self._budget = budget
+        self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
+        """Why a REQUEST is refused before it is looked at; of a plain one the ephemeral is None."""
+        self._dear = 0
+        """Frames of the present read that handshakes have cost the time of."""
 
     def _new_end(
         self,
@@ -102,17 +117,77 @@ class SecureTable(TransportTable):
         assert offer is not None
         result, payload = offer.accept(hello)
         self._identify(transport, payload)
-        self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
+        if transport.upgrade:
+            self._send_message(transport, payload[HANDSHAKE_PAYLOAD_SIZE:])
+        else:
+            self._outgoing.append(encode_frame(ACCEPT, transport.id, payload))
         return offer, result
 
     def answer_ended(self, transport: ClientTransport, reason: int) -> None:
         """Answer the REQUEST that would resume a stream: it was closed, for that reason."""
-        self._move(transport, Input.SEND_ANSWER)
-        offer, transport.offer = transport.offer, None
-        assert offer is not None
-        self._outgoing.append(encode_frame(ACCEPT, transport.id, offer.accept(Hello(ended=reason))[1]))
+        self._answer(transport, Hello(ended=reason))
         # the answer is all; the server keeps the route until it is told
         self.close(transport, reason)
+
+    # --- upgrades: the messages of the handshake follow a plain REQUEST and ACCEPT ---
+
+    def invite(self, transport: ClientTransport) -> None:
+        """Answer a plain REQUEST whose initiator may upgrade it; :class:`Requested` or :class:`Closed` follows.
+
+        :raises LocalProtocolError: it is not waiting for an answer.
+        """
+        self._move(transport, Input.SEND_INVITATION)
+        transport.upgrade = transport.is_secure = True
+        self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
+        self._outgoing += [encode_fwd_header(transport.id, sequence, 0) for sequence in preface(transport.payload)]
+
+    def _send_message(self, transport: ClientTransport, message: bytes) -> None:
+        self._outgoing += (encode_fwd_header(transport.id, transport.next_sequence, len(message)), message)
+
+    def _upgrade(self, transport: ClientTransport, frame_type: int, payload: bytes, events: list[Event]) -> None:
+        """A frame of a transport that is being upgraded."""
+        if frame_type == ACK and len(payload) == SEQUENCE_SIZE:
+            return  # of the preface, from a program that does not know what it is
+        if frame_type != FWD or len(payload) < SEQUENCE_SIZE:
+            self._fail(transport, CloseReason.BAD_FRAME, events)
+            return
+        message = payload[SEQUENCE_SIZE:]
+        if transport.state is State.INVITED:
+            self._on_offered(transport, transport.payload + message, events)
+        elif transport.prefaced == PREFACE_FRAMES:
+            self._on_secure_accept(transport, transport.payload + message, events)
+        else:
+            self._on_preface(transport, int.from_bytes(payload[:SEQUENCE_SIZE], "big"), message, events)
+
+    def _on_preface(self, transport: ClientTransport, sequence: int, data: bytes, events: list[Event]) -> None:
+        assert transport.prefaced is not None and transport.proposal is not None
+        if data or sequence != preface(transport.payload)[transport.prefaced]:
+            # a program of 2019: nothing that it could read was sent to it
+            self._fail(transport, CloseReason.ENCRYPTION_REQUIRED, events)
+            return
+        transport.prefaced += 1
+        if transport.prefaced == PREFACE_FRAMES:
+            self._send_message(transport, transport.proposal.message)
+
+    def _on_offered(self, transport: ClientTransport, payload: bytes, events: list[Event]) -> None:
+        assert self._key is not None
+        try:
+            reason = self._unseen(payload)
+            if reason is None:
+                self._dear += HANDSHAKE_FRAMES
+                transport.offer = Offer(self._key, payload, upgrade=True)
+        except HandshakeError:
+            reason = CloseReason.NOT_AUTHENTIC
+        if reason is not None:
+            self._fail(transport, reason, events)
+            return
+        self._move(transport, Input.RECV_OFFER)
+        events.append(Requested(transport))
+
+    def _unseen(self, request: bytes) -> CloseReason | None:
+        # two keys, then the first message of the handshake, which begins with an ephemeral one
+        ephemeral = request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE]
+        return self.refusal(request[:PUBKEY_SIZE], ephemeral if is_secure(request) else None)
 
     # --- what the server sends ---
 

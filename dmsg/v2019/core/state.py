@@ -19,7 +19,9 @@ class State(Enum):
     """Where a transport is; None, no state, is an id without a transport."""
 
     REQUESTED = auto()
+    AGREEING = auto()
     OFFERED = auto()
+    INVITED = auto()
     ANSWERED = auto()
     OPEN = auto()
     CLOSED = auto()
@@ -30,6 +32,9 @@ class Input(Enum):
 
     SEND_REQUEST = auto()
     RECV_REQUEST = auto()
+    SEND_INVITATION = auto()
+    RECV_INVITATION = auto()
+    RECV_OFFER = auto()
     SEND_ACCEPT = auto()
     SEND_ANSWER = auto()
     RECV_CONFIRM = auto()
@@ -47,6 +52,15 @@ TRANSITIONS: dict[tuple[State | None, Input], State] = {
     (State.ANSWERED, Input.RECV_CONFIRM): State.OPEN,
     (State.ANSWERED, Input.RECV_CLOSE): State.CLOSED,
     (State.ANSWERED, Input.SEND_CLOSE): State.CLOSED,
+    # an upgrade: ACCEPT says only that the messages of the handshake may follow
+    (State.REQUESTED, Input.RECV_INVITATION): State.AGREEING,
+    (State.AGREEING, Input.RECV_ACCEPT): State.OPEN,
+    (State.AGREEING, Input.RECV_CLOSE): State.CLOSED,
+    (State.AGREEING, Input.SEND_CLOSE): State.CLOSED,
+    (State.OFFERED, Input.SEND_INVITATION): State.INVITED,
+    (State.INVITED, Input.RECV_OFFER): State.OFFERED,
+    (State.INVITED, Input.RECV_CLOSE): State.CLOSED,
+    (State.INVITED, Input.SEND_CLOSE): State.CLOSED,
     (State.OFFERED, Input.SEND_CLOSE): State.CLOSED,
     (State.OFFERED, Input.RECV_CLOSE): State.CLOSED,
     (State.REQUESTED, Input.RECV_ACCEPT): State.OPEN,
@@ -72,6 +86,8 @@ class ClientTransport:
     :ivar secure: the end that it carries, when it does.
     :ivar answer: what it may come to carry, once its initiator confirms it.
     :ivar identity: 16 bytes, when receipts are signed.
+    :ivar upgrade: its handshake is in FWD frames, behind a plain REQUEST and ACCEPT.
+    :ivar prefaced: frames of the responder's preface that have come; None before its ACCEPT.
     :ivar delivered: bytes out and in that it had delivered when its stream left it.
     """
 
@@ -91,12 +107,14 @@ class ClientTransport:
         "next_sequence",
         "offer",
         "payload",
+        "prefaced",
         "proposal",
         "remote",
         "secure",
         "state",
         "told_window",
         "unread",
+        "upgrade",
     )
 
     def __init__(self, transport_id: int, remote: PubKey, payload: bytes, initiator: bool, sequence: int) -> None:
@@ -118,6 +136,8 @@ class ClientTransport:
         self.proposal: Proposal | None = None
         self.offer: Offer | None = None
         self.told_window = 0
+        self.upgrade = False
+        self.prefaced: int | None = None
         self.ack_due = False
         self.identity: bytes | None = None
         self.delivered = (0, 0)

@@ -106,11 +106,8 @@ class ClientConnection(SecureTable):
     ) -> None:
         super().__init__(local, key=key, random=random, budget=budget, receipts_to=receipts_to)
         self.accepting = False
-        self.refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
-        """Why a REQUEST is refused before it is looked at; of a plain one the ephemeral is None."""
         self.make_room: Callable[[PubKey | None], bool] = lambda initiator: False
         """Ends an incoming transport for another one, if there is one that may go."""
-        self._dear = 0
         self._answered: set[int] = set()
         """Ids of no transport that were answered in the present read."""
         self.established = False
@@ -137,6 +134,7 @@ class ClientConnection(SecureTable):
         transport = self._add(transport_id, remote, payload, initiator=True)
         transport.proposal = proposal
         transport.is_secure = proposal is not None
+        transport.upgrade = proposal is not None and proposal.upgrade
         transport.secure = end
         transport.told_window = told_window
         self._move(transport, Input.SEND_REQUEST)
@@ -317,13 +315,18 @@ class ClientConnection(SecureTable):
             reason = close_reason(payload) if said is None else said
             events.append(Closed(transport, reason, refused, By.ANYBODY if said is None else By.REMOTE, end))
         elif transport.state is State.REQUESTED:
-            if frame_type == ACCEPT and transport.proposal is not None:
+            if frame_type == ACCEPT and transport.proposal is not None and not transport.upgrade:
                 self._on_secure_accept(transport, payload, events)
+            elif frame_type == ACCEPT and transport.upgrade and payload == transport.payload:
+                self._move(transport, Input.RECV_INVITATION)
+                transport.prefaced = 0
             elif frame_type == ACCEPT and payload == transport.payload:
                 self._move(transport, Input.RECV_ACCEPT)
                 events.append(Accepted(transport))
             else:
                 self._fail(transport, CloseReason.BAD_FRAME, events)
+        elif transport.state is State.AGREEING or transport.state is State.INVITED:
+            self._upgrade(transport, frame_type, payload, events)
         elif transport.state is State.ANSWERED:
             self._confirm(transport, frame_type, payload, events)
         elif transport.state is State.OFFERED or frame_type in (FWD, ACK):
@@ -375,8 +378,3 @@ class ClientConnection(SecureTable):
         except HandshakeError:
             reason = CloseReason.NOT_AUTHENTIC
         self._outgoing.append(encode_close(transport_id, reason))
-
-    def _unseen(self, request: bytes) -> CloseReason | None:
-        # two keys, then the first message of the handshake, which begins with an ephemeral one
-        ephemeral = request[HANDSHAKE_PAYLOAD_SIZE : HANDSHAKE_PAYLOAD_SIZE + PUBKEY_SIZE]
-        return self.refusal(request[:PUBKEY_SIZE], ephemeral if is_secure(request) else None)

@@ -120,7 +120,7 @@ class TransportTable:
     def close(self, transport: ClientTransport, reason: int = CloseReason.UNSPECIFIED) -> None:
         """Send CLOSE; no event follows.  Closing what is closed does nothing."""
         state = transport.state
-        if state in (State.REQUESTED, State.OFFERED, State.ANSWERED, State.OPEN):
+        if state is not None and state is not State.CLOSED:
             self._move(transport, Input.SEND_CLOSE)
             self._remove(transport, was_open=state is State.OPEN)
             if transport.secure is not None and state is State.OPEN:
@@ -172,7 +172,8 @@ class TransportTable:
     # --- what is signed at the end ---
 
     def _identify(self, transport: ClientTransport, accept: bytes) -> None:
-        if self._receipts_to is not None:
+        # a server that takes receipts carries secure transports, and does not know the messages of an upgrade
+        if self._receipts_to is not None and not transport.upgrade:
             transport.identity = transport_identity(transport.payload, accept)
 
     def receipt(self, transport: ClientTransport) -> bytes | None:
