@@ -105,7 +105,7 @@ def _hold_beside(real: str, program: str, share: bool, advice: str) -> KeyLock |
     return KeyLock(real, descriptor, beside)
 
 
-def _hold_itself(real: str, share: bool, advice: str) -> KeyLock:
+def _hold_itself(real: str, share: bool, advice: str = KEY_ADVICE) -> KeyLock:
     try:
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -8,31 +8,11 @@ from contextlib import suppress
 from itertools import count
 
 from benchmarks.machine import Entity, away
+from benchmarks.siege.rest import ask, request
 from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, silent, until
 from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.quota import OF_POSTER
 from dmsg.keys import SecKey
-
-
-def _request(method: str, path: str, body: bytes = b"") -> bytes:
-    return f"{method} {path} HTTP/1.1\r\nHost: discovery\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def _ask(connection: socket.socket, request: bytes) -> int:
-    """Its status; the whole answer is read."""
-    connection.sendall(request)
-    answer = b""
-    while b"\r\n\r\n" not in answer:
-        data = connection.recv(65536)
-        if not data:
-            raise ConnectionError("no answer")
-        answer += data
-    head, _, body = answer.partition(b"\r\n\r\n")
-    for line in head.lower().split(b"\r\n"):
-        if line.startswith(b"content-length:"):
-            while len(body) < int(line.partition(b":")[2]):
-                body += connection.recv(65536)
-    return int(head.split()[1])
 
 
 def _entry(key: SecKey, size: int = 0) -> Entry:
@@ -62,13 +42,13 @@ def _flood(seconds: float, host: str, port: str, requests: list[bytes]) -> None:
 def _unsigned(seconds: float, host: str, port: str) -> None:
     """Entries of 64 KB that nobody has signed."""
     body = _entry(SecKey.generate(), 900).to_json()
-    _flood(seconds, host, port, [_request("POST", "/discovery/entries", body[:-8] + b'000000"}')])
+    _flood(seconds, host, port, [request("POST", "/discovery/entries", body[:-8] + b'000000"}')])
 
 
 def _signed(seconds: float, host: str, port: str) -> None:
     """Good entries, each of another key."""
     keys = [SecKey.generate() for _ in range(3000)]
-    _flood(seconds, host, port, [_request("POST", "/discovery/entries", _entry(key, 60).to_json()) for key in keys])
+    _flood(seconds, host, port, [request("POST", "/discovery/entries", _entry(key, 60).to_json()) for key in keys])
 
 
 def _fake_servers(seconds: float, host: str, port: str) -> None:
@@ -82,12 +62,12 @@ def _fake_servers(seconds: float, host: str, port: str) -> None:
             entry = Entry(
                 "0.0.1+relay1", sequence, time.time_ns(), key.public.hex(), server=ServerMeta(address, 1000)
             ).sign(key)
-            requests.append(_request("POST", "/discovery/entries", entry.to_json()))
+            requests.append(request("POST", "/discovery/entries", entry.to_json()))
     _flood(seconds, host, port, requests)
 
 
 def _lookups(seconds: float, host: str, port: str) -> None:
-    _flood(seconds, host, port, [_request("GET", "/discovery/available_servers")])
+    _flood(seconds, host, port, [request("GET", "/discovery/available_servers")])
 
 
 class DiscoveryScene(Scene):
@@ -123,22 +103,22 @@ class DiscoveryScene(Scene):
         self._server.wait_for("registered in discovery")
         key = SecKey.generate()
         self.restore()
-        _ask(self._connection, _request("POST", "/discovery/entries", _entry(key).to_json()))
-        self._get = _request("GET", f"/discovery/entries/{key.public}")
+        ask(self._connection, request("POST", "/discovery/entries", _entry(key).to_json()))
+        self._get = request("GET", f"/discovery/entries/{key.public}")
 
     def restore(self) -> None:
         self._connection = socket.create_connection(self._where, 30)
 
     def there_and_back(self) -> None:
         time.sleep(0.005)  # below the limit of one address
-        if _ask(self._connection, self._get) != 200:
+        if ask(self._connection, self._get)[0] != 200:
             raise AssertionError("the entry is gone")
 
     def newcomer(self) -> None:
         with socket.create_connection(self._where, NEWCOMER_TIMEOUT) as connection:
-            post = _request("POST", "/discovery/entries", _entry(SecKey.generate(), 2).to_json())
-            assert _ask(connection, _request("GET", "/discovery/available_servers")) == 200
-            assert _ask(connection, post) == 200
+            post = request("POST", "/discovery/entries", _entry(SecKey.generate(), 2).to_json())
+            assert ask(connection, request("GET", "/discovery/available_servers"))[0] == 200
+            assert ask(connection, post)[0] == 200
 
     def words(self) -> list[str]:
         return [*map(str, self._where)]

@@ -81,7 +81,7 @@ class ServeScene(Peer):
 
     attacks = {
         "100 keys that knock": _keys(100, 10, 1000.0),
-        "1,000 keys that knock": _keys(1000, 100, 2000.0),
+        "1,000 keys that knock": _keys(1000, 100, 1000.0),
         "listing of 20,000 files": _listing,
     }
     prepared = frozenset(attacks)

@@ -39,6 +39,55 @@ def gone(name: str, error: OSError) -> SourceChanged:
     return SourceChanged(f"{name} changed after it was offered: {error.strerror}")
 
 
+def is_pipe(path: str) -> bool:
+    """Whether a name is that of a pipe: of the shell, as ``<(command)``, a named one, or standard input by a name.
+
+    An open file that has no name any more is as good as one: it can only be read.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISFIFO(mode) or stat.S_ISDIR(mode) or _descriptor(path) is None:
+        return stat.S_ISFIFO(mode)
+    return not stat.S_ISREG(mode) or not os.path.exists(os.path.realpath(path))
+
+
+def open_pipe(path: str) -> tuple[int, str]:
+    """A descriptor of a pipe, and what a person calls it.
+
+    :raises OSError: it cannot be opened.
+    """
+    number = _descriptor(path)
+    if number is None:
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), os.path.basename(path)
+    return number, "standard input" if number == 0 else "a pipe"
+
+
+def named(path: Path) -> Path:
+    """Where a file is that is named by a link of ``/proc``, as ``/dev/stdin`` is, if it is anywhere."""
+    if _descriptor(os.fspath(path)) is None:
+        return path
+    real = Path(os.path.realpath(path))
+    return real if real.exists() else path
+
+
+def _descriptor(path: str) -> int | None:
+    """The number of an open file of this process that a path is another name of."""
+    for _ in range(8):  # /dev/stdin -> /proc/self/fd/0; more links than that are something else
+        above, name = os.path.split(path)
+        if (
+            os.path.realpath(above or ".") in (f"/proc/{os.getpid()}/fd", "/dev/fd")
+            and name.isascii()
+            and name.isdigit()
+        ):
+            return int(name)
+        if not os.path.islink(path):
+            return None
+        path = os.path.join(above, os.readlink(path))
+    return None
+
+
 def open_regular(path: str | Path, name: str, at: int | None = None, *, follow: bool = False) -> io.FileIO:
     """Open a regular file to read it; a pipe would wait for somebody to write, a device has no end.
 

@@ -160,6 +160,8 @@ class SendFile(Protocol):
 
     def _all_sent(self, last: bytes) -> None:
         assert self.transport is not None
+        if self._error is None and self._file.was_written_to():  # which the receiver could not be told
+            self._error = TransferError(f"{self._path.name} was written to while it was sent")
         if self._error is not None:
             self._fail(Failure(self._error))
             return
@@ -183,8 +185,7 @@ class SendFile(Protocol):
         assert self.transport is not None
         seconds = time.monotonic() - self._started
         if not self.done.called:
-            changed = self._file.was_written_to()
-            self.done.callback(Transferred(self._path.name, self.size, seconds, self._hash.hexdigest(), changed))
+            self.done.callback(Transferred(self._path.name, self.size, seconds, self._hash.hexdigest()))
         self.transport.loseConnection()
 
     def _fail(self, failure: Failure) -> None:

@@ -16,6 +16,7 @@ import os
 import resource
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import frozen
@@ -56,14 +57,18 @@ class Holding:
 Source = Callable[[], Iterable[Holding]]
 
 
+UNKNOWN = 1024 * 1024 * 1024
+"""Bytes that a machine is taken to have which does not say it."""
+
+
 def default_limit() -> int:
     """A quarter of what this machine, or this container, has."""
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        said = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        have = min(have, int(said))
-    except (OSError, ValueError):
-        pass  # no limit, or no such thing on this machine
+    said = []
+    with suppress(OSError, ValueError):  # a system that does not say it, or says -1
+        said.append(max(0, os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
+    with suppress(OSError, ValueError):  # no limit, or no such thing on this machine
+        said.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    have = min((size for size in said if size > 0), default=UNKNOWN)
     return max(LEAST, have // SHARE)
 
 

@@ -186,6 +186,7 @@ class RmbClient(Service):
         self.ready.addErrback(lambda _: None)
         if self._starting is not None:
             self._starting.cancel()
+        await self._bus.settle()
         self._bus.disconnect()
         self._bus.cancel()
         calls, self._calls = self._calls, {}

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from typing import Any, TextIO, cast
 
 from twisted.internet.endpoints import serverFromString
@@ -45,6 +46,17 @@ class EntityOptions(UsageOptions):
                 raise
             sys.stderr.write(f"twistd {twistd.subCommand}: {error}\n")
             raise SystemExit(1) from None
+
+    def opt_version(self) -> None:
+        """Show the version of dmsg and exit"""
+        sys.stdout.write(f"dmsg {version('dmsg')}\n")
+        raise SystemExit(0)
+
+    opt_V = opt_version
+
+    def opt_h(self) -> None:
+        """The same as --help"""
+        self.opt_help()  # type: ignore[no-untyped-call]
 
 
 def endpoint(value: str) -> str:
@@ -93,13 +105,14 @@ def seconds(value: str) -> float:
 def descriptors() -> int:
     """How many connections this process may have, after raising the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
+    endless = resource.RLIM_INFINITY  # which is a negative number
+    if soft != endless and (soft < hard or hard == endless):
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
         except (ValueError, OSError):
             pass
-    return 2**31 if soft == resource.RLIM_INFINITY else max(1, soft - DESCRIPTOR_RESERVE)
+    return 2**31 if soft == endless else max(1, soft - DESCRIPTOR_RESERVE)
 
 
 def _as_json(event: LogEvent) -> str:
@@ -142,6 +155,8 @@ def set_log_format(value: str, *, debug: bool = False) -> None:
             observers = [json_log(output) for output in outputs]
         if not debug:
             level = LogLevelFilterPredicate(LogLevel.info)
+            # that a connection to Redis will be tried again is no news; that Redis is away has a line of its own
+            level.setLogLevelForNamespace("twisted.application._client_service", LogLevel.warn)
             observers = [FilteringLogObserver(one, [level]) for one in observers]
         begin([printable_log(one) for one in observers], **options)
 

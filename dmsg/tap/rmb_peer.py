@@ -10,20 +10,20 @@ from twisted.python.usage import UsageError
 from dmsg.errors import DmsgError, needs_extra
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.net.redis import redis_address
-from dmsg.tap.options import EntityOptions, own_pid_file, set_log_format
+from dmsg.tap.options import own_pid_file, set_log_format
 from dmsg.tap.running import StopOnFailure
 
 try:
     from dmsg.rmb.peer.service import PeerSettings, RmbPeer
-    from dmsg.rmb.registry.service import check_registry
     from dmsg.rmb.session.setup import relay_text
     from dmsg.rmb.twins.identity import KEY_TYPES
     from dmsg.rmb.twins.secrets import SECRET, read_secret
+    from dmsg.tap.rmb_options import REGISTRY_OPTION, RmbOptions
 except ModuleNotFoundError as error:
     raise SystemExit(f"rmb-peer: {error}; {needs_extra('rmb')}") from None
 
 
-class Options(EntityOptions):
+class Options(RmbOptions):
     """Options of ``twistd rmb-peer``."""
 
     synopsis = "[options]"
@@ -35,13 +35,7 @@ class Options(EntityOptions):
     optParameters = [
         ["key-file", None, None, f"file of mode 0600 with the words or the 0x seed; else {SECRET} has them", str],
         ["key-type", "k", None, "sr25519 or ed25519 [default: what the file says, else sr25519]", str],
-        [
-            "registry",
-            None,
-            None,
-            "http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST",
-            str,
-        ],
+        REGISTRY_OPTION,
         ["redis", "r", "redis://localhost:6379", "where services and clients are", str],
         ["uploads", "u", None, "directory for files that other twins upload; without one they cannot", str],
         ["log-format", None, "text", "text or json", str],
@@ -57,7 +51,7 @@ class Options(EntityOptions):
     ]
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self["relay"] = []
         self["debug"] = 0
 
@@ -92,14 +86,12 @@ class Options(EntityOptions):
         own_pid_file(self, "rmb-peer")
         if self["log-format"] not in ("text", "json"):
             raise UsageError("log-format is text or json")
-        if self["registry"] is None:
-            raise UsageError("--registry is needed: who are the twins?")
+        self.check_registry()
         if not self["relay"]:
             raise UsageError("--relay is needed: through which relay is this twin reached?")
         if self["key-type"] is not None and self["key-type"].lower() not in KEY_TYPES:
             raise UsageError("key-type is sr25519 or ed25519")
         try:
-            check_registry(self["registry"])
             relay_text(self["relay"])
             redis_address(self["redis"])
             self["secret"] = read_secret(self["key-file"], self["key-type"])

@@ -8,13 +8,12 @@ from typing import Any
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.errors import DmsgError, needs_extra
+from dmsg.errors import needs_extra
 from dmsg.keylock import KeyLock, hold
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap.options import (
     METRICS_OPTION,
     PAGE_TOKEN_OPTION,
-    EntityOptions,
     descriptors,
     endpoint,
     number,
@@ -25,13 +24,13 @@ from dmsg.tap.options import (
 from dmsg.tap.running import StopOnFailure
 
 try:
-    from dmsg.rmb.registry.service import check_registry
     from dmsg.rmb.relay.queue.interface import QueueLimits
     from dmsg.rmb.relay.ranker import PERIOD
     from dmsg.rmb.relay.server import MAX_SESSIONS, RelaySettings, RmbRelay
     from dmsg.rmb.relay.site import CONNECT_RATE
     from dmsg.rmb.twins.token import MAX_TTL
     from dmsg.rmb.twins.twin import check_relay
+    from dmsg.tap.rmb_options import REGISTRY_OPTION, RmbOptions
 except ModuleNotFoundError as error:
     raise SystemExit(f"rmb-relay: {error}; {needs_extra('rmb')}") from None
 
@@ -48,7 +47,7 @@ def listen_endpoint(value: str) -> str:
     return endpoint(value)
 
 
-class Options(EntityOptions):
+class Options(RmbOptions):
     """Options of ``twistd rmb-relay``; names and short forms are those of the reference where it has them."""
 
     synopsis = "[options]"
@@ -58,13 +57,7 @@ class Options(EntityOptions):
         "--listen tcp:8080:interface=127.0.0.1"
     )
     optParameters = [
-        [
-            "registry",
-            None,
-            None,
-            "http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST",
-            str,
-        ],
+        REGISTRY_OPTION,
         [
             "queue",
             "r",
@@ -99,7 +92,7 @@ class Options(EntityOptions):
     ]
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self["listen"] = []
         self["domain"] = []
         self["debug"] = 0
@@ -124,10 +117,15 @@ class Options(EntityOptions):
         """Log also what is said for debugging"""
         self["debug"] = 1
 
+    def opt_catchup_threshold(self, value: str) -> None:
+        """Taken and not needed: no twin is kept so long that its changes would have to be caught up with"""
+        self.note("--catchup-threshold is not needed: what is known of twins is looked up again every five minutes")
+
     def opt_limit(self, value: str) -> None:
         """Messages and bytes a minute of each twin, as in --limit 1000,1048576 (or --limit 1000 1048576)"""
         self["limit"] = value
 
+    several = (*RmbOptions.several, "-m", "--domain")
     opt_l = opt_listen
     opt_m = opt_domain
     opt_d = opt_debug
@@ -152,12 +150,7 @@ class Options(EntityOptions):
     def postOptions(self) -> None:
         own_pid_file(self, "rmb-relay")
         self["listen"] = self["listen"] or [DEFAULT_LISTEN]
-        if self["registry"] is None:
-            raise UsageError("--registry is needed: who are the twins?")
-        try:
-            check_registry(self["registry"])
-        except DmsgError as error:
-            raise UsageError(str(error)) from None
+        self.check_registry()
         for name, low, high in (
             ("ranker-period", 1, 10**6),
             ("queue-length", 1, 10**7),

@@ -24,7 +24,15 @@ from dmsg.apps.parcels.sender import FilesSender
 from dmsg.apps.parcels.walk import walk
 from dmsg.apps.parts import part_of
 from dmsg.apps.pieces import PieceReader, digest_of, end, piece
-from dmsg.apps.sources import Source, SourceChanged, content_of_unmeasured, open_regular
+from dmsg.apps.sources import (
+    Source,
+    SourceChanged,
+    content_of_unmeasured,
+    is_pipe,
+    named,
+    open_pipe,
+    open_regular,
+)
 from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError
 from dmsg.apps.trees import GetTree, PutTree, TreePeer
 from tests.support import asynchronous
@@ -335,6 +343,54 @@ def _has_less_than_it_says(path: Path) -> bool:
         return 0 < len(path.read_bytes()) < status.st_size
     except OSError:
         return False
+
+
+class NameTests(SynchronousTestCase):
+    """Other names of what this process has open."""
+
+    def test_pipes(self) -> None:
+        """Of the shell, and named ones; all else is none."""
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        os.write(writing, b"1")
+        os.close(writing)
+        for path in (f"/dev/fd/{reading}", f"/proc/self/fd/{reading}", f"/proc/{os.getpid()}/fd/{reading}"):
+            self.assertTrue(is_pipe(path), path)
+            self.assertEqual(open_pipe(path), (reading, "a pipe"))
+        fifo = self.mktemp()
+        os.mkfifo(fifo)
+        self.assertTrue(is_pipe(fifo))
+        descriptor, name = open_pipe(fifo)
+        os.close(descriptor)
+        self.assertEqual(name, os.path.basename(fifo))
+        for path in (
+            "/dev/null",
+            "/proc",
+            "/proc/version",
+            __file__,
+            "none",
+            "",
+            "a\0b",
+            "/dev/fd/x",
+            f"/dev/fd/{2**20}",
+        ):
+            self.assertFalse(is_pipe(path), path)
+
+    def test_standard_input(self) -> None:
+        link = self.mktemp()
+        os.symlink("/proc/self/fd/0", link)
+        self.assertEqual(open_pipe(link), (0, "standard input"))
+
+    def test_a_file_that_is_open(self) -> None:
+        """It is sent under its own name, and as a pipe when it has none any more."""
+        path = Path(self.mktemp()).absolute()
+        path.write_bytes(b"1")
+        with path.open("rb") as file:
+            other = f"/dev/fd/{file.fileno()}"
+            self.assertEqual((is_pipe(other), named(Path(other))), (False, path))
+            path.unlink()
+            self.assertEqual((is_pipe(other), open_pipe(other)), (True, (file.fileno(), "a pipe")))
+        self.assertEqual(named(Path("a/b")), Path("a/b"))
 
 
 class PieceTests(SynchronousTestCase):

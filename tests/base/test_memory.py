@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.base.memory import LEAST, OLD, Holding, Memory, default_limit
+from dmsg.base.memory import LEAST, OLD, SHARE, UNKNOWN, Holding, Memory, default_limit
 
 
 class MemoryTests(SynchronousTestCase):
@@ -83,3 +85,6 @@ class MemoryTests(SynchronousTestCase):
 
     def test_the_default(self) -> None:
         self.assertGreaterEqual(default_limit(), LEAST)
+        self.patch(Path, "read_text", lambda path: "max")
+        self.patch(os, "sysconf", lambda name: -1)
+        self.assertEqual(default_limit(), UNKNOWN // SHARE, "a system that does not say it has not none")

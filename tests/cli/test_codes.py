@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from twisted.internet import reactor
+from twisted.internet import reactor, threads
 from twisted.internet.defer import Deferred
 
 from dmsg.apps.parts import part_name
@@ -104,6 +104,13 @@ class SendingTests(CodeCase):
         await self.ends(receiver, 0, "received standard input: 500.0 kB")
         self.assertEqual(receiver.out, b"line\n" * 100_000)
         await self.ends(sender, 0, "sent standard input")
+        os.mkfifo(self.directory / "fifo")
+        sender, code = await self.sends("fifo")
+        receiver = self.tool("receive", code.replace("-", "\u2013"), "--yes", "--min-servers=1")
+        await threads.deferToThread((self.directory / "fifo").write_bytes, b"a pipe that has a name")
+        await self.ends(receiver, 0, "received fifo: 22 B")
+        self.assertEqual(receiver.out, b"a pipe that has a name")
+        await self.ends(sender, 0, "sent fifo")
 
     @asynchronous
     async def test_json(self) -> None:

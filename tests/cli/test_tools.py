@@ -257,6 +257,10 @@ class WebTests(ToolCase):
         self.assertIn("206", out.splitlines()[0])
         status, out, _ = await curl("curl", "dmsg://alice/", **self.environment)
         self.assertIn("film", out)
+        (public / "a b").mkdir()
+        (public / "a b" / "\u00fc b.txt").write_text("as it is typed")
+        status, out, err = await curl("curl", "dmsg://alice/a b/\u00fc b.txt", **self.environment)
+        self.assertEqual((status, out), (0, "as it is typed"), err)
         for path in ("link", "../secret", "%2e%2e/secret", "nothing"):
             status, out, err = await curl("curl", "--fail", f"dmsg://alice/{path}", **self.environment)
             self.assertEqual((status, out), (22, ""), path)

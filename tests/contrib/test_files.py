@@ -60,13 +60,14 @@ class UnitTests(SynchronousTestCase):
 
     def test_options_are_those_of_the_programs(self) -> None:
         """What they start is parsed by the plugin itself."""
-        from dmsg.tap import collector, discovery, messaging, rmb_registry, rmb_relay, server
+        from dmsg.tap import collector, discovery, messaging, rmb_peer, rmb_registry, rmb_relay, server
 
         taps = {
             "dmsg-server": server,
             "dmsg-discovery": discovery,
             "dmsg-messaging-server": messaging,
             "dmsg-collector": collector,
+            "rmb-peer": rmb_peer,
             "rmb-relay": rmb_relay,
             "rmb-registry": rmb_registry,
         }

@@ -183,6 +183,23 @@ class ForwardTests(MemoryFederationCase):
         self.assertEqual(failing, ranker.order([failing, "https://other"], self.reactor.seconds())[-1])
 
     @asynchronous
+    async def test_who_does_not_sign(self) -> None:
+        """The other relay counts it against this one: what such a twin sends is verified here from then on."""
+        await self.two()
+        self.twin("A", self.first.domain), self.twin("C", self.first.domain)
+        b = Session(self.twin("B", self.second.domain))
+        a, c = await self.raw("A", self.first), await self.raw("C", self.first)
+        receiver = await self.raw("B", self.second)
+        drops = self.second.switch.rules.drops
+        for number in range(5):
+            a.send(a.envelope(b, uid=f"forged {number}"), self.now(), sign=False)
+            self.assertIn("destination offline", (await a.messages.get()).error.message)
+        self.assertEqual(drops[Drop.INTAKE_SIGNATURE], 1)
+        for raw in (a, c):
+            raw.send(raw.envelope(b, uid="signed"), self.now())
+            self.assertEqual((await receiver.messages.get()).uid, "signed")
+
+    @asynchronous
     async def test_A9_expired_under_way(self) -> None:
         """Nobody takes it until its life is over: the sender is told; meanwhile it is in the queue."""
         self.patch(federation, "RETRY_FIRST", 0.2)
@@ -507,6 +524,22 @@ class LimitTests(MemoryFederationCase):
         for twin in range(10_000, 10_500):
             self.one.switch.limited.count(twin)
         self.assertLessEqual(len(self.one.switch.limited.of_twin), limited.MAX_LIMITED + 1)
+
+    @asynchronous
+    async def test_the_last_line(self) -> None:
+        """A relay that is stopped says what it has refused since the last one."""
+        self.one = await self.named_relay(limit=(3, 10**6))
+        self.twin("A", self.one.domain), self.twin("B", self.one.domain)
+        a, b = await self.raw("A", self.one), await self.raw("B", self.one)
+        said: list[str] = []
+        self.patch(limited, "_log", _Lines(said))
+        for _ in range(5):
+            a.send(a.envelope(b.session), self.now())
+        await self.until(lambda: self.one.switch.limited.of_twin)
+        await self.pause(0.3)
+        self.assertEqual(said, [])
+        await self.one.stopService()
+        self.assertEqual(len(said), 1)
 
 
 class _Lines:

@@ -10,7 +10,6 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay import switch
-from dmsg.rmb.relay.limiter import FixedWindow
 from dmsg.rmb.socket import fragments, frames
 from dmsg.rmb.socket.fragments import FragmentError, Fragments
 from dmsg.rmb.socket.frames import BEGINNING, ENDING, MIDDLE, FrameTooLarge
@@ -73,16 +72,6 @@ class FragmentsTests(SynchronousTestCase):
         for first, piece in cut(bytes(5), [1] * 5):
             one.add(first, piece)
         self.assertEqual(one.small, 5)
-
-
-class LimiterTests(SynchronousTestCase):
-    def test_they_cost_what_a_message_costs(self) -> None:
-        window = FixedWindow(10, 1000)
-        window.charge(1, 9, 0.0)
-        self.assertTrue(window.measure(1, 1, 0.0))
-        self.assertFalse(window.measure(1, 1, 0.0))
-        self.assertTrue(window.measure(2, 1, 0.0))
-        self.assertTrue(window.measure(1, 1, 60.0))
 
 
 class _Counting:

@@ -23,6 +23,7 @@ from dmsg.rmb.peer.local import LocalError, incoming_request, incoming_response,
 from dmsg.rmb.peer.service import PeerSettings, RmbPeer
 from dmsg.rmb.peer.store import LOCAL, REPLY, REQUESTS, RESPONSES
 from dmsg.rmb.relay.federation import forward as federation
+from dmsg.rmb.session import participant
 from dmsg.rmb.session.participant import encryption_of
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.identity import Identity, verify
@@ -660,6 +661,7 @@ class LocalSideTests(PeerCase):
     @asynchronous
     async def test_what_was_taken_is_sent_by_the_next_process(self) -> None:
         """A peer that ends between taking and sending: its successor sends it, under the same uid."""
+        self.patch(participant, "SETTLE_WAIT", 0.0)
         relay = await self.named_relay()
         self.twin("A", None), self.twin("B", relay.domain)
         b = await self.raw("B", relay)
@@ -674,6 +676,23 @@ class LocalSideTests(PeerCase):
         await self.peer("A", relay)
         self.assertEqual(uid, (await b.messages.get()).uid)
         await self.until(lambda: not a.redis.hlen(REQUESTS) and not a.redis.exists("msgbus.system.local.taken"))
+
+    @asynchronous
+    async def test_it_waits_for_confirmations_before_it_ends(self) -> None:
+        """What its relay confirms a moment later is not sent a second time by the next process."""
+        relay = await self.named_relay()
+        self.twin("A", None), self.twin("B", relay.domain)
+        b = await self.raw("B", relay)
+        peer, a = await self.peer("A", relay)
+        b.answers_pings = False
+        a.push(dst=[self.ids["B"]])
+        await b.messages.get()
+        ending = peer.stopService()
+        await self.pause(0.1)
+        self.assertFalse(ending.called)
+        b.socket.pong(b.pings[-1])
+        await ending
+        self.assertEqual(0, a.redis.hlen(REQUESTS))
 
     @asynchronous
     async def test_encrypted_or_not(self) -> None:

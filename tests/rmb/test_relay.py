@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64encode
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any, cast
 
 from autobahn.twisted.websocket import WebSocketServerProtocol
 from twisted.internet.endpoints import clientFromString
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.threads import deferToThread
 
 from dmsg.net.socketopts import held, queued
 from dmsg.rmb.envelope import wire
@@ -20,7 +23,7 @@ from dmsg.rmb.socket import frames
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
 from tests.rmb.network import MemoryCase, RawTwin, RmbCase
-from tests.support import asynchronous
+from tests.support import asynchronous, some
 
 
 class _Pair(RmbCase):
@@ -489,6 +492,24 @@ class SessionTests(PairCase):
         self.assertEqual(b.raw, fresh.raw)
 
     @asynchronous
+    async def test_it_waits_for_confirmations_before_it_ends(self) -> None:
+        """For two seconds at most; a client of the reference is pinged at once. Nothing of it comes a second time."""
+        path = self.mktemp()
+        a, b = await self.pair(queue=f"sqlite:{path}")
+        b.answers_pings = False
+        a.send(a.envelope(b.session), self.now())
+        await b.messages.get()
+        began = self.reactor.seconds()
+        ending = self.one.stopService()
+        await self.pause(0.1)
+        self.assertFalse(ending.called)
+        b.socket.pong(b.pings[-1])
+        await ending
+        self.assertLess(self.reactor.seconds() - began, 0.5)
+        second = await self.relay(queue=f"sqlite:{path}", domains=self.one.switch.rules.domains)
+        self.assertEqual(0, len(some(second.switch).queue))
+
+    @asynchronous
     async def test_a_queue_is_of_one_process(self) -> None:
         """A second relay on the same file says so and does not start."""
         path = self.mktemp()
@@ -890,6 +911,16 @@ class HTTPTests(SocketPairCase):
         raw.transport.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
         await self.until(lambda: b"413" in raw.data)
         self.assertEqual(1, self.drops(Drop.INTAKE_TOO_LARGE))
+        raw.transport.loseConnection()
+
+        def post() -> int:
+            """One that sends all of it before it looks for an answer, as most do."""
+            connection = HTTPConnection(self.host, self.one.port)
+            with closing(connection):
+                connection.request("POST", "/", bytes(wire.MAX_MESSAGE + 1))
+                return connection.getresponse().status
+
+        self.assertEqual(413, await deferToThread(post))
 
     @asynchronous
     async def test_random_bytes(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,27 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.keys import SecKey, write_key_file
 from dmsg.tap import collector, discovery, server
-from dmsg.tap.options import json_log
+from dmsg.tap.options import DESCRIPTOR_RESERVE, descriptors, json_log
 from tests.support import asynchronous
 
 KEY = SecKey.from_seed(b"collector").public.hex()
+
+
+class DescriptorTests(SynchronousTestCase):
+    """How many connections a process may have."""
+
+    def test_no_limit_is_not_the_smallest(self) -> None:
+        """RLIM_INFINITY is a negative number."""
+        endless = resource.RLIM_INFINITY
+        for limits, expected in (
+            ((1024, 4096), 4096 - DESCRIPTOR_RESERVE),
+            ((1024, endless), 2**31),
+            ((endless, endless), 2**31),
+            ((1024, 1024), 1024 - DESCRIPTOR_RESERVE),
+        ):
+            self.patch(resource, "getrlimit", lambda kind, limits=limits: limits)
+            self.patch(resource, "setrlimit", lambda kind, limits: None)
+            self.assertEqual(descriptors(), expected, limits)
 
 
 class ConfigTests(SynchronousTestCase):

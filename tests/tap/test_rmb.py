@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,33 @@ class RelayOptionsTests(SynchronousTestCase):
             ("redis://localhost:6379", (100, 5000), 60.0), (settings.queue, settings.limit, settings.ranker_period)
         )
         self.assertEqual((10, 1), (settings.max_sessions, options["debug"]))
+
+    def test_a_chain(self) -> None:
+        """-s NODE... as --registry tfchain:NODE; several values behind one name; what is not needed is said."""
+        said = io.StringIO()
+        self.patch(sys, "stderr", said)
+        words = ("-s", "wss://a:443", "wss://b:443", "-m", "a.example", "b.example", "--catchup-threshold", "600")
+        settings = parse(rmb_relay, *words).settings()
+        self.assertEqual(settings.registry, "tfchain:wss://a:443")
+        self.assertEqual(settings.domains, {"a.example", "b.example"})
+        self.assertIn("only the first node is asked", said.getvalue())
+        self.assertIn("--catchup-threshold is not needed", said.getvalue())
+        for arguments, words_of_error in (
+            ((URL, "-s", "wss://a:443"), "give one of them"),
+            ((), "tfchain:wss://HOST:PORT"),
+            (("--registry=nonsense",), "tfchain:wss://HOST:PORT"),
+            (("--registry=wss://a:443",), "say tfchain:wss://a:443"),
+            ((URL, "alone"), "Wrong number of arguments"),
+        ):
+            error = self.assertRaises(UsageError, parse, rmb_relay, *arguments)
+            self.assertIn(words_of_error, str(error))
+
+    def test_version(self) -> None:
+        said = io.StringIO()
+        self.patch(sys, "stdout", said)
+        for word in ("-V", "--version"):
+            self.assertRaises(SystemExit, parse, rmb_relay, word)
+        self.assertEqual(said.getvalue(), 2 * f"dmsg {version('dmsg')}\n")
 
     def test_defaults(self) -> None:
         """Without anything but a registry."""
@@ -193,6 +222,8 @@ class ProcessTests(TestCase):
                 status, text = await self.run_twistd(*arguments)
                 self.assertEqual(1, status, text)
                 self.assertIn(words, text)
+                self.assertEqual(text.count("#critical"), 1, text)
+                self.assertNotIn("retry", text)
 
     @asynchronous
     async def test_a_second_relay_in_one_directory(self) -> None:

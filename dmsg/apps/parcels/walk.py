@@ -17,7 +17,7 @@ from typing import IO
 
 from dmsg.apps.descriptors import Descent
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, MODE_MASK, Checked, Item, parts_of, stays_inside
-from dmsg.apps.sources import UNMEASURED_LIMIT, SourceChanged, content_of_unmeasured, gone, open_regular, resized
+from dmsg.apps.sources import UNMEASURED_LIMIT, SourceChanged, content_of_unmeasured, gone, named, open_regular, resized
 from dmsg.apps.transfer import TransferError
 
 UNMEASURED_IN_ALL = 16 * UNMEASURED_LIMIT
@@ -123,7 +123,7 @@ def walk(paths: Sequence[Path]) -> Walked:
     """
     walked = Walked()
     for path in paths:
-        top = path.absolute()
+        top = named(path).absolute()
         name = top.name or top.resolve().name
         if name in ("", "..", "."):
             name = top.resolve().name
@@ -132,12 +132,12 @@ def walk(paths: Sequence[Path]) -> Walked:
         try:
             if name in walked.tops:
                 raise TransferError(f"two of them are called {name}")
-            named = walked.tops[name] = top.resolve()  # a link that is named is what it leads to
-            status = named.stat()
+            real = walked.tops[name] = top.resolve()  # a link that is named is what it leads to
+            status = real.stat()
             if stat.S_ISREG(status.st_mode):
-                _add_file(walked, os.fspath(named), name, None)
+                _add_file(walked, os.fspath(real), name, None)
             elif stat.S_ISDIR(status.st_mode):
-                _add_directory(walked, named, name)
+                _add_directory(walked, real, name)
             else:
                 raise TransferError("is neither file nor directory; - sends standard input")
         except OSError as error:

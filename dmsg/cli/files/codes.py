@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,8 @@ SHOWN_THINGS = 20
 """Things of an offer that are named; of more it is said how many there are."""
 LOOK_INTERVAL = 0.5
 """Seconds between looks whether the other side is there."""
+NAME_SHOWN = 255
+"""Characters of the name of a pipe."""
 TELL_AFTER = 2.0
 """Seconds after which it is said that it is not."""
 
@@ -162,31 +165,32 @@ class TextToSend(_Making):
 
 
 class InputToSend(_Making):
-    """Standard input, to its end."""
+    """Standard input, or another pipe, to its end."""
 
-    def __init__(self, reactor: Reactor, progress: Progress) -> None:
+    def __init__(self, reactor: Reactor, progress: Progress, descriptor: int = 0, name: str = "standard input") -> None:
         super().__init__(progress)
         self._reactor = reactor
-        self.what, self.fields = "standard input", {"sent": "-"}
+        self._descriptor = descriptor
+        self.what, self.fields = printable(name), {"sent": name if descriptor else "-"}
 
     def __call__(self) -> ParcelSender:
         return PipeSender(
-            "standard input",
-            lambda pipe: _Input.read(self._reactor, pipe),
+            self.what[:NAME_SHOWN],
+            lambda pipe: _Input.read(self._reactor, pipe, self._descriptor),
             # at a terminal the bar would be where one types
-            taken=lambda: None if sys.stdin.isatty() else self._begin(self.what, None),
+            taken=lambda: None if os.isatty(self._descriptor) else self._begin(self.what, None),
             progress=self._moved,
         )
 
 
 class _Input(Protocol):
-    """Standard input, read as fast as the other side takes it."""
+    """A pipe, read as fast as the other side takes it."""
 
     def __init__(self, pipe: PipeSender) -> None:
         self._pipe = pipe
 
     @classmethod
-    def read(cls, reactor: Reactor, pipe: PipeSender) -> None:
+    def read(cls, reactor: Reactor, pipe: PipeSender, descriptor: int) -> None:
         """Begin."""
         from twisted.internet.interfaces import IHalfCloseableProtocol
         from twisted.internet.stdio import StandardIO
@@ -194,7 +198,8 @@ class _Input(Protocol):
 
         console = cls(pipe)
         directlyProvides(console, IHalfCloseableProtocol)
-        StandardIO(console, reactor=reactor)
+        console_of: Any = StandardIO
+        console_of(console, stdin=descriptor, reactor=reactor)
 
     def connectionMade(self) -> None:
         stream: Any = self._pipe.transport

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import click
 from twisted.internet.defer import CancelledError, Deferred
@@ -114,8 +114,14 @@ def _http_url(url: str) -> bytes:
         raise
     except ValueError:
         raise DmsgError(f"{without_userinfo(url)[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    path = _escaped(parts.path or "/") + (f"?{_escaped(parts.query)}" if parts.query else "")
     return f"http://{key.text}:{port}{path}".encode()
+
+
+def _escaped(text: str) -> str:
+    """With blanks, umlauts and all else that a URL cannot have as ``%XX``; what is written so already stays."""
+    text = re.sub(r"%(?![0-9A-Fa-f]{2})", "%25", text)
+    return quote(os.fsencode(text), safe="/?%:@!$&'()*+,;=")
 
 
 @dataclass(frozen=True)

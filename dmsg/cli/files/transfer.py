@@ -57,6 +57,7 @@ def send(
       dmsg send notes/ photo.jpg
       dmsg send --text 'the door is open'
       tar c . | dmsg send -
+      dmsg send <(tar c .)
       dmsg send photo.jpg alice
     """
 
@@ -74,7 +75,11 @@ def send(
     if "-" in what and len(what) > 1:
         raise click.UsageError("standard input (-) is sent alone")
     from dmsg.apps.parcels.wire import TEXT_LIMIT
+    from dmsg.apps.sources import is_pipe, open_pipe
 
+    pipes = [one for one in what if one != "-" and is_pipe(one)]
+    if pipes and len(what) > 1:
+        raise click.UsageError(f"{pipes[0]}: a pipe is sent alone")
     if text is not None and len(text) > TEXT_LIMIT:
         raise click.UsageError(f"a text has at most {TEXT_LIMIT} characters; a longer one is a file")
 
@@ -88,6 +93,8 @@ def send(
             make: Any = TextToSend(progress, text)
         elif what == ("-",):
             make = InputToSend(reactor, progress)
+        elif pipes:
+            make = InputToSend(reactor, progress, *open_pipe(pipes[0]))
         else:
             make = await files_to_send([Path(one) for one in what], progress)
 
@@ -117,7 +124,10 @@ def _key_of(what: tuple[str, ...]) -> PubKey | None:
 
 def _send_to(file: Path, public_key: PubKey, settings: ClientSettings, timeout: float) -> NoReturn:
     if not file.is_file():
-        raise click.UsageError(f"{file}: {'is a directory' if file.is_dir() else 'no such file'}")
+        why = "is a directory" if file.is_dir() else "is no file" if file.exists() else "no such file"
+        raise click.UsageError(
+            f"{file}: {why}; without a KEY it is sent by a code" if file.exists() else f"{file}: {why}"
+        )
 
     from twisted.internet.protocol import Factory
 
@@ -128,8 +138,8 @@ def _send_to(file: Path, public_key: PubKey, settings: ClientSettings, timeout: 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             with transfer_progress() as progress:
-                bar = progress.add_task(file.name, total=file.stat().st_size)
                 protocol = SendFile(file, lambda done: progress.update(bar, completed=done))
+                bar = progress.add_task(file.name, total=protocol.size)
                 factory = Factory.forProtocol(lambda: protocol)
                 factory.noisy = False
                 await client.connect(public_key, factory, timeout=timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,14 @@ def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | 
     return value
 
 
+def _name_of(url: str) -> str:
+    """What a URL ends with: bytes that are no UTF-8 stay what they are."""
+    from urllib.parse import unquote_to_bytes, urlsplit
+
+    path = urlsplit(url if "://" in url else f"{SCHEME}://{url}").path
+    return PurePosixPath(os.fsdecode(unquote_to_bytes(os.fsencode(path)))).name
+
+
 @command()
 @click.argument("url", required=False)
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write there, not to stdout.")
@@ -113,8 +122,6 @@ def curl(
       dmsg curl -o film.mkv -C - dmsg://alice/film.mkv
     """
 
-    from urllib.parse import unquote, urlsplit
-
     from twisted.web.http_headers import Headers
 
     from dmsg.cli.files.http import Wanted, fetch, start_at
@@ -126,8 +133,8 @@ def curl(
     if url is None:
         raise click.UsageError("Missing argument 'URL'.")
     if remote_name:
-        name = PurePosixPath(unquote(urlsplit(url if "://" in url else f"{SCHEME}://{url}").path)).name
-        if output is not None or name in ("", ".", ".."):
+        name = _name_of(url)
+        if output is not None or name in ("", ".", "..") or "\0" in name:
             raise click.UsageError("-O needs a URL that ends with a name, and no -o")
         output = Path(name)
     if continue_at is not None and output is None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from twisted.internet.interfaces import IAddress
+from twisted.internet.interfaces import IAddress, IDelayedCall
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
@@ -37,6 +37,9 @@ MAX_PARAMETERS = 64
 """Parameters of a query."""
 LONGEST_LENGTH = 40
 """Bytes of a Content-Length header: Python refuses to read numbers of thousands of digits, by an exception."""
+LINGER_FOR, LINGER_SIZE = 5.0, 64 * 1024 * 1024
+"""Seconds, and bytes, for which the rest of a request is read and dropped behind an answer that did not wait for it: a
+connection that is closed while something comes is reset, and its client never sees the answer."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?].*|)", re.IGNORECASE | re.DOTALL)
 
 
@@ -63,12 +66,19 @@ class BoundedChannel(HTTPChannel):
         self._waits = False
         self._paused = False
         self._given_up = False
+        self._lingering: IDelayedCall | None = None
+        self._dropped = 0
 
     def connectionMade(self) -> None:
         super().connectionMade()  # type: ignore[no-untyped-call]
         self.block = owner_of(self.getPeer())  # type: ignore[no-untyped-call]
 
     def dataReceived(self, data: bytes) -> None:
+        if self._lingering is not None:
+            self._dropped += len(data)
+            if self._dropped > LINGER_SIZE:
+                self._close()
+            return
         self._behind.extend(data[start : start + PIECE] for start in range(0, len(data), PIECE))
         self.site.unanswered.book(self, len(data))
         self._feed()
@@ -147,6 +157,20 @@ class BoundedChannel(HTTPChannel):
         self._behind.clear()
         self.site.unanswered.let_go(self)
 
+    def linger(self) -> None:
+        """An answer was written before its request was whole: close when the client has had the time to read it."""
+        self._given_up = True
+        self.let_go()
+        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        self._networkProducer.resumeProducing()
+        if self._lingering is None:
+            self._lingering = self.site.reactor.callLater(LINGER_FOR, self._close)
+
+    def _close(self) -> None:
+        if self._lingering is not None and self._lingering.active():
+            self._lingering.cancel()
+        self.loseConnection()  # type: ignore[no-untyped-call]
+
     def give_up(self) -> None:
         """Others need the room; for :class:`~dmsg.net.web.unanswered.Holder`."""
         self._given_up = True
@@ -159,6 +183,8 @@ class BoundedChannel(HTTPChannel):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.let_go()
+        if self._lingering is not None and self._lingering.active():
+            self._lingering.cancel()
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
         # a request, its channel and what decodes its body hold each other; they would wait for the collector
         self.requests = []

@@ -151,7 +151,8 @@ class BoundedRequest(PlainRequest):
             b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
         )
-        self.channel.loseConnection()
+        self.content = BytesIO()  # what has come of it is not needed while the rest of it is dropped
+        self.channel.linger()
 
 
 def bounded(reactor: IReactorTime, max_body: int, refused: Callable[[str], None], timeout: float) -> dict[str, Any]:

@@ -122,7 +122,9 @@ class RmbPeer(Service):
         self.drops: Counter[Drop] = Counter()
         self._under_way: dict[str, str] = {}
         self._no_room: list[Deferred[int]] = []
-        self._stopping = False
+        self._leaving = self._stopping = False
+        self._recording = 0
+        """Confirmations that are being written down."""
         self._commands: dict[int, dict[str, float]] = {}
         self._seldom = Seldom(reactor.seconds)
         self.ready: Deferred[None] = Deferred()
@@ -153,7 +155,7 @@ class RmbPeer(Service):
 
     def startService(self) -> None:
         super().startService()  # type: ignore[no-untyped-call]
-        self._stopping = False
+        self._leaving = self._stopping = False
         self.ready = Deferred.fromCoroutine(self._start())
 
     async def _start(self) -> None:
@@ -185,12 +187,14 @@ class RmbPeer(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        self._stopping = True
+        self._leaving = True
         self.ready.addErrback(lambda _: None)
         self.ready.cancel()
         running = self._running
         if running is None:
             return
+        await running.bus.settle(lambda: not self._recording)
+        self._stopping = True
         running.bus.disconnect()
         running.files.stop()
         running.bus.cancel()
@@ -199,7 +203,7 @@ class RmbPeer(Service):
             await running.registry.close()
 
     def _room(self) -> Deferred[int]:
-        if len(self._under_way) < MAX_UNDER_WAY:
+        if len(self._under_way) < MAX_UNDER_WAY and not self._leaving:
             return succeed(MAX_UNDER_WAY - len(self._under_way))
         waiting: Deferred[int] = Deferred()
         self._no_room.append(waiting)
@@ -208,9 +212,13 @@ class RmbPeer(Service):
     async def _finished(self, outgoing: str, uid: str) -> None:
         if self._stopping:
             return  # what ends now was given up, and is for the next process
-        await self._there.store.confirmed(outgoing, uid)
+        self._recording += 1
+        try:
+            await self._there.store.confirmed(outgoing, uid)
+        finally:
+            self._recording -= 1
         self._under_way.pop(uid, None)
-        if len(self._under_way) < MAX_UNDER_WAY and self._no_room:
+        if len(self._under_way) < MAX_UNDER_WAY and self._no_room and not self._leaving:
             waiting, self._no_room = self._no_room, []
             for one in waiting:
                 if not one.called:

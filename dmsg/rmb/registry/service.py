@@ -44,8 +44,13 @@ def check_registry(description: str) -> str:
             check_url(node_url(rest))
         except ValueError as error:
             raise RegistryUnavailable(str(error)) from None
+    elif kind in ("ws", "wss"):
+        shown = description[:80]
+        raise RegistryUnavailable(f"{shown} is no registry; if it is a node of tfchain, say tfchain:{shown}")
     elif kind != "file" or not rest:
-        raise RegistryUnavailable(f"{description[:80]!r} is no registry: file:PATH or http://HOST:PORT")
+        raise RegistryUnavailable(
+            f"{description[:80]!r} is no registry: http://HOST:PORT, file:PATH or tfchain:wss://HOST:PORT"
+        )
     return description
 
 

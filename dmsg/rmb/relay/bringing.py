@@ -60,6 +60,7 @@ class Bringing:
         self._intake = Intake(switch)
         self._rate = RateLimit(INTAKE_RATE, INTAKE_BURST, blocks_of)
         self._of_twins = FixedWindow(INTAKE_COUNT, INTAKE_SIZE)
+        switch.rules.windows.append(self._of_twins)
         self._taken: OrderedDict[bytes, float] = OrderedDict()
         self.under_way = 0
 
@@ -128,11 +129,14 @@ class Bringing:
         if self._taken.get(key, 0.0) > switch.now():
             return TAKEN
         # only what is signed counts, so that nobody can use up what another may send
-        if not self._of_twins.measure(header.source.twin, len(data), switch.now()):
+        size, now = len(data), switch.now()
+        if not self._of_twins.measure(header.source.twin, size, now, is_answer=header.is_answer):
             switch.limited.count(header.source.twin)
             return self._later(Drop.INTAKE_RATE, "too many messages of this twin", 10)
         try:
             receiver = await self._again_if_elsewhere(header.destination.twin, receiver)
+            if receiver is not None:
+                switch.rules.carried(header, now)
             await self._intake.take(header, data, receiver, only_connected=only_connected)
         except Refused as refused:
             if refused.drop is Drop.OFFLINE:

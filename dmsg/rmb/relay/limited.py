@@ -34,10 +34,13 @@ class Limited:
         for counted in (self.of_twin, self._now):
             counted[twin if twin in counted or len(counted) < MAX_LIMITED else 0] += 1
 
-    def tell(self) -> None:
-        """Those of the last minute, once a minute."""
+    def tell(self, *, last: bool = False) -> None:
+        """Those of the last minute, once a minute.
+
+        :param last: the relay ends: those since the last line.
+        """
         now = self._clock.seconds()
-        if not self._now or now - self._since < LIMITED_EVERY:
+        if not self._now or (now - self._since < LIMITED_EVERY and not last):
             return
         counted, self._now = self._now, Counter()
         seconds, self._since = now - self._since, now

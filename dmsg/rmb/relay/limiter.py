@@ -1,4 +1,9 @@
-"""How much a twin may send through a relay: a count and bytes in a fixed minute."""
+"""How much a twin may send through a relay: a count and bytes in a fixed minute.
+
+Answers are provoked by others: who asks a twin pays for the question, and the
+twin's answer is free, so that strangers who ask a lot do not use up what it may
+send itself.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ WINDOW = 60
 """Seconds; windows begin at multiples of it since 1970."""
 MAX_TWINS = 100_000
 """Twins whose counts are remembered; the one that was silent for longest is forgotten first."""
+FREE_ANSWER = 4096
+"""Bytes of an answer that are free; how much longer it is is the answering twin's choice."""
 
 
 @dataclass(slots=True)
@@ -16,6 +23,7 @@ class _Window:
     number: int
     count: int = 0
     size: int = 0
+    questions: int = 0
 
 
 class FixedWindow:
@@ -35,15 +43,30 @@ class FixedWindow:
     def __len__(self) -> int:
         return len(self._twins)
 
-    def measure(self, twin: int, size: int, now: float) -> bool:
+    def ask(self, twin: int, now: float) -> None:
+        """Count a question that is on its way to ``twin``: one answer to it is free.
+
+        :param twin: one that the registry knows.
+        """
+        window = self._window_of(twin, now)
+        window.questions = min(window.questions + 1, self.count)
+
+    def measure(self, twin: int, size: int, now: float, *, is_answer: bool = False) -> bool:
         """Whether a message of ``size`` bytes may pass.
 
         One larger than all of a window is not counted; any other is, also
-        when it is refused.
+        when it is refused.  Of an answer to a question only what is beyond
+        ``FREE_ANSWER`` bytes counts.
         """
         if size > self.size:
             return False
         window = self._window_of(twin, now)
+        if is_answer and window.questions:
+            window.questions -= 1
+            if size <= FREE_ANSWER:
+                return True
+            window.size += size - FREE_ANSWER
+            return window.size <= self.size
         window.count += 1
         window.size += size
         return window.count <= self.count and window.size <= self.size

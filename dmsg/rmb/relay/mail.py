@@ -53,6 +53,11 @@ class Header:
         return self.kind == "request"
 
     @property
+    def is_answer(self) -> bool:
+        """Whether its receiver asked for it: it is nothing that its sender chose to send."""
+        return self.kind in ANSWERS
+
+    @property
     def fail_fast(self) -> bool:
         """It is not to be kept."""
         return wants_fail_fast(self)
@@ -81,8 +86,8 @@ class Mail(Message):
 
     @property
     def is_answer(self) -> bool:  # type: ignore[override]  # of others it is fixed
-        """Whether its receiver asked for it: it is nothing that its sender chose to send."""
-        return self.header.kind in ANSWERS
+        """Whether its receiver asked for it."""
+        return self.header.is_answer
 
 
 def answer(header: Header, text: str, to: Session | None, now: float) -> Message:

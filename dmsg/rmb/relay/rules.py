@@ -61,11 +61,13 @@ class Rules:
     :param domains: names under which twins list this relay; with none, whoever is not connected is elsewhere.
     :param limiter: of what twins may send, or None.
     :ivar drops: how often each reason occurred.
+    :ivar windows: all that count what twins send, here or through other relays.
     """
 
     def __init__(self, domains: Iterable[str] = (), limiter: FixedWindow | None = None) -> None:
         self.domains = frozenset(domains)
         self.limiter = limiter
+        self.windows = [limiter] if limiter is not None else []
         self.drops: Counter[Drop] = Counter()
 
     def admit(self, session: Session, header: Header, size: int, now: float) -> bool:
@@ -73,7 +75,7 @@ class Rules:
 
         :raises Refused: it is not carried.
         """
-        if self.limiter is not None and not self.limiter.measure(session.twin, size, now):
+        if self.limiter is not None and not self.limiter.measure(session.twin, size, now, is_answer=header.is_answer):
             raise Refused(Drop.RATE_LIMITED)
         if header.source != session:
             raise Refused(Drop.WRONG_SOURCE)
@@ -83,6 +85,12 @@ class Rules:
             raise Refused(Drop.NO_DESTINATION)
         self.check_message(header, now)
         return False
+
+    def carried(self, header: Header, now: float) -> None:
+        """A message goes on to its destination, which the registry knows: it may answer a request."""
+        if header.kind == "request":
+            for window in self.windows:
+                window.ask(header.destination.twin, now)
 
     def charge(self, twin: int, messages: int, now: float) -> None:
         """Count what costs as much as so many messages of ``twin``."""

@@ -47,7 +47,9 @@ PART = 4
 TAKES_NOTHING = "the queue takes nothing"
 """What ``/health`` says while the queue cannot be written, as on a full disk."""
 CLOSE_WAIT = 2.0
-"""Seconds that stopping waits for sessions to say good-bye."""
+"""Seconds that stopping waits for sessions to confirm what was sent to them; their queues have what they do not."""
+LOOK_EVERY = 0.02
+"""Seconds between looks whether they have."""
 
 _log = Logger()
 
@@ -244,14 +246,26 @@ class RmbRelay(ListeningService):
             if self._status is not None:
                 await self._status.stop()
 
+    async def _confirmed(self, switch: Switch) -> None:
+        """Wait until sessions have confirmed what was sent to them: what they did not would come a second time."""
+        until = self._reactor.seconds() + CLOSE_WAIT
+        for session in switch.sessions.values():
+            session.delivery.ping_behind()
+        while self._reactor.seconds() < until:
+            await deferLater(self._reactor, LOOK_EVERY)
+            if not any(len(one.delivery) and not one.delivery.stalled for one in switch.sessions.values()):
+                break
+
     async def _leave(self) -> None:
         await self._stop_listening()
         running = self._running
         if running is None:
             return
+        await self._confirmed(running.switch)
         running.holdings.stop()
         if running.round.running:
             running.round.stop()
+        running.switch.limited.tell(last=True)
         running.switch.presence.stop()
         for session in list(running.switch.sessions.values()):
             isolated(session.end, Drop.DRAINING, GOING_AWAY, "the relay is shutting down")

@@ -244,6 +244,7 @@ class Switch:
         if receiver is None:
             return False
         self.count_in(mail)
+        self.rules.carried(mail.header, self.now())
         if not receiver.delivery.offer(mail):
             self._enqueue(mail.destination, mail)
         return True
@@ -275,6 +276,8 @@ class Switch:
     def _route(self, session: RelaySession, mail: Mail, twin: Twin | None) -> None:
         """Its receiver is not connected here: the rules say what becomes of it."""
         decision = self.rules.route(mail.header, twin)
+        if decision.action is not Action.REFUSE:
+            self.rules.carried(mail.header, self.now())
         if decision.action is Action.QUEUE:
             self.count_in(mail)
             self._enqueue(mail.destination, mail, others=decision.relays)

@@ -31,6 +31,10 @@ from dmsg.rmb.twins.twin import Twin
 
 REGISTRY_RETRY = 1.0
 """Seconds before the registry is asked again about who sent a message."""
+SETTLE_WAIT = 2.0
+"""Seconds that stopping waits for confirmations."""
+LOOK_EVERY = 0.02
+"""Seconds between looks whether they have come."""
 
 _log = Logger()
 
@@ -125,6 +129,17 @@ class Participant:
         )
         self.uplink.start()
         self.is_open = True
+
+    async def settle(self, also: Callable[[], bool] = lambda: True) -> None:
+        """Wait until all is confirmed that was sent or brought, ``SETTLE_WAIT`` seconds at most.
+
+        What is not would be sent, or brought, again; and others than this package's do not know what they have had.
+
+        :param also: what is to be true besides.
+        """
+        until = self._reactor.seconds() + SETTLE_WAIT
+        while self.is_open and not (self.uplink.is_settled and also()) and self._reactor.seconds() < until:
+            await deferLater(self._reactor, LOOK_EVERY)
 
     def disconnect(self) -> None:
         """End the connections to relays, if :meth:`open` was done."""

@@ -113,6 +113,11 @@ class RelayLink:
         """One more message may be sent now."""
         return self._socket is not None and len(self._window) < WINDOW
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing waits for a confirmation, of the relay or of this end."""
+        return self._socket is None or not (self._window or len(self._ledger))
+
     def start(self) -> None:
         """Connect, and stay connected."""
         self._stopped = False
@@ -349,6 +354,11 @@ class Uplink:
             self._round.stop()
         for link in self.links:
             link.stop()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether relays have confirmed all that was sent to them, and everything was dealt with that they brought."""
+        return all(link.is_settled for link in self.links)
 
     def when_online(self, timeout: float) -> Deferred[None]:
         """Fires when a relay is connected; fails with DmsgTimeout."""

@@ -12,6 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import deferLater
 
 from dmsg.base.tables import uncount
+from dmsg.rmb.relay.federation.doubts import Doubts
 from dmsg.rmb.relay.federation.slots import Slots
 from dmsg.rmb.relay.ranker import Ranker
 
@@ -46,11 +47,12 @@ class Asking:
     :ivar not_offered: messages that nobody was asked to take, because too many were offered.
     """
 
-    def __init__(self, reactor: IReactorTime, poster: Any, ranker: Ranker, slots: Slots[Any]) -> None:
+    def __init__(self, reactor: IReactorTime, poster: Any, ranker: Ranker, slots: Slots[Any], registry: Any) -> None:
         self._reactor = reactor
         self._poster = poster
         self._ranker = ranker
         self._slots = slots
+        self._doubts = Doubts(reactor.seconds, registry)
         self._offering: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
         self._waiting = 0
         self._under_way: set[Deferred[Any]] = set()
@@ -112,6 +114,8 @@ class Asking:
     ) -> Outcome:
         """:param answered: told how many seconds one took that said anything, whatever it was: it is there."""
         failed = False
+        if await self._doubts.refuses(data):
+            return Outcome.REFUSED
         for relay in self._ranker.order(relays, self._reactor.seconds()):
             if self.stopped:
                 return Outcome.FAILED
@@ -119,6 +123,7 @@ class Asking:
             code = await self._poster.post(relay, data, only_connected=only_connected)
             if code:
                 answered(self._reactor.seconds() - began)
+            self._doubts.answered(data, code)
             if code == 202:
                 self._count(self.success, relay)
                 return Outcome.TAKEN

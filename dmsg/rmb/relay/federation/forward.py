@@ -119,7 +119,7 @@ class Federation:
         self._domains = domains
         self._random = random or Random()
         self._slots: Slots[_Item] = Slots(poster.takes_many)
-        self.asking = Asking(reactor, poster, ranker, self._slots)
+        self.asking = Asking(reactor, poster, ranker, self._slots, registry)
         self.offers = Offers(reactor, self.asking, queue, wall_clock, max_size // PART)
         self._size = 0
         self._items_of: Counter[int] = Counter()

@@ -1,0 +1,80 @@
+"""What the options of the bus' relay and peer share, and those of the reference's programs that are not ours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.python.usage import UsageError
+
+from dmsg.errors import DmsgError
+from dmsg.rmb.registry.service import check_registry
+from dmsg.tap.options import EntityOptions
+
+REGISTRIES = "http://HOST:PORT of an rmb-registry, file:PATH, or tfchain:wss://HOST:PORT, the chain that rmb-rs uses"
+REGISTRY_OPTION = ["registry", None, None, REGISTRIES, str]
+
+
+class RmbOptions(EntityOptions):
+    """Options of a program that looks twins up.
+
+    :cvar several: options of the reference that may have several values behind one name.
+    """
+
+    several: tuple[str, ...] = ("-s", "--substrate")
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._nodes: list[str] = []
+
+    def opt_substrate(self, value: str) -> None:
+        """The same as --registry tfchain:URL, as rmb-rs has it; of several the first is asked"""
+        self._nodes.append(value)
+
+    opt_s = opt_substrate
+
+    def parseOptions(self, options: Sequence[str] | None = None) -> None:
+        super().parseOptions(one_each(options or (), self.several))
+
+    def note(self, text: str) -> None:
+        """Say something about an option that is taken but does nothing."""
+        twistd: Any = getattr(self, "parent", None)
+        name = "rmb" if twistd is None else f"twistd {twistd.subCommand}"
+        sys.stderr.write(f"{name}: {text}\n")
+
+    def check_registry(self) -> None:
+        """See which registry it is.
+
+        :raises UsageError: none, two, or one that cannot be.
+        """
+        if self._nodes:
+            if self["registry"] is not None:
+                raise UsageError("--substrate is --registry tfchain:URL: give one of them")
+            self["registry"] = f"tfchain:{self._nodes[0]}"
+            if len(self._nodes) > 1:
+                self.note(f"--substrate: only the first node is asked, {self._nodes[0]}")
+        if self["registry"] is None:
+            raise UsageError(f"--registry is needed, to look twins up: {REGISTRIES}")
+        try:
+            check_registry(self["registry"])
+        except DmsgError as error:
+            raise UsageError(str(error)) from None
+
+
+def one_each(words: Sequence[str], several: Sequence[str]) -> list[str]:
+    """``-m a b`` as ``-m a -m b``: no word stands alone on these command lines."""
+    found: list[str] = []
+    repeated: str | None = None
+    has_value = False
+    for word in words:
+        if word.startswith("-"):
+            name, equals, _ = word.partition("=")
+            repeated = name if name in several else None
+            has_value = bool(equals)
+        elif repeated is not None:
+            if has_value:
+                found.append(repeated)
+            has_value = True
+        found.append(word)
+    return found

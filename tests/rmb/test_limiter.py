@@ -1,0 +1,58 @@
+"""What counts against a twin is what it chose to send."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.rmb.errors import Drop
+from dmsg.rmb.relay.limiter import FREE_ANSWER, FixedWindow
+from tests.rmb.test_relay import PairCase
+from tests.support import asynchronous
+
+
+class FixedWindowTests(SynchronousTestCase):
+    def test_small_fragments_cost_what_a_message_costs(self) -> None:
+        window = FixedWindow(10, 1000)
+        window.charge(1, 9, 0.0)
+        self.assertTrue(window.measure(1, 1, 0.0))
+        self.assertFalse(window.measure(1, 1, 0.0))
+        self.assertTrue(window.measure(2, 1, 0.0))
+        self.assertTrue(window.measure(1, 1, 60.0))
+
+    def test_answers_are_free(self) -> None:
+        """One for each question, up to a size; beyond that, and without a question, they count as all else."""
+        window = FixedWindow(2, 10_000)
+        for _ in range(3):
+            window.ask(1, 0.0)
+        self.assertTrue(window.measure(1, FREE_ANSWER, 0.0, is_answer=True))
+        self.assertFalse(window.measure(1, FREE_ANSWER + 9_000, 0.0, is_answer=True))  # one larger than all of it
+        self.assertTrue(window.measure(1, FREE_ANSWER + 5_000, 0.0, is_answer=True))
+        # three questions, of which no more are remembered than a window has messages
+        for allowed in (True, True, False):
+            self.assertEqual(window.measure(1, 1, 0.0, is_answer=True), allowed)
+
+    def test_questions_of_before(self) -> None:
+        """An answer may take until the next minute."""
+        window = FixedWindow(1, 10_000)
+        window.ask(1, 0.0)
+        self.assertTrue(window.measure(1, 1, 60.0, is_answer=True))
+        self.assertTrue(window.measure(1, 1, 60.0))
+
+
+class RelayTests(PairCase):
+    @asynchronous
+    async def test_who_is_asked_a_lot(self) -> None:
+        """It answers all of it, and may send as much of its own as if nobody had asked."""
+        self.offset = 60 - self.now() % 60
+        a, b = await self.pair(limit=(4, 100_000))
+        for sender in (a, await self.raw("A", self.one, "other")):
+            for _ in range(2):
+                sender.send(sender.envelope(b.session), self.now())
+                asked = await b.messages.get()
+                b.send(b.envelope(sender.session, None, uid=asked.uid), self.now())
+                await sender.messages.get()
+        for number in range(4):
+            b.send(b.envelope(a.session, uid=str(number)), self.now())
+            self.assertEqual((await a.messages.get()).uid, str(number))
+        await self.refused(b, b.envelope(a.session), "exceeded rate limits, dropping message")
+        self.assertEqual(self.drops(Drop.RATE_LIMITED), 1)
