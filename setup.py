@@ -1,5 +1,6 @@
-"""Makes ``dmsg/rmb/envelope/envelope_pb2.py`` of ``envelope.proto`` when dmsg is built; all else is in setup.cfg."""
+"""What setup.cfg cannot say: the long description, and ``envelope_pb2.py``, which is made of ``envelope.proto``."""
 
+import re
 from pathlib import Path
 
 from setuptools import Command, setup
@@ -7,6 +8,16 @@ from setuptools.command.build import build
 
 PROTO = Path("dmsg/rmb/envelope/envelope.proto")
 OUTPUTS = ("envelope_pb2.py", "envelope_pb2.pyi")
+
+
+def long_description(text):
+    """README without pictures, and with the text of links alone where they lead to files beside it.
+
+    An index shows it where these files are not, and dmsg has no public address that they could be completed with.
+    """
+    text = re.sub(r"<!--.*?-->\n", "", text, flags=re.DOTALL)
+    text = re.sub(r"^!\[[^\]]*\]\([^)]*\)\n+", "", text, flags=re.MULTILINE)
+    return re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 
 class BuildProto(Command):
@@ -49,4 +60,8 @@ class BuildProto(Command):
 
 
 build.sub_commands = [("build_proto", None), *build.sub_commands]
-setup(cmdclass={"build_proto": BuildProto})
+setup(
+    cmdclass={"build_proto": BuildProto},
+    long_description=long_description(Path("README.md").read_text(encoding="utf-8")),
+    long_description_content_type="text/markdown",
+)

@@ -159,6 +159,8 @@ class Person:
         self.directory = directory
         self.ports = {port: str(free_port()) for port in PORTS}
         self.keys: dict[str, str] = {}
+        self.own: dict[str, dict[str, str]] = {}
+        """What a terminal has set for itself."""
         self.terminals: dict[str, Running] = {}
         self.running: list[Running] = []
         directory.mkdir(parents=True)
@@ -173,7 +175,12 @@ class Person:
         self.environment.update(HOME=str(home), PYTHONUNBUFFERED="1", COLUMNS="200")
         # a socket's path is short
         self.environment["XDG_RUNTIME_DIR"] = self.runtime = tempfile.mkdtemp(prefix="dmsg-")
-        for name, size in FILES.items():
+        if page.name == "README.md":
+            # its reader has a clone and nothing else
+            hidden = shutil.ignore_patterns("_build", "_generated", ".*")
+            shutil.copytree(ROOT / "docs", directory / "docs", ignore=hidden)
+            shutil.copy(ROOT / "README.md", directory)
+        for name, size in FILES.items() if page.name != "README.md" else ():
             (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_bytes(random.Random(name).randbytes(size))
 
@@ -192,14 +199,14 @@ class Person:
         assert block.file_name is not None
         (self.directory / block.file_name).write_text(self.adapt(block.text))
 
-    def start(self, text: str, cwd: Path | None = None) -> Running:
+    def start(self, text: str, cwd: Path | None = None, terminal: str = "") -> Running:
         """Begin a command in a process group of its own."""
         for directory in re.findall(rf"({re.escape(str(self.directory))}/(?:var/lib|etc|srv)/[\w/.-]*)", text):
             Path(directory).parent.mkdir(parents=True, exist_ok=True)
         process = subprocess.Popen(
             ["bash", "-c", text],
             cwd=cwd or self.directory,
-            env=self.environment,
+            env=self.environment | self.own.get(terminal, {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -218,7 +225,7 @@ class Person:
         if command.terminal in self.terminals and command.terminal:
             self.terminals.pop(command.terminal).end()
         if re.match(r"(export|\.|cd) ", text):
-            self._set(text)
+            self._set(text, command.terminal)
             return
         for regex, ready in SERVING.items():
             if re.search(regex, text):
@@ -227,7 +234,7 @@ class Person:
         # what installs is typed where the README was read
         in_clone = re.match(r"(pip|python3 -m venv|\.venv/bin/pip) ", text) if CLONE else None
         with _clone(alone=in_clone is not None):
-            running = self.start(text, Path(CLONE) if in_clone and CLONE else None)
+            running = self.start(text, Path(CLONE) if in_clone and CLONE else None, command.terminal)
             assert running.process.stdin is not None
             running.process.stdin.close()
             status = running.finish(LONG if {"clone", "java"} & set(needs) else PATIENCE)
@@ -235,19 +242,27 @@ class Person:
         if status:
             raise Unexpected(f"{text}\nended with status {status}:\n{running.said}")
 
-    def _set(self, text: str) -> None:
-        """What changes the shell itself."""
+    def _set(self, text: str, terminal: str) -> None:
+        """What changes the shell itself: that of one terminal, or, where none is named, of all."""
         if text.startswith(". .venv/bin/activate"):
             return  # it is on PATH
         said = subprocess.run(
-            ["bash", "-c", f"{text}\nenv -0"], cwd=self.directory, env=self.environment, check=True, capture_output=True
+            ["bash", "-c", f"{text}\nenv -0"],
+            cwd=self.directory,
+            env=self.environment | self.own.get(terminal, {}),
+            check=True,
+            capture_output=True,
         ).stdout
         pairs = (entry.split("=", 1) for entry in said.decode().split("\0") if "=" in entry)
-        self.environment = {name: value for name, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}
+        new = {name: value for name, value in pairs if name not in ("_", "SHLVL", "PWD", "OLDPWD")}
+        if terminal:
+            self.own[terminal] = {name: value for name, value in new.items() if self.environment.get(name) != value}
+        else:
+            self.environment = new
 
     def _serve(self, command: Command, text: str, ready: str) -> None:
         with _clone():
-            running = self.start(text.partition(" #")[0].rstrip().removesuffix("&"))
+            running = self.start(text.partition(" #")[0].rstrip().removesuffix("&"), terminal=command.terminal)
             if command.output:
                 for line in command.output:
                     self._learn(line, running.until(pattern(line)))
@@ -270,7 +285,7 @@ class Person:
     def _learn(self, line: str, match: re.Match[str]) -> None:
         shown_ones = _PUBLIC.findall(line) or _CODE.findall(line)
         for shown, key in zip(shown_ones, match.groups(), strict=False):
-            if len(key) == 66 or _CODE.fullmatch(key):
+            if re.fullmatch(KEY, key) or _CODE.fullmatch(key):
                 self.keys.setdefault(shown, key)
 
     def run_python(self, block: Block) -> None:
