@@ -36,7 +36,7 @@ class QuotaTests(SynchronousTestCase):
 
     def test_of_the_blocks_around_it(self) -> None:
         """A stranger with a /48 had 65536 times as many."""
-        taken = [self.post(number, f"2a00:1450:4001:{number % 1024:x}::1") for number in range(1025)]
+        taken = [self.post(number, f"2a00:1450:4001:{number:x}::1") for number in range(1000)]
         self.assertEqual(taken.count(None), 8 * OF_POSTER)
         self.assertEqual(taken[-1], "too many servers from 2a00:1450:4001::/48")
         self.assertIsNone(self.post(2000, "2a00:1450:4002::1"))
