@@ -25,7 +25,7 @@ from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError, maybeDeferred
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, gatherResults, maybeDeferred
 from twisted.internet.error import ConnectError, TimeoutError as ConnectTimeout
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
@@ -61,6 +61,8 @@ PATIENCE, SHORT_PATIENCE = 8.0, 1.5
 """Seconds that a server has to answer; and when others wait, unless it is listed."""
 SILENT_BURST, SILENT_RATE = 4.0, 1 / 60
 """Silent servers that a place may post before it waits with others who did; and how many are forgotten in a second."""
+NO_ANSWER = "no answer"
+"""What is said of a server that is silent begins so."""
 IN_ROUND = 4096
 """Servers that are looked at, or wait for it, at a time; the kinds have fewer."""
 IN_SLICE = 32
@@ -364,13 +366,25 @@ class Looks:
         except Crowded:
             raise Postponed("too many servers are waiting to be looked at") from None
         try:
-            return await ask()
+            why = await ask()
+            if why.startswith(NO_ANSWER):
+                self._silences.charge(way.place, 1.0, self._reactor.seconds())
+            return why
         finally:
             queue.release(way.place)
 
+    def _is_short(self, way: _Way) -> bool:
+        """Whether others wait for the place that a server has, which nobody has met yet."""
+        return not way.listed and self._queue(way).is_scarce
+
     async def _prove(self, way: _Way, entry: Entry) -> str:
+        openings = openings_of(entry, self._openings)
+        if len(openings) > 1 and self._is_short(way):  # one after the other a silent server has its time for each
+            tries = [Deferred.fromCoroutine(self._try(way, opening(entry.key))) for opening in openings]
+            found = await gatherResults(tries, consumeErrors=True)
+            return "" if "" in found else found[0]
         why = "nothing is known that it might speak"
-        for opening in openings_of(entry, self._openings):
+        for opening in openings:
             why = await self._try(way, opening(entry.key))
             if not why or (way.number, way.port, "") in self._results:
                 break
@@ -380,21 +394,20 @@ class Looks:
         number, port = way.number, way.port
         self.looked += 1
         self._results.pop((number, port, ""), None)
-        is_short = not way.listed and self._queue(way).is_scarce
         try:
             reaching: Deferred[Any] = maybeDeferred(self._reach, number, port, opening)
-            await reaching.addTimeout(SHORT_PATIENCE if is_short else PATIENCE, self._reactor)
+            await reaching.addTimeout(SHORT_PATIENCE if self._is_short(way) else PATIENCE, self._reactor)
         except CancelledError:
             if self._stopped:
                 raise
-            return "no answer"
+            return NO_ANSWER
         except HandshakeError as error:
             return f"{number}:{port} does not prove its key: {error}"
         except Exception as error:  # whatever a connection can die of: it is not there
             _log.debug("{host}:{port} is not there: {error!r}", host=number, port=port, error=error)
             why = f"{number}:{port}: {str(error) or type(error).__name__}"
             if isinstance(error, TimeoutError | ConnectTimeout):
-                self._silences.charge(way.place, 1.0, self._reactor.seconds())
+                why = f"{NO_ANSWER} from {number}:{port}"
             if isinstance(error, ConnectError):
                 remember(self._results, (number, port, ""), (self._reactor.seconds(), why), MAX_REMEMBERED)
             return why
