@@ -74,7 +74,7 @@ class Visits:
         try:
             await maker.when_online()
             nameplate = await maker.claim_nameplate()
-            code = Code.make(nameplate.number, 2)
+            code = Code.make(nameplate.number)
             offer = CodeFactory(reactor, code)
             offer.agreed.addErrback(lambda _: None)  # the other end says what happened
             maker.listen(offer, PORT)

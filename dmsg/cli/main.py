@@ -86,7 +86,7 @@ def main(as_json: bool, quiet: bool, verbose: bool) -> None:
       dmsg demo
       export DMSG_DISCOVERY=http://127.0.0.1:9090
       dmsg send photo.jpg
-      dmsg receive 7-guitar-alpha
+      dmsg receive 5274-guitar-alpha-juice
       dmsg pair bob --key-file alice.key --create
     """
     output.state.json = output.state.json or as_json

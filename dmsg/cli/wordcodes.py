@@ -12,7 +12,7 @@ from twisted.internet.protocol import Factory
 from twisted.internet.task import deferLater
 
 from dmsg.apps.codes.pake import Role, WrongCode
-from dmsg.apps.codes.stream import PORT, Agreed, CodeEnd, CodeFactory, CodeOver
+from dmsg.apps.codes.stream import PORT, TRIES, Agreed, CodeEnd, CodeFactory, CodeOver
 from dmsg.apps.codes.words import Code
 from dmsg.cli.asking import ask
 from dmsg.cli.output import notice, say, state, tell
@@ -39,11 +39,15 @@ async def offer_code(
     """Make a code, show it, and wait for who knows it.
 
     :param type_there: the command to which it is given on the other machine.
-    :raises CodeUsedUp: somebody guessed.
+    :raises CodeUsedUp: somebody guessed, too often.
     """
+
+    def told_wrong(left: int) -> None:
+        notice(f"somebody tried a wrong code; after {left} more such tries this one is used up")
+
     nameplate = await client.claim_nameplate()
     code = Code.make(nameplate.number, words)
-    offer = CodeFactory(reactor, code)
+    offer = CodeFactory(reactor, code, told_wrong)
     listening = client.listen(offer, PORT)
     keeping = ensureDeferred(_keep(reactor, nameplate))
     keeping.addErrback(lambda _: None)
@@ -54,9 +58,7 @@ async def offer_code(
     try:
         agreed: Agreed = await offer.agreed
     except WrongCode:
-        raise CodeUsedUp("somebody tried a wrong code: this one is used up, make another") from None
-    except CodeOver as error:
-        raise CodeUsedUp(f"{error}: this code is used up, make another") from None
+        raise CodeUsedUp(f"wrong codes were tried {TRIES} times: this one is used up, make another") from None
     finally:
         keeping.cancel()
         offer.agreed.cancel()
@@ -81,7 +83,9 @@ async def take_code(reactor: Reactor, client: Client, code: Code, *, verify: boo
     except WrongCode:
         with suppress(TimeoutError):
             await end.closed.addTimeout(CLOSE_TIMEOUT, reactor)
-        raise CodeUsedUp("the code is not right, or somebody else answered: it is used up, ask for another") from None
+        raise CodeUsedUp(
+            "the code is not right, or somebody else answered; look at it once more, or ask for another"
+        ) from None
     except CodeOver as error:
         raise CodeUsedUp(str(error)) from None
     await _compare(reactor, agreed, verify)

@@ -160,7 +160,7 @@ class DiscoveryAPI:
         """
         self._reactor = reactor
         self._store = MeasuredStore(reactor, store, metrics)
-        self._nameplates = Nameplates(MeasuredStore(reactor, store.nameplates, metrics), clock)
+        self._nameplates = Nameplates(MeasuredStore(reactor, store.nameplates, metrics), clock, reactor.seconds)
         self._now = clock
         self._wall_clock = wall_clock or clock
         self._metrics = metrics
@@ -300,7 +300,7 @@ class DiscoveryAPI:
     def look_at_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
         """The key that it leads to."""
         self.requests += 1
-        return self._nameplates.look(request, number, self.charge)
+        return self._nameplates.look(request, self.client_of(request), number, self.charge)
 
     @_app.route("/discovery/nameplates/<number>", methods=["DELETE"])
     def release_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:

@@ -10,23 +10,35 @@ from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.codes.pake import ELEMENT_SIZE, MAX_MESSAGE, Agreement, CodeProtocolError, Role, WrongCode
-from dmsg.apps.codes.words import Code, CodeError, completions, looks_like_code, word_list
+from dmsg.apps.codes.stream import TRIES
+from dmsg.apps.codes.words import (
+    CHECK_BITS,
+    EXAMPLE,
+    MIN_WORDS,
+    WORDS,
+    Code,
+    CodeError,
+    completions,
+    looks_like_code,
+    word_list,
+)
 from dmsg.keys import PubKey, SecKey
 from tests.support import vectors
 
 SENDER, RECEIVER, STRANGER = (SecKey.from_seed(b"code %d" % number).public for number in range(3))
 BINDING = bytes(range(32))
+CODE = Code(5274, ("guitar", "alpha", "juice"))
 
 
 class WordTests(SynchronousTestCase):
-    """``7-guitar-alpha``."""
+    """``5274-guitar-alpha-juice``."""
 
     def test_the_list(self) -> None:
         words = word_list()
         self.assertEqual((len(words), words[0], words[-1]), (2048, "abandon", "zoo"))
         self.assertEqual(sorted(words), list(words))
 
-    @given(st.integers(1, 9999), st.integers(2, 12))
+    @given(st.integers(1, 10**8 - 1), st.integers(MIN_WORDS, 12))
     def test_any_code_is_understood(self, nameplate: int, words: int) -> None:
         code = Code.make(nameplate, words)
         for text in (str(code), str(code).upper(), f" {code}\n".replace("-", " ")):
@@ -35,27 +47,49 @@ class WordTests(SynchronousTestCase):
         self.assertNotIn(code.words[-1], repr(code))
 
     def test_cut_words(self) -> None:
-        self.assertEqual(Code.parse("7-guit-alph"), Code(7, ("guitar", "alpha")))
-        self.assertEqual(Code.parse("7-act-zoo"), Code(7, ("act", "zoo")))
-        self.assertRaises(CodeError, Code.parse, "7-gui-alpha")
+        self.assertEqual(Code.parse("5274-guit-alph-juic"), CODE)
+        self.assertEqual(str(Code.parse("0007-guit-alph-acto")), "7-guitar-alpha-actor")
+        self.assertRaises(CodeError, Code.parse, "5274-gui-alpha-juice")
+
+    def test_the_example(self) -> None:
+        """Everywhere in help and documentation; whoever types it is told nothing about a mistake."""
+        self.assertEqual(Code.parse(EXAMPLE), CODE)
+
+    def test_a_mistyped_number_is_told(self) -> None:
+        """Before anybody is asked: the number may lead to somebody else."""
+        told = sum(not Code(number, CODE.words).fits for number in range(1000, 10_000))
+        self.assertAlmostEqual(told / 9000, 1 - 2**-CHECK_BITS, places=2)
+        error = self.assertRaises(CodeError, Code.parse, "5247-guitar-alpha-juice")
+        self.assertIn("do not belong together; nothing was tried", str(error))
+        self.assertRaises(CodeError, Code.parse, "5274-alpha-guitar-juice")
+
+    def test_what_is_secret(self) -> None:
+        """The words that fit a number are spread evenly: 26 bits, and five tries."""
+        fits = sum(Code(5274, ("guitar", "alpha", word)).fits for word in word_list())
+        fits += sum(Code(5274, ("zoo", word, "juice")).fits for word in word_list())
+        self.assertAlmostEqual(fits / 4096, 2**-CHECK_BITS, delta=0.005)
+        self.assertLess(TRIES / 2 ** (11 * WORDS - CHECK_BITS), 1 / 4_000_000)
+
+    def test_a_code_of_an_older_dmsg(self) -> None:
+        self.assertIn("too old", str(self.assertRaises(CodeError, Code.parse, "7-guitar-alpha")))
 
     def test_what_phones_make_of_hyphens_and_spaces(self) -> None:
         """Each kind of dash, alone and between spaces that may be no-break ones."""
-        code = Code(7, ("guitar", "alpha"))
+        code = CODE
         dashes = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
         for dash in (*dashes, "--", " ", "\u00a0", "\u202f"):
             for around in ("", " ", "\u00a0", "\u202f"):
                 between = around + dash + around
-                text = f"\u00a07{between}Guitar{between}ALPHA\u00a0"
+                text = f"\u00a05274{between}Guitar{between}ALPHA{between}juice\u00a0"
                 self.assertEqual(Code.parse(text), code, repr(text))
                 self.assertTrue(looks_like_code(text), repr(text))
-        self.assertEqual(Code.parse("\ufeff7-gui\u00adtar-\u200balpha\u2069"), code, "invisible characters")
-        self.assertEqual(completions("7\u2013guitar\u2013zo"), ["7-guitar-zone", "7-guitar-zoo"])
+        self.assertEqual(Code.parse("\ufeff5274-gui\u00adtar-\u200balpha-juice\u2069"), code, "invisible characters")
+        self.assertEqual(completions("7\u2013guitar\u2013zo"), ["7-guitar-zone-", "7-guitar-zoo-"])
 
     def test_a_mistyped_word_is_told(self) -> None:
-        error = self.assertRaises(CodeError, Code.parse, "7-guitra-alpha")
+        error = self.assertRaises(CodeError, Code.parse, "7-guitra-alpha-zoo")
         self.assertIn("'guitra' is no word of codes; 'guitar' perhaps?", str(error))
-        self.assertIn("no word", str(self.assertRaises(CodeError, Code.parse, "7-xqzv-alpha")))
+        self.assertIn("no word", str(self.assertRaises(CodeError, Code.parse, "7-xqzv-alpha-zoo")))
 
     @given(st.text(max_size=60))
     def test_whatever_is_typed(self, text: str) -> None:
@@ -74,19 +108,21 @@ class WordTests(SynchronousTestCase):
             "7-",
             "7-zoo",
             "7" * 6000 + "-zoo-zoo",
-            "0-guitar-alpha",
-            "10000-guitar-alpha",
-            "guitar-alpha",
+            "0-guitar-alpha-zoo",
+            "123456789-guitar-alpha-zoo",
+            "guitar-alpha-zoo",
+            "7-guitar-alpha",
             "²-zoo",
             long,
         ):
             self.assertRaises(CodeError, Code.parse, text)
-        for text in ("film.mkv", "02" + "ab" * 32, "7", "", "12345-zoo"):
+        for text in ("film.mkv", "02" + "ab" * 32, "7", "", "123456789-zoo"):
             self.assertFalse(looks_like_code(text), text)
 
     def test_completions(self) -> None:
         self.assertEqual(completions("7-gui"), ["7-guide-", "7-guilt-", "7-guitar-"])
-        self.assertEqual(completions("7-guitar-zo"), ["7-guitar-zone", "7-guitar-zoo"])
+        self.assertEqual(completions("7-guitar-zo"), ["7-guitar-zone-", "7-guitar-zoo-"])
+        self.assertEqual(completions("7-guitar-alpha-zo"), ["7-guitar-alpha-zone", "7-guitar-alpha-zoo"])
         self.assertEqual(len(completions("7-")), 2048)
         for text in ("", "7", "gui", "x-gui", "7-guitarx"):
             self.assertEqual(completions(text), [], text)

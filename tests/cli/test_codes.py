@@ -10,6 +10,8 @@ from typing import Any
 from twisted.internet import reactor, threads
 from twisted.internet.defer import Deferred
 
+from dmsg.apps.codes.stream import TRIES
+from dmsg.apps.codes.words import EXAMPLE, Code
 from dmsg.apps.parts import part_name
 from dmsg.keys import SecKey, read_key_file, write_key_file
 from tests.cli.test_commands import Command
@@ -80,7 +82,7 @@ class SendingTests(CodeCase):
         (self.directory / "notes" / "more" / "a.txt").write_text("a")
         (self.directory / "notes" / "out").symlink_to("/etc/passwd")
         sender, code = await self.sends("film.mkv", "notes/")
-        self.assertRegex(code, r"^\d-[a-z]+-[a-z]+$")
+        self.assertRegex(code, r"^\d{4}-[a-z]+-[a-z]+-[a-z]+$")
         status, out, err = await self.receives(code.upper().replace("-", " "), "--yes")
         self.assertEqual(status, 0, err)
         self.assertIn("received inbox/film.mkv, inbox/notes: 3.0 MB", out)
@@ -116,8 +118,8 @@ class SendingTests(CodeCase):
     async def test_json(self) -> None:
         await self.network()
         (self.directory / "a").write_bytes(b"a")
-        sender = self.tool("send", "--json", "--words=3", "a", "--min-servers=1")
-        code = (await self.said(sender, r'"code": "(\d-[a-z]+-[a-z]+-[a-z]+)"'))[1]
+        sender = self.tool("send", "--json", "--words=4", "a", "--min-servers=1")
+        code = (await self.said(sender, r'"code": "(\d{4}-[a-z]+-[a-z]+-[a-z]+-[a-z]+)"'))[1]
         status, out, err = await self.receives(code, "--yes", "--json")
         self.assertEqual(status, 0, err)
         self.assertEqual(json.loads(out)["received"], ["inbox/a"])
@@ -154,11 +156,14 @@ class RefusingTests(CodeCase):
         await self.network()
         (self.directory / "a").write_bytes(b"a")
         sender, code = await self.sends("a")
-        wrong = f"{code.partition('-')[0]}-zoo-zoo"
+        wrong = str(Code.make(Code.parse(code).nameplate))
         status, _, err = await self.receives(wrong, "--yes")
         self.assertEqual((status, err.count("\n")), (4, 1), err)
         self.assertIn("the code is not right", err)
-        await self.ends(sender, 4, "somebody tried a wrong code")
+        await self.said(sender, f"somebody tried a wrong code; after {TRIES - 1} more")
+        status, _, err = await self.receives(code, "--yes")
+        self.assertEqual(status, 0, err)
+        await self.ends(sender, 0, "sent a")
         status, _, err = await self.receives(code, "--yes")
         self.assertEqual(status, 3)
         self.assertIn("nobody waits with a code that begins with", err)
@@ -232,10 +237,12 @@ class RefusingTests(CodeCase):
             (("send", ""), "a FILE is empty"),
             (("send", "a", ""), "a FILE is empty"),
             (("send", "--verify", "a"), "needs a terminal"),
-            (("receive", "--verify", "7-guitar-alpha"), "needs a terminal"),
-            (("receive", "7-guitar"), "two words or more"),
+            (("receive", "--verify", EXAMPLE), "needs a terminal"),
+            (("receive", "7-guitar"), "three words or more"),
+            (("receive", "7-guitar-alpha"), "too old for this one"),
+            (("receive", EXAMPLE.replace("5274", "5247")), "do not belong together; nothing was tried"),
             (("receive", "7"), "no code"),
-            (("receive", "7-guitra-alpha"), "'guitar' perhaps?"),
+            (("receive", "7-guitra-alpha-zoo"), "'guitar' perhaps?"),
             (("receive", "film.mkv"), "no code"),
         ):
             status, _, err = await self.run_command(*arguments, *away, DMSG_NAMES="names")
@@ -370,7 +377,7 @@ class PairTests(CodeCase):
             (("bob",), "stands for"),
             (("a b",), "is not a name"),
             (("carol", "7"), "no code"),
-            (("carol", "7-guitra-alpha"), "'guitar' perhaps?"),
+            (("carol", "7-guitra-alpha-zoo"), "'guitar' perhaps?"),
         ):
             command = await self.pairs(*arguments)
             await self.ends(command, 2, text)
@@ -447,7 +454,7 @@ class OddTreesTests(CodeCase):
         "\x07bell",
         "a" * 200,
         "é" * 100,
-        "7-guitar-alpha",
+        EXAMPLE,
         "02" + "ab" * 32,
         "name:colon",
         "C:",

@@ -58,7 +58,7 @@ class CompletionTests(SynchronousTestCase):
         for line, expected in (
             ("dmsg rec", ["plain,receive"]),
             ("dmsg receive 7-gui", ["plain,7-guide-", "plain,7-guilt-", "plain,7-guitar-"]),
-            ("dmsg receive 7-guitar-zo", ["plain,7-guitar-zone", "plain,7-guitar-zoo"]),
+            ("dmsg receive 7-cat-guitar-zo", ["plain,7-cat-guitar-zone", "plain,7-cat-guitar-zoo"]),
             ("dmsg ping al", ["plain,albert", "plain,alice"]),
             ("dmsg cp al", ["plain,albert:", "plain,alice:"]),
             ("dmsg cp x", ["file,x"]),
@@ -80,18 +80,18 @@ class CompletionTests(SynchronousTestCase):
 
     def test_bash_itself(self) -> None:
         script = (
-            "source <(dmsg completion bash); COMP_WORDS=(dmsg receive 7-guitar-zo); COMP_CWORD=2; "
+            "source <(dmsg completion bash); COMP_WORDS=(dmsg receive 7-cat-guitar-zo); COMP_CWORD=2; "
             '_dmsg_completion dmsg; echo "${COMPREPLY[@]}"'
         )
         bash = shutil.which("bash")
         assert bash is not None
-        self.assertEqual(self.run_(bash, "-c", script), "7-guitar-zone 7-guitar-zoo\n")
+        self.assertEqual(self.run_(bash, "-c", script), "7-cat-guitar-zone 7-cat-guitar-zoo\n")
 
     def test_no_blank_in_the_middle_of_a_code(self) -> None:
-        """In bash; of the second word on it is whole."""
+        """In bash; of the third word on it is whole."""
         bash = shutil.which("bash")
         assert bash is not None
-        for typed, found in (("7-guita", "nospace 7-guitar-"), ("7-guitar-zon", "7-guitar-zone")):
+        for typed, found in (("7-cat-guita", "nospace 7-cat-guitar-"), ("7-cat-guitar-zon", "7-cat-guitar-zone")):
             script = (
                 'source <(dmsg completion bash); compopt() { echo -n "${2} "; }; '
                 f'COMP_WORDS=(dmsg receive {typed}); COMP_CWORD=2; _dmsg_completion dmsg; echo "${{COMPREPLY[@]}}"'
@@ -102,9 +102,9 @@ class CompletionTests(SynchronousTestCase):
         fish = shutil.which("fish")
         if fish is None:
             raise SkipTest("there is no fish here")
-        script = "dmsg completion fish | source; complete --do-complete 'dmsg receive 7-guitar-zo'"
+        script = "dmsg completion fish | source; complete --do-complete 'dmsg receive 7-cat-guitar-zo'"
         said = self.run_(fish, "--no-config", "-c", script, HOME=str(self.directory.absolute()))
-        self.assertEqual(said.split(), ["7-guitar-zone", "7-guitar-zoo"])
+        self.assertEqual(said.split(), ["7-cat-guitar-zone", "7-cat-guitar-zoo"])
 
     def test_zsh_itself(self) -> None:
         """In a terminal of its own, where Tab is pressed."""
@@ -114,13 +114,13 @@ class CompletionTests(SynchronousTestCase):
         (self.directory / ".zshrc").write_text("autoload -U compinit; compinit -u; source <(dmsg completion zsh)\n")
         script = (
             "zmodload zsh/zpty; zpty shell zsh -i; zpty -w shell 'PS1=ready; echo go'; "
-            "zpty -r shell seen '*go*ready*'; zpty -wn shell $'dmsg receive 7-guitar-zo\t'; "
+            "zpty -r shell seen '*go*ready*'; zpty -wn shell $'dmsg receive 7-cat-guitar-zo\t'; "
             "zpty -r shell seen '*zone*zoo*'; print -r -- $seen; zpty -d shell"
         )
         home = str(self.directory.absolute())
         said = self.run_(zsh, "-f", "-c", script, HOME=home, ZDOTDIR=home, TERM="xterm")
-        self.assertIn("7-guitar-zone", said)
-        self.assertIn("7-guitar-zoo", said)
+        self.assertIn("7-cat-guitar-zone", said)
+        self.assertIn("7-cat-guitar-zoo", said)
 
     def test_other_shells(self) -> None:
         self.assertIn("#compdef dmsg", self.run_("dmsg", "completion", "zsh"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.apps.codes.words import EXAMPLE
 from dmsg.cli.main import main
 from dmsg.keys import SecKey
 from tests.cli.json_output import AS_IT_IS, check, command_of, document, leaves
@@ -131,7 +132,7 @@ class OutputTests(ToolCase):
             (("ping", stranger), 3, "EntryNotFound"),
             (("ping", f"{self.key.public}:9"), 3, "EntryNotFound"),
             (("key", "show", "nowhere"), 1, None),
-            (("receive", "7-guitar-alpha"), 3, None),
+            (("receive", EXAMPLE), 3, None),
             (("down",), 2, None),
         ):
             ended, out, err = await self.run_command(*arguments, "--json", **self.environment)

@@ -20,16 +20,21 @@ from dmsg.discovery.lookups import Lookups
 from dmsg.discovery.nameplates.client import PATH, NoSuchNameplate, claim, find
 from dmsg.discovery.nameplates.interface import INameplates
 from dmsg.discovery.nameplates.rules import (
+    DIGITS,
     LARGEST,
     LASTS,
+    LOOK_BURST,
+    LOOK_RATE,
     MISSED,
     NONE_FREE,
     OF_PLACE,
     TOO_MANY,
+    TRIED,
     Release,
     candidates,
     decode_claim,
     decode_release,
+    length,
 )
 from dmsg.discovery.store import MemoryStore, SQLiteStore, open_store
 from dmsg.errors import DiscoveryError, EntryNotFound
@@ -46,12 +51,28 @@ class RuleTests(SynchronousTestCase):
     """Without a store."""
 
     def test_candidates(self) -> None:
-        """Short ones first, each once, none out of range."""
+        """By chance, short ones first, each once, none out of range."""
         numbers = candidates(Random(1))
         self.assertEqual(len(set(numbers)), len(numbers))
-        self.assertEqual(sorted(numbers[:9]), list(range(1, 10)))
+        self.assertEqual({len(str(one)) for one in numbers[:TRIED]}, {4})
+        self.assertEqual({len(str(one)) for one in candidates(Random(1), 1)}, {6, 8})
+        self.assertNotEqual(numbers, candidates(Random(2)))
         self.assertEqual([len(str(one)) for one in numbers], sorted(len(str(one)) for one in numbers))
         self.assertTrue(all(1 <= one <= LARGEST for one in numbers))
+
+    def test_how_long_they_are(self) -> None:
+        """Of numbers of one length one in twenty is in use at most; where somebody tries numbers, one in 2000."""
+        for in_use, attacked, digits in (
+            (0, False, 4),
+            (500, False, 4),
+            (501, False, 6),
+            (50_000, False, 6),
+            (50_001, False, 8),
+            (10**9, True, 8),
+            (0, True, 6),
+            (501, True, 8),
+        ):
+            self.assertEqual(DIGITS[length(in_use, attacked)], digits, (in_use, attacked))
 
     def test_release(self) -> None:
         release = Release(7, ONE).sign(KEY)
@@ -215,7 +236,7 @@ class AnswerTests(APICase):
 
     def test_a_life(self) -> None:
         nameplate = self.run_(claim(self.lookups, KEY))
-        self.assertLess(nameplate.number, 10)
+        self.assertEqual(len(str(nameplate.number)), 4)
         self.assertEqual(self.run_(find(self.lookups, nameplate.number)), KEY.public)
         self.now = LASTS - 1
         self.assertTrue(self.run_(nameplate.renew()))
@@ -237,7 +258,7 @@ class AnswerTests(APICase):
 
     def test_who_has_too_many(self) -> None:
         self.api.client_of = lambda request: "192.0.2.77"  # not public
-        for number in range(OF_PLACE + 1):
+        for number in range(OF_PLACE + 9):
             self.assertEqual(self.request("POST", PATH, self.body(b"a%d" % number))[0], 200)
         self.api.client_of = lambda request: "8.8.8.8"
         for number in range(OF_PLACE):
@@ -247,15 +268,52 @@ class AnswerTests(APICase):
         self.assertIn("nameplates", self.metrics.render().decode())
 
     def test_a_site_has_no_more(self) -> None:
-        """Whoever has a /48 of IPv6 has 65536 blocks of addresses, and there are 9999 numbers."""
-        blocks = iter(range(OF_PLACE + 1))
+        """Whoever has a /48 of IPv6 has 65536 blocks of addresses."""
+        blocks = iter(range(0, 65536, 16))
         self.api.client_of = lambda request: f"2600:1f:7:{next(blocks):x}::1"
-        for number in range(OF_PLACE):
+        for number in range(8 * OF_PLACE):
             self.assertEqual(self.request("POST", PATH, self.body(b"c%d" % number))[0], 200)
         refused = self.message("POST", PATH, self.body(b"one more"))
-        self.assertEqual(refused, (429, "2600:1f:7::/48 has 32 nameplates"))
+        self.assertEqual(refused, (429, "2600:1f:7::/48 has 256 nameplates"))
         self.api.client_of = lambda request: "2600:1f:8::1"
         self.assertEqual(self.request("POST", PATH, self.body(b"another site"))[0], 200)
+        self.clock.advance(LASTS)
+        self.api.client_of = lambda request: "2600:1f:7:ffff::1"
+        self.assertEqual(self.request("POST", PATH, self.body(b"later"))[0], 200)
+
+    def test_who_tries_numbers(self) -> None:
+        """One address found every code of a discovery within a second.  Looks have a rate, whether they find or not."""
+        codes = {self.run_(claim(self.lookups, SecKey.from_seed(b"code %d" % number))).number for number in range(13)}
+        self.api.client_of = lambda request: "8.8.8.8"
+        said = [self.request("GET", f"{PATH}/{number}")[0] for number in range(1000, 1100)]
+        self.assertEqual(len(said) - said.count(429), LOOK_BURST)
+        self.assertEqual({self.request("GET", f"{PATH}/{number}")[0] for number in codes}, {429})
+        self.clock.advance(1 / LOOK_RATE)
+        self.assertEqual(self.request("GET", f"{PATH}/{min(codes)}")[0], 200)
+        self.assertEqual(self.message("GET", f"{PATH}/{min(codes)}")[0], 429)
+        # somebody else is not asked to wait
+        self.api.client_of = lambda request: "9.9.9.9"
+        self.assertEqual(self.request("GET", f"{PATH}/{min(codes)}")[0], 200)
+        # and who has a site has eight times as many looks, however many blocks
+        self.api.client_of = lambda request: f"2600:1f:7:{next(blocks) << 4:x}::1"
+        blocks = iter(range(4096))
+        said = [self.request("GET", f"{PATH}/{number}")[0] for number in range(2000, 2300)]
+        self.assertEqual(len(said) - said.count(429), 8 * LOOK_BURST)
+
+    def test_under_attack_numbers_are_longer(self) -> None:
+        def digits(seed: bytes) -> int:
+            return len(str(json.loads(self.request("POST", PATH, self.body(seed))[1])["nameplate"]))
+
+        self.assertEqual(digits(b"before"), 4)
+        hosts = iter(range(100))
+        self.api.client_of = lambda request: f"8.8.{next(hosts)}.8"
+        for number in range(99):
+            self.request("GET", f"{PATH}/{99_000_000 + number}")
+        self.api.client_of = lambda request: "9.9.9.9"
+        self.assertEqual(digits(b"under attack"), 6)
+        self.assertEqual(digits(b"before"), 4)  # one that is kept stays the same
+        self.clock.advance(LASTS)
+        self.assertEqual(digits(b"after it"), 4)
 
     def body(self, seed: bytes) -> bytes:
         return json.dumps({"static": SecKey.from_seed(seed).public.hex()}).encode()
@@ -267,7 +325,7 @@ class AnswerTests(APICase):
         self.assertEqual(charged, [MISSED])
 
     def test_mistakes(self) -> None:
-        for path in ("/0x7", "/12345", "/-1", "/%C2%B2", "/a"):
+        for path in ("/0x7", "/123456789", "/-1", "/%C2%B2", "/a"):
             self.assertEqual(self.message("GET", PATH + path)[0], 422, path)
         release = Release(7, ONE).sign(KEY).to_json()
         self.assertEqual(self.message("DELETE", f"{PATH}/8", release)[0], 422)
@@ -282,7 +340,7 @@ class AnswerTests(APICase):
             self.patch(Lookup, "_request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer))))
             for asking in (claim(self.lookups, KEY), find(self.lookups, 7)):
                 self.assertLess(len(self.refused(asking)), 200)
-        for number, lasts in ((0, 600), (10_000, 600), (True, 600), (7, 0), (7, 10**9), ("7", 600), (7, 1e308)):
+        for number, lasts in ((0, 600), (LARGEST + 1, 600), (True, 600), (7, 0), (7, 10**9), ("7", 600), (7, 1e308)):
             answer = json.dumps({"nameplate": number, "lasts": lasts}).encode()
             self.patch(Lookup, "_request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer))))
             self.assertIn("malformed", self.refused(claim(self.lookups, KEY)))

@@ -56,7 +56,7 @@ class Role(Enum):
 
 
 class Agreement:
-    """One end of one run; there is no second run with the same words.
+    """One end of one run; whoever made the code counts the runs that guess wrong.
 
     :param password: of :class:`~dmsg.apps.codes.words.Code`.
     :param local: this end's key, which the stream has proved; ``remote``: the other's.
@@ -112,7 +112,7 @@ class Agreement:
         """Take bytes of the other end.
 
         :returns: when it is done, those behind its last message.
-        :raises WrongCode: there is no second try.
+        :raises WrongCode: this run is over.
         :raises CodeProtocolError: as it says.
         """
         self._buffer += data

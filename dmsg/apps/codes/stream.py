@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IReactorTime
 from twisted.internet.protocol import Factory, Protocol
@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.pake import Agreement, CodeProtocolError, Role, WrongCode
 from dmsg.apps.codes.words import Code
+from dmsg.base.buckets import Bucket
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
@@ -27,9 +28,13 @@ EARLY_LIMIT = 512 * 1024
 CLOSE_TIMEOUT = 1.0
 """Seconds in which who guessed wrong is told so."""
 AT_ONCE = 8
-"""Runs at a time of one code: one that stands still keeps nobody else away."""
-UNFINISHED = 64
-"""Runs of one code that may end before there was a guess, as when a connection is lost."""
+"""Runs at a time of one code; for one more, the oldest goes whose other end has said nothing yet."""
+SLOW_RUN = 5.0
+"""Seconds after which a run may have to go for another one though its other end has spoken."""
+TRIES = 5
+"""Wrong guesses that end a code: fewer would let strangers who find its number end it, more would help them guess."""
+RUNS_BURST, RUNS_RATE = 64.0, 20.0
+"""Runs of one code that begin at once, and in a second; a run takes a millisecond or two of this end's time."""
 
 
 class CodeOver(DmsgError):
@@ -56,7 +61,10 @@ class CodeEnd(Protocol):
     :ivar agreed: fires with :class:`Agreed`; fails with :class:`~dmsg.apps.codes.pake.WrongCode`,
         :class:`~dmsg.apps.codes.pake.CodeProtocolError` or :class:`CodeOver`.
     :ivar closed: fires when the connection is gone: what was said last has left then.
+    :ivar has_spoken: whether the other end has said anything.
     """
+
+    has_spoken = False
 
     def __init__(self, reactor: IReactorTime, role: Role, code: Code) -> None:
         self._reactor = reactor
@@ -94,6 +102,7 @@ class CodeEnd(Protocol):
         if self._next is not None:
             self._next.dataReceived(data)
             return
+        self.has_spoken = True
         agreement = self._agreement
         if agreement is None or self._given_up:
             return  # nobody will take it
@@ -140,7 +149,7 @@ class CodeEnd(Protocol):
             # this end has said its word, and the other one may have judged it: a guess, if it was a stranger
             judged = self._role is Role.RECEIVER and self._agreement is not None and self._agreement.judges
             what = (
-                "instead of an answer: the code is used up, ask for another"
+                "instead of an answer: was the code right, and is it still good?"
                 if judged
                 else "before the code was compared"
             )
@@ -180,27 +189,38 @@ class CodeEnd(Protocol):
 
 
 class CodeFactory(Factory):
-    """Waits for the one who knows a code: whoever guesses wrong ends it.
+    """Waits for the one who knows a code: whoever guesses wrong too often ends it.
 
-    :ivar agreed: fires once, with :class:`Agreed`; fails with :class:`~dmsg.apps.codes.pake.WrongCode` after one wrong
-        guess, and with :class:`CodeOver` when too many came and guessed nothing.
+    :param told_wrong: told of each wrong guess but the last, with how many may follow.
+    :ivar agreed: fires once, with :class:`Agreed`; fails with :class:`~dmsg.apps.codes.pake.WrongCode` after ``TRIES``
+        wrong guesses.
     """
 
     noisy = False
 
-    def __init__(self, reactor: IReactorTime, code: Code) -> None:
+    def __init__(
+        self, reactor: IReactorTime, code: Code, told_wrong: Callable[[int], object] = lambda left: None
+    ) -> None:
         self._reactor = reactor
         self._code = code
-        self._running: dict[CodeEnd, None] = {}
-        self._unfinished = 0
+        self._told_wrong = told_wrong
+        self._running: dict[CodeEnd, float] = {}
+        self._runs = Bucket(RUNS_BURST, reactor.seconds())
         self._over = False
+        self.tries = TRIES
         self.agreed: Deferred[Agreed] = Deferred(lambda _: self._end())
 
     def buildProtocol(self, addr: IAddress | None) -> CodeEnd | None:
-        if self._over or self.agreed.called or len(self._running) >= AT_ONCE:
+        now = self._reactor.seconds()
+        if self._over or self.agreed.called or not self._runs.take(1.0, RUNS_RATE, RUNS_BURST, now):
             return None
+        if len(self._running) >= AT_ONCE:
+            slow = [one for one, began in self._running.items() if now - began >= SLOW_RUN or not one.has_spoken]
+            if not slow:
+                return None
+            min(slow, key=lambda one: one.has_spoken).agreed.cancel()
         end = CodeEnd(self._reactor, Role.SENDER, self._code)
-        self._running[end] = None
+        self._running[end] = now
         end.agreed.addBoth(self._ended, end)
         return end
 
@@ -208,12 +228,13 @@ class CodeFactory(Factory):
         self._running.pop(end, None)
         if self._over or self.agreed.called:
             return
-        if isinstance(result, Failure) and result.check(WrongCode) is None:
-            if result.check(CancelledError) is None:
-                self._unfinished += 1
-            if self._unfinished < UNFINISHED:
+        if isinstance(result, Failure):
+            if result.check(WrongCode) is None:
+                return  # nobody has learnt anything: what is compared first is the other end's word
+            self.tries -= 1
+            if self.tries > 0:
+                self._told_wrong(self.tries)
                 return
-            result = Failure(CodeOver(f"{UNFINISHED} connections came to this code and did not compare it"))
         agreed = self.agreed
         self._over = True
         self._end()

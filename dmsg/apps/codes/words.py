@@ -1,4 +1,10 @@
-"""``7-guitar-alpha``: a nameplate and words of BIP-39's English list, 11 bits each.  No I/O."""
+"""``5274-guitar-alpha-juice``: a nameplate and words of BIP-39's English list, 11 bits each.  No I/O.
+
+The words are drawn so that they fit the number: a hash of both begins with
+``CHECK_BITS`` zeros.  So what was mistyped is told before anything is asked, and
+nobody else's code is tried by accident.  Whoever knows the number alone can
+leave out the words that do not fit, so these bits do not count as secret.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +13,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from hashlib import sha256
 from secrets import choice
 from unicodedata import category, normalize
 
 from dmsg.errors import DmsgError
 
-WORDS = 2
-"""Words of a code, by default: 22 bits.  There is one guess."""
-MIN_WORDS = 2
+WORDS = 3
+"""Words of a code, by default: 33 bits, of which 26 are secret from who knows the number."""
+MIN_WORDS = 3
 """Words that a code has at least: a code with a word forgotten is none, and not a wrong one."""
+CHECK_BITS = 7
+"""Bits of the words that follow from the number and the other words: of 128 mistyped codes 127 are told at once."""
+CHECK = b"dmsg code check 1 "
+"""What the hash of the check begins with."""
+MAX_DIGITS = 8
+"""Digits of a nameplate at most."""
+EXAMPLE = "5274-guitar-alpha-juice"
+"""A code that help and messages show."""
 MAX_WORDS = 12
 """Words of a code at most."""
 DISTINCT = 4
@@ -38,7 +53,7 @@ def word_list() -> tuple[str, ...]:
 class Code:
     """A code that both sides know.
 
-    :ivar nameplate: from 1 to 9999; discovery and everybody may know it.
+    :ivar nameplate: from 1 on; discovery and everybody may know it.
     :ivar words: secret until the code is used.
     """
 
@@ -48,20 +63,38 @@ class Code:
     @classmethod
     def make(cls, nameplate: int, words: int = WORDS, draw: Callable[[Sequence[str]], str] = choice) -> Code:
         """A new one.  :param draw: takes a word of the list; for tests."""
-        return cls(nameplate, tuple(draw(word_list()) for _ in range(words)))
+        while True:
+            code = cls(nameplate, tuple(draw(word_list()) for _ in range(words)))
+            if code.fits:
+                return code
 
     @classmethod
     def parse(cls, text: str) -> Code:
         """What somebody typed: blanks or any dashes, capitals, and words cut after four letters are understood.
 
-        :raises CodeError: it is no code; says which word is none, and which was meant perhaps.
+        :raises CodeError: it is no code; says which word is none, and which was meant perhaps, or that words and number
+            do not fit each other.
         """
         number, *words = _as_typed(text).lower().replace("-", " ").split()[: MAX_WORDS + 2] or [""]
-        if not (number.isascii() and number.isdigit() and len(number) <= 4 and int(number)):
-            raise CodeError(f"{text[:80]!r} is no code: one begins with a number, as 7-guitar-alpha does")
+        if not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and int(number)):
+            raise CodeError(f"{text[:80]!r} is no code: one begins with a number, as {EXAMPLE} does")
         if not MIN_WORDS <= len(words) <= MAX_WORDS:
-            raise CodeError(f"{text[:80]!r} is no code: one has a number and two words or more, as 7-guitar-alpha does")
-        return cls(int(number), tuple(_word(one) for one in words))
+            older = "; a dmsg that shows two is too old for this one" if len(words) == 2 else ""
+            raise CodeError(
+                f"{text[:80]!r} is no code: one has a number and three words or more, as {EXAMPLE} does{older}"
+            )
+        code = cls(int(number), tuple(_word(one) for one in words))
+        if not code.fits:
+            raise CodeError(
+                f"{text[:80]!r} is mistyped: its number and words do not belong together; nothing was tried with it"
+            )
+        return code
+
+    @property
+    def fits(self) -> bool:
+        """Whether number and words belong together, as those of every code do that was made."""
+        found = sha256(CHECK + str(self).encode()).digest()
+        return found[0] >> 8 - CHECK_BITS == 0
 
     @property
     def password(self) -> bytes:
@@ -78,11 +111,11 @@ class Code:
 def looks_like_code(text: str) -> bool:
     """Whether somebody who typed this meant a code, right or not: a number, and something behind a dash or a blank."""
     number, _, rest = _as_typed(text).replace(" ", "-").partition("-")
-    return number.isascii() and number.isdigit() and len(number) <= 4 and bool(rest)
+    return number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and bool(rest)
 
 
 def completions(text: str) -> list[str]:
-    """What the last word of an unfinished code may become, the whole code each; behind the first word there is more."""
+    """Return what the last word of an unfinished code may become, the whole code each; a dash behind the first ones."""
     before, dash, last = _as_typed(text).rpartition("-")
     if not dash or not looks_like_code(f"{before}-x"):
         return []
@@ -90,7 +123,7 @@ def completions(text: str) -> list[str]:
     at = bisect_left(words, last.lower())
     found = []
     while at < len(words) and words[at].startswith(last.lower()):
-        found.append(f"{before}-{words[at]}" + ("" if "-" in before else "-"))
+        found.append(f"{before}-{words[at]}" + ("" if before.count("-") >= MIN_WORDS - 1 else "-"))
         at += 1
     return found
 

@@ -46,9 +46,9 @@ def send(
 ) -> None:
     """Send files, directories, a text or standard input (-) by a code.
 
-    A code such as 7-guitar-alpha is shown; who types it into ``dmsg receive``
+    A code such as 5274-guitar-alpha-juice is shown; who types it into ``dmsg receive``
     on another machine gets what is sent, and nobody else does.  Each code is
-    good for one try, with a key of its own.  With a KEY behind one FILE it is
+    good for one transfer, with a key of its own.  With a KEY behind one FILE it is
     sent to that key, where ``dmsg receive`` runs without a code.
 
     \b
@@ -188,8 +188,8 @@ def receive(
 
     \b
     Examples:
-      dmsg receive 7-guitar-alpha
-      dmsg receive 7-guitar-alpha --yes --dir inbox
+      dmsg receive 5274-guitar-alpha-juice
+      dmsg receive 5274-guitar-alpha-juice --yes --dir inbox
       dmsg receive --key-file bob.key --dir inbox
     """
 

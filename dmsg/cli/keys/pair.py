@@ -69,7 +69,7 @@ def pair(
     \b
     Examples:
       dmsg pair bob
-      dmsg pair alice 7-guitar-alpha
+      dmsg pair alice 5274-guitar-alpha-juice
       dmsg pair bob --key-file alice.key
     """
 

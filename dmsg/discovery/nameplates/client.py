@@ -25,7 +25,7 @@ class NoSuchNameplate(DiscoveryError, NobodyThere):
 class Nameplate:
     """A number that leads to a key of this program, at one discovery.
 
-    :ivar number: from 1 to 9999.
+    :ivar number: from 1 on.
     """
 
     def __init__(self, lookup: Lookup, key: SecKey, number: int, lasts: float) -> None:

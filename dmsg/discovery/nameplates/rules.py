@@ -10,16 +10,28 @@ from dmsg.discovery.gojson import NULL_KEY, STRICT, EntryDecodeError, string_of
 from dmsg.errors import KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 
-LARGEST = 9999
-"""Nameplates are numbers from 1 on; so many are there at a time at most."""
+LARGEST = 99_999_999
+"""Nameplates are numbers from 1 on."""
+MAX_NAMEPLATES = 100_000
+"""Nameplates that one discovery gives at a time."""
 LASTS = 600.0
 """Seconds for which a nameplate is kept; who claims it again keeps it for as long again."""
 OF_PLACE = 32
-"""Nameplates that one public address, or /48 of IPv6, may have at a time."""
+"""Nameplates that one public address may have at a time; blocks around it as many times as many as their factor."""
 MISSED = 20
 """Requests that a look counts for where no nameplate is: who tries one number after the other would find them all."""
-TRIES = ((1, 9, 9), (10, 99, 24), (100, 999, 32), (1000, LARGEST, 64))
-"""First and last number of each length, and how many of them are tried: a short one if there is one."""
+LOOK_BURST, LOOK_RATE = 20.0, 0.1
+"""Looks of one public address at once, and in a second, whether they find something or not: a person looks once."""
+BESIDE = 10
+"""How many times as often an address may look that is not public: all may come from there."""
+DIGITS = (4, 6, 8)
+"""Digits of numbers."""
+TRIED = 16
+"""Numbers of each length that are tried, by chance: the first of them that is free is given."""
+DENSE = 0.05
+"""Part of the numbers of one length that are in use, from which new ones are longer: who looks at numbers finds few."""
+ATTACK_MISSES, ATTACK_FORGOTTEN = 50.0, 0.5
+"""Looks in vain from which new numbers are longer, for ten minutes at most; so many a second are forgotten."""
 
 RELEASE_ACT = "release"
 NONE_FREE = 0
@@ -28,9 +40,19 @@ TOO_MANY = -1
 """Instead of a number: the place has as many as it may."""
 
 
-def candidates(random: Random) -> list[int]:
-    """Numbers to try, those of one digit first."""
-    return [number for first, last, some in TRIES for number in random.sample(range(first, last + 1), some)]
+def length(in_use: int, is_attacked: bool) -> int:
+    """Return the index in ``DIGITS`` of new numbers: longer ones when there are many, or somebody tries numbers."""
+    found = 0
+    while found < len(DIGITS) - 1 and in_use > DENSE * 10 ** DIGITS[found]:
+        found += 1
+    return min(len(DIGITS) - 1, found + is_attacked)
+
+
+def candidates(random: Random, at_least: int = 0) -> list[int]:
+    """Numbers to try, all by chance; those of the length ``DIGITS[at_least]`` first."""
+    return [
+        number for digits in DIGITS[at_least:] for number in random.sample(range(10 ** (digits - 1), 10**digits), TRIED)
+    ]
 
 
 def decode_claim(body: bytes) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
+from dmsg.base.ranked import Ranked
 from dmsg.base.tables import uncount
 from dmsg.discovery.nameplates.interface import INameplates
 from dmsg.discovery.nameplates.rules import NONE_FREE, TOO_MANY
@@ -39,6 +40,7 @@ class MemoryNameplates:
         self._kept: dict[int, _Nameplate] = {}
         self._of: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
+        self._ends: Ranked[int] = Ranked()
 
     def is_full(self, error: BaseException) -> bool:
         return False
@@ -63,6 +65,7 @@ class MemoryNameplates:
             self._of[static] = number
             self._counts[place] += 1
         self._kept[number].ends = ends
+        self._ends.put(number, ends)
         return succeed(number)
 
     def look(self, number: int, now: float) -> Deferred[str]:
@@ -77,12 +80,12 @@ class MemoryNameplates:
         return succeed(None)
 
     def _sweep(self, now: float) -> None:
-        # there are ten thousand at most, and a few at a time
-        for number in [number for number, one in self._kept.items() if one.ends <= now]:
-            self._drop(number)
+        while (first := self._ends.first()) is not None and self._ends.rank(first) <= now:
+            self._drop(first)
 
     def _drop(self, number: int) -> None:
         dropped = self._kept.pop(number)
+        self._ends.remove(number)
         del self._of[dropped.static]
         uncount(self._counts, dropped.place)
 
