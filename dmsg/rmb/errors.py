@@ -20,6 +20,7 @@ class Drop(Enum):
     UNKNOWN_TWIN = "unknown_twin"
     REGISTRY_DOWN = "registry_down"
     TOO_MANY_SESSIONS = "too_many_sessions"
+    CROWDED_OUT = "crowded_out"
     DRAINING = "draining"
     REPLACED = "replaced"
     BAD_FRAME = "bad_frame"

@@ -886,6 +886,27 @@ class HTTPTests(SocketPairCase):
         await b.messages.get()
 
     @asynchronous
+    async def test_a_twin_with_most_sessions_gives_a_place(self) -> None:
+        """One twin filled a relay, and nobody else came in.  What is on its way to a session keeps it."""
+        a, _ = await self.pair(max_sessions=7)
+        crowd = [await self.raw("A", self.one, f"crowd {number}") for number in range(5)]
+        self.one.switch.sessions[crowd[-1].session].lookups = 1  # a message of it is on its way
+        newcomer = await self.raw("B", self.one, "newcomer")
+        self.assertEqual(self.drops(Drop.CROWDED_OUT), 1)
+        sessions = self.one.switch.sessions
+        self.assertIn(newcomer.session, sessions)
+        self.assertEqual([one.session in sessions for one in crowd], [True] * 3 + [False, True])
+        # and the one that went does not come back, nor does B take all that is left
+        for twin, name in (("A", "crowd 3"), ("B", "another"), ("B", "one more")):
+            raw = RawTwin(self.identities[twin], Session(self.ids[twin], name), self.one.url, self.reactor)
+            self.raws.append(raw)
+            if name == "another":
+                await raw.connect(self.now())
+            else:
+                await self.assertFailure(_deferred(raw.connect(self.now())), ConnectionError)
+        self.assertIn(a.session, sessions)
+
+    @asynchronous
     async def test_nothing_secret_is_logged(self) -> None:
         """Weakness 5: the token is in no line of the log."""
         from twisted.logger import globalLogPublisher

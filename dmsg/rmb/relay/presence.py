@@ -7,6 +7,7 @@ from collections import Counter
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
 
+from dmsg.base.ranked import Ranked
 from dmsg.base.tables import uncount
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.address import Session
@@ -15,6 +16,8 @@ START_GRACE = 10.0
 """Seconds after the start in which a session that is not there is given time to come back."""
 COME_BACK = 2.0
 """Seconds for which one session is waited for."""
+FEW_SESSIONS = 4
+"""Sessions of one twin that are never ended for those of others."""
 MAX_COMING_BACK = 10_000
 """Sessions that are waited for after a start."""
 
@@ -32,6 +35,31 @@ class Presence:
         self._coming_back: dict[Session, list[Deferred[bool]]] = {}
         self.sessions: dict[Session, RelaySession] = {}
         self.of_twin: Counter[int] = Counter()
+        self._newest: dict[int, dict[Session, RelaySession]] = {}
+        self._most: Ranked[int] = Ranked()
+
+    def _count(self, twin: int) -> None:
+        if self.of_twin[twin]:
+            self._most.put(twin, -self.of_twin[twin])
+        else:
+            self._most.remove(twin)
+            self._newest.pop(twin, None)
+
+    def makes_place(self, twin: int | None = None) -> bool:
+        """Whether a twin has so many sessions that one may go for another one of ``twin``, or of somebody (None)."""
+        most = self._most.first()
+        own = 0 if twin is None else self.of_twin[twin]
+        return most is not None and self.of_twin[most] > max(FEW_SESSIONS, own + 1)
+
+    def make_place(self, twin: int) -> RelaySession | None:
+        """The session that has to go for one of ``twin``: of the twin with most the newest that waits for nothing.
+
+        None: there is none, because nobody has more, or because all of them have something under way.
+        """
+        most = self._most.first()
+        if most is None or not self.makes_place(twin):
+            return None
+        return next((one for one in reversed(self._newest[most].values()) if one.is_idle), None)
 
     def add(self, session: RelaySession) -> RelaySession | None:
         """It is connected, and has its name from now on; who waits for it is told.
@@ -40,8 +68,12 @@ class Presence:
         """
         before = self.sessions.get(session.session)
         self.sessions[session.session] = session
+        newest = self._newest.setdefault(session.owner, {})
+        newest.pop(session.session, None)
+        newest[session.session] = session
         if before is None:
             self.of_twin[session.owner] += 1
+            self._count(session.owner)
         for waiting in self._coming_back.pop(session.session, ()):
             if not waiting.called:
                 waiting.callback(True)
@@ -53,6 +85,8 @@ class Presence:
             return False
         del self.sessions[session.session]
         uncount(self.of_twin, session.owner)
+        self._newest[session.owner].pop(session.session, None)
+        self._count(session.owner)
         return True
 
     def named(self, name: str) -> RelaySession | None:

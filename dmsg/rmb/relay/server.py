@@ -37,7 +37,7 @@ from dmsg.rmb.relay.shown import RmbRelayShown
 from dmsg.rmb.relay.site import CONNECT_RATE, RelaySite
 from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
 from dmsg.rmb.socket.upgrade import UpgradeResource
-from dmsg.rmb.socket.websocket import GOING_AWAY
+from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
 from dmsg.rmb.twins import token
 
 MAX_SESSIONS = 100_000
@@ -214,6 +214,7 @@ class RmbRelay(ListeningService):
             metrics=metrics,
             health=self.health,
             admits=self._admits,
+            make_place=self._make_place,
             proxied=settings.proxied,
             max_token_ttl=settings.max_token_ttl,
             connect_rate=settings.connect_rate,
@@ -224,7 +225,20 @@ class RmbRelay(ListeningService):
         if self._draining:
             return Drop.DRAINING
         assert self.switch is not None
-        return Drop.TOO_MANY_SESSIONS if len(self.switch.sessions) >= self.settings.max_sessions else None
+        if len(self.switch.sessions) < self.settings.max_sessions or self.switch.presence.makes_place():
+            return None
+        return Drop.TOO_MANY_SESSIONS
+
+    def _make_place(self, twin: int) -> bool:
+        """Whether there is a place for a session of ``twin``; when all are taken, one of the twin with most goes."""
+        assert self.switch is not None
+        if len(self.switch.sessions) < self.settings.max_sessions:
+            return True
+        session = self.switch.presence.make_place(twin)
+        if session is None:
+            return False
+        session.end(Drop.CROWDED_OUT, TRY_LATER, "this twin has most of the sessions, and another one needs a place")
+        return True
 
     def health(self) -> dict[str, Any]:
         """What ``/health`` says."""

@@ -117,6 +117,11 @@ class RelaySession:
         """Whose it is: the twin's."""
         return self.session.twin
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is on its way to the session, and it has sent nothing that is not settled or not whole."""
+        return not (len(self.delivery) or self.unfinished or self.lookups or self.parking.size or len(self.ledger))
+
     # --- the socket ---
 
     def opened(self, socket: Socket) -> None:

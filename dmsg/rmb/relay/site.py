@@ -71,6 +71,7 @@ class RelaySite(Resource):
         metrics: Callable[[], bytes],
         health: Callable[[], dict[str, Any]],
         admits: Callable[[], Drop | None],
+        make_place: Callable[[int], bool],
         proxied: bool = False,
         max_token_ttl: int | None = token.MAX_TTL,
         connect_rate: float = CONNECT_RATE,
@@ -84,6 +85,7 @@ class RelaySite(Resource):
         self._metrics = metrics
         self._health = health
         self._admits = admits
+        self._make_place = make_place
         self._proxied = proxied
         self._max_token_ttl = max_token_ttl
         self._connects = RateLimit(connect_rate, max(CONNECT_BURST, connect_rate), blocks_of)
@@ -222,6 +224,9 @@ class RelaySite(Resource):
         if twin is None or not self._may_have_more(parsed.session) or not self._first_use(parsed):
             self._connects.charge(address, -1.0, now)  # it is counted there
             return False
+        if not self._has_place(parsed.session):
+            self._connects.charge(address, -1.0, now)  # it is counted there
+            return False
         self._upgrade.take(transport, upgrade.key, RelaySession(self._switch, parsed.session, asks=parsed.asks))
         return True
 
@@ -245,12 +250,19 @@ class RelaySite(Resource):
             return self._refuse(request, Drop.TOO_MANY_SESSIONS, 503, "too many sessions of this twin")
         if not self._first_use(parsed):
             return self._refuse(request, Drop.BAD_TOKEN, 401, "invalid jwt: jwt: was used before")
+        if not self._has_place(session):
+            request.setHeader(b"retry-after", b"10")
+            return self._refuse(request, Drop.TOO_MANY_SESSIONS, 503, "too many sessions")
         return self._upgrade.upgrade(request, RelaySession(self._switch, session, asks=parsed.asks))
 
     def _may_have_more(self, session: Session) -> bool:
         """Whether it is in place of an older connection, or its twin has not too many already."""
         there = self._switch
         return session in there.sessions or there.presence.of_twin[session.twin] < MAX_SESSIONS_OF_TWIN
+
+    def _has_place(self, session: Session) -> bool:
+        """Whether it may come in, which may be the end of another one: only now is it known whose it is."""
+        return session in self._switch.sessions or self._make_place(session.twin)
 
     def _first_use(self, parsed: token.Token) -> bool:
         """A token is in a URL, and proxies write these down: it opens one connection, and no second one."""
