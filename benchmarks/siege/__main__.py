@@ -33,6 +33,8 @@ WORKING, WORKING_EVERY = 0.5, 0.25
 """Part of a core from which on an entity counts as working, and seconds for which that is measured."""
 BUSY = 0.25
 """Part of the time for which an entity may have waited for a core before the siege says so."""
+BEGINS = 0.5
+"""Seconds after which an attack that is prepared has begun."""
 PREPARED_WITHIN = 120.0
 """Seconds that an attack may take for its preparations."""
 NEWCOMER_EVERY = 0.1
@@ -131,13 +133,12 @@ def _begin(kind: str, name: str, seconds: float, words: list[str]) -> subprocess
     """Start an attack that lasts so many seconds; returns once it does what it does."""
     command = [sys.executable, "-m", "benchmarks.siege.attack", kind, name, str(seconds + 1), *words]
     attacker = subprocess.Popen(command, preexec_fn=begin_child, stdout=subprocess.PIPE)
-    if name in SCENES[kind].prepared:
-        assert attacker.stdout is not None
-        if not select.select([attacker.stdout], [], [], PREPARED_WITHIN)[0] or not attacker.stdout.readline():
-            attacker.kill()
-            attacker.wait()
-            raise RuntimeError(f"the attack {name!r} is not prepared")
-    time.sleep(1.0)
+    assert attacker.stdout is not None
+    if not select.select([attacker.stdout], [], [], PREPARED_WITHIN)[0] or not attacker.stdout.readline():
+        attacker.kill()
+        attacker.wait()
+        raise RuntimeError(f"the attack {name!r} is not prepared")
+    time.sleep(BEGINS)
     return attacker
 
 

@@ -2,8 +2,11 @@
 
 import sys
 
+from benchmarks.siege.scene import ready
 from benchmarks.siege.scenes import SCENES
 
 if __name__ == "__main__":
     scene, name, seconds, *words = sys.argv[1:]
+    if name not in SCENES[scene].prepared:
+        ready()
     SCENES[scene].attacks[name](float(seconds), *words)
