@@ -7,7 +7,9 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain, count, cycle
+from functools import partial
+from itertools import chain, cycle
+from random import randrange, shuffle
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.protocol import Factory
@@ -22,8 +24,9 @@ from benchmarks.siege.scene import LOST, Scene
 from benchmarks.siege.verdict import CONNECT_WITHIN, Bounds
 from benchmarks.siege.visitor import SAID_AFTER
 from dmsg.apps.codes.pake import Role
-from dmsg.apps.codes.stream import PORT, CodeEnd
+from dmsg.apps.codes.stream import PORT, TRIES, CodeEnd
 from dmsg.apps.codes.words import Code
+from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.client import Client
@@ -42,12 +45,17 @@ def _find(where: tuple[str, int], number: int, source: str) -> PubKey | None:
 
 
 async def _guess(client: Client, key: PubKey, number: int) -> None:
-    end = CodeEnd(reactor, Role.RECEIVER, Code.make(number, 2))
-    end.agreed.addErrback(lambda _: None)
-    factory = Factory.forProtocol(lambda: end)
-    with suppress(DmsgError):
-        await client.connect(key, factory, timeout=5.0, port=PORT)
-        await end.agreed
+    for _ in range(TRIES):
+        end = CodeEnd(reactor, Role.RECEIVER, Code.make(number))
+        end.agreed.addErrback(lambda _: None)
+        factory = Factory.forProtocol(partial(_itself, end))
+        with suppress(DmsgError):
+            await client.connect(key, factory, PORT, timeout=5.0)
+            await end.agreed
+
+
+def _itself(end: CodeEnd) -> CodeEnd:
+    return end
 
 
 def _ending(addresses: int) -> Callable[..., None]:
@@ -55,8 +63,10 @@ def _ending(addresses: int) -> Callable[..., None]:
 
     def attack(seconds: float, host: str, port: str, url: str) -> None:
         where = (host, int(port))
-        # short numbers first, again and again: most codes had one of these
-        numbers = chain.from_iterable(chain(range(1, 100), range(start, start + 100)) for start in count(100, 100))
+        # all numbers that codes begin with, in an order of chance
+        shortest = list(range(1000, 10_000))
+        shuffle(shortest)
+        numbers = chain(shortest, iter(lambda: randrange(100_000, 1_000_000), None))
         sources = cycle([enemy(each) for each in range(addresses)])
 
         async def look(client: Client) -> None:
@@ -75,7 +85,7 @@ def _ending(addresses: int) -> Callable[..., None]:
 
 
 class CodesScene(Scene):
-    """Somebody who looks a number up, and people who make codes and say them to others."""
+    """Somebody who looks an entry up, and people who make codes and say them to others."""
 
     attacks = {
         "one address that ends codes": _ending(1),
@@ -83,7 +93,7 @@ class CodesScene(Scene):
     }
     prepared = frozenset(attacks)
     needs_public = True
-    newcomers = 16
+    newcomers = 12
     bounds = Bounds(connect_within=SAID_AFTER + CONNECT_WITHIN)
 
     def __init__(self) -> None:
@@ -100,13 +110,11 @@ class CodesScene(Scene):
         )
         self._relay.wait_for("registered in discovery")
         self._visitor = Visitor(self._url)
-        key = SecKey.generate().public.hex()
+        key = SecKey.generate()
+        entry = Entry("0.0.1", 0, time.time_ns(), key.public.hex(), ClientMeta(())).sign(key)
         self.restore()
-        status, body = ask(
-            self._connection, request("POST", "/discovery/nameplates", json.dumps({"static": key}).encode())
-        )
-        assert status in (200, 201), (status, body)
-        self._get = request("GET", f"/discovery/nameplates/{json.loads(body)['nameplate']}")
+        ask(self._connection, request("POST", "/discovery/entries", entry.to_json()))
+        self._get = request("GET", f"/discovery/entries/{key.public}")
 
     def restore(self) -> None:
         self._connection = socket.create_connection(self._where, 30)
@@ -114,7 +122,7 @@ class CodesScene(Scene):
     def there_and_back(self) -> None:
         time.sleep(0.005)  # below the limit of one address
         if ask(self._connection, self._get)[0] != 200:
-            raise ConnectionError("the number is gone")
+            raise ConnectionError("the entry is gone")
 
     def newcomer(self) -> None:
         self._visitor.ask("code")
