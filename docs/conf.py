@@ -20,7 +20,7 @@ autodoc_default_options = {"members": True, "undoc-members": False, "show-inheri
 nitpicky = True
 # their documentation is elsewhere, and building ours needs no network
 _FOREIGN = """
-    asyncio bytes collections coincurve contextlib datetime decimal deltalake enum google klein logging os pathlib
+    asyncio bytes collections coincurve contextlib datetime decimal deltalake enum google io klein logging os pathlib
     prometheus_client pyarrow pyspark random re socket sqlite3 subprocess threading treq twisted txredisapi typing
     weakref werkzeug zope
 """
@@ -32,7 +32,7 @@ nitpick_ignore_regex = [
     ("py:class", r".*\._\w+"),
     # variables of types
     ("py:(class|obj)", r"dmsg\..*\.[A-Z]"),
-    ("py:(exc|class)", "CannotListenError|IPv4Address|IPv6Address|Handler"),
+    ("py:(exc|class)", "CannotListenError|IPv4Address|IPv6Address|Handler|array"),
 ]
 
 
