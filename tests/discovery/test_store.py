@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -345,6 +346,54 @@ class StoreMixin:
         await self.store.post(server_entry(7), 11.0, Terms(place="place 7"))
         self.assertEqual(dropped[1:], [("total", "place 3", 1)])
         await self.refused(self.store.get(server_entry(3).static), EntryNotFound)
+
+    @asynchronous
+    async def test_blocks_around_a_place_have_so_much(self) -> None:
+        """Who has a /48 has 65536 places: of all of them together the one with most loses its oldest."""
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        one = len(server_entry(0).to_json()) + OVERHEAD
+
+        def terms(place: str) -> Terms:
+            return Terms(place=place, most=one + 1)
+
+        await self.store.post(server_entry(100), 0.0, terms("2600:2::/64"))
+        for number in range(4):
+            await self.store.post(server_entry(number), float(number), terms(f"2600:1:0:{number + 1:x}::/64"))
+        self.assertEqual(dropped, [])
+        await self.store.post(server_entry(4), 4.0, terms("2600:1:0:5::/64"))
+        self.assertEqual([(reason, place[:8]) for reason, place, _ in dropped], [("address", "2600:1:0")])
+        for number in range(5, 20):
+            await self.store.post(server_entry(number), float(number), terms(f"2600:1:0:{number:x}00::/64"))
+        self.assertEqual(await self.store.count(), 1 + 8)
+        for number in range(20, 40):
+            await self.store.post(server_entry(number), float(number), terms(f"8.8.8.{number}"))
+        self.assertEqual(await self.store.count(), 1 + 8 + 8)
+        self.assertEqual({reason for reason, _, _ in dropped}, {"address"})
+        await self.store.get(server_entry(100).static)
+
+    @asynchronous
+    async def test_the_block_with_most_gives(self) -> None:
+        """When it is too much in all: many places with little each are one place with much."""
+        one = len(server_entry(0).to_json()) + OVERHEAD
+        self.store._limit = 30 * one + OVERHEAD // 2
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        for number in range(2):
+            await self.store.post(server_entry(number), float(number), Terms(place="honest"))
+        for number in range(2, 50):
+            await self.store.post(server_entry(number), float(number), Terms(place=f"8.8.8.{number}"))
+        self.assertEqual({place[:6] for _, place, _ in dropped}, {"8.8.8."})
+        self.assertEqual(len(dropped), 20)
+        # entries that go take their part along
+        for number in range(2, 50):
+            with contextlib.suppress(EntryNotFound):
+                await self.store.delete(Deletion(server_entry(number).static, 0, 100), 60.0)
+        await self.store.sweep(1e12, 100)
+        self.assertEqual(await self.store.count(), 2)
+        for number in range(60, 68):
+            await self.store.post(server_entry(number), 60.0, Terms(place=f"8.8.8.{number}", most=one + 1))
+        self.assertEqual(await self.store.count(), 10)
 
     @asynchronous
     async def test_much_less_room_than_before(self) -> None:

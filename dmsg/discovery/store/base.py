@@ -51,7 +51,7 @@ class Terms:
     :ivar checked: a server is listed without anybody having looked at it; else it is looked at first, and listed when
         it was there.  One that posts again from where it was seen stays listed.
     :ivar place: the address block that posted it; empty: nobody knows.
-    :ivar most: bytes that the place may have.
+    :ivar most: bytes that the place may have; the blocks of addresses around it as many times as much as their factor.
     :ivar lasts: seconds after which it is dropped, unless it is posted again.
     """
 

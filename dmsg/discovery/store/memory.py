@@ -33,6 +33,7 @@ from dmsg.discovery.store.base import (
     target,
 )
 from dmsg.errors import EntryNotFound
+from dmsg.net.blocks import BlockCounts, blocks_of
 
 
 @define
@@ -75,7 +76,7 @@ class MemoryStore:
         self._looks: Ranked[str] = Ranked()
         self._counts: Counter[str] = Counter()
         self._places: dict[str, _Place] = {}
-        self._greediest: Ranked[str] = Ranked()
+        self._sizes = BlockCounts()
         self._ends: Ranked[str] = Ranked()
         self._size = 0
         self._limit = limit
@@ -115,9 +116,9 @@ class MemoryStore:
             self._looks.put(static, look_at)
             if checked:
                 self._list(static, kept, now)
-        place = self._places[terms.place]
-        while place.size > terms.most:
-            self._drop(next(iter(place.statics)), "address")
+        for name, factor in blocks_of(terms.place):
+            while self._sizes[name] > terms.most * factor:
+                self._drop_oldest(self._sizes.heaviest(name), "address")
         self._make_room()
         return succeed(first)
 
@@ -242,18 +243,20 @@ class MemoryStore:
     def _resize(self, name: str, place: _Place, by: int) -> None:
         place.size += by
         self._size += by
-        if place.statics:
-            self._greediest.put(name, -place.size)
-        else:
+        if by > 0:
+            self._sizes.add(name, by)
+        elif by < 0:
+            self._sizes.remove(name, -by)
+        if not place.statics:
             del self._places[name]
-            self._greediest.remove(name)
 
     def _make_room(self) -> None:
         room = ROOM_AT_ONCE
         while self._size > self._limit and (room := room - 1) >= 0:
-            greediest = self._greediest.first()
-            assert greediest is not None
-            self._drop(next(iter(self._places[greediest].statics)), "total")
+            self._drop_oldest(self._sizes.heaviest(), "total")
+
+    def _drop_oldest(self, place: str, reason: str) -> None:
+        self._drop(next(iter(self._places[place].statics)), reason)
 
     def _drop(self, static: str, reason: str) -> None:
         kept = self._kept[static]

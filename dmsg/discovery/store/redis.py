@@ -32,7 +32,6 @@ from dmsg.discovery.store.base import (
     MIGRATED_TTL,
     NEVER,
     OVERHEAD,
-    ROOM_AT_ONCE,
     TOMBSTONE_TTL,
     Dropped,
     Due,
@@ -45,7 +44,19 @@ from dmsg.discovery.store.base import (
     size_of,
     target,
 )
+from dmsg.discovery.store.scripts import (
+    ADOPT,
+    AVAILABLE,
+    DELETE,
+    DUE,
+    LISTED,
+    POST,
+    SEEN,
+    SET_BACK,
+    SWEEP,
+)
 from dmsg.errors import EntryNotFound
+from dmsg.net.blocks import blocks_of
 
 ADOPTED_AT_ONCE = 500
 """Entries of an earlier version that one script takes over: Redis does nothing else meanwhile."""
@@ -53,220 +64,6 @@ _UNKNOWN_LIMIT = 1e18
 
 _KEYS = ("servers", "quiet", "looks", "entries", "kinds", "places", "ends", "size")
 """Behind the entry's own, in the order in which scripts know them."""
-
-_ROOM = """
-local servers, quiet, looks, entries, kinds = KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local places, ends, size = KEYS[7], KEYS[8], KEYS[9]
-local function resize(place, by)
-  redis.call('INCRBY', size, by)
-  if tonumber(redis.call('ZINCRBY', places, by, place)) <= 0 then redis.call('ZREM', places, place) end
-end
-local function unlist(name)
-  redis.call('ZREM', servers, name)
-  redis.call('ZREM', quiet, name)
-  redis.call('ZREM', looks, name)
-end
-local function leave(name, place, taken)
-  if place and taken then
-    redis.call('ZREM', places .. ':' .. place, name)
-    resize(place, -taken)
-  end
-end
-local function drop(name)
-  local kept = redis.call('HMGET', name, 'json', 'kind', 'place', 'size')
-  redis.call('DEL', name)
-  unlist(name)
-  redis.call('ZREM', ends, name)
-  leave(name, kept[3], kept[4])
-  if kept[1] then
-    redis.call('DECR', entries)
-    if kept[2] then redis.call('HINCRBY', kinds, kept[2], -1) end
-  end
-  return kept[1], kept[3] or ''
-end
-local function drop_oldest(reason, whose, answer)
-  local oldest = whose and redis.call('ZRANGE', places .. ':' .. whose, 0, 0)[1]
-  if not oldest then return false end
-  drop(oldest)
-  answer[#answer + 1] = reason
-  answer[#answer + 1] = whose
-  return true
-end
-local function make_room(limit, answer)
-  for _ = 1, ROOM_AT_ONCE do
-    if tonumber(redis.call('GET', size) or 0) <= limit then return end
-    if not drop_oldest('total', redis.call('ZREVRANGE', places, 0, 0)[1], answer) then return end
-  end
-end
-""".replace("ROOM_AT_ONCE", str(ROOM_AT_ONCE))
-_POST = (
-    _ROOM
-    + """
-local head = redis.call('HMGET', KEYS[1], 'next', 'order', 'json', 'kind', 'place', 'size', 'target', 'checked',
-  'deletion')
-local kind = 'next'
-if not head[3] then
-  kind = 'first'
-  if ARGV[1] ~= '0' then return {'not zero'} end
-elseif head[1] ~= ARGV[1] then
-  return {'sequence'}
-end
-if head[2] and ARGV[3] <= head[2] then
-  if head[3] then return {'time'} end
-  return {'deleted', head[2], head[9] or ''}
-end
-local place, taken, most, limit = ARGV[10], ARGV[11], tonumber(ARGV[12]), tonumber(ARGV[13])
-local checked, look_at = ARGV[15], ARGV[8]
-if head[3] and checked == '0' and (head[7] or ARGV[16]) == ARGV[16] then
-  checked = head[8] or '1'
-  if ARGV[7] == '1' then look_at = redis.call('ZSCORE', looks, KEYS[1]) or look_at end
-end
-redis.call('HSET', KEYS[1], 'sequence', ARGV[1], 'next', ARGV[2], 'order', ARGV[3], 'json', ARGV[4], 'kind', ARGV[9],
-  'place', place, 'size', taken, 'target', ARGV[16], 'checked', checked, 'refreshes', ARGV[7])
-redis.call('HDEL', KEYS[1], 'deletion')
-if head[3] and head[4] then redis.call('HINCRBY', kinds, head[4], -1) end
-redis.call('HINCRBY', kinds, ARGV[9], 1)
-unlist(KEYS[1])
-if ARGV[6] == '1' then
-  redis.call('ZADD', looks, look_at, KEYS[1])
-  if checked == '1' then redis.call('ZADD', ARGV[7] == '1' and servers or quiet, ARGV[5], KEYS[1]) end
-end
-if kind == 'first' then redis.call('INCR', entries) end
-leave(KEYS[1], head[5], head[6])
-redis.call('ZADD', places .. ':' .. place, ARGV[5], KEYS[1])
-redis.call('ZADD', ends, ARGV[14], KEYS[1])
-resize(place, taken)
-local answer = {kind}
-while tonumber(redis.call('ZSCORE', places, place) or 0) > most do
-  if not drop_oldest('address', place, answer) then break end
-end
-make_room(limit, answer)
-return answer
-"""
-)
-_DELETE = (
-    _ROOM
-    + """
-local head = redis.call('HMGET', KEYS[1], 'sequence', 'order', 'json', 'kind', 'place', 'size')
-if not head[3] then return 'missing' end
-if head[1] ~= ARGV[1] then return 'sequence' end
-if ARGV[2] <= head[2] then return 'time' end
-redis.call('HSET', KEYS[1], 'order', ARGV[2], 'size', ARGV[3], 'deletion', ARGV[5])
-redis.call('HDEL', KEYS[1], 'json')
-unlist(KEYS[1])
-redis.call('ZADD', ends, ARGV[4], KEYS[1])
-if head[4] then redis.call('HINCRBY', kinds, head[4], -1) end
-redis.call('DECR', entries)
-if head[5] and head[6] then resize(head[5], ARGV[3] - head[6]) end
-return 'deleted'
-"""
-)
-_SWEEP = (
-    _ROOM
-    + """
-local answer = {}
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
-  local body, place = drop(name)
-  answer[#answer + 1] = body and 'ended' or 'deleted'
-  answer[#answer + 1] = place
-end
-local swept = #answer / 2
-make_room(tonumber(ARGV[3]), answer)
-return {swept, answer}
-"""
-)
-_SET_BACK = """
-local function cut(key, from, to)
-  for _, name in ipairs(redis.call('ZRANGEBYSCORE', key, from, to)) do redis.call('ZADD', key, ARGV[1], name) end
-end
-cut(KEYS[1], '(' .. ARGV[1], '+inf')
-cut(KEYS[2], '(' .. ARGV[1], '+inf')
-cut(KEYS[3], '(' .. ARGV[2], '(' .. ARGV[3])
-"""
-_ADOPT = (
-    _ROOM
-    + """
-for at = 4, #ARGV do
-  local name = ARGV[at]
-  local kept = redis.call('HMGET', name, 'json', 'size')
-  if not kept[2] and redis.call('EXISTS', name) == 1 then
-    local taken = ARGV[1] + (kept[1] and #kept[1] or 0)
-    redis.call('HSET', name, 'place', '', 'size', taken)
-    redis.call('ZADD', places .. ':', 0, name)
-    redis.call('ZADD', ends, kept[1] and ARGV[2] or ARGV[3], name)
-    resize('', taken)
-  end
-end
-"""
-)
-# the drawing is by rank, so that stale servers, which are at the front, cost nothing
-_AVAILABLE = """
-local live = redis.call('ZCOUNT', KEYS[1], ARGV[1], '+inf')
-local all = redis.call('ZCARD', KEYS[1])
-local most = math.min(tonumber(ARGV[2]), live)
-math.randomseed(tonumber(ARGV[3]))
-local ranks, swapped = {}, {}
-for i = 1, most do
-  local j = math.random(i, live)
-  ranks[i] = swapped[j] or j
-  swapped[j] = swapped[i] or i
-end
-local found = {}
-for i = 1, most do
-  local rank = all - live + ranks[i] - 1
-  local name = redis.call('ZRANGE', KEYS[1], rank, rank)[1]
-  found[i] = redis.call('HGET', name, 'json')
-end
-return found
-"""
-_DUE = """
-local found = {}
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
-  redis.call('ZADD', KEYS[1], ARGV[3], name)
-  found[#found + 1] = redis.call('HGET', name, 'json') or ''
-  found[#found + 1] = redis.call('HGET', name, 'place') or ''
-  found[#found + 1] = redis.call('HGET', name, 'refreshes') or ''
-  found[#found + 1] = redis.call('HGET', name, 'checked') or ''
-end
-return found
-"""
-_SEEN = (
-    _ROOM
-    + """
-if not redis.call('ZSCORE', looks, KEYS[1]) then return end
-local target = redis.call('HGET', KEYS[1], 'target')
-if target and target ~= ARGV[5] then return end
-redis.call('ZADD', looks, ARGV[2], KEYS[1])
-if ARGV[1] == '' then
-  if ARGV[4] == '0' then
-    redis.call('HSET', KEYS[1], 'checked', '0')
-    redis.call('ZREM', servers, KEYS[1])
-    redis.call('ZREM', quiet, KEYS[1])
-  end
-  return
-end
-local known = redis.call('HMGET', KEYS[1], 'checked', 'refreshes')
-redis.call('HSET', KEYS[1], 'checked', '1')
-if known[2] == '1' then
-  if known[1] ~= '1' then redis.call('ZADD', servers, ARGV[1], KEYS[1]) end
-  return
-end
-redis.call('ZADD', quiet, ARGV[1], KEYS[1])
-local over = redis.call('ZSCORE', ends, KEYS[1])
-if over and tonumber(over) < tonumber(ARGV[3]) then redis.call('ZADD', ends, ARGV[3], KEYS[1]) end
-"""
-)
-_LISTED = """
-local found = {}
-for at = 2, #ARGV do
-  local name = KEYS[2] .. ARGV[at]
-  local posted = redis.call('ZSCORE', KEYS[1], name)
-  if posted and tonumber(posted) >= tonumber(ARGV[1]) then
-    found[#found + 1] = redis.call('HGET', name, 'json')
-  end
-end
-return found
-"""
 
 
 @implementer(IEntryStore)
@@ -324,7 +121,7 @@ class RedisStore:
             looked += len(names)
             if names:
                 times = [repr(now + MIGRATED_TTL), repr(now + TOMBSTONE_TTL)]
-                await self._run(_ADOPT, ["entry:", *_KEYS], [str(OVERHEAD), *times, *names])
+                await self._run(ADOPT, ["entry:", *_KEYS], [str(OVERHEAD), *times, *names])
             if int(cursor) == 0:
                 await self._redis.set(f"{self.prefix}adopted", "1")
                 return looked
@@ -343,7 +140,7 @@ class RedisStore:
 
         body = entry.to_json()
         return self._run(
-            _POST,
+            POST,
             [f"entry:{entry.static}", *_KEYS],
             [
                 str(entry.sequence),
@@ -362,6 +159,7 @@ class RedisStore:
                 repr(ends(now, terms.lasts)),
                 "1" if terms.checked else "0",
                 target(entry),
+                " ".join(f"{name}={factor}" for name, factor in blocks_of(terms.place)[1:]),
             ],
         ).addCallback(posted)
 
@@ -382,7 +180,7 @@ class RedisStore:
                 raise EntryInvalid({b"sequence": WRONG_DELETE_SEQUENCE, b"time": WRONG_TIME}[answer])
 
         return self._run(
-            _DELETE,
+            DELETE,
             [f"entry:{deletion.static}", *_KEYS],
             [
                 str(deletion.sequence),
@@ -401,11 +199,11 @@ class RedisStore:
 
     def _draw(self, key: str, most: int, since: float) -> Deferred[list[bytes]]:
         seed = str(self._random.getrandbits(31))
-        return self._run(_AVAILABLE, [key], [repr(since), str(most), seed]).addCallback(_whole)
+        return self._run(AVAILABLE, [key], [repr(since), str(most), seed]).addCallback(_whole)
 
     def listed(self, statics: Sequence[str], since: float) -> Deferred[list[bytes]]:
         since = max(since, -_UNKNOWN_LIMIT)
-        return self._run(_LISTED, ["servers", "entry:"], [repr(since), *statics]).addCallback(_whole)
+        return self._run(LISTED, ["servers", "entry:"], [repr(since), *statics]).addCallback(_whole)
 
     def due(self, most: int, now: float, next_look: float) -> Deferred[list[Due]]:
         def rows_of(found: list[bytes]) -> list[Due]:
@@ -414,7 +212,7 @@ class RedisStore:
                 Due(body, place.decode(), refreshes == b"1", listed == b"1") for body, place, refreshes, listed in rows
             ]
 
-        return self._run(_DUE, ["looks"], [repr(now), str(most), repr(next_look)]).addCallback(rows_of)
+        return self._run(DUE, ["looks"], [repr(now), str(most), repr(next_look)]).addCallback(rows_of)
 
     def seen(
         self, static: str, target: str, at: float | None, next_look: float, lasts: float = 0.0, listed: bool = True
@@ -426,11 +224,11 @@ class RedisStore:
             "1" if listed else "0",
             target,
         ]
-        return self._run(_SEEN, [f"entry:{static}", *_KEYS], arguments).addCallback(lambda _: None)
+        return self._run(SEEN, [f"entry:{static}", *_KEYS], arguments).addCallback(lambda _: None)
 
     def set_back(self, now: float) -> Deferred[None]:
         arguments = [repr(now), repr(now + LATEST_LOOK), repr(NEVER)]
-        return self._run(_SET_BACK, ["servers", "quiet", "looks"], arguments).addCallback(lambda _: None)
+        return self._run(SET_BACK, ["servers", "quiet", "looks"], arguments).addCallback(lambda _: None)
 
     def sweep(self, now: float, most: int) -> Deferred[int]:
         def swept(answer: Any) -> int:
@@ -439,7 +237,7 @@ class RedisStore:
             return int(number)
 
         arguments = [repr(now), str(most), repr(self._limit)]
-        return self._run(_SWEEP, ["entry:", *_KEYS], arguments).addCallback(swept)
+        return self._run(SWEEP, ["entry:", *_KEYS], arguments).addCallback(swept)
 
     def counts(self) -> Deferred[dict[str, int]]:
         def counted(found: dict[Any, Any]) -> dict[str, int]:

@@ -36,6 +36,7 @@ from dmsg.discovery.store.base import (
 )
 from dmsg.discovery.transaction import transaction
 from dmsg.errors import EntryError, EntryNotFound
+from dmsg.net.blocks import blocks_of
 
 _ENTRIES = """CREATE TABLE IF NOT EXISTS entries (
     static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
@@ -66,6 +67,8 @@ _INDICES = (
     "CREATE INDEX IF NOT EXISTS oldest ON entries (place, posted)",
     "CREATE INDEX IF NOT EXISTS ending ON entries (ends)",
     "CREATE INDEX IF NOT EXISTS greediest ON places (size)",
+    "CREATE INDEX IF NOT EXISTS greediest_in ON around (block, size)",
+    "CREATE INDEX IF NOT EXISTS greediest_block ON loads (load)",
 )
 # What is counted is counted by the file itself, also for a process of another version that writes to it.
 _TRIGGERS = (
@@ -93,6 +96,19 @@ _TRIGGERS = (
     "UPDATE places SET size = size - OLD.size WHERE place = OLD.place; "
     "DELETE FROM places WHERE place = OLD.place AND size <= 0; "
     "UPDATE total SET size = size - OLD.size; END",
+    "around_sized AFTER UPDATE OF size ON places BEGIN "
+    "UPDATE loads SET load = load + (NEW.size - OLD.size) / "
+    "(SELECT factor FROM around WHERE around.place = NEW.place AND around.block = loads.block) "
+    "WHERE block IN (SELECT block FROM around WHERE place = NEW.place); "
+    "UPDATE around SET size = NEW.size WHERE place = NEW.place; END",
+    "around_gone AFTER DELETE ON places BEGIN "
+    "DELETE FROM around WHERE place = OLD.place; DELETE FROM loads WHERE load <= 0; END",
+)
+# The blocks of addresses around each place, with its bytes; and the bytes of each such block by its factor.
+_BLOCKS = (
+    "CREATE TABLE IF NOT EXISTS around (place TEXT NOT NULL, block TEXT NOT NULL, factor REAL NOT NULL, "
+    "size INTEGER NOT NULL, PRIMARY KEY (place, block)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS loads (block TEXT PRIMARY KEY, load REAL NOT NULL) WITHOUT ROWID",
 )
 _POST = (
     "INSERT INTO entries "
@@ -148,6 +164,7 @@ class SQLiteStore:
                 first = check_iteration(self._head(entry.static), entry)
                 body = entry.to_json()
                 checked, look_at = self._looks_of(entry, now, terms)
+                around = self._know_around(terms.place)
                 db.execute(
                     _POST,
                     (
@@ -171,6 +188,11 @@ class SQLiteStore:
                 while self._one("SELECT size FROM places WHERE place = ?", terms.place) > terms.most:
                     self._drop_oldest(terms.place)
                     dropped.append(("address", terms.place))
+                for block in around:
+                    while self._one("SELECT load FROM loads WHERE block = ?", block) > terms.most:
+                        place = self._greediest_in(block)
+                        self._drop_oldest(place)
+                        dropped.append(("address", place))
                 dropped += self._make_room()
         except (EntryInvalid, sqlite3.Error):
             return fail()
@@ -196,10 +218,35 @@ class SQLiteStore:
         """
         dropped: list[tuple[str, str]] = []
         while len(dropped) < ROOM_AT_ONCE and self._one("SELECT size FROM total") > self._limit:
-            row = self._db.execute("SELECT place FROM places ORDER BY size DESC LIMIT 1").fetchone()
-            self._drop_oldest(row[0])
-            dropped.append(("total", row[0]))
+            place = self._greediest()
+            self._drop_oldest(place)
+            dropped.append(("total", place))
         return dropped
+
+    def _know_around(self, place: str) -> list[str]:
+        """The blocks around a place, which are counted from its first entry on."""
+        blocks = blocks_of(place)[1:]
+        if blocks and not self._one("SELECT count(*) FROM around WHERE place = ?", place):
+            size = self._one("SELECT size FROM places WHERE place = ?", place)
+            for name, factor in blocks:
+                self._db.execute("INSERT INTO around VALUES (?, ?, ?, ?)", (place, name, factor, size))
+                self._db.execute(
+                    "INSERT INTO loads VALUES (?, ?) ON CONFLICT (block) DO UPDATE SET load = load + excluded.load",
+                    (name, size / factor),
+                )
+        return [name for name, _ in blocks]
+
+    def _greediest(self) -> str:
+        """The place with most, of the block of addresses that has most for its width."""
+        place, size = self._db.execute("SELECT place, size FROM places ORDER BY size DESC LIMIT 1").fetchone()
+        block = self._db.execute("SELECT block, load FROM loads ORDER BY load DESC LIMIT 1").fetchone()
+        return str(place) if block is None or block[1] <= size else self._greediest_in(block[0])
+
+    def _greediest_in(self, block: str) -> str:
+        row = self._db.execute(
+            "SELECT place FROM around WHERE block = ? ORDER BY size DESC LIMIT 1", (block,)
+        ).fetchone()
+        return str(row[0])
 
     def _drop_oldest(self, place: str) -> None:
         self._db.execute(
@@ -368,7 +415,7 @@ def _prepare(db: sqlite3.Connection) -> None:
         db.execute("INSERT INTO places SELECT place, sum(size) FROM entries GROUP BY place")
         db.execute("CREATE TABLE total (size INTEGER NOT NULL)")
         db.execute("INSERT INTO total SELECT coalesce(sum(size), 0) FROM entries")
-    for statement in _INDICES:
+    for statement in (*_BLOCKS, *_INDICES):
         db.execute(statement)
     there = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE type = 'trigger'")}
     for trigger in _TRIGGERS:
