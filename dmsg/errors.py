@@ -163,6 +163,10 @@ class Unwanted(DmsgError):
     """The other side was reached and does not want it."""
 
 
+class WrongUse(DmsgError):
+    """An option, argument or name that a person gave cannot be; nothing was done."""
+
+
 class CutShort(DmsgError):
     """It was interrupted; given once more, it goes on where it was."""
 

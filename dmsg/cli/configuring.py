@@ -13,6 +13,12 @@ import click
 from dmsg.cli.config import NAMES, NETWORK, ConfigError, check_tables, config_path, read_config, shaped
 from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import say, tell
+from dmsg.errors import WrongUse
+
+
+class WrongSetting(ConfigError, WrongUse):
+    """What a person wants to set cannot be a setting."""
+
 
 VARIABLES = {"discovery": "DMSG_DISCOVERY", "key-file": "DMSG_KEY_FILE", NAMES: "DMSG_NAMES"}
 """The environment's names of settings."""
@@ -120,7 +126,7 @@ def _change(name: str, value: Any) -> None:
     *tables, last = name.split(".")
     if value is not None and not tables and last not in (*NETWORK, NAMES):
         known = ", ".join((*NETWORK, NAMES))
-        raise ConfigError(f"there is no setting {last!r} for all commands, only {known}; COMMAND.{last} is of one")
+        raise WrongSetting(f"there is no setting {last!r} for all commands, only {known}; COMMAND.{last} is of one")
     file = config_path()
     if value is not None:
         _check(tables, last, value)
@@ -156,22 +162,24 @@ def _check(tables: list[str], name: str, value: Any) -> None:
     if not tables:
         if name == NAMES:
             if not isinstance(value, str):
-                raise ConfigError(f"{NAMES} is a file")
+                raise WrongSetting(f"{NAMES} is a file")
             return
         tables = ["ping"]  # it has all options of the network
     for table in tables:
         found = found.get_command(context, table) if isinstance(found, click.Group) else None
         if found is None:
-            raise ConfigError(f"there is no command dmsg {' '.join(tables)}")
+            raise WrongSetting(f"there is no command dmsg {' '.join(tables)}")
     assert found is not None
     spelled = f"--{name}"
     option = next((one for one in found.params if spelled in (*one.opts, *one.secondary_opts)), None)
     if not isinstance(option, click.Option) or not option.expose_value:
-        raise ConfigError(f"dmsg {' '.join(tables)} has no option {spelled}")
+        raise WrongSetting(f"dmsg {' '.join(tables)} has no option {spelled}")
     try:
         option.type_cast_value(context, shaped(option, name, value))
     except click.BadParameter as error:
-        raise ConfigError(f"{name}: {error.message}") from None
+        raise WrongSetting(f"{name}: {error.message}") from None
+    except ConfigError as error:
+        raise WrongSetting(str(error)) from None
 
 
 def _write(text: str) -> None:

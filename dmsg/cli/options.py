@@ -6,6 +6,7 @@ stand in a section of their own in its help.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ NETWORK = frozenset(
 )
 """Parameters that say how a client reaches the network."""
 
+_MARKED = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 UNCONFIGURED = ("config", "completion", "man")
 """Commands for which nothing stands in the configuration file."""
 
@@ -76,6 +78,7 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.help = _for_terminals(self.help)
         taken = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
         for option in _common():
             opts = [name for name in option.opts if name not in taken]
@@ -129,6 +132,11 @@ class Command(click.Command):
                     formatter.write_dl(records)
 
 
+def _for_terminals(text: str | None) -> str | None:
+    """A docstring as help and manual show it: what stands between backticks is quoted as in a shell."""
+    return None if text is None else _MARKED.sub(r"'\2'", text)
+
+
 def _with_advice(error: click.UsageError, line: str | None) -> click.UsageError:
     """Return the error with what to type instead, where that is known."""
     if line is None:
@@ -144,6 +152,7 @@ class Group(click.Group):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.help = _for_terminals(self.help)
         if self.invoke_without_command:
             taken = {name for param in self.params for name in param.opts}
             self.params += [option for option in _common() if not taken & set(option.opts)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from typing import Any, NoReturn
 import click
 
 from dmsg.base.printable import printable, without_userinfo
-from dmsg.errors import ConnectFailed, CutShort, DmsgError, EntryNotFound, NobodyThere, Unwanted
+from dmsg.errors import ConnectFailed, CutShort, DmsgError, EntryNotFound, NobodyThere, Unwanted, WrongUse
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -29,7 +30,9 @@ EXIT_UNWANTED = 4
 """The other side was reached and does not want it."""
 EXIT_CUT = 5
 """It was interrupted; the same command goes on where it was."""
-STATUSES = ((CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
+STATUSES = ((WrongUse, EXIT_USAGE), (CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
+UNBOUNDED = 10_000
+"""Columns of what is no terminal."""
 EXIT_INTERRUPTED = 130
 """128 and SIGINT."""
 EXIT_PIPE = 141
@@ -65,6 +68,14 @@ def say(text: str = "", *, err: bool = False, as_it_is: bool = False) -> None:
 def tell(text: str, /, **fields: Any) -> None:
     """A result: the text for a person, or with ``--json`` the fields as one object."""
     say(json.dumps(fields) if state.json else text)
+
+
+def columns() -> int:
+    """Columns of the terminal that standard output is; as many as are wanted where it is none."""
+    try:
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
+    except (OSError, ValueError):
+        return UNBOUNDED
 
 
 def notice(text: str) -> None:

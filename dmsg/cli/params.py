@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
@@ -135,6 +136,8 @@ class URLType(click.ParamType[str]):
             self.fail(str(error), param, ctx)
 
 
+RESUME_OF_NEW_KEYS = 30.0
+"""Seconds for which a stream between keys of one run waits for another way, unless --resume says otherwise."""
 WAYS_TO_A_DISCOVERY = (
     ("the one of your friends", "dmsg config set discovery URL"),
     ("for one command", "--discovery URL, or DMSG_DISCOVERY=URL"),
@@ -192,8 +195,11 @@ class ClientSettings:
     """The agent whose key and connections are used; None: the command has its own."""
 
     def alone(self) -> ClientSettings:
-        """The same with a key of its own, for this run."""
-        return replace(self, key_file=None, agent=None)
+        """The same with a key of its own, for this run: who was killed cannot come back with such a key."""
+        ctx = click.get_current_context(silent=True)
+        chosen = ctx is not None and ctx.get_parameter_source("resume_timeout") is not ParameterSource.DEFAULT
+        patience = self.resume_timeout if chosen else min(self.resume_timeout, RESUME_OF_NEW_KEYS)
+        return replace(self, key_file=None, agent=None, resume_timeout=patience)
 
     def load(self) -> None:
         """Load what the client needs."""

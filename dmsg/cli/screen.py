@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
 from dmsg.cli.output import EXIT_PIPE, writing
 
@@ -28,3 +31,23 @@ def screen(width: int | None = None) -> Console:
     """Standard output.  :param width: of lines, where it is no terminal."""
     found: Any = Screen()
     return found if found.is_terminal or width is None else Screen(width=width)
+
+
+UNBOUNDED = 10_000
+"""Columns in which any table has room."""
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table, or, on a terminal that is too narrow for it, each row as lines of ``header: cell``."""
+    needed = Measurement.get(console, console.options.update(max_width=UNBOUNDED), table).maximum
+    if not console.is_terminal or needed <= console.width:
+        console.print(table)
+        return
+    rows = zip(*(list(column.cells) for column in table.columns), strict=True)
+    for number, row in enumerate(rows):
+        if number:
+            console.print()
+        for column, cell in zip(table.columns, row, strict=True):
+            header = str(column.header)
+            if header or str(cell):
+                console.print(Text(f"{header}: {cell}" if header else str(cell), overflow="fold"))

@@ -14,7 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from dmsg.errors import DmsgError, KeyFormatError
+from dmsg.errors import DmsgError, KeyFormatError, WrongUse
 from dmsg.keys import PUBKEY_TEXT_SIZE, PubKey
 
 MAX_NAMES = 100_000
@@ -27,6 +27,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 
 class UnknownName(DmsgError, ValueError):
     """A name that is none, or is not in the book; a book that cannot be used."""
+
+
+class NotAName(UnknownName, WrongUse):
+    """A text that cannot be a name."""
 
 
 class NoSuchName(UnknownName):
@@ -46,11 +50,11 @@ def check_name(name: str) -> str:
     """Return the name in lower case.  :raises UnknownName: it cannot be a name, or is a key."""
     name = name.lower()
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
-        raise UnknownName(f"{name[:80]!r} is not a name: letters, digits and hyphens, at most {MAX_NAME}")
+        raise NotAName(f"{name[:80]!r} is not a name: letters, digits and hyphens, at most {MAX_NAME}")
     if len(name) == PUBKEY_TEXT_SIZE:
         with suppress(KeyFormatError):
             PubKey.from_text(name)
-            raise UnknownName(f"{name} is a public key, and no name for one")
+            raise NotAName(f"{name} is a public key, and no name for one")
     return name
 
 

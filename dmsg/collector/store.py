@@ -28,6 +28,7 @@ from typing import IO
 
 from twisted.logger import Logger
 
+from dmsg.base.units import human_size
 from dmsg.collector.wire import Offer
 from dmsg.directories import free_bytes
 from dmsg.errors import DmsgError, KeyFormatError
@@ -153,7 +154,8 @@ class Store:
             raise Full("this sender has filled its part of the collector")
         free = free_bytes(self.root)
         if free is not None and free - coming - size < self._reserve:
-            raise Full("the collector's disk is full")
+            missing = self._reserve + coming + size - free
+            raise Full(f"the collector's disk is full: {human_size(missing)} more are needed")
 
     def part(self, origin: PubKey) -> IO[bytes]:
         """A file to receive into.

@@ -1,36 +1,27 @@
-"""What may be shown of texts."""
+"""Text that is shown in one line."""
 
-from __future__ import annotations
-
-from twisted.internet.task import Clock
+from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.base.printable import without_userinfo
-from dmsg.cli.output import describe
-from dmsg.discovery.lookup import Lookup
-from dmsg.discovery.url import check_url
-from dmsg.errors import DmsgError
-from dmsg.net.redis import without_password
+from dmsg.base.printable import MAX_ERROR, shortened
 
 
-class UserinfoTests(SynchronousTestCase):
-    """User and password of a URL are never shown."""
+class ShortenedTests(SynchronousTestCase):
+    def test_it_is_cut_between_words(self) -> None:
+        self.assertEqual(shortened("use --encryption off at both ends", 33), "use --encryption off at both ends")
+        self.assertEqual(shortened("use --encryption off at both ends", 32), "use --encryption off at both...")
+        self.assertEqual(shortened("use --encryption off at both ends", 27), "use --encryption off at...")
+        self.assertEqual(shortened("use\n --encryption\toff"), "use --encryption off")
+        self.assertEqual(shortened("x" * 20, 10), "x" * 7 + "...")
 
-    def test_texts(self) -> None:
-        for text, shown in (
-            ("http://me:secret@host:1/path", "http://***@host:1/path"),
-            ("at http://me:s@cret@host/ and wss://you@host", "at http://***@host/ and wss://***@host"),
-            ("http://host/path@x?a=b@c", "http://host/path@x?a=b@c"),
-            ("me@example.org", "me@example.org"),
-            ("no URL", "no URL"),
-        ):
-            self.assertEqual(without_userinfo(text), shown)
-        self.assertEqual(without_password("redis://:secret@host/1"), "redis://***@host/1")
+    @given(st.text(max_size=60), st.integers(4, 80))
+    def test_it_is_never_longer(self, text: str, most: int) -> None:
+        short = shortened(text, most)
+        self.assertLessEqual(len(short), most)
+        if short.endswith("...") and not " ".join(text.split()).endswith("...") and " " in short:
+            self.assertLessEqual(set(short[:-3].split()), set(text.split()))
 
-    def test_where_they_are_shown(self) -> None:
-        lookup = Lookup(Clock(), "http://me:secret@127.0.0.1:9")
-        self.assertEqual((lookup.url, lookup.shown_url), ("http://me:secret@127.0.0.1:9", "http://***@127.0.0.1:9"))
-        self.successResultOf(lookup.close())
-        self.assertEqual(describe(DmsgError("http://me:secret@host: no")), "http://***@host: no")
-        error = self.assertRaises(ValueError, check_url, "ftp://me:secret@host")
-        self.assertIn("ftp://***@host", str(error))
+    def test_advice_of_an_error_has_room(self) -> None:
+        advice = "see https://example.org/" + "x" * 300
+        self.assertTrue(shortened(f"{'word ' * 100}{advice}").endswith(advice))
+        self.assertGreater(MAX_ERROR, 500)

@@ -61,7 +61,7 @@ class ConfigTests(CodeCase):
             (("encryption", "maybe"), "encryption: 'maybe' is not one of"),
         ):
             status, _, err = await self.config("set", *setting)
-            self.assertEqual((status, err.count("\n")), (1, 1), setting)
+            self.assertEqual((status, err.count("\n")), (2, 1), setting)
             self.assertIn(words, err)
         self.assertFalse((self.directory / "config.toml").exists())
         for setting in (

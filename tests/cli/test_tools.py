@@ -740,8 +740,8 @@ class NameTests(CommandCase):
             (("add", "alice", one), 0),
             (("add", "alice", two), 1),
             (("add", "alice", two, "--replace"), 0),
-            (("add", "no name", two), 1),
-            (("add", "bob", "02ab"), 1),
+            (("add", "no name", two), 2),
+            (("add", "bob", "02ab"), 2),
             (("remove", "bob"), 2),
             (("show", "bob"), 2),
         ):

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 from click.testing import CliRunner, Result
+from rich.console import Console
+from rich.table import Table
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.cli import output
+from dmsg.cli.agent import showing
+from dmsg.cli.files.copies import jobs_of
+from dmsg.cli.files.http import _http_url
 from dmsg.cli.habits import BELOW, COMMANDS as HABITS
 from dmsg.cli.main import COMMANDS, main
+from dmsg.cli.params import ClientSettings, client_options_of
+from dmsg.cli.screen import print_table
+from dmsg.errors import WrongUse
 from dmsg.keys import SecKey
 
 KEY = SecKey.from_seed(b"words").public.text
@@ -108,3 +120,96 @@ class DiscoveryTests(WordsCase):
         ):
             self.assertIn(word, text)
         self.assertTrue(all(len(line) <= 80 for line in text.splitlines()))
+
+
+class MistakeTests(WordsCase):
+    """Whatever is typed wrong ends with 2, and changes nothing."""
+
+    def test_what_is_no_name_key_setting_or_file(self) -> None:
+        for typed, words in (
+            ("name add bob 02ab", "a public key has 53 characters, or 66 in hexadecimal, not 4"),
+            (f"name add no_name {KEY}", "is not a name"),
+            (f"name add {KEY} {KEY}", "is a public key, and no name for one"),
+            ("name show nobody", "neither a public key"),
+            ("config set nonsense x", "there is no setting"),
+            ("config set ping.nonsense x", "has no option"),
+            ("send no-file -d http://x", "no-file: No such file"),
+            (f"ping {KEY}:99999 -d http://x", "is not a port"),
+        ):
+            self.assertIn(words, self.told(*typed.split()), typed)
+
+    def test_what_a_running_command_finds_wrong(self) -> None:
+        with self.assertRaises(SystemExit) as ended:
+            output.fail(WrongUse("x"))
+        self.assertEqual(ended.exception.code, 2)
+        for url in ("http://x", "dmsg://", f"dmsg://{KEY}:99999/"):
+            with self.assertRaises(WrongUse):
+                _http_url(url)
+        with self.assertRaises(WrongUse):
+            jobs_of(("a",), "b", recursive=False)
+
+
+class PatienceTests(SynchronousTestCase):
+    def test_who_had_a_key_for_one_run_is_not_waited_for_long(self) -> None:
+        """Killed, he cannot come back with it; and whoever asks for more patience has it."""
+        for words, expected in (((), 30.0), (("--resume", "90"), 90.0), (("--resume", "4"), 4.0)):
+            found: list[float] = []
+
+            @click.command()
+            @client_options_of(by_agent=None, loads=False)
+            def command(settings: ClientSettings, found: list[float] = found) -> None:
+                found.append(settings.alone().resume_timeout)
+
+            result = CliRunner().invoke(command, ["-d", "http://x", *words])
+            self.assertEqual((result.exit_code, found), (0, [expected]), result.output)
+
+
+class HelpTests(WordsCase):
+    def test_no_marks_of_a_markup(self) -> None:
+        """Docstrings are written for Sphinx, and read in a terminal and in man(1)."""
+
+        def each(command: click.Command, name: str, parent: click.Context | None) -> Iterator[str]:
+            context = click.Context(command, parent=parent, info_name=name)
+            yield command.get_help(context)
+            if isinstance(command, click.Group):
+                for one in command.list_commands(context):
+                    below = command.get_command(context, one)
+                    assert below is not None
+                    yield from each(below, one, context)
+
+        shown = list(each(main, "dmsg", None))
+        self.assertGreater(len(shown), 60)
+        self.assertEqual([line for text in shown for line in text.splitlines() if "`" in line], [])
+        self.assertIn("'dmsg receive'", self.dmsg("send", "--help").output)
+        self.assertNotIn("`", self.dmsg("man", "send").output)
+
+
+class NarrowTests(SynchronousTestCase):
+    """On terminals of 40 to 60 columns everything that is shown can be read."""
+
+    def printed(self, width: int, *, terminal: bool = True) -> str:
+        table = Table("", "server", "address", box=None, pad_edge=False)
+        table.add_row("*", KEY, "relay.example.org:8080")
+        table.add_row("", "02ab12cd...", "127.0.0.1:80")
+        file = io.StringIO()
+        print_table(Console(file=file, width=width, force_terminal=terminal, color_system=None), table)
+        return file.getvalue()
+
+    def test_a_table_that_has_no_room(self) -> None:
+        lines = self.printed(60).splitlines()
+        self.assertEqual("".join(lines[1:3]), f"server: {KEY}")
+        self.assertEqual(lines[-1], "address: 127.0.0.1:80")
+        self.assertTrue(all(len(line) <= 60 for line in lines))
+        self.assertIn(KEY, self.printed(120).splitlines()[1])
+        self.assertNotIn("server:", self.printed(120))
+        self.assertNotIn("server:", self.printed(60, terminal=False))
+
+    def test_status(self) -> None:
+        said: list[str] = []
+        self.patch(showing, "say", lambda text="": said.append(text))
+        for width, expected in ((40, 4), (100, 2)):
+            self.patch(showing, "columns", lambda width=width: width)
+            said.clear()
+            showing._table("services", [("port 5201", "dmsg iperf --serve (process 12345)", "17 taken")])
+            self.assertEqual(len(said), expected, said)
+            self.assertTrue(all(len(line) <= width for line in said), said)

@@ -31,6 +31,7 @@ from dmsg.apps.parcels.wire import (
 from dmsg.apps.parts import PART_SUFFIX
 from dmsg.apps.pieces import PieceReader, digest_of
 from dmsg.apps.transfer import TransferError
+from dmsg.base.units import human_size
 
 HELD_LIMIT = 1024 * 1024
 """Bytes that are kept of what comes while this side is busy with something else, and reads no more."""
@@ -289,8 +290,12 @@ class ParcelReceiver(Protocol):
     def _check_room(self, here: int) -> None:
         """:raises TransferError: what is missing has no room.  :param here: bytes of all that need no more."""
         free = self._place.free()
-        if free is not None and self._offer.size - here > free:
-            raise TransferError("there is not enough room on the disk")
+        needed = self._offer.size - here
+        if free is not None and needed > free:
+            raise TransferError(
+                f"there is not enough room on the disk: {human_size(needed)} are needed, {human_size(free)} are free, "
+                f"{human_size(needed - free)} are missing"
+            )
 
     def _take_offsets(self) -> bool:
         message = self._messages.take()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dmsg.base.units import human_size, human_time, milliseconds
-from dmsg.cli.output import say
+from dmsg.cli.output import columns, say
 from dmsg.clients.names import Names
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey
@@ -20,7 +20,8 @@ def show(told: dict[str, Any]) -> None:
     """The agent's answer to ``status``, for a person."""
     names = Names()
     key = str(told["key"])
-    say(f"{_name(names, key)}  {PubKey.from_hex(key).text}")
+    name, text = _name(names, key), PubKey.from_hex(key).text
+    say(f"{name}  {text}" if len(name) + 2 + len(text) <= columns() else f"{name}\n{text}")
     say(f"{told['state']}, process {told['pid']}, up for {_up(told)}")
     servers = told["servers"]
     say()
@@ -73,12 +74,18 @@ def _reason(name: str) -> str:
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> None:
-    """Columns as wide as they need; nothing, where there is no row."""
+    """Columns as wide as they need, below each other on a narrow terminal; nothing, where there is no row."""
     rows = list(rows)
     if not rows:
         return
     say(title)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    if 2 * len(widths) + sum(widths) > columns():
+        for row in rows:
+            say(f"  {row[0]}")
+            for cell in row[1:]:
+                say(f"    {cell}")
+        return
     for row in rows:
         say("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 

@@ -165,7 +165,7 @@ def list_twins(registry: str) -> None:
     from rich.table import Table
 
     from dmsg.cli.running import run
-    from dmsg.cli.screen import Screen
+    from dmsg.cli.screen import Screen, print_table
     from dmsg.rmb.registry.service import open_registry
 
     async def main(reactor: Reactor) -> None:
@@ -195,7 +195,7 @@ def list_twins(registry: str) -> None:
         console = Screen(highlight=False)
         if not console.is_terminal:
             console.width = 200  # for programs: whole lines
-        console.print(table)
+        print_table(console, table)
 
     run(main)
 

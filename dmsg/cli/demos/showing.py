@@ -19,7 +19,7 @@ from dmsg.apps.transfer import ReceiveFile, SendFile, Transferred
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.demos.processes import Child, Entities, address_of
 from dmsg.cli.peers.benching import round_trips
-from dmsg.cli.screen import Screen
+from dmsg.cli.screen import Screen, print_table
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.reactor import Reactor
@@ -185,7 +185,7 @@ class Demo:
                 f"{human_size(row.done.rate)}/s",
                 milliseconds(row.round_trip),
             )
-        self._console.print(table)
+        print_table(self._console, table)
         self._say(f"all files arrived as they were sent; {seconds:.1f} s in all")
 
 

@@ -19,7 +19,7 @@ from twisted.internet.task import deferLater
 
 from dmsg.base.units import milliseconds
 from dmsg.cli.demos.processes import START_TIMEOUT, Child, address_of, start_twistd, stop
-from dmsg.cli.screen import Screen
+from dmsg.cli.screen import Screen, print_table
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor
 from dmsg.net.redis import lazy_redis
@@ -274,5 +274,5 @@ class Demo:
             shown = milliseconds(median) if "stop" not in way else f"{median:.1f} s for all"
             table.add_row(caller, callee, way, str(number), shown)
         self._console.print()
-        self._console.print(table)
+        print_table(self._console, table)
         self._console.print(f"\ndone in {seconds:.1f} s", highlight=False)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, TimeoutError, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Protocol
-from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
@@ -30,6 +29,7 @@ from dmsg.apps.transfer import Refused, TransferError
 from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.asking import ask, can_ask
+from dmsg.cli.away import watched
 from dmsg.cli.files.sending import beside, transfer_progress
 from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.wordcodes import CLOSE_TIMEOUT, offer_code, take_code
@@ -42,12 +42,8 @@ if TYPE_CHECKING:
 
 SHOWN_THINGS = 20
 """Things of an offer that are named; of more it is said how many there are."""
-LOOK_INTERVAL = 0.5
-"""Seconds between looks whether the other side is there."""
 NAME_SHOWN = 255
 """Characters of the name of a pipe."""
-TELL_AFTER = 2.0
-"""Seconds after which it is said that it is not."""
 
 
 # --- the side that makes the code ---
@@ -61,36 +57,12 @@ async def send_by_code(
     try:
         sender = make()
         agreed.go_on(sender)
-        with _watched(reactor, sender, make.say):
+        with watched(reactor, lambda: sender.transport, client.streams.resume_timeout, make.say):
             sent = await sender.done
         make.stop()
         make.report(sent)
     finally:
         make.stop()
-
-
-@contextmanager
-def _watched(reactor: Reactor, end: Protocol, tell_it: Callable[[str], None]) -> Iterator[None]:
-    """Say when the way to the other side is lost for long, and when it is found again."""
-    away = False
-
-    def look() -> None:
-        nonlocal away
-        since = getattr(end.transport, "away_since", None)
-        if not away and since is not None and reactor.seconds() - since >= TELL_AFTER:
-            away = True
-            tell_it("the other side is away; it goes on when it comes back, Ctrl-C gives up")
-        elif away and since is None:
-            away = False
-            tell_it("the other side is back")
-
-    looking = LoopingCall(look)
-    looking.clock = reactor
-    looking.start(LOOK_INTERVAL, now=False).addErrback(lambda _: None)
-    try:
-        yield
-    finally:
-        looking.stop()
 
 
 class _Making:
@@ -251,7 +223,9 @@ async def receive_by_code(
     agreed = await take_code(reactor, client, code, verify=verify, timeout=timeout)
     progress = transfer_progress()
     try:
-        done = await _Taking(reactor, progress, directory, overwrite, max_size, yes).take(agreed)
+        done = await _Taking(
+            reactor, progress, client.streams.resume_timeout, directory, overwrite, max_size, yes
+        ).take(agreed)
     finally:
         progress.stop()
     done()
@@ -264,6 +238,7 @@ class _Taking:
         self,
         reactor: Reactor,
         progress: Progress,
+        patience: float,
         directory: Path,
         overwrite: bool,
         max_size: int | None,
@@ -271,6 +246,7 @@ class _Taking:
     ) -> None:
         self._reactor = reactor
         self._progress = progress
+        self._patience = patience
         self._directory = directory
         self._overwrite = overwrite
         self._max_size = max_size
@@ -278,6 +254,9 @@ class _Taking:
         self._bar: Any = None
         self._output: _Output | None = None
         self._declined = False
+
+    def _say(self, text: str) -> None:
+        beside(self._progress, lambda: notice(text))
 
     async def take(self, agreed: Agreed) -> Callable[[], None]:
         """All of it.  :returns: says what has come, when no bar is shown any more."""
@@ -291,7 +270,7 @@ class _Taking:
         self._receiver = receiver
         agreed.go_on(receiver)
         try:
-            with _watched(self._reactor, receiver, lambda text: beside(self._progress, lambda: notice(text))):
+            with watched(self._reactor, lambda: receiver.transport, self._patience, self._say):
                 taken = await receiver.done
         except TransferError as error:
             if self._declined:

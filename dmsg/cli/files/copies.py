@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,10 +20,11 @@ from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import TransferError
 from dmsg.apps.trees import GetTree, NoDirectory, PutTree
 from dmsg.base.units import human_size
+from dmsg.cli.away import clock_time
 from dmsg.cli.output import notice, say, tell
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
-from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout
+from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, WrongUse
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
@@ -146,14 +146,14 @@ def jobs_of(sources: tuple[str, ...], target: str, *, recursive: bool = False, s
             *_from_stage(sources, target, stage, recursive=recursive),
         ]
     if not sources:
-        raise TransferError("nothing to copy: SOURCE... TARGET is needed")
+        raise WrongUse("nothing to copy: SOURCE... TARGET is needed")
     there = remote(target)
     jobs: list[Job] = []
     made: set[str] = set()
     for source in sources:
         from_peer = remote(source)
         if (there is None) == (from_peer is None):
-            raise TransferError("one of SOURCE and TARGET has to be of a peer, KEY:PATH or NAME:PATH")
+            raise WrongUse("one of SOURCE and TARGET has to be of a peer, KEY:PATH or NAME:PATH")
         if there is not None:
             job, becomes = _sent(source, *there, several=len(sources) > 1, recursive=recursive)
         else:
@@ -345,11 +345,15 @@ class _Away:
         if gone >= self._retry and stream is not None:
             stream.abortConnection()  # one limit for all ways of waiting
             return
-        until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._retry - gone))
+        until = clock_time(self._retry - gone)
         what = "receives it from another connection" if self._busy else f"is away for {gone:.0f} s"
         text = f"{self._who} {what}, tried until {until}"
         if self._bar is not None:
-            self._progress.update(self._bar, description=f"{self._name}: {text}")
+            from dmsg.cli.files.sending import WIDE
+
+            narrow = self._progress.console.width < WIDE
+            short = f"{self._who} {'busy' if self._busy else 'away'}, until {until}"
+            self._progress.update(self._bar, description=short if narrow else f"{self._name}: {text}")
         if gone >= TELL_AFTER and not self._told:
             self._told = True
             self._say(text)

@@ -28,7 +28,7 @@ from dmsg.cli.params import ClientSettings
 from dmsg.cli.tunnels.forward import only
 from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.clients.names import Names
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, WrongUse
 from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_port
 from dmsg.net.web.channel import BoundedSite
@@ -113,7 +113,7 @@ def _http_url(url: str) -> bytes:
     except DmsgError:
         raise
     except ValueError:
-        raise DmsgError(f"{without_userinfo(url)[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
+        raise WrongUse(f"{without_userinfo(url)[:200]!r} is not a URL, as dmsg://KEY:PORT/PATH is") from None
     path = _escaped(parts.path or "/") + (f"?{_escaped(parts.query)}" if parts.query else "")
     return f"http://{key.text}:{port}{path}".encode()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -72,6 +74,9 @@ def send(
     key = _key_of(what)
     if key is not None:
         _send_to(Path(what[0]), key, settings, timeout)
+    missing = next((one for one in what if one != "-" and not os.path.lexists(one)), None)
+    if missing is not None:
+        raise click.UsageError(f"{missing}: {os.strerror(errno.ENOENT)}")
     if "-" in what and len(what) > 1:
         raise click.UsageError("standard input (-) is sent alone")
     from dmsg.apps.parcels.wire import TEXT_LIMIT

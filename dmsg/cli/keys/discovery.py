@@ -44,7 +44,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
     from rich.table import Table
 
     from dmsg.cli.running import run
-    from dmsg.cli.screen import screen
+    from dmsg.cli.screen import print_table, screen
 
     async def main(reactor: Reactor) -> None:
         entries = await _lookups(reactor, discovery).available_servers()
@@ -60,7 +60,7 @@ def list_servers(discovery: tuple[str, ...]) -> None:
             assert entry.server is not None
             age = max(0.0, time.time() - entry.timestamp / 1e9)
             table.add_row(entry.key.text, entry.server.address, str(entry.server.available_connections), f"{age:.0f} s")
-        screen(160).print(table)  # keys are 66 characters wide: a pipe gets them whole
+        print_table(screen(160), table)  # a pipe gets keys whole
 
     run(main)
 

@@ -8,6 +8,7 @@ from dmsg.cli.completing import complete_name
 from dmsg.cli.options import OneLineGroup
 from dmsg.cli.output import say, tell
 from dmsg.clients.names import Names
+from dmsg.errors import KeyFormatError, WrongUse
 from dmsg.keys import PubKey
 
 
@@ -28,7 +29,11 @@ def name() -> None:
 @click.option("--replace", is_flag=True, help="The name may stand for another key already.")
 def add(new_name: str, public_key: str, replace: bool) -> None:
     """Let NAME stand for PUBLIC_KEY."""
-    Names().add(new_name, PubKey.from_text(public_key.removeprefix("dmsg:")), replace=replace)
+    try:
+        key = PubKey.from_text(public_key.removeprefix("dmsg:"))
+    except KeyFormatError as error:
+        raise WrongUse(str(error)) from None
+    Names().add(new_name, key, replace=replace)
 
 
 @name.command("list")

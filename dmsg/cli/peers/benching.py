@@ -12,7 +12,7 @@ from twisted.internet.protocol import Factory, Protocol
 
 from dmsg.base.units import human_size, milliseconds
 from dmsg.cli.output import state, tell
-from dmsg.cli.screen import screen
+from dmsg.cli.screen import print_table, screen
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
@@ -106,5 +106,5 @@ async def run_bench(
             tell("", size=size, acknowledged_a_second=count / took, bytes_a_second=count * size / took)
         table.add_row(f"{size} B", f"{count / took:,.0f}", f"{human_size(count * size / took)}/s")
     if not state.json:
-        screen().print(table)
+        print_table(screen(), table)
     protocol.transport.loseConnection()

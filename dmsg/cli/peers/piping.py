@@ -12,11 +12,13 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.cli.output import cannot_write, say
+from dmsg.cli.away import watched
+from dmsg.cli.output import cannot_write, notice, say
 from dmsg.cli.running import listening_at
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
+from dmsg.v2019.patience import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
@@ -178,13 +180,22 @@ class Once(Factory):
         self._reactor = reactor
         self._wait = wait
         self._used = False
+        self._stream: _Stream | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         if self._used:
             return None
         self._used = True
+        self._stream = _Stream(self._reactor, self.done, self._wait)
         say(f"connected: {addr.text if isinstance(addr, DmsgAddress) else addr}", err=True)
-        return _Stream(self._reactor, self.done, self._wait)
+        return self._stream
+
+    async def over(self, client: Any) -> None:
+        """Wait until the stream has ended; whoever is away meanwhile is named."""
+        streams = getattr(client, "streams", None)
+        patience = getattr(streams, "resume_timeout", RESUME_TIMEOUT)
+        with watched(self._reactor, lambda: getattr(self._stream, "transport", None), patience, notice):
+            await self.done
 
 
 async def take_one(reactor: Reactor, client: DelegatedClient, wait: float | None, port: int = 0) -> None:
@@ -194,7 +205,7 @@ async def take_one(reactor: Reactor, client: DelegatedClient, wait: float | None
     listening = await listening_at(client, factory, port)
     say(f"listening: {DmsgAddress(client.public_key, port).text}", err=True)
     try:
-        await factory.done
+        await factory.over(client)
     finally:
         await maybeDeferred(listening.stopListening)
 
@@ -205,4 +216,4 @@ async def open_one(
     """Open a stream and join it to standard input and output, to its end."""
     factory = Once(reactor, wait)
     await client.connect(remote, factory, timeout=timeout)
-    await factory.done
+    await factory.over(client)

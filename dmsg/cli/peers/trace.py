@@ -47,7 +47,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
 
     from dmsg.apps.pings import open_probe
     from dmsg.cli.running import run, with_client
-    from dmsg.cli.screen import screen
+    from dmsg.cli.screen import print_table, screen
     from dmsg.v2019.core.agreement import FEATURE
 
     asked, at = who_and_port(who, port)
@@ -81,7 +81,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
                     tell("", server=text, taken=bool(mark), **dict(zip(names, row, strict=True)))
                 table.add_row(mark, server.short + "...", *row)
             if not state.json:
-                screen(160).print(table)
+                print_table(screen(160), table)
             if used is None:
                 raise SystemExit(1)
             if not state.json:

@@ -31,7 +31,7 @@ from dmsg.cli.pipeline.keep import forget, migrate, optimize
 from dmsg.cli.pipeline.send import send
 from dmsg.cli.pipeline.show import name, rank, report, tables, top
 from dmsg.cli.pipeline.watch import attention, watch
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, WrongUse
 
 RECEIPTS = "receipts"
 """Under the tables' directory: checked receipts."""
@@ -68,7 +68,7 @@ def _apart(spool: str, out: str) -> None:
     """Tables within the spool would be read as if entities had written them."""
     source, tables = local_directory(spool), local_directory(out)
     if source is not None and tables is not None and tables.resolve().is_relative_to(source.resolve()):
-        raise DmsgError(f"--out {out} lies in --spool {spool}")
+        raise WrongUse(f"--out {out} lies in --spool {spool}")
 
 
 @group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -113,7 +113,7 @@ def run(
     checked = Checked()
     for uri in (spool, receipts):
         if uri is not None and (there := local_directory(uri)) is not None and not there.is_dir():
-            raise DmsgError(f"{uri} is no directory")
+            raise WrongUse(f"{uri} is no directory")
     _apart(spool, out)
     jobs.check_free(out)
     with progress() as tell:
@@ -202,9 +202,9 @@ def stream(
     own = receipts is None
     if (there := local_directory(spool)) is not None:
         if not there.is_dir():
-            raise DmsgError(f"{spool} is no directory")
+            raise WrongUse(f"{spool} is no directory")
         if set(str(there.absolute())) & set("*?[]{}"):
-            raise DmsgError(f"a stream cannot read from {spool}: its path has one of * ? [ ] {{ }}")
+            raise WrongUse(f"a stream cannot read from {spool}: its path has one of * ? [ ] {{ }}")
     _apart(spool, out)
     looked = time.monotonic()
 

@@ -19,7 +19,7 @@ import click
 
 from dmsg.base.printable import shortened
 from dmsg.cli.output import EXIT_INTERRUPTED, fail
-from dmsg.errors import DmsgError, needs_extra
+from dmsg.errors import DmsgError, WrongUse, needs_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -165,14 +165,14 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], *, quick: bo
     for one in conf:
         key, equals, value = one.partition("=")
         if not equals:
-            raise DmsgError(f"--conf is KEY=VALUE, not {one!r}")
+            raise WrongUse(f"--conf is KEY=VALUE, not {one!r}")
         settings[key] = value
     from dmsg.analytics.session import SparkFailed, make_session
 
     if re.fullmatch(r"\d+[kmgt]b?", memory.lower()) is None:
-        raise DmsgError(f"--memory is a number with k, m or g, as 2g, not {memory!r}")
+        raise WrongUse(f"--memory is a number with k, m or g, as 2g, not {memory!r}")
     if master is not None and re.match(r"local(\[|$)|yarn$|k8s://|spark://|sc://", master) is None:
-        raise DmsgError(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
+        raise WrongUse(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
     try:
         with quiet() as words:
             spark = make_session(master, memory=memory, settings=settings, quick=quick)

@@ -15,7 +15,7 @@ from dmsg.cli import output
 from dmsg.cli.options import command
 from dmsg.cli.params import Seconds, create_option
 from dmsg.cli.pipeline.common import as_of_option, errors_in_one_line, needs_spark, needs_tables, out_option
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, WrongUse
 from dmsg.keys import PubKey, load_or_create_key
 
 RANKING_HOURS = 24.0
@@ -60,12 +60,12 @@ def top(out: str, table: str, rows: int, by: str | None, day: str | None, as_of:
     from dmsg.cli.screen import screen
 
     if table not in GOLD:
-        raise DmsgError(f"there is no table {table}; there are {', '.join(GOLD)}")
+        raise WrongUse(f"there is no table {table}; there are {', '.join(GOLD)}")
     names = GOLD[table].schema.fieldNames()
     if by is not None and by not in names:
-        raise DmsgError(f"{table} has no column {by}; it has {', '.join(names)}")
+        raise WrongUse(f"{table} has no column {by}; it has {', '.join(names)}")
     if by is not None and GOLD[table].schema[by].dataType.typeName() == "array":
-        raise DmsgError(f"{by} holds many numbers: it cannot be sorted by")
+        raise WrongUse(f"{by} holds many numbers: it cannot be sorted by")
     store = Store(out)
     state = store.computed(as_of)
     if day is not None and day not in state.days:
@@ -188,7 +188,7 @@ def name(telemetry: Path, secret: Path | None, day: datetime | None, names: tupl
     except FileNotFoundError:
         raise DmsgError(f"there is no {SECRET_NAME} in {telemetry}") from None
     if day is not None and day.year < 1970:
-        raise DmsgError(f"{day:%Y-%m-%d} is before 1970")
+        raise WrongUse(f"{day:%Y-%m-%d} is before 1970")
     since_1970 = int((day or datetime.now(UTC)).replace(tzinfo=UTC).timestamp() // 86400)
     called = []
     for one in names:

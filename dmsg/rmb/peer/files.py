@@ -27,6 +27,7 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from dmsg.base.units import human_size
 from dmsg.directories import free_bytes
 from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
@@ -291,7 +292,7 @@ class FileUploads:
             raise ValueError("cmd is no command of a service")
         free = free_bytes(self._directory)
         if free is not None and size > free // 2:
-            raise ValueError("not enough space")
+            raise ValueError(f"not enough space: {human_size(size)} may be half of what is free, {human_size(free)}")
         path = self._directory / key[1]
         self._incoming[key] = _Incoming(path, size, command)
         self._touch(key)
