@@ -54,9 +54,14 @@ class RateLimit:
         """Seconds after which ``address`` may ask, which is counted; None when that is more than ``longest``."""
         if not self._rate:
             return 0.0
-        left = [(name, factor, self._left(name, factor, now)) for name, factor in self._blocks(address)]
-        wait = max(0.0, *((1.0 - tokens) / (self._rate * factor) for _, factor, tokens in left))
-        for name, _, tokens in left:
+        left = []
+        wait = 0.0
+        for name, factor in self._blocks(address):
+            tokens = self._left(name, factor, now)
+            left.append((name, tokens))
+            if tokens < 1.0:
+                wait = max(wait, (1.0 - tokens) / (self._rate * factor))
+        for name, tokens in left:
             self._keep(name, tokens - 1.0 if wait <= longest else tokens, now)
         return wait if wait <= longest else None
 

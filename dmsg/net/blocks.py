@@ -22,6 +22,8 @@ WIDTHS_IPV6 = ((64, 1), (56, 4), (48, 8))
 """Bits of the blocks that an IPv6 address counts in, and how many times the limit of an address each may have."""
 WIDTHS_IPV4 = ((32, 1), (24, 8))
 """The same of IPv4."""
+LEAST_FACTOR = 4
+"""Least factor of a block that is wider than one address."""
 BLOCKS_REMEMBERED = 16_384
 """Addresses whose blocks are kept, because working them out takes some microseconds."""
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.net.blocks import blocks_of
+from dmsg.net.blocks import LEAST_FACTOR, blocks_of
 from dmsg.net.isolate import isolated
 
 TURN = 0.008
@@ -50,6 +50,7 @@ class Share:
         self._began = self.now()
         self._used: dict[Hashable, float] = {}
         self._around: dict[str, float] = {}
+        self._most_around = 0.0
         self._part = MOST
         self._waiting: deque[Waiting] = deque()
         self._is_due = False
@@ -58,6 +59,8 @@ class Share:
 
     def allows(self, owner: Hashable) -> bool:
         """Whether there is something left for ``owner`` in this turn."""
+        if self._most_around < self._part * LEAST_FACTOR:  # no block around anybody has used up its part
+            return self._used.get(owner, 0.0) < self._part
         return self.left(owner) > 0.0
 
     def left(self, owner: Hashable) -> float:
@@ -79,7 +82,8 @@ class Share:
         self._used[owner] = self._used.get(owner, 0.0) + seconds
         if isinstance(owner, str):
             for name, _ in blocks_of(owner)[1:]:
-                self._around[name] = self._around.get(name, 0.0) + seconds
+                around = self._around[name] = self._around.get(name, 0.0) + seconds
+                self._most_around = max(self._most_around, around)
 
     def wait(self, one: Waiting) -> None:
         """Tell ``one`` in the next turn to go on."""
@@ -94,6 +98,7 @@ class Share:
         self._part = min(MOST, max(LEAST, TURN / max(1, len(self._used))))
         self._used.clear()
         self._around.clear()
+        self._most_around = 0.0
 
     def _run(self) -> None:
         waiting, self._waiting = self._waiting, deque()

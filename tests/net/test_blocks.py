@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import RateLimit
-from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.blocks import LEAST_FACTOR, WIDTHS_IPV4, WIDTHS_IPV6, BlockCounts, blocks_of
 from dmsg.net.share import MOST, Share
 
 HOSTS = [f"2600:{site}:0:{subnet:x}::1" for site in (1, 2) for subnet in (0, 1, 0x100)] + [
@@ -38,6 +38,9 @@ class BlocksTests(SynchronousTestCase):
             ("/", [("/", 1)]),
         ):
             self.assertEqual(list(blocks_of(host)), expected, host)
+
+    def test_the_least_factor(self) -> None:
+        self.assertEqual(min(factor for _, factor in (*WIDTHS_IPV6, *WIDTHS_IPV4) if factor > 1), LEAST_FACTOR)
 
     @given(st.lists(st.tuples(st.sampled_from(HOSTS), st.booleans()), max_size=60))
     def test_counts_are_those_of_a_simple_sum(self, steps: list[tuple[str, bool]]) -> None:
