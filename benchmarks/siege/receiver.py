@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,25 +22,27 @@ CHAINS, DEEP = 100, 60
 """Directories of a parcel: so many chains, each so deep."""
 
 
-def _directories(seconds: float, host: str, port: str, server: str, victim: str, url: str) -> None:
-    """A parcel of 6,000 directories, 60 deep, again and again."""
-    with tempfile.TemporaryDirectory(prefix="dmsg-siege-") as directory:
-        tree = Path(directory) / "tree"
-        for number in range(CHAINS):
-            (tree / str(number) / "/".join("d" * (DEEP - 1))).mkdir(parents=True)
-        walked = walk([tree])
+def _directories(seconds: float, host: str, port: str, server: str, victim: str, url: str, directory: str) -> None:
+    """A parcel of 6,000 directories, 60 deep, again and again.
 
-        async def send(client: Client) -> None:
-            sender = FilesSender(walked)
-            await client.connect(PubKey.from_hex(victim), Factory.forProtocol(lambda: sender), port=PORT)
-            await sender.done
+    :param directory: where they are made; whoever kills this process removes it.
+    """
+    tree = Path(directory) / "tree"
+    for number in range(CHAINS):
+        (tree / str(number) / "/".join("d" * (DEEP - 1))).mkdir(parents=True)
+    walked = walk([tree])
 
-        async def act(clients: list[Client]) -> None:
-            while True:
-                with suppress(*LOST):
-                    await send(clients[0])
+    async def send(client: Client) -> None:
+        sender = FilesSender(walked)
+        await client.connect(PubKey.from_hex(victim), Factory.forProtocol(lambda: sender), port=PORT)
+        await sender.done
 
-        run_clients(seconds, url, 1, act)
+    async def act(clients: list[Client]) -> None:
+        while True:
+            with suppress(*LOST):
+                await send(clients[0])
+
+    run_clients(seconds, url, 1, act)
 
 
 class ReceiverScene(Peer):
@@ -57,3 +58,6 @@ class ReceiverScene(Peer):
         program = Program("-m", "benchmarks.siege.receiving", self._url, str(self._key_file), str(inbox))
         program.wait_for("online")
         return program
+
+    def words(self) -> list[str]:
+        return [*super().words(), str(self._relay.directory)]
