@@ -595,6 +595,25 @@ class ManyTests(RelayCase):
             self.say(victim, *data)
         self.assertEqual(self.relay.strays, 1000)
 
+    def test_late_data_is_no_flood_when_the_id_is_in_use_again(self) -> None:
+        """Whoever has all ids of the victim closes a channel and asks for one: it has the same id there."""
+        victim, other = self.peer(0), self.peer(1)
+        self.relay.limits = Limits(open_rate=0)
+        for number in range(256):
+            there = self.channel(other, victim, number)
+        data = [(SEND, bytes((there,)) + bytes(20))] * 1000
+        for _ in range(20):
+            self.say(other, (CHANNEL_CLOSED, b"\xff"), (OPEN_CHANNEL, b"\xff" + victim.key + bytes(49)))
+            self.say(victim, *data)
+            self.assertEqual((self.relay.strays, self.ports[other].take()), (0, []))
+            self.say(victim, (CHANNEL_OPENED, bytes((there,)) + bytes(49)))
+            self.ports[other].take()
+        # before it says whether it wants a channel, nobody provokes any of it
+        fresh = self.peer(2)
+        self.say(other, (CHANNEL_CLOSED, b"\xff"), (OPEN_CHANNEL, b"\xff" + fresh.key + bytes(49)))
+        self.say(fresh, *[(SEND, b"\xff" + bytes(20))] * 3)
+        self.assertEqual(self.relay.strays, 3)
+
     def test_channels_between_two(self) -> None:
         a, b = self.peer(0), self.peer(1)
         self.relay.limits = Limits(max_per_pair=2)

@@ -294,8 +294,9 @@ class Relay:
                 self.drops[DropReason.BAD_FRAME] += 1
                 self._close(end)
             else:
-                # of a channel that is not there, not open yet, or closed by its sender: a lot of it may be on its way
-                self.strays += end is not None or not peer.provoked.take(now)
+                # of a channel that is not there, not open yet, or closed by its sender: a lot of it may be on its way,
+                # also where whoever closed the channel has opened another one, which has the same id
+                self.strays += not peer.provoked.take(now)
                 self.drops[DropReason.NO_SUCH_TRANSPORT] += 1
             return
         # what ends or answers a channel is paid for by the OpenChannel of whoever opened it
