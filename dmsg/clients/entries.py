@@ -28,6 +28,11 @@ class Entries:
         """Whether one is kept, fresh or not."""
         return remote in self._known
 
+    def is_fresh(self, remote: PubKey) -> bool:
+        """Whether :meth:`of` answers without asking discovery."""
+        known = self._known.get(remote)
+        return known is not None and known[0] > self._reactor.seconds()
+
     def keep(self, remote: PubKey, entry: Entry, seconds: float) -> None:
         """Take ``entry`` for what discovery says, for so long."""
         self._known.pop(remote, None)
@@ -51,7 +56,7 @@ class Entries:
         :raises DiscoveryError: discovery is away, and nothing is known.
         """
         known = self._known.get(remote)
-        if known is not None and known[0] > self._reactor.seconds():
+        if known is not None and self.is_fresh(remote):
             return known[1]
         try:
             entry = await self._lookups.entry(remote)

@@ -108,7 +108,7 @@ class Incoming:
             self._accept_plain(transport, self._accept() if streams is None else streams.factory(0))
         elif streams.features_of is None or (streams.encryption is Encryption.REQUIRE and self._session.pings.answered):
             self._refuse(transport, CloseReason.ENCRYPTION_REQUIRED)
-        elif streams.asking >= MAX_ASKING:
+        elif streams.asking >= MAX_ASKING or not streams.may_look_up(self._session.server, transport.remote):
             self._refuse(transport, CloseReason.RATE_LIMITED)
         else:
             streams.asking += 1

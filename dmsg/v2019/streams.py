@@ -21,6 +21,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.base.fair_rate import FairRate
 from dmsg.base.seldom import Seldom
 from dmsg.base.tables import uncount
 from dmsg.clients.doorman import Doorman
@@ -129,6 +130,10 @@ IDLE_MOVES = 5
 """Ways in a row on which nothing went, before the next one is looked for more slowly, at last every ``IDLE_PAUSE``."""
 IDLE_PAUSE = 2.0
 """Seconds."""
+LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
+"""Initiators of plain REQUESTs that discovery is asked for in a second, and at once; servers, and below them
+initiators, share them.  Discovery counts these questions against the address of this client, who would pay for the
+strangers."""
 
 
 class Streams:
@@ -141,7 +146,8 @@ class Streams:
     :param factories: all that listen.
     :param receipts: sign for servers that ask for it what they have delivered.
     :ivar reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
-    :ivar features_of: the features in the signed entry of a client.
+    :ivar features_of: the features in the signed entry of a client; ``is_known``: whether they are told without a
+        question to discovery.
     :ivar resumed: how many streams went on over another transport.
     """
 
@@ -176,6 +182,8 @@ class Streams:
         self.budget = BUDGET if budget is None else budget
         self.reconnect: Callable[[ClientStream], Deferred[Any]] | None = None
         self.features_of: Callable[[PubKey], Deferred[Collection[str]]] | None = None
+        self.is_known: Callable[[PubKey], bool] = lambda remote: False
+        self._look_ups = FairRate()
         self.asking = 0
         """Initiators of plain REQUESTs that are being looked up."""
         self.refused: Counter[CloseReason] = Counter()
@@ -195,6 +203,15 @@ class Streams:
     def secure_key(self) -> SecKey | None:
         """The key with which sessions take secure transports; None: they do not."""
         return None if self.encryption is Encryption.OFF else self.key
+
+    def may_look_up(self, server: PubKey, initiator: PubKey) -> bool:
+        """Whether discovery may be asked for the initiator of a plain REQUEST; counts the question when it may.
+
+        :param server: through which the REQUEST came: it may have made up the initiator.
+        """
+        if self.is_known(initiator):
+            return True
+        return self._look_ups.take((server, initiator), LOOK_UP_RATE, LOOK_UP_BURST, self._reactor.seconds())
 
     @property
     def suspended(self) -> int:

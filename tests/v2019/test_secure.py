@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
 from hypothesis import given, strategies as st
+from twisted.internet.defer import fail
 from twisted.internet.error import ConnectionDone
 from twisted.logger import formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
@@ -17,6 +19,7 @@ from dmsg.errors import (
     CloseReason,
     DmsgTimeout,
     EncryptionUnavailable,
+    EntryNotFound,
     HandshakeError,
     KeyFormatError,
     TransportRefused,
@@ -40,7 +43,7 @@ from dmsg.v2019.core.wire import (
     encode_frame,
 )
 from dmsg.v2019.incoming import MAX_ASKING
-from dmsg.v2019.streams import Encryption
+from dmsg.v2019.streams import LOOK_UP_BURST, LOOK_UP_RATE, Encryption
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
 from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, RawClient
 from tests.v2019.secure_support import SecureCase
@@ -732,6 +735,38 @@ class PlainTests(SecureCase):
         self.assertEqual(self.streams["B"].asking, 0)
         for opening in openings:
             opening.addErrback(lambda _: None)
+
+    def test_so_many_are_looked_up_in_a_second(self) -> None:
+        """Discovery counts look-ups by address: strangers must not have it refuse this client and its neighbours."""
+        self.listeners[0] = Accepting()
+        asked: Counter[PubKey] = Counter()
+
+        def ask(remote: PubKey) -> Any:
+            asked[remote] += 1
+            return fail(EntryNotFound("unlisted"))
+
+        self.streams["B"].features_of = ask
+        enemies = [RawClient(SecKey.from_seed(b"enemy %d" % number), SERVER_KEY.public) for number in range(8)]
+        for enemy in enemies:
+            self.network.join(enemy)
+        self.network.settle()
+        for turn in range(100):
+            for enemy in enemies:
+                request = bytes(enemy.key.public) + bytes(B.public)
+                enemy.send(b"".join(encode_frame(REQUEST, 20 * turn + 2 * number, request) for number in range(5)))
+            self.network.clock.advance(0.1)
+            self.network.settle()
+        self.assertTrue(LOOK_UP_BURST < asked.total() <= LOOK_UP_BURST + 10 * LOOK_UP_RATE, asked.total())
+        # a newcomer has its part
+        self.a.open(B.public, Accepting()).addErrback(lambda _: None)
+        self.network.settle()
+        self.assertEqual(asked[A.public], 1)
+        # whose entry is kept is no question to discovery
+        self.streams["B"].is_known = lambda remote: True
+        for _ in range(50):
+            self.a.open(B.public, Accepting()).addErrback(lambda _: None)
+        self.network.settle()
+        self.assertEqual(asked[A.public], 51)
 
 
 class VectorTests(SynchronousTestCase):
