@@ -218,6 +218,8 @@ def raise_error(answer: dict[str, Any]) -> None:
         raise DiscoveryError(text, _number(answer.get("status")))
     if kind is TransportRefused:
         raise TransportRefused(_number(answer.get("reason")), text)
+    if kind in (ConnectFailed, ConnectTimeout):
+        raise kind(text, (), str(answer.get("key", "")))
     if kind in _ERRORS:
         raise kind(text)
     raise DmsgError(text)

@@ -152,12 +152,12 @@ def describe(error: BaseException | None) -> str:
     cause = getattr(error, "socketError", None)  # Twisted's CannotListenError
     if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:
         return f"{getattr(error, 'interface', '') or '*'}:{getattr(error, 'port', '')}: address already in use"
-    return without_userinfo(" ".join(str(error).split())) or type(error).__name__
+    return _with_name(without_userinfo(" ".join(str(error).split())), error) or type(error).__name__
 
 
 def fail(error: BaseException) -> NoReturn:
     """One line of what went wrong, and the status that says what kind it is; with ``--json`` an object, too."""
-    text = _with_name(describe(error), error)
+    text = describe(error)
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), EXIT_FAILED)
     fail_with(text, status, type(error).__name__)
 
@@ -170,7 +170,7 @@ def fail_with(text: str, status: int, kind: str) -> NoReturn:
     raise SystemExit(status) from None
 
 
-def _with_name(text: str, error: BaseException) -> str:
+def _with_name(text: str, error: BaseException | None) -> str:
     """What an error says, with the name of the address book in place of the key that it is about."""
     if not isinstance(error, EntryNotFound | ConnectFailed) or not error.key:
         return text

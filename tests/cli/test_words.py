@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.agent.wire import error_line, raise_error
 from dmsg.cli import output
 from dmsg.cli.agent import showing
 from dmsg.cli.files.copies import jobs_of
@@ -20,7 +22,8 @@ from dmsg.cli.habits import BELOW, COMMANDS as HABITS
 from dmsg.cli.main import COMMANDS, main
 from dmsg.cli.params import ClientSettings, client_options_of
 from dmsg.cli.screen import print_table
-from dmsg.errors import WrongUse
+from dmsg.clients.names import Names
+from dmsg.errors import ConnectFailed, ConnectTimeout, EntryNotFound, WrongUse
 from dmsg.keys import SecKey
 
 KEY = SecKey.from_seed(b"words").public.text
@@ -147,6 +150,33 @@ class MistakeTests(WordsCase):
                 _http_url(url)
         with self.assertRaises(WrongUse):
             jobs_of(("a",), "b", recursive=False)
+
+
+class ErrorTests(SynchronousTestCase):
+    """An error speaks of the remote, by the name that its person gave it."""
+
+    def setUp(self) -> None:
+        path = self.mktemp()
+        key = SecKey.from_seed(b"words").public
+        self.short = key.short
+        self.key = str(key)
+        names = Names(Path(path))
+        names.add("bob", key)
+        self.patch(os, "environ", {**os.environ, "DMSG_NAMES": path})
+
+    def test_the_remote_is_named(self) -> None:
+        text = f"nobody listens at {self.short}:80, or not for this key"
+        error = ConnectFailed(text, (("03cd", text),), self.key)
+        said = "nobody listens at bob:80, or not for this key (asked through server 03cd)"
+        self.assertEqual(output.describe(error), said)
+        self.assertEqual(output.describe(ConnectFailed(text)), text)
+        self.assertEqual(output.describe(EntryNotFound(f"no entry of {self.short}", self.key)), "no entry of bob")
+
+    def test_over_the_agent_too(self) -> None:
+        with self.assertRaises(ConnectFailed) as caught:
+            raise_error(error_line(ConnectTimeout(f"{self.short}: not connected within 3 s", (), self.key)))
+        self.assertIsInstance(caught.exception, ConnectTimeout)
+        self.assertEqual(output.describe(caught.exception), "bob: not connected within 3 s")
 
 
 class PatienceTests(SynchronousTestCase):

@@ -260,7 +260,7 @@ async def copy_one(
                     continue
                 except (ConnectFailed, DiscoveryError, DmsgTimeout, CopyCut) as error:
                     if not reached:
-                        raise ConnectFailed(f"{copier.what}{error}") from None
+                        raise ConnectFailed(f"{copier.what}{error}", key=getattr(error, "key", "")) from None
                     if away.given_up(busy=isinstance(error, CopyBusy)):
                         raise CopyCut(f"{copier.what}{error}{away.where()}") from None
                 away.transport = None

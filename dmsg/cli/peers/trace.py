@@ -9,7 +9,7 @@ import click
 from dmsg.base.printable import shortened
 from dmsg.base.units import milliseconds
 from dmsg.cli.options import command
-from dmsg.cli.output import notice, say, state, tell
+from dmsg.cli.output import describe, notice, say, state, tell
 from dmsg.cli.params import WHO, ClientSettings, client_options_of, timeout_option
 from dmsg.cli.peers.ping import port_option, who_and_port
 from dmsg.clients.names import Names
@@ -70,7 +70,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
             except CancelledError:
                 raise
             except Exception as error:
-                say(f"not reached: {' '.join(str(error).split())}", err=True)
+                say(f"not reached: {describe(error)}", err=True)
             table = Table("", "server", "address", "free", "to the server", "to the peer", box=None, pad_edge=False)
             for text in entry.client.delegated_servers:
                 server = PubKey.from_hex(text)
