@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
@@ -31,6 +32,9 @@ RECONNECT = 2.0
 """Seconds before it connects again, as the reference has it."""
 RATE = 1500
 """Requests a second: about as many as the reference's peer signs."""
+AHEAD = 100
+"""Requests on their way to the service at which the client waits a moment: a relay that cannot keep up loses what it
+has not read when it is killed, and that says nothing about it."""
 KEY = b"mask"
 
 
@@ -53,8 +57,17 @@ class RsPeer:
         self._connected = threading.Event()
         self._stop = threading.Event()
         self._socket: socket.socket | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._answers: SimpleQueue[Envelope] = SimpleQueue()
+        """What a service has answered: in the reference that waits in Redis until there is a connection."""
+        for work in (self._run, self._send_answers):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _send_answers(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.send(self._answers.get(timeout=0.1))
+            except Empty:
+                continue
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -101,7 +114,7 @@ class RsPeer:
             self.got[wire.kind_of(envelope), envelope.uid] += 1
             answer = self._handle(envelope)
             if answer is not None:
-                self.send(answer)
+                self._answers.put(answer)
 
     def _write(self, data: bytes) -> None:
         with self._lock:
@@ -169,6 +182,9 @@ class Experiment:
         began, paused = time.monotonic(), 0.0
         for count in range(number):
             while count / RATE > time.monotonic() - began - paused:
+                time.sleep(0.001)
+            behind = time.monotonic()
+            while count - len(self.service.got) > AHEAD and time.monotonic() - behind < 0.1:
                 time.sleep(0.001)
             if at and count == at[0]:
                 at.pop(0)
