@@ -35,8 +35,9 @@ SECKEY_SIZE = 32
 SIGNATURE_SIZE = 65
 KEY_FILE_MODE = 0o600
 
-POINTS = 1024
-"""Keys whose points are remembered, those that were asked for last."""
+POINTS = 64
+"""Keys whose points are remembered, those that were asked for last: those of the handshakes under way.  Most keys are
+good for one handshake, and what is remembered of them for longer lies between what is free again."""
 SHARED = 1024
 """Other keys with which a secret key remembers what it shares, those that were asked for last."""
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141

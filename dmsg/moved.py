@@ -113,7 +113,7 @@ MOVED = {
     "transport.policing": "v2019.core.policing base.policing",
     "transport.protocol": "v2019.protocol",
     "transport.relay": "v2019.core.relay v2019.core.routes v2019.core.congestion v2019.core.peers",
-    "transport.secure": "v2019.core.secure v2019.core.budget",
+    "transport.secure": "v2019.core.secure v2019.core.resumption v2019.core.budget",
     "transport.server": "v2019.server",
     "transport.service": "v2019.client",
     "transport.session": "v2019.session v2019.incoming v2019.outgoing",

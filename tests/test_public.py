@@ -119,7 +119,7 @@ class MovedTests(SynchronousTestCase):
             self.assertEqual(module.__name__, f"dmsg.{old}")
 
     def test_every_name_of_0_1(self) -> None:
-        """What each module defined; but for three of which there is nothing like it any more."""
+        """What each module defined; but for four of which there is nothing like it any more."""
         missing = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

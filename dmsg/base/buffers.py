@@ -6,6 +6,12 @@ frames have loops of their own, because there each microsecond counts.
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Any, cast
+
+NO_QUEUE: deque[Any] = cast(Any, ())
+"""Stands for a queue without entries until the first one comes: an empty deque takes 760 bytes."""
+
 
 def count_equal(buffer: bytearray, position: int, step: int, most: int, size: int) -> int:
     """How many of the pieces that lie ``step`` apart from ``position`` on begin with the same ``size`` bytes.

@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 Name = TypeVar("Name")
 
-SLACK = 1024
-"""Places of the heap beyond twice the names before it is made anew."""
+SLACK = 64
+"""Places of the heap beyond twice the names before it is made anew: they keep names that are long gone."""
 
 
 class Ranked(Generic[Name]):
@@ -56,6 +56,8 @@ class Ranked(Generic[Name]):
         return None
 
     def _tidy(self) -> None:
-        if len(self._heap) > 2 * len(self._ranks) + SLACK:
+        if not self._ranks:
+            self._heap.clear()
+        elif len(self._heap) > 2 * len(self._ranks) + SLACK:
             self._heap = [(rank, number, name) for number, (name, rank) in enumerate(self._ranks.items())]
             heapify(self._heap)

@@ -14,6 +14,7 @@ from typing import Any
 
 from dmsg.base.buckets import RateLimit
 from dmsg.base.fair_rate import FairRate
+from dmsg.base.fingerprints import Fingerprints
 from dmsg.base.tables import remember
 from dmsg.errors import CloseReason, KeyFormatError
 from dmsg.keys import PubKey
@@ -37,7 +38,7 @@ MAX_SERVERS = 64
 KNOWN = 4096
 """Keys that are remembered because a handshake with them came to its end."""
 REMEMBERED = 16_384
-"""Ephemeral keys that are remembered: each is good for one handshake."""
+"""Ephemeral keys that are remembered at least: each is good for one handshake."""
 
 
 Refusal = Callable[[bytes, bytes | None], CloseReason | None]
@@ -64,7 +65,7 @@ class Doorman:
         self._of_known = RateLimit(OF_KNOWN_RATE, OF_KNOWN_BURST)
         self._reserved = RateLimit(RESERVED_RATE, RESERVED_BURST)
         self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen = Fingerprints(REMEMBERED)
         self.refused = 0
 
     def at(self, server: PubKey) -> Refusal:
@@ -93,7 +94,7 @@ class Doorman:
         if not self._has_place(server, initiator):
             return CloseReason.RATE_LIMITED
         if ephemeral is not None:
-            remember(self._seen, ephemeral, None, REMEMBERED)
+            self._seen.add(ephemeral)
         return None
 
     def _has_place(self, server: str, initiator: bytes) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from twisted.python.failure import Failure
 
+from dmsg.base.buffers import NO_QUEUE
 from dmsg.errors import CloseReason
 from dmsg.messaging.acked import AckedEnd
 from dmsg.messaging.core.acks import OVERHEAD
@@ -86,7 +87,7 @@ class ChannelStream(StreamTransport):
         if self.acks is not None:
             self.acks.stop()
         if self._half_closed:
-            self._unread.clear()  # who closes and does not read wants no more
+            self._unread = NO_QUEUE  # who closes and does not read wants no more
         super()._end(why, reason)
 
     def _close_now(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from twisted.internet.interfaces import IReactorTime
@@ -16,19 +16,68 @@ from dmsg.base.seldom import Seldom
 
 MARKS = 240
 """Looks that are remembered of a holder."""
-LOOKS_BETWEEN = 20
-"""Looks between those at what the process has in all: 5 seconds."""
-WORTH_GIVING_BACK = 32 * 1024 * 1024
-"""Bytes by which what is held has to fall before the allocator is asked to give to the system what it keeps."""
+WORTH_GIVING_BACK = 8 * 1024 * 1024
+"""Bytes that a process has to have beyond what it had and holds, before the allocator is asked to give to the system
+what it keeps; or a tenth of what it had, if that is more."""
+TRIM_PAUSE, LONGEST_TRIM_PAUSE = 5.0, 300.0
+"""Seconds between two such requests; twice as many after each that was in vain, until something changes."""
+TRIM_COST = 1000.0
+"""A pause is so many times as long as the last request took, at least."""
 
 _log = Logger()
 
 
-def _give_back() -> None:
+def _trim() -> None:
     """What was freed stays with glibc, in pieces below what is in use, until it is asked."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class Allocator:
+    """Gives memory that was freed back to the system.
+
+    :param trim: makes the allocator give back what it keeps; ``resident``: bytes that the process has.
+    :ivar asked: how often the allocator was asked.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        trim: Callable[[], None] = _trim,
+        resident: Callable[[], int] = resident,
+    ) -> None:
+        self._now = now
+        self._trim = trim
+        self._resident = resident
+        self._least = resident()
+        """Bytes of the process beyond what is held, at the least."""
+        self._known = (0, 0)
+        self._pause = TRIM_PAUSE
+        self._next = now() + TRIM_PAUSE
+        self.asked = 0
+
+    def look(self, held: int) -> None:
+        """Give back, if it is time and there may be something.  :param held: bytes that are known to be held."""
+        now = self._now()
+        if now < self._next and held >= self._known[1] // 2:
+            return
+        have = self._resident()
+        beyond = have - held
+        self._least = max(0, min(self._least, beyond))
+        worth = max(WORTH_GIVING_BACK, self._least // 10)
+        if have > self._known[0] + worth or held < self._known[1] - worth:
+            self._pause = TRIM_PAUSE  # it is another situation than that in which it was in vain
+        self._next = now + self._pause
+        self._known = have, held
+        if beyond <= self._least + worth:
+            return
+        self._trim()
+        self.asked += 1
+        left = self._resident()
+        self._known = left, held
+        self._pause = TRIM_PAUSE if have - left > worth // 4 else min(LONGEST_TRIM_PAUSE, 2 * self._pause)
+        self._next = now + max(self._pause, TRIM_COST * (self._now() - now))
 
 
 Holder = TypeVar("Holder", bound=Hashable)
@@ -53,10 +102,7 @@ class Looks(Generic[Holder]):
         self.now = 0.0
         self._before: dict[Holder, deque[tuple[int, float]]] = {}
         self._marks: dict[Holder, deque[tuple[int, float]]] = {}
-        self._most = 0
-        self._count = 0
-        self._resident = resident()
-        """Bytes of the process beyond what is held, when it last gave back."""
+        self._allocator = Allocator(reactor.seconds)
         self._seldom = Seldom(reactor.seconds)
         self._call = LoopingCall(self._look)
         self._call.clock = reactor
@@ -97,16 +143,8 @@ class Looks(Generic[Holder]):
             return
         if given:
             self.given_up(given)
-        held = self._memory.total
-        self._most = max(self._most, held)
-        if held < self._most // 2 and held < self._most - WORTH_GIVING_BACK:
-            self._most = held
-            _give_back()
-        self._count = (self._count + 1) % LOOKS_BETWEEN
-        if not self._count and resident() > self._resident + held + WORTH_GIVING_BACK:
-            # not all that takes memory is booked, as what a request needs for a moment
-            _give_back()
-            self._resident = max(0, resident() - held)
+        # not all that takes memory is booked, as what a request needs for a moment
+        self._allocator.look(self._memory.total)
 
     def next_look(self) -> None:
         """Who is not asked about until the next one is forgotten."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from twisted.python.failure import Failure
+
 from dmsg.keys import PubKey
+from dmsg.net.streams.carrier import EndedCarrier
 from dmsg.net.streams.outbox import EndOfData
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.v2019.core.secure import SecureEnd
@@ -49,6 +52,11 @@ class ClientStream(StreamTransport):
     def _unacknowledged(self) -> int:
         # not asked of what stands for a transport that is lost: it says more than that, for the sake of closing
         return super()._unacknowledged() if self.end is None else self.end.in_flight_bytes
+
+    def _end(self, why: Failure, reason: int) -> None:
+        super()._end(why, reason)
+        if not isinstance(self._carrier, EndedCarrier):
+            self._carrier = EndedCarrier(self._carrier)
 
     def _may_have_all(self) -> bool:
         # a reader that has stopped holds back the ACKs of a plain stream; of a secure one they come as it arrives

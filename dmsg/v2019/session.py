@@ -260,7 +260,8 @@ class ClientSession:
         self.connected = False
         gone = TransportClosed(CloseReason.PEER_DISCONNECTED, self.why_lost)
         self.pings.stop(Failure(gone))
-        open_ones = [one for one in self.core.transports.values() if one.state is State.OPEN]
+        all_of_them = list(self.core.transports.values())
+        open_ones = [one for one in all_of_them if one.state is State.OPEN]
         self._incoming.link_lost()
         self.core.transports.clear()
         self.core.lost = True
@@ -274,6 +275,14 @@ class ClientSession:
         for transport in open_ones:
             isolated(self._link_gone, transport)
             self._keep_receipt(transport)
+        self.core.removed += all_of_them
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Part transports that are over from their carriers: the circle would keep their streams in memory."""
+        removed = self.core.removed
+        while removed:
+            removed.pop().carrier = None
 
     def _link_gone(self, transport: ClientTransport) -> None:
         self.transport_lost(transport, transport.secure, CloseReason.PEER_DISCONNECTED, final=False)
@@ -425,4 +434,5 @@ class ClientSession:
         """Send what the core has to send, unless that is done at the end of this read."""
         if self._receiving:
             return  # frames_received() does it once for all its events
+        self._let_go()
         self.core.send_through(self._link.send if self._link is not None else lambda frames: None)

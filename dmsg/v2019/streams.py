@@ -27,6 +27,7 @@ from dmsg.base.tables import uncount
 from dmsg.clients.doorman import Doorman
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.v2019.carrier import ClientStream, NoCarrier
@@ -48,6 +49,9 @@ STALL_TIME = 15.0
 MAX_SUSPENDED, MAX_SUSPENDED_OF_PEER = 4096, 1024
 """Streams without a transport, in all and of one peer; one more, and the one that waits longest ends: who comes back
 comes soon, and keys cost nothing, so that the peer with most may be an honest one."""
+CROWD, CROWD_TIME = 1024, 30.0
+"""Streams that others opened and that may wait for a transport as long as all wait; beyond, those that have waited for
+so many seconds end.  Who is honest comes back within a few seconds; strangers fill the places, and leave."""
 
 FINAL = frozenset(
     {
@@ -191,7 +195,11 @@ class Streams:
         self.resumed = 0
         self._live: dict[bytes, ClientStream] = {}
         self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
-        self._waiting: dict[ClientStream, tuple[IDelayedCall, int]] = {}
+        self._waiting: dict[ClientStream, tuple[float, int]] = {}
+        """Streams without a transport, those first that wait longest: until when, and why they lost theirs."""
+        self._oldest: IDelayedCall | None = None
+        self._awaited: dict[ClientStream, None] = {}
+        """Those among them which others opened."""
         self._waiting_of: Counter[IAddress] = Counter()
         self._searching: dict[ClientStream, Deferred[Any]] = {}
         self._watch: IDelayedCall | None = None
@@ -279,9 +287,11 @@ class Streams:
         stream.kept.detach()
         stream.suspend(NoCarrier(self, stream))
         if stream not in self._waiting:
-            timer = self._reactor.callLater(self.resume_timeout, self._too_late, stream)
-            self._waiting[stream] = (timer, reason)
+            self._waiting[stream] = (self._reactor.seconds() + self.resume_timeout, reason)
+            self._wait_for_oldest()
             self._waiting_of[stream.getPeer()] += 1
+            if not stream.kept.initiator:
+                self._awaited[stream] = None
             self._make_room(stream)
 
     def _make_room(self, stream: ClientStream) -> None:
@@ -369,9 +379,23 @@ class Streams:
 
         searching.addBoth(found)
 
-    def _too_late(self, stream: ClientStream) -> None:
-        reason = self._waiting[stream][1]
-        self._give_up(stream, reason or CloseReason.PEER_DISCONNECTED)
+    def _wait_for_oldest(self) -> None:
+        """One timer for all: they wait equally long."""
+        if self._oldest is None and self._waiting:
+            until = next(iter(self._waiting.values()))[0]
+            self._oldest = self._reactor.callLater(max(0.0, until - self._reactor.seconds()), self._too_late)
+
+    def _too_late(self) -> None:
+        self._oldest = None
+        try:
+            now = self._reactor.seconds()
+            for stream, (until, reason) in list(self._waiting.items()):
+                if until > now:
+                    break
+                if stream in self._waiting:
+                    isolated(self._give_up, stream, reason or CloseReason.PEER_DISCONNECTED)
+        finally:
+            self._wait_for_oldest()
 
     def _give_up(self, stream: ClientStream, reason: int, *, clean: bool = False) -> None:
         """:param clean: the remote closed it, and a reason of 0 says that it was done."""
@@ -383,8 +407,10 @@ class Streams:
         waiting = self._waiting.pop(stream, None)
         if waiting is None:
             return
-        if waiting[0].active():
-            waiting[0].cancel()
+        self._awaited.pop(stream, None)
+        if not self._waiting and self._oldest is not None:
+            self._oldest.cancel()
+            self._oldest = None
         peer = stream.getPeer()
         uncount(self._waiting_of, peer)
 
@@ -414,8 +440,17 @@ class Streams:
                     # the other end is told, and looks for another
                     end.transport.carrier.leave(CloseReason.STALLED)
                     self.suspend(stream, CloseReason.STALLED)
+        self._thin_out(now)
         if self._live or self._ended:
             self._watch_soon()
+
+    def _thin_out(self, now: float) -> None:
+        """Of a crowd without transports, end those that others opened and have not come back for."""
+        while len(self._awaited) > CROWD:
+            oldest = next(iter(self._awaited))
+            if oldest.away_since is None or now - oldest.away_since < CROWD_TIME:
+                return
+            self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
 
     def _look_at_quiet(self, stream: ClientStream, now: float) -> None:
         """Nothing comes and nothing is on its way: a server may swallow what the other end sends.

@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.base.ranked import SLACK, Ranked
 from dmsg.base.tables import remember, uncount
 
 
@@ -24,3 +25,17 @@ class TableTests(SynchronousTestCase):
         for number, key in enumerate("abcad"):
             remember(known, key, number, 3)
         self.assertEqual(list(known.items()), [("c", 2), ("a", 3), ("d", 4)])
+
+
+class RankedTests(SynchronousTestCase):
+    def test_names_that_are_gone_are_not_kept(self) -> None:
+        ranked: Ranked[str] = Ranked()
+        for number in range(50):
+            ranked.put("a", number)
+            ranked.put(f"b{number}", 0)
+        for number in range(50):
+            ranked.remove(f"b{number}")
+        self.assertEqual((ranked.first(), len(ranked)), ("a", 1))
+        self.assertLessEqual(len(ranked._heap), 2 + SLACK)
+        ranked.remove("a")
+        self.assertEqual(ranked._heap, [])

@@ -43,3 +43,37 @@ class StreamCarrier(Protocol):
 
     def schedule(self) -> None:
         """Call ``flush()`` of the stream at the end of the reactor turn."""
+
+
+class EndedCarrier:
+    """Carrier of a stream that is over: it refers to nothing, so that the stream's memory is free at once.
+
+    :ivar server: the last server of the stream; ``confirms``: what its last carrier said.
+    """
+
+    __slots__ = ("confirms", "server")
+
+    def __init__(self, last: StreamCarrier) -> None:
+        self.server = last.server
+        self.confirms = last.confirms
+
+    def may_send(self) -> bool:
+        return False
+
+    def send(self, data: bytes | memoryview, ticket: Any) -> None:
+        raise AssertionError("a stream that is over sends nothing")  # pragma: no cover
+
+    def flush(self) -> None:
+        pass
+
+    def in_flight(self) -> int:
+        return 0
+
+    def consumed(self, size: int) -> None:
+        pass
+
+    def close(self, reason: int) -> None:
+        pass
+
+    def schedule(self) -> None:
+        pass

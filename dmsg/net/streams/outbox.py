@@ -9,6 +9,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from dmsg.base.buffers import NO_QUEUE
+
 LARGEST_PIECE = 256 * 1024
 """Bytes of what is queued in one piece."""
 SMALL_WRITE = 1024
@@ -50,7 +52,7 @@ class Outbox:
     __slots__ = ("_offset", "size", "tickets", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[bytes | memoryview, Ticket | None]] = deque()
+        self.waiting: deque[tuple[bytes | memoryview, Ticket | None]] = NO_QUEUE
         self._offset = 0
         self.size = 0
         self.tickets: dict[Ticket, None] = {}
@@ -59,6 +61,8 @@ class Outbox:
         """Queue a write."""
         self.size += len(data)
         queue = self.waiting
+        if queue is NO_QUEUE:
+            queue = self.waiting = deque()
         if ticket is None and len(data) < SMALL_WRITE and queue and queue[-1][1] is None:
             last = queue[-1][0]
             if len(last) < SMALL_WRITE:
@@ -79,7 +83,12 @@ class Outbox:
             self._offset = 0
         again = list(frames)
         self.size += sum(len(data) for data, _ in again)
-        self.waiting.extendleft(reversed(again))
+        self.waiting = deque([*again, *self.waiting])
+
+    def rest(self) -> None:
+        """Keep no room for pieces that may not come for long."""
+        if not self.waiting:
+            self.waiting = NO_QUEUE
 
     def take(self, largest: int) -> tuple[bytes | memoryview, Ticket | None]:
         """The next frame, of at most ``largest`` bytes; small writes that nobody waits for are joined.
@@ -139,7 +148,7 @@ class Outbox:
 
         :returns: who waited.
         """
-        self.waiting.clear()
+        self.waiting = NO_QUEUE
         self.size = self._offset = 0
         waited, self.tickets = list(self.tickets), {}
         return waited

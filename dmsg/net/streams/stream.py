@@ -28,6 +28,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.base.buffers import NO_QUEUE
 from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClosed
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import StreamLost, StreamTimeout
@@ -87,7 +88,7 @@ class StreamTransport(HalfClosing, Deadlined):
         # receiving
         self._paused = False
         self._delivering = False
-        self._unread: deque[bytes] = deque()
+        self._unread: deque[bytes] = NO_QUEUE
         self._lost: Failure | None = None
         self._reason: int = CloseReason.UNSPECIFIED
 
@@ -111,6 +112,8 @@ class StreamTransport(HalfClosing, Deadlined):
             # many small pieces would take many times their size
             if len(self._unread) > UNREAD_PIECES and len(data) + len(self._unread[-1]) <= UNREAD_PIECE:
                 self._unread[-1] += data
+            elif self._unread is NO_QUEUE:
+                self._unread = deque((data,))
             else:
                 self._unread.append(data)
         else:
@@ -140,6 +143,7 @@ class StreamTransport(HalfClosing, Deadlined):
         """The connection is lost and another is looked for; ``carrier`` stands for it meanwhile."""
         self._carrier = carrier
         self._suspended = True
+        self._outbox.rest()
         if self.away_since is None:
             self.away_since = self._reactor.seconds()
         if self._linger is not None:
@@ -285,13 +289,12 @@ class StreamTransport(HalfClosing, Deadlined):
             return
         carrier = self._carrier
         outbox = self._outbox
-        waiting = outbox.waiting
-        while waiting and carrier.may_send():
+        while outbox.waiting and carrier.may_send():
             piece, ticket = outbox.take(self.max_frame)
             carrier.send(piece, ticket)
         carrier.flush()
         # as over TCP: a producer that is being waited for finishes first
-        closes = self.disconnecting and not waiting and not self._producing.is_waited_for
+        closes = self.disconnecting and not outbox.waiting and not self._producing.is_waited_for
         if closes and not carrier.in_flight():
             self._close_now()
         else:
@@ -355,7 +358,7 @@ class StreamTransport(HalfClosing, Deadlined):
             method(argument)
         except Exception:
             _log.failure("unhandled error in {protocol!r}", protocol=self._protocol)
-            self._unread.clear()
+            self._unread = NO_QUEUE
             self._carrier.close(CloseReason.ABORTED)
             self._end(Failure(), CloseReason.ABORTED)
             return False
@@ -384,13 +387,13 @@ class StreamTransport(HalfClosing, Deadlined):
     def abort(self, reason: int) -> None:
         """The same; the remote is told a reason of its own (a :class:`~dmsg.errors.CloseReason`)."""
         if self._lost is not None:
-            self._unread.clear()
+            self._unread = NO_QUEUE
             self._paused = False
             self._finish()
             return
         self.disconnecting = True
         self._carrier.close(reason)
-        self._unread.clear()
+        self._unread = NO_QUEUE
         self._end(Failure(ConnectionAborted()), reason)
 
     def _lingered(self) -> None:
@@ -403,7 +406,7 @@ class StreamTransport(HalfClosing, Deadlined):
 
     def _give_up_lingering(self) -> None:
         self._carrier.close(CloseReason.TIMEOUT)
-        self._unread.clear()
+        self._unread = NO_QUEUE
         self._end(
             Failure(StreamTimeout(f"closed with data that was not acknowledged for {LINGER:g} s")),
             CloseReason.TIMEOUT,
@@ -413,7 +416,7 @@ class StreamTransport(HalfClosing, Deadlined):
         if self._lost is not None:
             return
         self._carrier.close(CloseReason.UNSPECIFIED)
-        self._unread.clear()
+        self._unread = NO_QUEUE
         self._end(Failure(self._reason_of_close() or ConnectionDone()), CloseReason.UNSPECIFIED)
 
     def _end(self, why: Failure, reason: int) -> None:
@@ -472,7 +475,7 @@ class StreamTransport(HalfClosing, Deadlined):
 
     def _deadline_passed(self, name: str) -> None:
         self._carrier.close(CloseReason.TIMEOUT)
-        self._unread.clear()
+        self._unread = NO_QUEUE
         self._end(Failure(StreamTimeout(f"{name} deadline passed")), CloseReason.TIMEOUT)
 
     # --- addresses ---

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from dmsg.base.buffers import NO_QUEUE
 from dmsg.errors import CloseReason, DmsgError
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.v2019.core.agreement import HASH_SIZE, Hello, Resume
@@ -46,6 +47,10 @@ class SecureError(DmsgError):
     def __init__(self, reason: CloseReason) -> None:
         super().__init__(reason.name)
         self.reason = reason
+
+
+def _no_keys(*_: object) -> Any:
+    raise AssertionError("a stream without a transport has no keys")
 
 
 class Agreement(NamedTuple):
@@ -201,7 +206,7 @@ class ResumableEnd:
         self.moved_at: tuple[int, int] | None = None
         self.received = 0
         self.consumed = 0
-        self.in_flight: deque[tuple[bytes | memoryview, Any, bytes | memoryview]] = deque()
+        self.in_flight: deque[tuple[bytes | memoryview, Any, bytes | memoryview]] = NO_QUEUE
         self.in_flight_bytes = 0
         self.window = window
         self.peer_window = 0
@@ -215,6 +220,10 @@ class ResumableEnd:
         self._measured_at: float | None = None
         self._budget = BUDGET if budget is None else budget
         self.told_window = 0
+        self._encrypt: Callable[..., bytes] = _no_keys
+        self._encrypt_into: Callable[..., object] = _no_keys
+        self._decrypt: Callable[..., bytes] = _no_keys
+        self._decrypt_into: Callable[..., int] = _no_keys
         self._before = (0, 0)
         self._given = 0
         """Bytes of the stream that were given out over a transport before; those below come again after a move."""
@@ -233,6 +242,8 @@ class ResumableEnd:
         """
         self.detach()
         self.transport = transport
+        if self.in_flight is NO_QUEUE:
+            self.in_flight = deque()
         self._before = (self.acknowledged, self.received)
         transport.secure = self
         sealing, opening = ChaCha20Poly1305(result.send_key), ChaCha20Poly1305(result.receive_key)
@@ -253,6 +264,10 @@ class ResumableEnd:
             self.transport.delivered = self.delivered
             self.transport.secure = None
             self.transport = None
+            # half of the memory of a stream that waits for another way, which has other keys
+            self._encrypt = self._encrypt_into = self._decrypt = self._decrypt_into = _no_keys
+            if not self.in_flight:
+                self.in_flight = NO_QUEUE
 
     @property
     def delivered(self) -> tuple[int, int]:
@@ -307,7 +322,8 @@ class ResumableEnd:
             tickets.append(in_flight.popleft()[1])
         # what is sent again has other tags
         unsent = [(data, ticket) for data, ticket, _ in in_flight]
-        in_flight.clear()
+        if in_flight:
+            in_flight.clear()
         self.in_flight_bytes = 0
         self._before = (self.acknowledged, self.received)
         return tickets, unsent
@@ -350,4 +366,4 @@ class ResumableEnd:
         self._budget.give_back(self._peer, max(0, self.window - INITIAL_WINDOW))
         self.window = min(self.window, INITIAL_WINDOW)
         self.detach()
-        self.in_flight.clear()
+        self.in_flight = NO_QUEUE

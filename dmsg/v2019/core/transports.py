@@ -59,6 +59,8 @@ class TransportTable:
         """The server was shown that this client knows PING, and so PONG, DRAIN and NOTICE."""
         self.transports: dict[int, ClientTransport] = {}
         self.incoming = 0
+        self.removed: list[ClientTransport] = []
+        """Those that are over and may still have a carrier, which whoever handles the events takes from them."""
         self._random = random or Random()
         self._next_id = self._random.randrange(IDS_PER_SIDE) * 2
         self._outgoing: list[bytes | tuple[bytearray, int]] = []
@@ -94,6 +96,7 @@ class TransportTable:
         if self.transports.pop(transport.id, None) is not None and not transport.initiator:
             self.incoming -= 1
         transport.held_acks.clear()
+        self.removed.append(transport)
         self.withdraw(transport)
 
     @staticmethod

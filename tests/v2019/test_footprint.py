@@ -1,0 +1,135 @@
+"""What a client keeps for streams that wait, and that nothing is left of those that are over."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+from twisted.internet.protocol import Factory
+
+from dmsg.base.buffers import NO_QUEUE
+from dmsg.errors import CloseReason
+from dmsg.net.streams.address import StreamLost
+from dmsg.v2019 import streams as streams_module
+from dmsg.v2019.streams import STALL_CHECK
+from tests.support import Recorder
+from tests.v2019.test_streams import ResumeCase
+
+
+class Forgetful(Factory):
+    """Keeps weak references to its protocols and their transports."""
+
+    noisy = False
+
+    def __init__(self) -> None:
+        self.transports: list[Any] = []
+        self.protocols: list[Any] = []
+
+    def buildProtocol(self, addr: Any) -> Any:
+        factory = self
+
+        class Noting(Recorder):
+            def connectionMade(self) -> None:
+                factory.transports.append(weakref.ref(self.transport))
+
+        protocol = Noting()
+        self.protocols.append(weakref.ref(protocol))
+        return protocol
+
+
+class FreedTests(ResumeCase):
+    """The memory of a stream is free when it ends: the cycle collector may not look for long."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.there = self.listeners[7] = Forgetful()
+        self.here = Forgetful()
+        self.network.settle()
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+
+    def begin(self) -> tuple[Any, Any]:
+        self.a.open(self.sessions["B"].core.local, self.here, port=7, secure=True)
+        self.network.settle()
+        one, two = (factory.transports[-1]() for factory in (self.here, self.there))
+        one.write(b"x" * 100_000)
+        self.network.settle()
+        return one, two
+
+    def assert_freed(self) -> None:
+        self.network.settle()
+        for factory in (self.here, self.there):
+            alive = [ref() for ref in [*factory.transports, *factory.protocols] if ref() is not None]
+            self.assertEqual(alive, [])
+
+    def test_closed(self) -> None:
+        one, _ = self.begin()
+        one.loseConnection()
+        del one, _
+        self.assert_freed()
+
+    def test_aborted_by_the_other_end(self) -> None:
+        _, two = self.begin()
+        two.abortConnection()
+        del _, two
+        self.assert_freed()
+
+    def test_moved_and_closed(self) -> None:
+        one, _ = self.begin()
+        self.cut("A")
+        self.find()
+        self.assertEqual(self.streams["A"].resumed, 1)
+        one.loseConnection()
+        del one, _
+        self.assert_freed()
+
+    def test_given_up(self) -> None:
+        self.begin()
+        self.cut("A")
+        self.wanted.clear()
+        self.network.clock.advance(self.resume_timeout)
+        self.assert_freed()
+
+
+class WaitingTests(ResumeCase):
+    """Streams that have no transport."""
+
+    def test_they_keep_no_keys_no_queues_and_no_timers(self) -> None:
+        pairs = [self.open() for _ in range(20)]
+        pairs[0][0].transport.write(b"x" * 1000)
+        self.network.settle()
+        before = len(self.network.clock.getDelayedCalls())
+        self.cut("A")
+        self.assertEqual((self.streams["A"].suspended, self.streams["B"].suspended), (20, 20))
+        # one for each end
+        self.assertLessEqual(len(self.network.clock.getDelayedCalls()), before + 2)
+        for protocol in (one for pair in pairs for one in pair):
+            stream = protocol.transport
+            self.assertIs(stream._outbox.waiting, NO_QUEUE)
+            self.assertIs(stream._unread, NO_QUEUE)
+            self.assertIs(stream.end.in_flight, NO_QUEUE)
+            self.assertRaises(AssertionError, stream.end.seal_data, b"", None)
+        pairs[0][1].transport.write(b"later")
+        self.find()
+        self.assertEqual(pairs[0][0].data, b"later")
+
+    def test_of_a_crowd_those_end_that_do_not_come_back(self) -> None:
+        """Those that others opened; the end that looks for a way looks on."""
+        self.patch(streams_module, "CROWD", 5)
+        self.patch(streams_module, "CROWD_TIME", 10.0)
+        pairs = [self.open() for _ in range(8)]
+        self.cut("A")
+        self.network.clock.advance(STALL_CHECK)
+        self.assertEqual(self.streams["B"].suspended, 8)
+        for _ in range(2):
+            self.network.clock.advance(STALL_CHECK)
+        self.assertEqual((self.streams["A"].suspended, self.streams["B"].suspended), (8, 5))
+        ended = [two.lost for _, two in pairs if two.lost is not None]
+        self.assertEqual(ended, [two.lost for _, two in pairs[:3]])
+        self.assertTrue(all(one.check(StreamLost) for one in ended))
+        self.assertEqual(ended[0].value.close_reason, CloseReason.TOO_MANY_TRANSPORTS)
+        self.find()
+        self.assertEqual(self.streams["B"].suspended, 0)
+        self.assertEqual([one.lost is not None for one, _ in pairs], [True] * 3 + [False] * 5)
