@@ -1,8 +1,12 @@
 """Text that is shown in one line."""
 
+import re
+from pathlib import Path
+
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+import dmsg
 from dmsg.base.printable import MAX_ERROR, shortened
 
 
@@ -20,6 +24,19 @@ class ShortenedTests(SynchronousTestCase):
         self.assertLessEqual(len(short), most)
         if short.endswith("...") and not " ".join(text.split()).endswith("...") and " " in short:
             self.assertLessEqual(set(short[:-3].split()), set(text.split()))
+
+    def test_no_error_is_cut_elsewhere(self) -> None:
+        """Within a word, or before what to do."""
+        cut = re.compile(
+            r"(str\((error|[\w.]*\.value)\)|\[.(error|message|why|text).\]\)|\.split\(\)\))[^\n]*?\)?\[:\d+\]"
+        )
+        found = [
+            f"{path.name}: {line.strip()}"
+            for path in Path(dmsg.__path__[0]).rglob("*.py")
+            for line in path.read_text().splitlines()
+            if cut.search(line)
+        ]
+        self.assertEqual(found, [])
 
     def test_advice_of_an_error_has_room(self) -> None:
         advice = "see https://example.org/" + "x" * 300

@@ -18,8 +18,10 @@ from twisted.scripts._twistd_unix import ServerOptions
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.keys import SecKey, write_key_file
+from dmsg.net.streams.address import DmsgAddress
 from dmsg.tap import collector, discovery, server
 from dmsg.tap.options import DESCRIPTOR_RESERVE, descriptors, json_log
+from dmsg.tap.telemetry import collector_address
 from tests.support import asynchronous
 
 KEY = SecKey.from_seed(b"collector").public.hex()
@@ -171,6 +173,14 @@ class OptionTests(SynchronousTestCase):
             self.assertRaises(UsageError, discovery.Options().parseOptions, [argument])
         secure = ["--listen=unix:socket", "--telemetry=t", f"--telemetry-to={KEY}"]
         self.assertRaisesRegex(UsageError, "telemetry-discovery", discovery.Options().parseOptions, secure)
+
+    def test_keys_in_either_form(self) -> None:
+        key = SecKey.generate().public
+        for text in (key.text, str(key)):
+            self.assertEqual(collector_address(f"{text}:7"), DmsgAddress(key, 7))
+            options = discovery.Options()
+            options.parseOptions(["--listen=tcp:0", "--store=memory:", "--ranking=file", f"--ranking-key={text}"])
+            self.assertEqual(options["ranking-key"], key)
 
     def test_collector(self) -> None:
         senders = Path(self.mktemp())

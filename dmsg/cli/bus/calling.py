@@ -13,6 +13,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessDone, ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 
+from dmsg.base.printable import shortened
+
 if TYPE_CHECKING:
     from twisted.python.failure import Failure
 
@@ -106,7 +108,7 @@ class _Program(ProcessProtocol):
                 self.ended.callback(b"".join(self._out))
             return
         last = self._errors.decode(errors="replace").strip().splitlines()[-1:]
-        self._fail((last or [f"the program failed: {reason.value}"])[0][:500])
+        self._fail(shortened((last or [f"the program failed: {reason.value}"])[0]))
 
     def kill(self) -> None:
         """It took too long, or wrote too much."""
