@@ -1,4 +1,4 @@
-"""Directories that this program keeps things in: what room they have, and who else may write there."""
+"""Directories that this program keeps things in: where they are, what room they have, who else may write there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,32 @@ import os
 import stat
 from pathlib import Path
 
+SOCKET_NAME = "agent.sock"
+
 
 class UnsafeDirectory(OSError):
     """Another user could take away what is in a directory, and put something else there."""
+
+
+def config_directory() -> Path:
+    """Return the directory of the user's settings, address book and keys, whether it is there or not."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "dmsg"
+
+
+def state_directory() -> Path:
+    """Return the directory of logs, whether it is there or not."""
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "dmsg"
+
+
+def cache_directory() -> Path:
+    """Return the directory of what may be made again, whether it is there or not."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dmsg"
+
+
+def socket_directory() -> Path:
+    """Return the directory of the agent's socket, where no other is named, whether it is there or not."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "dmsg" if runtime else cache_directory()
 
 
 def free_bytes(path: str | Path) -> int | None:

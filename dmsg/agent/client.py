@@ -133,6 +133,10 @@ class AgentClient:
     def listen(self, factory: IProtocolFactory, port: int = 0) -> Deferred[IListeningPort]:
         """Accept streams with ``factory``; fires when the agent has the port for this program.
 
+        Where ``factory`` has ``admits``, which says of an address whether it may come, nobody else comes.  If that has
+        ``keys``, a set or None for anyone, the agent knows them and refuses others itself; ``dmsg status`` shows them,
+        and the text ``factory.offers``.
+
         When the agent goes away and comes back, so does the service.  Fails with :class:`~dmsg.errors.DmsgError`:
         another program has the port.
 

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from dmsg.agent.road import AWAY, Lines, Road, StreamConnection
-from dmsg.agent.wire import WireError, line
+from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, WireError, line
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.again import Again
@@ -28,6 +28,19 @@ MAX_AGENT_DELAY = 5.0
 """Seconds at most until it is looked for again."""
 
 _log = Logger()
+
+
+def described(factory: Any) -> dict[str, Any]:
+    """What the agent is told of a service: who may come, and what they get; see :meth:`AgentClient.listen`."""
+    told: dict[str, Any] = {"offers": str(getattr(factory, "offers", ""))[:OFFERS_SIZE]}
+    admits = getattr(factory, "admits", None)
+    if admits is None:
+        told["anyone"] = True
+    elif hasattr(admits, "keys"):
+        told["anyone"] = admits.keys is None
+        keys = sorted(str(key) for key in admits.keys or ())
+        told["allow"], told["allowed"] = keys[:ALLOW_LIMIT], len(keys)
+    return told
 
 
 @implementer(IListeningPort)
@@ -58,7 +71,8 @@ class Listening:
     async def register(self) -> None:
         """Ask the agent for the port.  :raises DmsgError: it is not to be had."""
         lines = Lines()
-        await self._road.open(lines, {"do": "listen", "port": self._port, "as": str(self._key)})
+        request = {"do": "listen", "port": self._port, "as": str(self._key), **described(self._factory)}
+        await self._road.open(lines, request)
         await self._road.within(lines.answered)
         lines.said = partial(self._on_line, lines)
         self._lines = lines
@@ -83,8 +97,9 @@ class Listening:
 
     async def _take(self, number: int, peer: DmsgAddress, lines: Lines) -> None:
         """A peer has opened a stream to this program."""
+        admits = getattr(self._factory, "admits", None)
         try:
-            protocol = self._factory.buildProtocol(peer)
+            protocol = None if admits is not None and not admits(peer) else self._factory.buildProtocol(peer)
         except Exception:
             _log.failure("unhandled error in buildProtocol of {factory!r}", factory=self._factory)
             protocol = None

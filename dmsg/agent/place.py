@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dmsg.agent.wire import MAX_LINE, MAX_STATUS, PROTOCOL, Reader, WireError, line, parse_line, raise_error
+from dmsg.directories import SOCKET_NAME, socket_directory
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
@@ -52,9 +53,7 @@ def agent_path() -> Path | None:
         return None
     if named:
         return Path(named)
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    parent = Path(runtime) if runtime else Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    return parent / "dmsg" / "agent.sock"
+    return socket_directory() / SOCKET_NAME
 
 
 def find_agent(path: Path | None = None) -> Found | None:

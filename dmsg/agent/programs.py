@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Protocol as Interface
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -15,7 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.agent.bridge import Bridge, Shared
 from dmsg.agent.place import peer_of
-from dmsg.agent.wire import WINDOW, Reader, WireError, error_line, line, parse_line
+from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, WINDOW, Reader, WireError, error_line, line, parse_line
 from dmsg.apps.pings import ping
 from dmsg.base.printable import printable
 from dmsg.errors import CloseReason, DmsgError
@@ -47,6 +48,8 @@ REQUESTS = frozenset({"hello", "status", "down", "wait", "connect", "ping", "lis
 """What a program may ask; each is a method of its connection."""
 RESERVED = frozenset({"hello", "status", "down"})
 """What may be asked of an agent that has too many connections."""
+STATUS_ALLOW = 8
+"""Keys of those whom a service admits that ``status`` lists; of more it says how many there are."""
 NAME_SIZE = 80
 """Characters of what a program calls itself."""
 
@@ -76,12 +79,46 @@ class Serving(Interface):
         """Stop, soon."""
 
 
+@dataclass(frozen=True)
+class Offered:
+    """What a program says of its service.
+
+    :ivar anyone: whether anyone may come; None: it does not say.
+    :ivar keys: who may come alone; None: the agent does not know all of them.
+    :ivar allowed: how many may come, where that is not anyone.
+    :ivar some: keys of these for ``status``.
+    :ivar offers: what they get.
+    """
+
+    anyone: bool | None = None
+    keys: frozenset[PubKey] | None = None
+    allowed: int = 0
+    some: tuple[str, ...] = ()
+    offers: str = ""
+
+
+def offered(request: dict[str, Any]) -> Offered:
+    """:raises WireError: what a program says of its service is malformed."""
+    anyone, allow, allowed = request.get("anyone"), request.get("allow", []), request.get("allowed", 0)
+    text = printable(str(request.get("offers", "")))[:OFFERS_SIZE]
+    if anyone not in (None, True, False) or not isinstance(allow, list) or len(allow) > ALLOW_LIMIT:
+        raise WireError("who may come is malformed")
+    if anyone is not False:
+        return Offered(anyone, offers=text)
+    keys = frozenset(PubKey.from_hex(str(one)) for one in allow)
+    if type(allowed) is not int or allowed < len(keys):
+        raise WireError("who may come is malformed")
+    some = tuple(sorted(map(str, keys))[:STATUS_ALLOW])
+    return Offered(False, keys if len(keys) == allowed else None, allowed, some, text)
+
+
 class Service(Factory):
     """One port of the client, and the program that takes what is opened to it."""
 
     noisy = False
 
-    def __init__(self, agent: Serving, connection: ProgramConnection, port: int) -> None:
+    def __init__(self, agent: Serving, connection: ProgramConnection, port: int, told: Offered | None = None) -> None:
+        self.told = told or Offered()
         self._agent = agent
         self._connection = connection
         self.port = port
@@ -92,8 +129,15 @@ class Service(Factory):
         self.open: set[Bridge] = set()
         self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
 
+    def admits(self, addr: IAddress) -> bool:
+        """Whether a peer may come, as far as its program has said."""
+        return self.told.keys is None or (isinstance(addr, DmsgAddress) and addr.public_key in self.told.keys)
+
     def buildProtocol(self, addr: IAddress | None) -> Bridge | None:
         assert isinstance(addr, DmsgAddress)
+        if not self.admits(addr):
+            self.refused += 1
+            return None
         if len(self.waiting) + len(self.open) >= MAX_OF_SERVICE or self._agent.full:
             self.refused += 1
             return None
@@ -349,7 +393,7 @@ class ProgramConnection(Protocol):
     def on_listen(self, request: dict[str, Any]) -> None:
         """A port, as long as this connection lasts."""
         port = parse_port(str(request.get("port", 0)))
-        service = Service(self._agent, self, port)
+        service = Service(self._agent, self, port, offered(request))
         try:
             self._listening = self._agent.client.listen(service, port)
         except CannotListenError:

@@ -213,6 +213,10 @@ def _service(one: Service) -> dict[str, Any]:
         "program": one.program,
         "pid": one.pid,
         "since": one.since,
+        "offers": one.told.offers,
+        "anyone": one.told.anyone,
+        "allow": list(one.told.some),
+        "allowed": one.told.allowed,
         "taken": one.taken,
         "refused": one.refused,
     }

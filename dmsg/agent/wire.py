@@ -41,6 +41,10 @@ MAX_LINE = 65536
 """Bytes of a request, or of a line of an answer, with its line end."""
 MAX_STATUS = 4 * 1024 * 1024
 """Bytes of the answer to ``status``, which lists streams."""
+OFFERS_SIZE = 200
+"""Characters of what a service says that peers get of it."""
+ALLOW_LIMIT = 500
+"""Keys of those whom a service admits that are said to the agent, which refuses others where that are all."""
 MAX_PAYLOAD = 65536
 """Bytes of a frame behind its header."""
 WINDOW = 1024 * 1024

@@ -30,6 +30,7 @@ class Peer(Copier):
 
     :param root: the directory that peers see.
     :param readable: whether files may be fetched; ``writable``: sent.
+    :param hidden: names that begin with a dot, too.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Peer(Copier):
         readable: bool = True,
         writable: bool = False,
         overwrite: bool = False,
+        hidden: bool = False,
         max_size: int | None = None,
         busy: dict[Path, Peer] | None = None,
         **options: Any,
@@ -48,6 +50,7 @@ class Peer(Copier):
         self._root = root
         self._readable, self._writable = readable, writable
         self._overwrite = overwrite
+        self._hidden = hidden
         self._max_size = max_size
         self._busy = busy if busy is not None else {}
         self._mine: Path | None = None
@@ -58,9 +61,9 @@ class Peer(Copier):
         self._next = self._unexpected
         op = message.get("op")
         if op == "get" and self._readable:
-            self._give(message, inside(self._root, message.get("path")))
+            self._give(message, inside(self._root, message.get("path"), hidden=self._hidden))
         elif op == "put" and self._writable:
-            self._accept(message, inside(self._root, message.get("path")))
+            self._accept(message, inside(self._root, message.get("path"), hidden=self._hidden))
         else:
             raise TransferError("files are not sent here" if op == "put" else "files are not fetched here")
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from dmsg.apps.exposure import check_directory, check_target
+
 HELD_DIRECTORIES = 8
 """Descriptors that a :class:`Descent` keeps of the directories on its way, however deep that is."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -29,17 +31,21 @@ def open_within(base: Path, path: Path, *, make: bool = False) -> int:
 
     :param path: ``base`` or a directory below it, without links.
     :param make: directories that are absent are made.
+    :raises OwnFile: dmsg's own files are there.
     :raises OSError: it is not there, or a part of the path has become a link.
     """
     at = os.open(base, _SEARCH)
     try:
+        check_directory(at, path.name, above=True)
         for part in path.relative_to(base).parts:
             if make:
+                check_target(part, at)
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=at)
             below = os.open(part, _SEARCH | os.O_NOFOLLOW, dir_fd=at)
             os.close(at)
             at = below
+            check_directory(at, part)
     except BaseException:
         os.close(at)
         raise

@@ -21,6 +21,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from twisted.web.static import File
 
 from dmsg.apps.descriptors import open_within
+from dmsg.apps.exposure import has_dot, own_files
 from dmsg.apps.parts import PART_SUFFIX
 from dmsg.apps.sources import Source, SourceChanged, open_regular
 from dmsg.apps.transfer import TransferError
@@ -153,18 +154,22 @@ def servable(path: str, root: str, *, hidden: bool) -> bool:
     """
     try:
         real = os.path.realpath(path)
-        mode = os.stat(real).st_mode
+        status = os.stat(real)
     except (OSError, ValueError):
         return False
+    mode = status.st_mode
     inside = real == root or real.startswith(root.rstrip(os.sep) + os.sep)
     if not inside or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return False
+    own = own_files()
+    if own.has_directory(status) or own.has_file(status) or own.is_below(real):
         return False
     names = (os.path.basename(path), *os.path.relpath(real, root).split(os.sep))
     return hidden or not any(_is_hidden(name) for name in names if name != os.curdir)
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.endswith(PART_SUFFIX)
+    return has_dot(name) or name.endswith(PART_SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -190,6 +195,7 @@ class Listing(Resource):
 
     def _rows(self) -> list[_Row]:
         rows = []
+        own = own_files()
         with os.scandir(self._path) as found:
             for one in found:
                 try:
@@ -202,6 +208,8 @@ class Listing(Resource):
                     elif not self._hidden and _is_hidden(one.name):
                         continue
                     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                        continue
+                    if own.has_directory(status) or own.has_file(status):
                         continue
                 except (OSError, UnicodeEncodeError):
                     continue

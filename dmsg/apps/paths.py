@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from dmsg.apps.exposure import check_names, check_target
 from dmsg.apps.parts import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 
@@ -14,9 +15,10 @@ PATH_LIMIT = 4096
 """Characters of a path."""
 
 
-def inside(root: Path, text: Any) -> Path:
+def inside(root: Path, text: Any, *, hidden: bool = False) -> Path:
     """The file that a peer names, below ``root``.
 
+    :param hidden: names that begin with a dot may be on the way, and where links lead.
     :raises TransferError: it would be elsewhere, or cannot be a name.
     """
     if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or text.endswith("/"):
@@ -24,12 +26,14 @@ def inside(root: Path, text: Any) -> Path:
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
         # it would be shown on terminals
         raise TransferError("path has control characters")
+    check_names(text, hidden=hidden)
     base = root.resolve()
     path = (base / text).resolve()
     if not path.is_relative_to(base) or path == base:
         raise TransferError("path leads out of the directory")
     if path.name.endswith(PART_SUFFIX):
         raise TransferError("path is malformed")
+    check_names(path.relative_to(base).as_posix(), hidden=hidden)  # where a link leads
     return path
 
 
@@ -61,7 +65,9 @@ def there_is(name: str, at: int) -> os.stat_result | None:
 
     :param at: descriptor of the directory.
     :raises TransferError: it is a device, a directory or the like, or may not be written.
+    :raises OwnFile: it is, or would be, dmsg's own.
     """
+    check_target(name, at)
     try:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:

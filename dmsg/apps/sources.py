@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from typing import IO
 
+from dmsg.apps.exposure import check_source
 from dmsg.apps.transfer import TransferError
 
 UNMEASURED_LIMIT = 1024 * 1024
@@ -95,6 +96,7 @@ def open_regular(path: str | Path, name: str, at: int | None = None, *, follow: 
     :param at: descriptor of the directory that the path begins in.
     :param follow: if it is a link, what it leads to.
     :raises TransferError: it is none.
+    :raises OwnFile: it is dmsg's own.
     :raises OSError: it cannot be opened.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
@@ -103,6 +105,11 @@ def open_regular(path: str | Path, name: str, at: int | None = None, *, follow: 
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise TransferError(f"{name}: is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
+    try:
+        check_source(descriptor, name, path=path if at is None else None)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return io.FileIO(descriptor, "rb")
 
 

@@ -224,11 +224,13 @@ class ReceiveFile(Protocol):
         directory: Path,
         *,
         overwrite: bool = False,
+        hidden: bool = False,
         max_size: int | None = None,
         started: Callable[[str, int], Callable[[int], None]] = lambda name, size: lambda done: None,
     ) -> None:
         self._directory = directory
         self._overwrite = overwrite
+        self._hidden = hidden
         self._max_size = max_size
         self._on_start = started
         self._progress: Callable[[int], None] = lambda done: None
@@ -282,13 +284,16 @@ class ReceiveFile(Protocol):
             raise TransferError("file size is malformed")
         if self._max_size is not None and size > self._max_size:
             raise TransferError(f"file of {size} bytes is too large, the limit is {self._max_size}")
+        from dmsg.apps.descriptors import new_file, new_name, open_within
+        from dmsg.apps.exposure import check_names, check_target
+
+        check_names(name, hidden=self._hidden)
         if (self._directory / name).exists() and not self._overwrite:
             raise TransferError(f"{name} exists already")
         self._name, self._size = name, size
         self._started = time.monotonic()
-        from dmsg.apps.descriptors import new_file, new_name, open_within
-
         self._at, self._part = open_within(self._directory, self._directory), new_name()
+        check_target(name, self._at)
         self._file = os.fdopen(new_file(self._at, self._part), "wb")
         self._progress = self._on_start(name, size)
 

@@ -95,14 +95,25 @@ class PutTree(_Tree):
     :raises TransferError: it cannot be sent.
     """
 
-    def __init__(self, source: Path, target: str, *, started: Started) -> None:
+    def __init__(
+        self,
+        source: Path,
+        target: str,
+        *,
+        started: Started,
+        hidden: bool = False,
+        left_out: Callable[[Walked], object] = lambda walked: None,
+    ) -> None:
+        """:param left_out: told what there is and what of it is not sent, before anything is."""
         super().__init__(source.resolve().name if source.name in ("", "..") else source.name)
+        self._hidden = hidden
+        self._left_out = left_out
         self._source = source
         self._target = target
         self._started = started
 
     def connectionMade(self) -> None:
-        walking = deferToThread(walk, [self._source])
+        walking = deferToThread(walk, [self._source], hidden=self._hidden)
         walking.addCallbacks(self._walked, self._not_walked)
 
     def _walked(self, walked: Walked) -> None:
@@ -115,6 +126,7 @@ class PutTree(_Tree):
 
         if self.done.called or self._gone:
             return
+        self._left_out(walked)
         self.transport.write(encode(op=PUT_TREE, path=self._target))  # type: ignore[union-attr]
         self._become(FilesSender(walked, progress=moved))
 
@@ -128,10 +140,12 @@ class PutTree(_Tree):
 class GetTree(_Tree):
     """Fetches the directory ``source`` of the peer into the directory ``target``."""
 
-    def __init__(self, source: str, target: Path, *, overwrite: bool = False, started: Started) -> None:
+    def __init__(
+        self, source: str, target: Path, *, overwrite: bool = False, hidden: bool = False, started: Started
+    ) -> None:
         super().__init__(source.rstrip("/").rpartition("/")[2])
         self._source = source
-        self._place = Place(target, overwrite=overwrite)
+        self._place = Place(target, overwrite=overwrite, hidden=hidden)
         self._started = started
 
     def connectionMade(self) -> None:
@@ -173,17 +187,18 @@ class TreePeer(Peer):
         self._next = self._unexpected
         op, path = message.get("op"), message.get("path")
         if op == PUT_TREE and self._writable:
-            directory = self._root.resolve() if path == "" else inside(self._root, path)
+            directory = self._root.resolve() if path == "" else inside(self._root, path, hidden=self._hidden)
             self._into = directory
             base = self._root.resolve()
             os.close(open_within(base, directory, make=True))
-            self._become(ParcelReceiver(Place(directory, overwrite=self._overwrite, base=base), self._wanted))
+            place = Place(directory, overwrite=self._overwrite, hidden=self._hidden, base=base)
+            self._become(ParcelReceiver(place, self._wanted))
         elif op == GET_TREE and self._readable:
-            source = inside(self._root, path)
+            source = inside(self._root, path, hidden=self._hidden)
             if not source.is_dir():
                 raise TransferError(f"{NO_DIRECTORY} {source.name}")
             self._walking = True
-            walking = deferToThread(walk, [source])
+            walking = deferToThread(walk, [source], hidden=self._hidden)
             walking.addCallbacks(lambda walked: self._become(FilesSender(walked)), self._not_walked)
         else:
             super()._asked({**message, "op": "put" if op == PUT_TREE else op})

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from dmsg.directories import config_directory
 from dmsg.errors import DmsgError
 
 NETWORK = (
@@ -43,7 +44,7 @@ def config_path() -> Path:
     named = os.environ.get("DMSG_CONFIG")
     if named:
         return Path(named)
-    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "dmsg" / "config.toml"
+    return config_directory() / "config.toml"
 
 
 def read_config() -> dict[str, Any]:

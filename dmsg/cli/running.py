@@ -23,6 +23,7 @@ from twisted.logger import (
 )
 
 from dmsg.cli import output
+from dmsg.cli.access import Access
 from dmsg.clients.names import UnknownName
 from dmsg.errors import DmsgError
 from dmsg.net.reactor import Reactor, use_monotonic_clock
@@ -201,12 +202,18 @@ def _tell_of_waiting(reactor: Reactor, client: Used) -> None:
     output.notice(f"waiting for {client.waiting_for.rstrip('.')}; at the latest until {until}")
 
 
-async def listening_at(client: Any, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
+async def listening_at(
+    client: Any, factory: IProtocolFactory, port: int = 0, *, access: Access, offers: str = ""
+) -> IListeningPort:
     """Take what peers open: of the command's own client at once, of the agent when it says that the port is free.
 
+    :param access: whose; no transport of others is accepted.
+    :param offers: what they get, as ``dmsg status`` shows it.
     :raises CannotListenError: another part of the client has it.
     :raises DmsgError: another program has it.
     """
+    described: Any = factory
+    described.admits, described.offers = access, offers
     return await maybeDeferred(client.listen, factory, port)
 
 

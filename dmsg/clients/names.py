@@ -11,9 +11,11 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from dmsg.directories import config_directory
 from dmsg.errors import DmsgError, KeyFormatError, WrongUse
 from dmsg.keys import PUBKEY_TEXT_SIZE, PubKey
 
@@ -42,8 +44,7 @@ def default_path() -> Path:
     named = os.environ.get("DMSG_NAMES")
     if named:
         return Path(named)
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return Path(base) / "dmsg" / "names"
+    return config_directory() / "names"
 
 
 def check_name(name: str) -> str:
@@ -65,6 +66,34 @@ _last: dict[Path, tuple[_Stamp, dict[str, PubKey]]] = {}
 """The book that was read last: a proxy asks it for each connection, and 20,000 names take a tenth of a second."""
 
 
+def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Numbers and words of the lines of a file that have any, without what stands behind a ``#``.
+
+    :raises UnknownName: it cannot be read.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnknownName(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            yield number, words
+
+
+def write_book(path: Path, lines: list[str]) -> None:
+    """Replace such a file in one step.  :raises UnknownName: it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".names-", delete=False) as file:
+            file.writelines(f"{line}\n" for line in lines)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise UnknownName(f"{path}: {error.strerror}") from None
+
+
 class Names:
     """The book in one file, read when it is asked and has changed."""
 
@@ -81,20 +110,16 @@ class Names:
     def _read(self) -> dict[str, PubKey]:
         try:
             status = self.path.stat()
-            stamp = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-            last = _last.get(self.path)
-            if last is not None and last[0] == stamp:
-                return last[1]
-            text = self.path.read_text()
         except FileNotFoundError:
             return {}
-        except (OSError, UnicodeDecodeError) as error:
-            raise UnknownName(f"{self.path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+        except OSError as error:
+            raise UnknownName(f"{self.path}: {error.strerror}") from None
+        stamp = status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        last = _last.get(self.path)
+        if last is not None and last[0] == stamp:
+            return last[1]
         names: dict[str, PubKey] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            words = line.partition("#")[0].split()
-            if not words:
-                continue
+        for number, words in read_book(self.path):
             try:
                 name, key = words
                 names[check_name(name)] = PubKey.from_text(key)
@@ -157,10 +182,4 @@ class Names:
         self._write(names)
 
     def _write(self, names: dict[str, PubKey]) -> None:
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=".names-", delete=False) as file:
-                file.writelines(f"{name} {key}\n" for name, key in sorted(names.items()))
-            os.replace(file.name, self.path)
-        except OSError as error:
-            raise UnknownName(f"{self.path}: {error.strerror}") from None
+        write_book(self.path, [f"{name} {key}" for name, key in sorted(names.items())])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sys
 from collections.abc import Iterable, Sequence
@@ -24,6 +23,7 @@ from twisted.logger import (
 from twisted.python.usage import Options as UsageOptions, UsageError
 
 from dmsg.base.printable import printable, without_userinfo
+from dmsg.directories import config_directory
 from dmsg.discovery.url import check_url
 from dmsg.errors import DmsgError
 from dmsg.pages.access import read_token
@@ -194,8 +194,7 @@ def own_pid_file(options: Any, name: str) -> None:
 
 def default_key_file(name: str) -> str:
     """Where the key of an entity lies when nobody says."""
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    return os.path.join(base, "dmsg", f"{name}.key")
+    return str(config_directory() / f"{name}.key")
 
 
 METRICS_OPTION = [

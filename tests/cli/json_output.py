@@ -26,6 +26,8 @@ AS_IT_IS = frozenset(
         "rmb demo",
         "name add",
         "name remove",
+        "name group add",
+        "name group remove",
         "config set",
         "config unset",
     }

@@ -35,7 +35,7 @@ class SixServicesTests(AgentCase):
         self.addCleanup(port.stopListening)
         services = [
             await self.service("serve", "public", says="is at"),
-            await self.service("cp", "--listen", "inbox", "--writable", says="is at"),
+            await self.service("cp", "--listen", "inbox", "--writable", "--anyone", says="is at"),
             await self.service("expose", str(port.getHost().port), "-p", "7", says="leads to"),
             await self.service("iperf", "--serve", says="measured at"),
             await self.service("bench", "--serve", says="serving at"),
@@ -90,7 +90,7 @@ class SixServicesTests(AgentCase):
         inbox = self.directory / "inbox"
         inbox.mkdir()
         write_key_file(self.directory / "bob.key", bob := SecKey.generate())
-        await self.service("cp", "--listen", "inbox", "--writable", "-k", "bob.key", says="is at")
+        await self.service("cp", "--listen", "inbox", "--writable", "--anyone", "-k", "bob.key", says="is at")
         big = self.directory / "big"
         big.write_bytes(os.urandom(1_000_000) * 150)
         copying = self.tool("cp", "big", f"{bob.public}:")
@@ -124,7 +124,7 @@ class FromPeerToPeerTests(ToolCase):
         (ours / "photos" / "one.jpg").write_bytes(b"1" * 1000)
         (ours / "film").write_bytes(os.urandom(1_000_000) * 12)
         await self.said(self.tool("cp", "--listen", "ours", "-k", "alice.key"), "is at")
-        listening = self.tool("cp", "--listen", "theirs", "--writable", "-k", "bob.key")
+        listening = self.tool("cp", "--listen", "theirs", "--writable", "--anyone", "-k", "bob.key")
         await self.said(listening, "is at")
         for arguments in (("alice:film", "bob:"), ("-r", "alice:photos", "bob:")):
             status, _, err = await self.run_command("cp", *arguments, **self.environment)
@@ -158,7 +158,7 @@ class FromPeerToPeerTests(ToolCase):
         ours, theirs = await self.two_peers()
         (ours / "film").write_bytes(os.urandom(1_000_000) * 24)
         await self.said(self.tool("cp", "--listen", "ours", "-k", "alice.key"), "is at")
-        await self.said(self.tool("cp", "--listen", "theirs", "--writable", "-k", "bob.key"), "is at")
+        await self.said(self.tool("cp", "--listen", "theirs", "--writable", "--anyone", "-k", "bob.key"), "is at")
         copying = self.tool("cp", "alice:film", "bob:")
         stages = self.directory / "cache" / "dmsg" / "cp"
         await self.until(lambda: any(stages.glob("*/.film.dmsg-part")))
@@ -181,7 +181,7 @@ class FromPeerToPeerTests(ToolCase):
         copy = ("cp", "-r", "alice:photos", "alice:film", "bob:")
         status, _, err = await self.run_command(*copy, **self.environment)
         self.assertEqual(status, 3, err)  # bob is not there
-        await self.said(self.tool("cp", "--listen", "theirs", "--writable", "-k", "bob.key"), "is at")
+        await self.said(self.tool("cp", "--listen", "theirs", "--writable", "--anyone", "-k", "bob.key"), "is at")
         (ours / "photos" / "two.jpg").write_bytes(b"new")
         status, out, err = await self.run_command(*copy, "--json", **self.environment)
         self.assertEqual(status, 0, err)

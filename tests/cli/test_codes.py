@@ -229,7 +229,8 @@ class RefusingTests(CodeCase):
             (("send",), "what is to be sent?"),
             (("send", "nothing"), "nothing: No such file"),
             (("send", "a", "nobody"), "nobody: no such file, and no key"),
-            (("send", "a", "a", "02" + "ab" * 32), "one FILE at a time"),
+            (("send", "a", "a", "02" + "ab" * 32), "two of them are called a"),
+            (("send", "--text", "x", "a", "02" + "ab" * 32), "not both"),
             (("send", "-", "a"), "standard input (-) is sent alone"),
             (("send", "a", "--text", "x"), "not both"),
             (("send", "--text", "x" * 40_000), "32768 characters"),
@@ -481,9 +482,11 @@ class OddTreesTests(CodeCase):
             os.chmod(below / name, 0o600 | (number % 2) * 0o145)
             os.utime(below / name, (1_700_000_000 + number,) * 2)
             os.symlink(f"{name}/{name}", ours / name / "link")
-        sending = self.start("send", "ours", **self.environment)
+        sending = self.start("send", "ours", "--hidden", **self.environment)
         code = (await self.said(sending, r"code: (\S+)"))[1]
-        status, _, err = await self.run_command("receive", code, "--yes", "--dir", "theirs", **self.environment)
+        status, _, err = await self.run_command(
+            "receive", code, "--yes", "--hidden", "--dir", "theirs", **self.environment
+        )
         self.assertEqual(status, 0, err)
         self.assertEqual(await sending.ended, 0)
         for number, name in enumerate(self.NAMES):

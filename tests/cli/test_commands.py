@@ -111,7 +111,7 @@ class KeyTests(CommandCase):
             ("discovery", "show", key, "-d", "ftp://x"),
             ("discovery", "show", key, "-d", "http://127.0.0.1:99999"),
             ("discovery", "delete", "-k", "none.key", "-d", away),
-            ("receive", "--dir", "nowhere/deep", "-d", away),
+            ("receive", "--listen", "--anyone", "--dir", "nowhere/deep", "-d", away),
             ("bench", "--size", "0", "-d", away),
             ("demo", "--size", "1"),
             ("nothing",),
@@ -150,7 +150,18 @@ class NetworkCommandTests(CommandCase):
         (self.directory / "photo.jpg").write_bytes(content)
         (self.directory / "inbox").mkdir()
         receiving = self.start(
-            "receive", "--dir", "inbox", "--once", "--min-servers", "1", "-k", "bob.key", "--create", DMSG_DISCOVERY=url
+            "receive",
+            "--listen",
+            "--anyone",
+            "--dir",
+            "inbox",
+            "--once",
+            "--min-servers",
+            "1",
+            "-k",
+            "bob.key",
+            "--create",
+            DMSG_DISCOVERY=url,
         )
         key = (await self.said(receiving, r"receiving at ([a-z2-7]{53})"))[1]
         status, out, _ = await self.run_command("send", "photo.jpg", key, "--min-servers", "1", DMSG_DISCOVERY=url)
@@ -169,7 +180,9 @@ class NetworkCommandTests(CommandCase):
         (self.directory / "file").write_text("new")
         (self.directory / "inbox").mkdir()
         (self.directory / "inbox" / "file").write_text("old")
-        receiving = self.start("receive", "--dir", "inbox", "--once", "--min-servers", "1", DMSG_DISCOVERY=url)
+        receiving = self.start(
+            "receive", "--listen", "--anyone", "--dir", "inbox", "--once", "--min-servers", "1", DMSG_DISCOVERY=url
+        )
         key = (await self.said(receiving, r"receiving at ([a-z2-7]{53})"))[1]
         status, _, err = await self.run_command("send", "file", key, "--min-servers", "1", DMSG_DISCOVERY=url)
         self.assertEqual(status, 1)
@@ -279,8 +292,8 @@ class NetworkCommandTests(CommandCase):
         for arguments, ready, number, expected in (
             (("listen",), "listening", "INT", 130),
             (("listen",), "listening", "TERM", 143),
-            (("receive",), "receiving", "INT", 130),
-            (("receive",), "receiving", "HUP", 129),
+            (("receive", "--listen", "--anyone"), "receiving", "INT", 130),
+            (("receive", "--listen", "--anyone"), "receiving", "HUP", 129),
             (("bench", "--serve"), "serving", "INT", 130),
             (("bench", "--seconds", "60"), "round trip", "TERM", 143),
         ):
@@ -387,7 +400,7 @@ class TransferTests(SynchronousTestCase):
         path = Path(self.mktemp())
         path.write_bytes(bytes(1000))
         sender = SendFile(path)
-        path.write_bytes(bytes(2000))
+        path.write_bytes(bytes(500))
         receiver = self.open(sender)
         self.network.settle()
         self.failureResultOf(sender.done, TransferError)

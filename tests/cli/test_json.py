@@ -80,8 +80,8 @@ class OutputTests(ToolCase):
             self.tool("expose", "9", "--json"),
             self.tool("forward", "0", "alice:5201", "--json"),
             self.tool("socks", "--listen", "0", "--json"),
-            self.tool("cp", "--listen", ".", "--writable", "--json"),
-            self.tool("receive", "--dir", ".", "--json"),
+            self.tool("cp", "--listen", ".", "--writable", "--anyone", "--json"),
+            self.tool("receive", "--listen", "--anyone", "--dir", ".", "--json"),
         ]
         for one in serving:
             await self.until(lambda one=one: b"}\n" in one.out)
@@ -94,7 +94,8 @@ class OutputTests(ToolCase):
         self.assertEqual(len(await self.objects("bench", benched, "--seconds", "0.1", "--size", "64")), 2)
         self.assertEqual(len(await self.objects("trace", key)), 1)
         at = json.loads(serving[6].out)["at"]
-        self.assertEqual(len(await self.objects("cp", "alice.key", f"{at}:copied")), 1)
+        (self.directory / "photo.jpg").write_bytes(b"x")
+        self.assertEqual(len(await self.objects("cp", "photo.jpg", f"{at}:copied")), 1)
         await self.until(lambda: serving[6].out.count(b"\n") == 2)
         self.assertEqual(check(("cp",), serving[6].out.decode()), 2)
         receiving = json.loads(serving[7].out)["receiving"]

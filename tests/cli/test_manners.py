@@ -56,7 +56,7 @@ class KeyInUseTests(ToolCase):
     @asynchronous
     async def test_the_second_is_told_which_program_has_it(self) -> None:
         await self.network()
-        receiving = self.start("receive", "--dir", ".", "-k", "bob.key", **self.environment)
+        receiving = self.start("receive", "--listen", "--anyone", "--dir", ".", "-k", "bob.key", **self.environment)
         await self.until(lambda: b"receiving at" in receiving.out)
         status, out, err = await self.run_command("cp", "--listen", ".", "-k", "bob.key", **self.environment)
         self.assertEqual((status, out), (1, ""))
@@ -69,7 +69,7 @@ class KeyInUseTests(ToolCase):
     async def test_who_shares_is_told_by_the_server(self) -> None:
         """Both run; the newest is reached, each hears of the other, and the last entry stays when one stops."""
         await self.network()
-        first = self.start("receive", "--dir", ".", "-k", "bob.key", **self.environment)
+        first = self.start("receive", "--listen", "--anyone", "--dir", ".", "-k", "bob.key", **self.environment)
         await self.until(lambda: b"receiving at" in first.out)
         second = self.start("cp", "--listen", ".", "-k", "bob.key", "--share", **self.environment)
         await self.until(lambda: b"is at" in second.out)
@@ -150,7 +150,7 @@ class PingTests(ToolCase):
     async def test_nobody_has_to_listen_but_on_a_port_that_is_named(self) -> None:
         await self.network()
         key = self.key.public.hex()
-        receiving = self.start("receive", "-k", "bob.key", **self.environment)
+        receiving = self.start("receive", "--listen", "--anyone", "-k", "bob.key", **self.environment)
         await self.until(lambda: b"receiving" in receiving.out)
         status, out, _ = await self.run_command("ping", key, "-c", "1", "--json", **self.environment)
         self.assertEqual(status, 0)
@@ -289,7 +289,9 @@ class UnhandledTests(ToolCase):
         key = self.key.public.hex()
         (self.directory / "file").write_bytes(b"x" * 1000)
         (self.directory / "inbox").mkdir()
-        receiving = self.start("receive", "--dir", "inbox", "--overwrite", "-k", "bob.key", **self.environment)
+        receiving = self.start(
+            "receive", "--listen", "--anyone", "--dir", "inbox", "--overwrite", "-k", "bob.key", **self.environment
+        )
         await self.until(lambda: b"receiving" in receiving.out)
         debugging = "from twisted.internet.defer import setDebugging; setDebugging(True); "
         commands = (

@@ -103,7 +103,7 @@ class TerminalTests(ToolCase):
         (self.directory / "inbox").mkdir()
         name = "a rather long name of a film, part one of three.mkv"
         (self.directory / name).write_bytes(os.urandom(1_000_000) * 20)
-        listening = self.tool("cp", "--listen", "inbox", "--writable", "--overwrite", "-k", "alice.key")
+        listening = self.tool("cp", "--listen", "inbox", "--writable", "--anyone", "--overwrite", "-k", "alice.key")
         await self.said(listening, "is at")
         for width in (30, 60, 120):
             said = await deferToThread(self.on_terminal, width, "cp", name, "alice:")

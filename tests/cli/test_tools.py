@@ -356,7 +356,7 @@ class TreeTests(ToolCase):
             (self.directory / name).mkdir()
         self.addCleanup(let_go, self.directory)
         tree = planted(self.directory)
-        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        listening = self.tool("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create")
         await self.said(listening, "is at")
         status, out, err = await self.run_command("cp", "-r", "tree", "alice:", **self.environment)
         self.assertEqual(status, 0, err)
@@ -380,7 +380,7 @@ class TreeTests(ToolCase):
         self.addCleanup(let_go, self.directory)
         tree = planted(self.directory)
         (tree / "plain" / "large").write_bytes(os.urandom(1_000_000) * 200)
-        options = ("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        options = ("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create")
         listening = self.tool(*options)
         await self.said(listening, "is at")
         copying = self.tool("cp", "-r", "tree", "alice:", "--resume=1")
@@ -405,7 +405,7 @@ class TreeTests(ToolCase):
         (self.directory / "one" / "film" / "large").write_bytes(large)
         (self.directory / "two" / "film").write_bytes(large)
         write_key_file(self.directory / "again.key", SecKey.generate())
-        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key")
+        listening = self.tool("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key")
         await self.said(listening, "is at")
         part = self.directory / "shared" / part_name("film")
         for first, second, begun in (
@@ -453,7 +453,7 @@ class CopyTests(ToolCase):
         (self.directory / "film").write_bytes(content)
         (self.directory / "empty").write_bytes(b"")
         (self.directory / "other").write_bytes(bytes(1_000_000))
-        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        listening = self.tool("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create")
         await self.said(listening, "is at")
         status, out, err = await self.run_command("cp", "film", "empty", "alice:sub/", **self.environment)
         self.assertEqual(status, 0, err)
@@ -505,7 +505,9 @@ class CopyTests(ToolCase):
             path.write_bytes(b"x")
             path.chmod(mode)
             os.utime(path, ns=(at, at))
-        await self.said(self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create"), "is at")
+        await self.said(
+            self.tool("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create"), "is at"
+        )
         await self.run_command("cp", "private", "script", "alice:", **self.environment)
         (self.directory / "back").mkdir()
         await self.run_command("cp", "alice:private", "alice:script", "back", **self.environment)
@@ -527,7 +529,7 @@ class CopyTests(ToolCase):
         for place in (there, self.directory):
             part = part_of(place / "film")
             (part / "inside").mkdir(parents=True)
-        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        listening = self.tool("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create")
         await self.said(listening, "is at")
         copying = self.tool("cp", "film", "alice:")
         part = part_of(there / "film")
@@ -553,7 +555,7 @@ class CopyTests(ToolCase):
         (self.directory / "secret").chmod(0o600)
         (self.directory / "link").symlink_to("secret")
         (self.directory / "null").symlink_to("/dev/null")
-        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        listening = self.tool("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create")
         await self.said(listening, "is at")
         for target in ("fifo", "null"):
             status, _, err = await self.run_command("cp", "alice:film", target, **self.environment)
@@ -575,7 +577,7 @@ class CopyTests(ToolCase):
         (self.directory / "shared").mkdir()
         content = os.urandom(24_000_000)
         (self.directory / "film").write_bytes(content)
-        arguments = ("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        arguments = ("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create")
         listening = self.tool(*arguments)
         await self.said(listening, "is at")
         sending = self.tool("cp", "film", "alice:")
@@ -605,7 +607,10 @@ class CopyTests(ToolCase):
         (self.directory / "given" / "film").write_bytes(content)
         write_key_file(self.directory / "bob.key", bob := SecKey.generate())
         await self.run_command("name", "add", "bob", bob.public.hex(), **self.environment)
-        for arguments in (("shared", "--writable", "-k", "alice.key"), ("shared", "--writable", "-k", "bob.key")):
+        for arguments in (
+            ("shared", "--writable", "--anyone", "-k", "alice.key"),
+            ("shared", "--writable", "--anyone", "-k", "bob.key"),
+        ):
             await self.said(self.tool("cp", "-l", *arguments), "is at")
         for first, second, where, expected in (
             (("given/film", "alice:"), ("given/film", "bob:"), "shared", 5),
@@ -651,7 +656,7 @@ class CopyTests(ToolCase):
                 block = os.urandom(4_000_000)
                 digest.update(block)
                 film.write(block)
-        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create", *only)
+        listening = self.tool("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create", *only)
         await self.said(listening, "is at")
         idle = {key: work(child) for key, child in children.items()}
         sending = self.tool("--verbose", "cp", "film", "alice:", *only)
@@ -673,7 +678,7 @@ class CopyTests(ToolCase):
         shared.mkdir()
         (self.directory / "film").write_bytes(b"right" * 1000)
         part_of(shared / "film").write_bytes(b"wrong" * 10)
-        listening = self.tool("cp", "-l", "shared", "--writable", "-k", "alice.key", "--create")
+        listening = self.tool("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create")
         await self.said(listening, "is at")
         status, _, err = await self.run_command("cp", "film", "alice:", **self.environment)
         self.assertEqual((status, (shared / "film").read_bytes()), (0, b"right" * 1000), err)

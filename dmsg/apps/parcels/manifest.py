@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from dmsg.apps.exposure import check_names
 from dmsg.apps.parts import NAME_LIMIT
 from dmsg.apps.transfer import TransferError
 
@@ -105,9 +106,13 @@ def decode_item(value: Any) -> Item:
 
 
 class Checked:
-    """Entries in the order in which they come: each path once, behind the directory that it is in."""
+    """Entries in the order in which they come: each path once, behind the directory that it is in.
 
-    def __init__(self) -> None:
+    :param hidden: names that begin with a dot may be among them.
+    """
+
+    def __init__(self, *, hidden: bool = True) -> None:
+        self._hidden = hidden
         self.entries: list[Item] = []
         self.size = 0
         self.files = 0
@@ -120,6 +125,7 @@ class Checked:
         above, slash, _ = entry.path.rpartition("/")
         if entry.path in self._kinds or (slash and self._kinds.get(above) != DIRECTORY):
             raise TransferError("an entry is out of order")
+        check_names(entry.path, hidden=self._hidden)
         self._names += len(os.fsencode(entry.path)) + len(os.fsencode(entry.target))
         if len(self.entries) >= ENTRIES_LIMIT or self._names > NAMES_LIMIT:
             raise TransferError(f"more than {ENTRIES_LIMIT:,} files, or names of {NAMES_LIMIT >> 20} MiB")

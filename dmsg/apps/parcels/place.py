@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dmsg.apps.descriptors import Descent, make_private, new_file, open_ours, open_within
+from dmsg.apps.exposure import check_names, check_target
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Item, parts_of
 from dmsg.apps.parts import PART_SUFFIX, HeldPart, hold, part_name, take_away
 from dmsg.apps.paths import umask
@@ -33,10 +34,14 @@ class Place:
     """A directory into which a parcel is put.
 
     :param overwrite: files of the same names are replaced; directories never are.
+    :param hidden: names that begin with a dot are taken.
     :param base: a directory above it: no link is followed between the two.
     """
 
-    def __init__(self, directory: Path, *, overwrite: bool = False, base: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, overwrite: bool = False, hidden: bool = False, base: Path | None = None
+    ) -> None:
+        self.hidden = hidden
         self._directory = directory
         self._base = directory if base is None else base
         self._overwrite = overwrite
@@ -52,11 +57,14 @@ class Place:
         """Whether things of these names and kinds can be put here.
 
         :raises TransferError: one is there already, or its name cannot be one.
+        :raises OwnFile: one is, or would be, dmsg's own.
         """
         for name, kind in names:
             if "/" in name or name.endswith(PART_SUFFIX):
                 raise TransferError("a name is malformed")
             parts_of(name)
+            check_names(name, hidden=self.hidden)
+            check_target(name, self._opened())
             try:
                 there = os.stat(name, dir_fd=self._opened(), follow_symlinks=False)
             except FileNotFoundError:

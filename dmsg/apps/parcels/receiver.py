@@ -98,7 +98,7 @@ class ParcelReceiver(Protocol):
         self._began = time.monotonic()
         self._size = self._there = 0
         self._hash: Any = hashlib.sha256()
-        self._checked = Checked()
+        self._checked = Checked(hidden=place.hidden)
         self._have: dict[int, tuple[int, Any]] = {}
         self._from: dict[int, int] = {}
         self._files: Iterator[tuple[int, Item]] = iter(())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from dmsg.apps.descriptors import Descent
+from dmsg.apps.exposure import OwnFile, OwnFiles, check_directory, has_dot, own_files
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, MODE_MASK, Checked, Item, parts_of, stays_inside
 from dmsg.apps.sources import UNMEASURED_LIMIT, SourceChanged, content_of_unmeasured, gone, named, open_regular, resized
 from dmsg.apps.transfer import TransferError
@@ -33,13 +34,19 @@ class Walked:
     :ivar inodes: of the entries, in their order.
     :ivar contents: of files whose sizes the system does not say, by index.
     :ivar left_out: paths of what is not sent: links that lead out of their tree, devices, sockets and the like.
+    :ivar dotted: paths of what is not sent because its name begins with a dot.
+    :ivar own: paths of what is not sent because it is dmsg's own, as a key file is.
     """
+
+    hidden: bool = False
 
     checked: Checked = field(default_factory=Checked)
     tops: dict[str, Path] = field(default_factory=dict)
     inodes: array[int] = field(default_factory=lambda: array("Q"))
     contents: dict[int, bytes] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    dotted: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
     _unmeasured: int = 0
 
     def add(self, entry: Item, inode: int, content: bytes | None = None) -> None:
@@ -116,12 +123,13 @@ class OfferedFiles:
             os.close(self._descriptor)
 
 
-def walk(paths: Sequence[Path]) -> Walked:
+def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walked:
     """All that is to be sent of some files and directories; blocks as long as the disk takes.
 
-    :raises TransferError: two of them have one name, or one cannot be read.
+    :param hidden: with names that begin with a dot.
+    :raises TransferError: two of them have one name, or one cannot be read, or is not to be sent.
     """
-    walked = Walked()
+    walked = Walked(hidden)
     for path in paths:
         top = named(path).absolute()
         name = top.name or top.resolve().name
@@ -129,6 +137,8 @@ def walk(paths: Sequence[Path]) -> Walked:
             name = top.resolve().name
         if not name:
             raise TransferError(f"{path}: has no name")
+        if has_dot(name) and not hidden:
+            raise TransferError(f"{path}: its name begins with a dot; --hidden sends it")
         try:
             if name in walked.tops:
                 raise TransferError(f"two of them are called {name}")
@@ -161,7 +171,9 @@ def _add_file(walked: Walked, source: str, path: str, at: int | None) -> None:
 def _add_directory(walked: Walked, source: Path, name: str) -> None:
     top = os.open(source, _READ_DIRECTORY)
     descent = Descent(top)
+    own = own_files()
     try:
+        check_directory(top, os.fspath(source), above=True)
         unread: list[tuple[str, ...]] = [()]
         pending: list[tuple[tuple[str, ...], Iterator[str]]] = []
         while unread or pending:
@@ -176,7 +188,7 @@ def _add_directory(walked: Walked, source: Path, name: str) -> None:
                     pending.pop()
                     continue
                 where = (*where, below)
-                if _add_entry(walked, below, "/".join((name, *where)), descent.at(where[:-1])):
+                if _add_entry(walked, below, "/".join((name, *where)), descent.at(where[:-1]), own):
                     unread.append(where)
             except OSError as error:
                 error.filename = os.fspath(source.joinpath(*where))
@@ -186,11 +198,20 @@ def _add_directory(walked: Walked, source: Path, name: str) -> None:
         os.close(top)
 
 
-def _add_entry(walked: Walked, name: str, path: str, at: int) -> bool:
+def _add_entry(walked: Walked, name: str, path: str, at: int, own: OwnFiles) -> bool:
     """:returns: it is a directory, which has yet to be added with what is in it."""
+    if has_dot(name) and not walked.hidden:
+        walked.dotted.append(path)
+        return False
     status = os.stat(name, dir_fd=at, follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode) and own.has_directory(status):
+        walked.own.append(path)
+        return False
     if stat.S_ISREG(status.st_mode):
-        _add_file(walked, name, path, at)
+        try:
+            _add_file(walked, name, path, at)
+        except OwnFile:
+            walked.own.append(path)
     elif stat.S_ISLNK(status.st_mode) and stays_inside(path, target := os.readlink(name, dir_fd=at)):
         mtime = max(0, status.st_mtime_ns)
         walked.add(Item(path, LINK, 0, status.st_mode & MODE_MASK, mtime, target), status.st_ino)

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from dmsg.directories import UnsafeDirectory, make_directory
+from dmsg.directories import UnsafeDirectory, make_directory, state_directory
 from dmsg.errors import DmsgError
 
 LOG_SIZE = 1024 * 1024
@@ -17,8 +17,7 @@ LOOK_INTERVAL = 5.0
 
 def log_path() -> Path:
     """Where it is, unless something else is said."""
-    named = os.environ.get("XDG_STATE_HOME")
-    return (Path(named) if named else Path(os.path.expanduser("~/.local/state"))) / "dmsg" / "agent.log"
+    return state_directory() / "agent.log"
 
 
 def open_log(path: Path) -> int:

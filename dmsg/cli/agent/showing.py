@@ -12,6 +12,8 @@ from dmsg.clients.names import Names
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey
 
+SHOWN_ALLOWED = 3
+"""Peers of ``--allow`` that are named in the row of a service."""
 SHORT = 8
 """Characters of a key that has no name."""
 
@@ -38,6 +40,8 @@ def show(told: dict[str, Any]) -> None:
             (
                 f"port {one['port']}",
                 f"{one['program']} (process {one['pid']})",
+                one.get("offers", ""),
+                _open_to(names, one),
                 f"{one['taken']} taken" + (f", {one['refused']} refused" if one["refused"] else ""),
             )
             for one in told["services"]
@@ -95,6 +99,17 @@ def _way(names: Names, one: dict[str, Any]) -> str:
         return f"no way for {human_time(one['away'])}"
     kind = "" if one["secure"] else ", not encrypted"
     return f"by {_name(names, one['server'])}{kind}" if one["server"] else "?"
+
+
+def _open_to(names: Names, one: dict[str, Any]) -> str:
+    """Who may reach a service."""
+    if one.get("anyone") is None:
+        return "its program says who may"
+    if one["anyone"]:
+        return "open to anyone who knows the key"
+    shown = [_name(names, key) for key in one["allow"][:SHOWN_ALLOWED]]
+    more = one["allowed"] - len(shown)
+    return f"open to {', '.join(shown)}" + (f" and {more} more" if more > 0 else "")
 
 
 def _name(names: Names, key: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ProcessDone, ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 
@@ -118,12 +118,20 @@ class _Program(ProcessProtocol):
             self.transport.signalProcess("KILL")
 
 
-def handler_for(reactor: Reactor, shell: str) -> Callable[[Request], Deferred[bytes]]:
-    """Runs a program for each request: its input is the payload, its output the answer."""
+def handler_for(
+    reactor: Reactor, shell: str, allow: frozenset[int] = frozenset()
+) -> Callable[[Request], Deferred[bytes]]:
+    """Runs a program for each request: its input is the payload, its output the answer.
 
+    :param allow: twins whose requests are answered; none: those of all.
+    """
+
+    from dmsg.rmb.session.handlers import HandlerError
     from dmsg.rmb.twins.secrets import SECRET
 
     def handle(request: Request) -> Deferred[bytes]:
+        if allow and request.source.twin not in allow:
+            return fail(HandlerError("this twin is not answered here"))
         told = {"SOURCE": str(request.source), "COMMAND": request.command, "SCHEMA": request.schema or ""}
         environment = {name: value for name, value in os.environ.items() if name != SECRET}
         environment.update({f"RMB_{name}": value.replace("\0", "") for name, value in told.items()})

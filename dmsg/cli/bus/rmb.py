@@ -13,7 +13,7 @@ from dmsg.base.units import milliseconds
 from dmsg.cli.bus.twin import key_option, registry_option
 from dmsg.cli.demos.rmb import demo
 from dmsg.cli.options import group
-from dmsg.cli.output import tell
+from dmsg.cli.output import say, tell
 from dmsg.cli.params import Seconds
 
 if TYPE_CHECKING:
@@ -159,6 +159,13 @@ def call(
     metavar="COMMAND PROGRAM",
     help="Run PROGRAM (of the shell) for COMMAND: its input is the payload, its output the answer; repeatable.",
 )
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.IntRange(1, 2**32 - 1),
+    metavar="TWIN",
+    help="Answer only this twin; repeatable.  Default: every twin.",
+)
 @click.option("--session", metavar="NAME", callback=_text, help="Be this session of the twin, not the twin itself.")
 @click.option("--no-encryption", is_flag=True, help="Say no encryption key: others send plain.")
 @click.option("--no-update", is_flag=True, help="Leave the registry as it is.")
@@ -167,6 +174,7 @@ def serve(
     relay: tuple[str, ...],
     key_file: str | None,
     commands: tuple[tuple[str, str], ...],
+    allow: tuple[int, ...],
     session: str | None,
     no_encryption: bool,
     no_update: bool,
@@ -188,13 +196,16 @@ def serve(
             reactor, registry, relay, key_file, session=session, encryption=not no_encryption, update=not no_update
         )
         for command, program in commands:
-            client.serve(command, handler_for(reactor, program))
+            client.serve(command, handler_for(reactor, program, frozenset(allow)))
         client.startService()
         try:
             await client.when_online(30.0)
             assert client.twin is not None
             names = [command for command, _ in commands]
-            tell(f"twin {client.twin.id} answers {', '.join(names)}", twin=client.twin.id, answers=names)
+            text = f"twin {client.twin.id} answers {', '.join(names)}"
+            tell(text, twin=client.twin.id, answers=names, anyone=not allow, allow=sorted(allow))
+            who = f"twins {', '.join(map(str, sorted(allow)))}" if allow else "every twin; --allow TWIN to restrict"
+            say(f"dmsg: open to {who}", err=True)
             await Deferred()
         finally:
             await client.stopService()

@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.stream import Agreed
 from dmsg.apps.codes.words import Code
+from dmsg.apps.exposure import NEED_HIDDEN, has_dot
 from dmsg.apps.parcels.manifest import DIRECTORY
 from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.place import Place
@@ -30,18 +31,17 @@ from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.cli.asking import ask, can_ask
 from dmsg.cli.away import watched
-from dmsg.cli.files.sending import beside, transfer_progress
+from dmsg.cli.files.sending import SHOWN_THINGS, beside, say_left_out, transfer_progress
 from dmsg.cli.output import cannot_write, notice, say, state, tell
 from dmsg.cli.wordcodes import CLOSE_TIMEOUT, offer_code, take_code
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from dmsg.keys import PubKey
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 
-SHOWN_THINGS = 20
-"""Things of an offer that are named; of more it is said how many there are."""
 NAME_SHOWN = 255
 """Characters of the name of a pipe."""
 
@@ -50,10 +50,10 @@ NAME_SHOWN = 255
 
 
 async def send_by_code(
-    reactor: Reactor, client: Client, make: _Making, words: int, *, verify: bool, show_qr: bool
+    reactor: Reactor, client: Client, make: Making, words: int, *, verify: bool, show_qr: bool
 ) -> None:
     """Make a code, wait for who knows it, and give him what ``make`` makes."""
-    agreed = await offer_code(reactor, client, words, "dmsg receive", verify=verify, show_qr=show_qr)
+    agreed = await offer_code(reactor, client, words, make.type_there, verify=verify, show_qr=show_qr)
     try:
         sender = make()
         agreed.go_on(sender)
@@ -65,13 +65,15 @@ async def send_by_code(
         make.stop()
 
 
-class _Making:
-    """What is sent, made when somebody is there who knows the code.
+class Making:
+    """What is sent, made when somebody is there who is to have it.
 
     :ivar what: it, for a person; ``fields``: the same with ``--json``.
+    :ivar type_there: the command that takes it, as far as the code.
     """
 
     what = ""
+    type_there = "dmsg receive"
     size = 0
     fields: dict[str, Any]
 
@@ -98,23 +100,27 @@ class _Making:
         """No bar is shown any more."""
         self._progress.stop()
 
-    def report(self, sent: Sent) -> None:
-        """Say that it has arrived, when no bar is shown any more."""
-        text = f"sent {self.what}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
+    def report(self, sent: Sent, whom: PubKey | None = None) -> None:
+        """Say that it has arrived, when no bar is shown any more.  :param whom: who has it, where that is a key."""
+        fields = self.fields if whom is None else {**self.fields, "peer": str(whom)}
+        to = "" if whom is None else f" to {whom.text}"
+        text = f"sent {self.what}{to}: {human_size(sent.size)} in {sent.seconds:.2f} s, {human_size(sent.rate)}/s"
         text += _were_there(self.size - sent.size if self.size else 0)
-        tell(text, bytes=sent.size, seconds=sent.seconds, **self.fields)
-        _say_changed(sent.changed)
+        tell(text, bytes=sent.size, seconds=sent.seconds, **fields)
+        say_changed(sent.changed)
 
 
-class FilesToSend(_Making):
+class FilesToSend(Making):
     """Files and directories."""
 
     def __init__(self, progress: Progress, walked: Walked) -> None:
         super().__init__(progress)
         self._walked = walked
         names = [entry.path for entry in walked.checked.entries if "/" not in entry.path]
-        self.what, self.fields = _listed(names), {"sent": names, "files": walked.checked.files}
+        self.what, self.fields = listed(names), {"sent": names, "files": walked.checked.files}
         self.size = walked.checked.size
+        if any(has_dot(entry.path.rpartition("/")[2]) for entry in walked.checked.entries):
+            self.type_there = "dmsg receive --hidden"
 
     def __call__(self) -> ParcelSender:
         return FilesSender(
@@ -124,7 +130,7 @@ class FilesToSend(_Making):
         )
 
 
-class TextToSend(_Making):
+class TextToSend(Making):
     """A text."""
 
     def __init__(self, progress: Progress, text: str) -> None:
@@ -136,7 +142,7 @@ class TextToSend(_Making):
         return TextSender(self._text)
 
 
-class InputToSend(_Making):
+class InputToSend(Making):
     """Standard input, or another pipe, to its end."""
 
     def __init__(self, reactor: Reactor, progress: Progress, descriptor: int = 0, name: str = "standard input") -> None:
@@ -194,13 +200,10 @@ class _Input(Protocol):
         pass
 
 
-async def files_to_send(paths: Sequence[Path], progress: Progress) -> FilesToSend:
-    """:raises TransferError: they cannot be sent."""
-    walked = await deferToThread(walk, paths)
-    for path in walked.left_out[:SHOWN_THINGS]:
-        notice(f"{printable(path)} is left out: it is a link that leads out of what is sent, or no file")
-    if len(walked.left_out) > SHOWN_THINGS:
-        notice(f"and {len(walked.left_out) - SHOWN_THINGS} more")
+async def files_to_send(paths: Sequence[Path], progress: Progress, *, hidden: bool) -> FilesToSend:
+    """:param hidden: with names that begin with a dot.  :raises TransferError: they cannot be sent."""
+    walked = await deferToThread(walk, paths, hidden=hidden)
+    say_left_out(walked)
     return FilesToSend(progress, walked)
 
 
@@ -214,6 +217,7 @@ async def receive_by_code(
     directory: Path,
     *,
     overwrite: bool,
+    hidden: bool,
     max_size: int | None,
     yes: bool,
     verify: bool,
@@ -224,7 +228,12 @@ async def receive_by_code(
     progress = transfer_progress()
     try:
         done = await _Taking(
-            reactor, progress, client.streams.resume_timeout, directory, overwrite, max_size, yes
+            reactor,
+            progress,
+            client.streams.resume_timeout,
+            Place(directory, overwrite=overwrite, hidden=hidden),
+            max_size,
+            yes,
         ).take(agreed)
     finally:
         progress.stop()
@@ -239,16 +248,14 @@ class _Taking:
         reactor: Reactor,
         progress: Progress,
         patience: float,
-        directory: Path,
-        overwrite: bool,
+        place: Place,
         max_size: int | None,
         yes: bool,
     ) -> None:
         self._reactor = reactor
         self._progress = progress
         self._patience = patience
-        self._directory = directory
-        self._overwrite = overwrite
+        self._place = place
         self._max_size = max_size
         self._yes = yes
         self._bar: Any = None
@@ -261,7 +268,7 @@ class _Taking:
     async def take(self, agreed: Agreed) -> Callable[[], None]:
         """All of it.  :returns: says what has come, when no bar is shown any more."""
         receiver = ParcelReceiver(
-            Place(self._directory, overwrite=self._overwrite),
+            self._place,
             self._asked,
             progress=self._moved,
             pipe=self._write,
@@ -278,6 +285,8 @@ class _Taking:
             if str(error).endswith("exists already"):
                 hint = "--overwrite replaces files, --dir puts it elsewhere; the code is used up, ask for another"
                 raise TransferError(f"{error}: {hint}") from None
+            if NEED_HIDDEN in str(error):
+                raise TransferError(f"{error}; the code is used up, ask for another") from None
             raise
         finally:
             if self._output is not None:
@@ -292,7 +301,7 @@ class _Taking:
         if offer.kind == "text":
             return  # it was shown when it came
         names = [str(path) for path in taken.paths]
-        what = _listed(names) if names else printable(offer.text)
+        what = listed(names) if names else printable(offer.text)
         text = f"received {what}: {human_size(taken.size)} in {taken.seconds:.2f} s, {human_size(taken.rate)}/s"
         text += _were_there(offer.size - taken.size if names else 0)
         fields = {"bytes": taken.size, "files": offer.files, "seconds": taken.seconds}
@@ -300,7 +309,7 @@ class _Taking:
             notice(text)  # standard output has what came
         else:
             tell(text, received=names, **fields)
-            _say_changed(taken.changed)
+            say_changed(taken.changed)
 
     def _asked(self, offer: Offer) -> Deferred[str | None]:
         if offer.kind == "text":
@@ -411,7 +420,8 @@ def _quoted(name: str) -> str:
     return f'"{shown}"' if re.search(r"[,;()?\"]|^\s|\s$|\s\s", shown) else shown
 
 
-def _say_changed(paths: Sequence[str]) -> None:
+def say_changed(paths: Sequence[str]) -> None:
+    """Say which files were written to while they were sent."""
     for path in paths:
         notice(printable(changed_text(path)))
 
@@ -420,7 +430,8 @@ def _were_there(size: int) -> str:
     return f"; {human_size(size)} had arrived before" if size > 0 else ""
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Names in one line; of many the first ones."""
     more = len(names) - SHOWN_THINGS
     shown = ", ".join(_quoted(name) for name in names[:SHOWN_THINGS])
     return f"{shown} and {more} more" if more > 0 else shown

@@ -15,12 +15,14 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.copy_listener import Peer
 from dmsg.apps.copying import Copier, CopyBusy, CopyCut, Get, Put
+from dmsg.apps.exposure import has_dot
 from dmsg.apps.paths import regular_size
 from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import TransferError
 from dmsg.apps.trees import GetTree, NoDirectory, PutTree
 from dmsg.base.units import human_size
 from dmsg.cli.away import clock_time
+from dmsg.cli.files.sending import say_left_out
 from dmsg.cli.output import notice, say, tell
 from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.names import Names
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.internet.protocol import Protocol
 
+    from dmsg.apps.parcels.walk import Walked
     from dmsg.apps.transfer import Transferred
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
@@ -111,39 +114,54 @@ def _putter(source: Path, path: str) -> Make:
     return lambda reactor, started: Put(reactor, source, path, started=started)
 
 
-def _tree_putter(source: Path, path: str) -> Make:
-    return lambda reactor, started: PutTree(source, path, started=started)
+def _tree_putter(source: Path, path: str, hidden: bool) -> Make:
+    told: list[Walked] = []
+
+    def left_out(walked: Walked) -> None:
+        if not told:  # not again when it goes on
+            say_left_out(walked)
+        told.append(walked)
+
+    return lambda reactor, started: PutTree(source, path, started=started, hidden=hidden, left_out=left_out)
 
 
-def _either_putter(source: Path, path: str, directory: str) -> Make:
+def _either_putter(source: Path, path: str, directory: str, hidden: bool) -> Make:
     """What it is, is seen when it begins."""
 
     def make(reactor: Any, started: Any) -> Copier | PutTree | GetTree:
-        kind = _tree_putter(source, directory) if source.is_dir() else _putter(source, path)
+        kind = _tree_putter(source, directory, hidden) if source.is_dir() else _putter(source, path)
         return kind(reactor, started)
 
     return make
 
 
-def _tree_getter(path: str, target: Path) -> Make:
-    return lambda reactor, started: GetTree(path, target, started=started)
+def _tree_getter(path: str, target: Path, hidden: bool) -> Make:
+    return lambda reactor, started: GetTree(path, target, hidden=hidden, started=started)
 
 
 def _getter(path: str, target: Path) -> Make:
     return lambda reactor, started: Get(reactor, path, target, started=started)
 
 
-def jobs_of(sources: tuple[str, ...], target: str, *, recursive: bool = False, stage: Path | None = None) -> list[Job]:
+def jobs_of(
+    sources: tuple[str, ...],
+    target: str,
+    *,
+    recursive: bool = False,
+    stage: Path | None = None,
+    hidden: bool = False,
+) -> list[Job]:
     """What to copy.
 
     :param recursive: directories of this machine, and what is fetched may be directories.
     :param stage: see :func:`~dmsg.cli.files.stages.stage_of`.
+    :param hidden: with names that begin with a dot.
     :raises TransferError: it makes no sense.
     """
     if stage is not None:
         return [
-            *jobs_of(sources, f"{stage}/", recursive=recursive),
-            *_from_stage(sources, target, stage, recursive=recursive),
+            *jobs_of(sources, f"{stage}/", recursive=recursive, hidden=hidden),
+            *_from_stage(sources, target, stage, recursive=recursive, hidden=hidden),
         ]
     if not sources:
         raise WrongUse("nothing to copy: SOURCE... TARGET is needed")
@@ -155,10 +173,12 @@ def jobs_of(sources: tuple[str, ...], target: str, *, recursive: bool = False, s
         if (there is None) == (from_peer is None):
             raise WrongUse("one of SOURCE and TARGET has to be of a peer, KEY:PATH or NAME:PATH")
         if there is not None:
-            job, becomes = _sent(source, *there, several=len(sources) > 1, recursive=recursive)
+            job, becomes = _sent(source, *there, several=len(sources) > 1, recursive=recursive, hidden=hidden)
         else:
             assert from_peer is not None
-            job, becomes = _fetched(source, *from_peer, target, several=len(sources) > 1, recursive=recursive)
+            job, becomes = _fetched(
+                source, *from_peer, target, several=len(sources) > 1, recursive=recursive, hidden=hidden
+            )
         if becomes in made:
             raise TransferError(f"{source}: another source has that name, too, and one would replace the other")
         made.add(becomes)
@@ -166,16 +186,17 @@ def jobs_of(sources: tuple[str, ...], target: str, *, recursive: bool = False, s
     return jobs
 
 
-def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: bool) -> tuple[Job, str]:
+def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: bool, hidden: bool) -> tuple[Job, str]:
     """The copy of something of this machine, and what it is there.  :raises TransferError: it cannot be one."""
     local = Path(source)
+    check_name(source, local.name, hidden=hidden)
     into = not path or path.endswith("/")
     if local.is_dir():
         if not recursive:
             raise TransferError(f"{source}: is a directory; -r copies it")
         if not into:
             raise TransferError("a directory needs a target that ends in : or /, where it keeps its name")
-        return Job(peer, _tree_putter(local, path.rstrip("/"))), path + local.resolve().name
+        return Job(peer, _tree_putter(local, path.rstrip("/"), hidden)), path + local.resolve().name
     regular_size(local)
     if several and not into:
         raise TransferError("several files need a target that ends in : or /")
@@ -183,7 +204,15 @@ def _sent(source: str, peer: PubKey, path: str, *, several: bool, recursive: boo
     return Job(peer, _putter(local, becomes)), becomes
 
 
-def _fetched(source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool) -> tuple[Job, str]:
+def check_name(shown: str, name: str, *, hidden: bool) -> None:
+    """:raises TransferError: a name begins with a dot, which nobody has asked for.  :param shown: as it was typed."""
+    if has_dot(name) and not hidden:
+        raise TransferError(f"{shown}: its name begins with a dot; --hidden copies it")
+
+
+def _fetched(
+    source: str, peer: PubKey, path: str, target: str, *, several: bool, recursive: bool, hidden: bool
+) -> tuple[Job, str]:
     """The copy of something of a peer, and what it is here.  :raises TransferError: it cannot be one."""
     name = PurePosixPath(path).name
     if (path.endswith("/") and not recursive) or name in ("", ".", ".."):
@@ -191,12 +220,13 @@ def _fetched(source: str, peer: PubKey, path: str, target: str, *, several: bool
     local = Path(target)
     if local.is_dir():
         local /= name
+    check_name(os.fspath(local), local.name, hidden=hidden)
     if local.is_symlink() and local.exists():
         local = local.resolve()  # as cp(1): what it leads to is written
     if recursive:
         if not Path(target).is_dir():
             raise TransferError(f"{target}: there is no such directory")
-        tree = _tree_getter(path.rstrip("/"), Path(target))
+        tree = _tree_getter(path.rstrip("/"), Path(target), hidden)
         return Job(peer, tree, instead=_getter(path.rstrip("/"), local)), os.fspath(local)
     if local.exists() and not local.is_file():
         raise TransferError(f"{target}: not a regular file")
@@ -207,7 +237,7 @@ def _fetched(source: str, peer: PubKey, path: str, target: str, *, several: bool
     return Job(peer, _getter(path, local)), os.fspath(local)
 
 
-def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool) -> list[Job]:
+def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive: bool, hidden: bool) -> list[Job]:
     """From this machine on to the peer; what a source is, is known when it has come."""
     there = remote(target)
     assert there is not None
@@ -218,7 +248,8 @@ def _from_stage(sources: tuple[str, ...], target: str, stage: Path, *, recursive
     jobs = []
     for source in sources:
         name = PurePosixPath(source.partition(":")[2].rstrip("/")).name
-        jobs.append(Job(peer, _either_putter(stage / name, path + name if into else path, path.rstrip("/"))))
+        becomes = path + name if into else path
+        jobs.append(Job(peer, _either_putter(stage / name, becomes, path.rstrip("/"), hidden)))
     return jobs
 
 

@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dmsg.cli.access import (
+    Access,
+    Allowed,
+    allow_option,
+    anyone_option,
+    anything_option,
+    check_offered,
+    check_takes,
+    hidden_option,
+)
 from dmsg.cli.completing import complete_copied
 from dmsg.cli.options import DIRECTORY, command, old_spelling, spelled_so_before
 from dmsg.cli.output import tell
 from dmsg.cli.params import ClientSettings, Seconds, client_options
-from dmsg.cli.tunnels.forward import allow_option, only
-from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
@@ -49,7 +57,10 @@ PORT = 24
     metavar="SECONDS",
     help="How long to try to go on when the peer is away.",
 )
+@hidden_option
 @allow_option
+@anyone_option
+@anything_option
 @client_options
 def cp(
     sources: tuple[str, ...],
@@ -61,10 +72,16 @@ def cp(
     max_size: int | None,
     port: int,
     retry: float,
-    allow: tuple[PubKey, ...],
+    hidden: bool,
+    allow: tuple[Allowed, ...],
+    anyone: bool,
+    anything: bool,
     settings: ClientSettings,
 ) -> None:
     """Copy files to and from a peer where ``dmsg cp --listen`` runs.
+
+    Names that begin with a dot are not given, taken or copied without
+    --hidden; keys and settings of dmsg never are.
 
     A copy that was cut goes on where it was when the same command is given
     again: both ends compare the SHA-256 of what is there.  What is fetched
@@ -73,7 +90,7 @@ def cp(
 
     \b
     Examples:
-      dmsg cp --listen inbox --writable --key-file alice.key
+      dmsg cp --listen inbox --writable --allow bob --key-file alice.key
       dmsg cp film.mkv alice:
       dmsg cp alice:notes/today.txt .
       dmsg cp -r photos alice:
@@ -89,6 +106,11 @@ def cp(
     writable = writable or spelled_so_before("writable")
     if (directory is None) == (target is None):
         raise click.UsageError("either SOURCE... TARGET or --listen DIRECTORY is needed")
+    access = Access(allow)
+    if directory is not None:
+        check_offered(directory, anything=anything)
+        if writable:
+            check_takes(access, anyone=anyone, what="--writable")
 
     async def main(reactor: Reactor) -> None:
         async def listen(client: Client) -> None:
@@ -97,11 +119,26 @@ def cp(
 
             def make() -> TreePeer:
                 return TreePeer(
-                    reactor, directory, writable=writable, overwrite=overwrite, max_size=max_size, busy=busy
+                    reactor,
+                    directory,
+                    writable=writable,
+                    overwrite=overwrite,
+                    hidden=hidden,
+                    max_size=max_size,
+                    busy=busy,
                 )
 
-            listening = await listening_at(client, Peers(make, only(allow)), port)
-            tell(f"{directory} is at {client.public_key.text}:", directory=str(directory), at=str(client.public_key))
+            offers = f"files of {directory.absolute()}" + (", and takes more" if writable else "")
+            listening = await listening_at(client, Peers(make, access), port, access=access, offers=offers)
+            at = str(client.public_key)
+            tell(
+                f"{directory} is at {client.public_key.text}:",
+                directory=str(directory),
+                at=at,
+                writable=writable,
+                **access.fields,
+            )
+            access.show()
             await serve_until_interrupted(listening)
 
         if directory is not None:
@@ -115,7 +152,7 @@ def cp(
                 await copy_one(reactor, client, job, port, retry)
 
         with stage(place):
-            jobs = jobs_of(sources, target, recursive=recursive, stage=place)
+            jobs = jobs_of(sources, target, recursive=recursive, stage=place, hidden=hidden)
             await with_client(reactor, settings, copy)
 
     run(main)

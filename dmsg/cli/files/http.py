@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -25,11 +26,9 @@ from dmsg.base.units import human_size
 from dmsg.cli.files.web import HTTP_PORT, SCHEME
 from dmsg.cli.output import notice, say, state, writing
 from dmsg.cli.params import ClientSettings
-from dmsg.cli.tunnels.forward import only
 from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.clients.names import Names
 from dmsg.errors import DmsgError, WrongUse
-from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_port
 from dmsg.net.web.channel import BoundedSite
 
@@ -48,7 +47,7 @@ IDLE_TIMEOUT = 120
 class Site(BoundedSite):
     """Files for some peers, or for all; a line for each request."""
 
-    def __init__(self, reactor: Reactor, resource: Any, allow: tuple[PubKey, ...]) -> None:
+    def __init__(self, reactor: Reactor, resource: Any, allowed: Callable[[IAddress], bool]) -> None:
         from dmsg.net.web.site import bounded
 
         seldom = Seldom(reactor.seconds)
@@ -58,7 +57,7 @@ class Site(BoundedSite):
                 notice(f"a request was refused: {reason}{more}")
 
         super().__init__(resource, **bounded(reactor, 0, refused, IDLE_TIMEOUT))
-        self.admits = self._allowed = only(allow)
+        self.admits = self._allowed = allowed
         self.displayTracebacks = False
 
     def buildProtocol(self, addr: Any) -> Any:

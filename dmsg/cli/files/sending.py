@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -16,20 +16,19 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Column
-from twisted.internet.protocol import Factory
 
+from dmsg.base.printable import printable
 from dmsg.base.units import human_size
-from dmsg.cli.output import state, tell
+from dmsg.cli.output import notice, state, tell
 from dmsg.keys import PubKey
-from dmsg.net.streams.address import DmsgAddress
 
 if TYPE_CHECKING:
-    from twisted.internet.interfaces import IAddress
-    from twisted.internet.protocol import Protocol
-
-    from dmsg.apps.transfer import ReceiveFile, Transferred
+    from dmsg.apps.parcels.walk import Walked
+    from dmsg.apps.transfer import Transferred
 
 
+SHOWN_THINGS = 20
+"""Things of an offer, and of what is left out, that are named; of more it is said how many there are."""
 MEDIUM, WIDE = 60, 90
 """Columns of a terminal from which on a bar is drawn, and from which on it has rate and time beside it."""
 
@@ -56,6 +55,20 @@ def transfer_progress() -> Progress:
     )
 
 
+def say_left_out(walked: Walked) -> None:
+    """Say what is not sent, and why."""
+    reasons = (
+        (walked.own, "it is dmsg's own, a secret key perhaps"),
+        (walked.dotted, "its name begins with a dot (--hidden sends it)"),
+        (walked.left_out, "it is a link that leads out of what is sent, or no file"),
+    )
+    for paths, why in reasons:
+        for path in paths[:SHOWN_THINGS]:
+            notice(f"{printable(path)} is left out: {why}")
+        if len(paths) > SHOWN_THINGS:
+            notice(f"and {len(paths) - SHOWN_THINGS} more")
+
+
 def beside(progress: Progress, tell_it: Callable[[], None]) -> None:
     """Print something while bars are shown: they make way for it."""
     shown = progress.live.is_started
@@ -78,19 +91,3 @@ def report(verb: str, done: Transferred, peer: PubKey) -> None:
         seconds=done.seconds,
         sha256=done.sha256,
     )
-
-
-class Receiving(Factory):
-    """Takes a file from each peer, and says what became of it."""
-
-    noisy = False
-
-    def __init__(self, make: Callable[[], ReceiveFile], ended: Callable[[Any, PubKey], None]) -> None:
-        self._make = make
-        self._ended = ended
-
-    def buildProtocol(self, addr: IAddress | None) -> Protocol:
-        assert isinstance(addr, DmsgAddress)
-        protocol = self._make()
-        protocol.done.addBoth(self._ended, addr.public_key)
-        return protocol

@@ -13,7 +13,7 @@ from pathlib import Path
 from dmsg.apps.parts import PART_SUFFIX, part_name
 from dmsg.apps.transfer import Refused, TransferError
 from dmsg.cli.files.copies import remote
-from dmsg.directories import make_directory
+from dmsg.directories import cache_directory, make_directory
 from dmsg.filelock import is_at, lock_if_can
 
 KEPT = 7 * 86400.0
@@ -74,8 +74,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def _all() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
-    return cache / "dmsg" / "cp"
+    return cache_directory() / "cp"
 
 
 def _begin_again(directory: Path) -> None:

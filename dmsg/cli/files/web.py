@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dmsg.cli.access import Access, Allowed, allow_option, anything_option, check_offered
 from dmsg.cli.options import command
 from dmsg.cli.output import notice, state, tell
 from dmsg.cli.params import ClientSettings, client_options, client_options_of, timeout_option
-from dmsg.cli.tunnels.forward import allow_option
-from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
@@ -30,11 +29,20 @@ SCHEME = "dmsg"
 )
 @allow_option
 @click.option("--hidden", is_flag=True, help="Also files that begin with a dot, and parts of copies under way.")
+@anything_option
 @client_options
-def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, settings: ClientSettings) -> None:
+def serve(
+    directory: Path,
+    port: int,
+    allow: tuple[Allowed, ...],
+    hidden: bool,
+    anything: bool,
+    settings: ClientSettings,
+) -> None:
     """Serve the files of DIRECTORY over HTTP to peers.
 
-    Files and directories that begin with a dot are not there for them.
+    Files and directories that begin with a dot are not there for them; keys
+    and settings of dmsg never are.
 
     \b
     Example:
@@ -47,14 +55,22 @@ def serve(directory: Path, port: int, allow: tuple[PubKey, ...], hidden: bool, s
     from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
     from dmsg.clients.names import Names
 
+    check_offered(directory, anything=anything)
+    access = Access(allow)
+
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             title = Names().name_of(client.public_key) or client.public_key.short + "..."
             listening = await listening_at(
-                client, Site(reactor, file_site(directory, title, hidden=hidden, reactor=reactor), allow), port
+                client,
+                Site(reactor, file_site(directory, title, hidden=hidden, reactor=reactor), access),
+                port,
+                access=access,
+                offers=f"files of {directory.absolute()}",
             )
             url = f"{SCHEME}://{client.public_key.text}{'' if port == HTTP_PORT else f':{port}'}/"
-            tell(f"{directory} is at {url}", directory=str(directory), at=url)
+            tell(f"{directory} is at {url}", directory=str(directory), at=url, **access.fields)
+            access.show()
             await serve_until_interrupted(listening)
 
         await with_client(reactor, settings, use, published=True)

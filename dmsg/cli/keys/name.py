@@ -6,10 +6,14 @@ import click
 
 from dmsg.cli.completing import complete_name
 from dmsg.cli.options import OneLineGroup
-from dmsg.cli.output import say, tell
+from dmsg.cli.output import notice, say, tell
+from dmsg.clients.groups import Groups
 from dmsg.clients.names import Names
 from dmsg.errors import KeyFormatError, WrongUse
 from dmsg.keys import PubKey
+
+LATER = "commands that run already go on with the group as it was when they started"
+"""What is said when a group gets smaller."""
 
 
 @click.group(cls=OneLineGroup)
@@ -57,5 +61,45 @@ def show(known_name: str) -> None:
 @name.command()
 @click.argument("known_name", metavar="NAME", shell_complete=complete_name)
 def remove(known_name: str) -> None:
-    """Forget NAME."""
+    """Forget NAME, in groups too."""
     Names().remove(known_name)
+    for one in Groups().forget(known_name):
+        notice(f"{known_name} is not in @{one} any more; {LATER}")
+
+
+@name.group(cls=OneLineGroup)
+def group() -> None:
+    """Groups of peers: @GROUP stands for several after --allow.
+
+    \b
+    Examples:
+      dmsg name group add friends alice bob
+      dmsg cp --listen inbox --writable --allow @friends
+    """
+
+
+@group.command("add")
+@click.argument("group_name", metavar="GROUP")
+@click.argument("members", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_name)
+def add_to_group(group_name: str, members: tuple[str, ...]) -> None:
+    """Let peers, by name or key, be in GROUP; it is made if it is absent."""
+    Groups().add(group_name, members)
+
+
+@group.command("list")
+def list_groups() -> None:
+    """Show all groups and who is in them."""
+    groups = Groups().all()
+    for known, members in sorted(groups.items()):
+        tell(f"@{known} {' '.join(members)}", group=known, members=list(members))
+    if not groups:
+        say("there are no groups yet", err=True)
+
+
+@group.command("remove")
+@click.argument("group_name", metavar="GROUP")
+@click.argument("members", nargs=-1, metavar="[NAME...]", shell_complete=complete_name)
+def remove_from_group(group_name: str, members: tuple[str, ...]) -> None:
+    """Take peers out of GROUP; without a NAME forget the whole group."""
+    Groups().remove(group_name, members)
+    notice(LATER)

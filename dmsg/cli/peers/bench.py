@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dmsg.cli.access import Access, Allowed, allow_option
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
 from dmsg.cli.params import PUBLIC_KEY, ClientSettings, Seconds, client_options, timeout_option
@@ -27,6 +28,7 @@ SIZES = (64, 1024, 16 * 1024, 60_000)
 )
 @click.option("--seconds", default=2.0, show_default=True, type=Seconds(0.1, 3600), help="For each size.")
 @click.option("--in-flight", default=64, show_default=True, type=click.IntRange(1, 8192), help="Messages at a time.")
+@allow_option
 @client_options
 @timeout_option
 def bench(
@@ -35,6 +37,7 @@ def bench(
     sizes: tuple[int, ...],
     seconds: float,
     in_flight: int,
+    allow: tuple[Allowed, ...],
     settings: ClientSettings,
     timeout: float,
 ) -> None:
@@ -55,11 +58,15 @@ def bench(
     from dmsg.cli.peers.benching import discard_factory, run_bench
     from dmsg.cli.running import listening_at, run, with_client
 
+    access = Access(allow)
+
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
             if serve:
-                await listening_at(client, discard_factory())
-                tell(f"serving at {client.public_key.text}", serving=str(client.public_key))
+                await listening_at(client, discard_factory(access), access=access, offers="measurements")
+                key = str(client.public_key)
+                tell(f"serving at {client.public_key.text}", serving=key, **access.fields)
+                access.show()
                 await Deferred()
             elif public_key is not None:
                 await run_bench(reactor, client, public_key, sizes or SIZES, seconds, in_flight, timeout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -16,6 +16,7 @@ from dmsg.cli.screen import print_table, screen
 from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
+    from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
     from dmsg.net.reactor import Reactor
@@ -29,12 +30,20 @@ class Discard(Protocol):
         pass
 
 
-def discard_factory() -> Any:
-    """A factory of :class:`Discard`."""
+def discard_factory(admits: Callable[[IAddress], bool] = lambda address: True) -> Any:
+    """A factory of :class:`Discard` for those whom it admits."""
 
-    factory = Factory.forProtocol(Discard)
-    factory.noisy = False
+    factory = _Discarding()
+    factory.admits = admits
     return factory
+
+
+class _Discarding(Factory):
+    noisy = False
+    admits: Callable[[IAddress], bool]
+
+    def buildProtocol(self, addr: IAddress | None) -> Discard | None:
+        return Discard() if addr is not None and self.admits(addr) else None
 
 
 async def measure(reactor: Reactor, transport: Any, size: int, seconds: float, in_flight: int) -> tuple[int, float]:

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dmsg.cli.access import Access, Allowed, allow_option
 from dmsg.cli.options import command, old_spelling, spelled_so_before
 from dmsg.cli.output import tell
 from dmsg.cli.params import AddressType, ClientSettings, Seconds, client_options, timeout_option
-from dmsg.cli.tunnels.forward import allow_option, only
-from dmsg.keys import PubKey
 
 if TYPE_CHECKING:
     from dmsg.net.reactor import Reactor
@@ -48,7 +47,7 @@ def iperf(
     seconds: float,
     parallel: int,
     reverse: bool,
-    allow: tuple[PubKey, ...],
+    allow: tuple[Allowed, ...],
     settings: ClientSettings,
     timeout: float,
 ) -> None:
@@ -69,9 +68,13 @@ def iperf(
 
     async def main(reactor: Reactor) -> None:
         async def be_measured(client: Client) -> None:
-            listening = await listening_at(client, Measuring(reactor, only(allow)), port)
+            access = Access(allow)
+            listening = await listening_at(
+                client, Measuring(reactor, access), port, access=access, offers="measurements"
+            )
             at: Any = listening.getHost()
-            tell(f"measured at {at.text}", serving=str(at))
+            tell(f"measured at {at.text}", serving=str(at), **access.fields)
+            access.show()
             await serve_until_interrupted(listening)
 
         async def use(client: Client) -> None:

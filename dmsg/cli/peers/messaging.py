@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dmsg.base.units import milliseconds
+from dmsg.cli.access import Access, Allowed, allow_option
 from dmsg.cli.loading import load
 from dmsg.cli.options import group
 from dmsg.cli.output import tell
@@ -144,9 +145,10 @@ def messaging() -> None:
 
 
 @messaging.command()
+@allow_option
 @messaging_options
 @wait_option
-def listen(settings: MessagingSettings, wait: float) -> None:
+def listen(allow: tuple[Allowed, ...], settings: MessagingSettings, wait: float) -> None:
     """Take one channel and join it to standard input and output.
 
     \b
@@ -159,7 +161,7 @@ def listen(settings: MessagingSettings, wait: float) -> None:
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
-            await take_one(reactor, client, wait)
+            await take_one(reactor, client, wait, Access(allow))
 
         await with_client(reactor, settings, use, published=True)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dmsg.cli.access import Access, Allowed, allow_option
 from dmsg.cli.options import command
 from dmsg.cli.params import ANY_PORT, ClientSettings, Seconds, client_options, timeout_option
 
@@ -26,9 +27,10 @@ wait_option = click.option(
 
 @command()
 @click.option("--port", "-p", default=0, type=click.IntRange(0, 65535), help="Port to listen on.")
+@allow_option
 @client_options
 @wait_option
-def listen(port: int, settings: ClientSettings, wait: float | None) -> None:
+def listen(port: int, allow: tuple[Allowed, ...], settings: ClientSettings, wait: float | None) -> None:
     """Take one transport and join it to standard input and output.
 
     \b
@@ -41,7 +43,7 @@ def listen(port: int, settings: ClientSettings, wait: float | None) -> None:
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
-            await take_one(reactor, client, wait, port)
+            await take_one(reactor, client, wait, Access(allow), port)
 
         await with_client(reactor, settings, use, published=True)
 
@@ -76,6 +78,7 @@ def connect(address: DmsgAddress, settings: ClientSettings, timeout: float, wait
 @command()
 @click.argument("address", type=ANY_PORT, required=False)
 @click.option("--listen", "-l", "listen_port", type=click.IntRange(0, 65535), metavar="PORT", help="Listen instead.")
+@allow_option
 @client_options
 @timeout_option
 @wait_option
@@ -84,6 +87,7 @@ def nc(
     ctx: click.Context,
     address: DmsgAddress | None,
     listen_port: int | None,
+    allow: tuple[Allowed, ...],
     settings: ClientSettings,
     timeout: float,
     wait: float | None,
@@ -93,7 +97,7 @@ def nc(
     \b
     Examples:
       dmsg nc alice:7
-      dmsg nc -l 7 --key-file alice.key
+      dmsg nc -l 7 --key-file alice.key --allow bob
       ssh -o ProxyCommand='dmsg nc %h:22' alice
     """
     if (address is None) == (listen_port is None):
@@ -101,6 +105,6 @@ def nc(
     with_settings = listen if address is None else connect
     inner = with_settings.callback.__wrapped__  # type: ignore[union-attr]
     if address is None:
-        ctx.invoke(inner, port=listen_port, settings=settings, wait=wait)
+        ctx.invoke(inner, port=listen_port, allow=allow, settings=settings, wait=wait)
     else:
         ctx.invoke(inner, address=address, settings=settings, timeout=timeout, wait=wait)

@@ -12,6 +12,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.cli.access import Access
 from dmsg.cli.away import watched
 from dmsg.cli.output import cannot_write, notice, say
 from dmsg.cli.running import listening_at
@@ -174,8 +175,9 @@ class Once(Factory):
 
     noisy = False
 
-    def __init__(self, reactor: Reactor, wait: float | None) -> None:
+    def __init__(self, reactor: Reactor, wait: float | None, access: Access) -> None:
 
+        self.admits = access
         self.done: Deferred[None] = Deferred()
         self._reactor = reactor
         self._wait = wait
@@ -183,7 +185,7 @@ class Once(Factory):
         self._stream: _Stream | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
-        if self._used:
+        if self._used or addr is None or not self.admits(addr):
             return None
         self._used = True
         self._stream = _Stream(self._reactor, self.done, self._wait)
@@ -198,12 +200,15 @@ class Once(Factory):
             await self.done
 
 
-async def take_one(reactor: Reactor, client: DelegatedClient, wait: float | None, port: int = 0) -> None:
+async def take_one(
+    reactor: Reactor, client: DelegatedClient, wait: float | None, access: Access, port: int = 0
+) -> None:
     """Accept one stream and join it to standard input and output, to its end."""
 
-    factory = Once(reactor, wait)
-    listening = await listening_at(client, factory, port)
+    factory = Once(reactor, wait, access)
+    listening = await listening_at(client, factory, port, access=access, offers="standard input and output")
     say(f"listening: {DmsgAddress(client.public_key, port).text}", err=True)
+    access.show()
     try:
         await factory.over(client)
     finally:
@@ -214,6 +219,6 @@ async def open_one(
     reactor: Reactor, client: Client | MessagingClient, remote: PubKey | DmsgAddress, timeout: float, wait: float | None
 ) -> None:
     """Open a stream and join it to standard input and output, to its end."""
-    factory = Once(reactor, wait)
+    factory = Once(reactor, wait, Access(()))  # whom it connects to is said
     await client.connect(remote, factory, timeout=timeout)
     await factory.over(client)

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dmsg.cli.access import Access, Allowed, allow_option, machines
 from dmsg.cli.options import command
 from dmsg.cli.output import describe, say, tell
-from dmsg.cli.params import ADDRESS, PUBLIC_KEY, ClientSettings, client_options, timeout_option
-from dmsg.keys import PubKey
+from dmsg.cli.params import ADDRESS, ClientSettings, client_options, timeout_option
 
 if TYPE_CHECKING:
-    from twisted.internet.interfaces import IAddress
     from twisted.python.failure import Failure
 
     from dmsg.net.reactor import Reactor
     from dmsg.net.streams.address import DmsgAddress
     from dmsg.v2019.client import Client
-
-
-allow_option = click.option(
-    "--allow", multiple=True, type=PUBLIC_KEY, metavar="KEY", help="Only this peer; repeatable.  Default: any."
-)
-
-
-def only(allowed: tuple[PubKey, ...]) -> Callable[[IAddress], bool]:
-    """Whether a peer is among the keys; everybody is when there are none."""
-
-    from dmsg.net.streams.address import DmsgAddress
-
-    keys = frozenset(allowed)
-    return lambda address: not keys or (isinstance(address, DmsgAddress) and address.public_key in keys)
 
 
 def warn(failure: Failure, target: str = "") -> None:
@@ -69,7 +53,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
             factory = JointFactory(lambda inner: client.connect(address, inner, timeout=timeout), failed=warn)
             port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
             here = f"{interface}:{port.getHost().port}"
-            tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address))
+            tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address), **machines(interface))
             await serve_until_interrupted(port)
 
         await with_client(reactor, settings, use)
@@ -85,18 +69,21 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
 @client_options
 @timeout_option
 def expose(
-    tcp_port: int, host: str, port: int | None, allow: tuple[PubKey, ...], settings: ClientSettings, timeout: float
+    tcp_port: int, host: str, port: int | None, allow: tuple[Allowed, ...], settings: ClientSettings, timeout: float
 ) -> None:
     """Peers reach TCP_PORT of this machine under this client's key.
 
     \b
-    Example:
+    Examples:
       dmsg expose 22 --key-file home.key --allow laptop
+      dmsg expose 8000 --allow @friends
     """
 
     from dmsg.apps.joint import JointFactory
     from dmsg.cli.running import listening_at, run, serve_until_interrupted, with_client
     from dmsg.net.links.connect import host_endpoint
+
+    access = Access(allow)
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -104,12 +91,14 @@ def expose(
             target = f"{host}:{tcp_port}"
             listening = await listening_at(
                 client,
-                JointFactory(endpoint.connect, allowed=only(allow), failed=lambda failure: warn(failure, target)),
+                JointFactory(endpoint.connect, allowed=access, failed=lambda failure: warn(failure, target)),
                 tcp_port if port is None else port,
+                access=access,
+                offers=f"{host}:{tcp_port}",
             )
             at: Any = listening.getHost()
-            here = str(at)
-            tell(f"{at.text} leads to {host}:{tcp_port}", listening=here, leads_to=f"{host}:{tcp_port}")
+            tell(f"{at.text} leads to {target}", listening=str(at), leads_to=target, **access.fields)
+            access.show()
             await serve_until_interrupted(listening)
 
         await with_client(reactor, settings, use, published=True)

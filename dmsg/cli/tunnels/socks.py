@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dmsg.cli.access import machines
 from dmsg.cli.options import command
 from dmsg.cli.output import tell
 from dmsg.cli.params import ClientSettings, client_options, timeout_option
@@ -49,7 +50,8 @@ def socks(local_port: int, interface: str, settings: ClientSettings, timeout: fl
         async def use(client: Client) -> None:
             endpoint = TCP4ServerEndpoint(reactor, local_port, interface=interface)
             port = await endpoint.listen(Proxy(reactor, client, timeout))
-            tell(f"SOCKS5 at {interface}:{port.getHost().port}", listening=f"{interface}:{port.getHost().port}")
+            here = f"{interface}:{port.getHost().port}"
+            tell(f"SOCKS5 at {here}", listening=here, **machines(interface))
             await serve_until_interrupted(port)
 
         await with_client(reactor, settings, use)

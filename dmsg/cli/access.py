@@ -1,0 +1,167 @@
+"""Who may reach what a command offers, and how much of a directory they may see or write."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from dmsg.cli.completing import names
+from dmsg.cli.output import say
+from dmsg.clients.groups import MARK, Groups, allowed_keys
+from dmsg.errors import DmsgError
+from dmsg.keys import PUBKEY_TEXT_SIZE, PubKey
+
+if TYPE_CHECKING:
+    from twisted.internet.interfaces import IAddress
+
+SHOWN_ALLOWED = 5
+"""Names, keys and groups of ``--allow`` that the line of a command names; of more it is said how many there are."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """One value of ``--allow``.
+
+    :ivar text: as it was typed.
+    :ivar keys: whom it stands for; never nobody.
+    """
+
+    text: str
+    keys: frozenset[PubKey]
+
+
+class AllowedType(click.ParamType[Allowed]):
+    """A public key, a name of the address book, or ``@`` and a group of it."""
+
+    name = "peers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Allowed:
+        if isinstance(value, Allowed):
+            return value
+        try:
+            return Allowed(str(value), allowed_keys(str(value)))
+        except DmsgError as error:
+            self.fail(str(error), param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Names, and groups behind ``@``."""
+        if not incomplete.startswith(MARK):
+            return names(incomplete)
+        try:
+            groups = sorted(Groups().all())
+        except DmsgError:
+            return []
+        return [CompletionItem(MARK + one) for one in groups if one.startswith(incomplete[1:].lower())]
+
+
+class Access:
+    """Who may reach a service; the services of commands are asked with the address of each peer.
+
+    :ivar keys: theirs; None: anyone's.
+    """
+
+    def __init__(self, allow: tuple[Allowed, ...]) -> None:
+        self._allow = allow
+        self.keys = frozenset(key for one in allow for key in one.keys) if allow else None
+
+    def __call__(self, address: IAddress) -> bool:
+        """Whether a peer may."""
+        from dmsg.net.streams.address import DmsgAddress
+
+        return self.keys is None or (isinstance(address, DmsgAddress) and address.public_key in self.keys)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The same for programs, in the objects of ``--json``."""
+        return {"anyone": self.keys is None, "allow": sorted(str(key) for key in self.keys or ())}
+
+    def __str__(self) -> str:
+        if self.keys is None:
+            return "open to anyone who knows the key; --allow NAME to restrict"
+        shown = [one.text if len(one.text) < PUBKEY_TEXT_SIZE else f"{one.text[:8]}..." for one in self._allow]
+        del shown[SHOWN_ALLOWED:]
+        if len(self._allow) > SHOWN_ALLOWED:
+            shown.append(f"{len(self._allow) - SHOWN_ALLOWED} more")
+        several = f" ({len(self.keys)} keys)" if len(self.keys) != len(self._allow) else ""
+        return f"open to {', '.join(shown)}{several}"
+
+    def show(self) -> None:
+        """Say who may, in one line, each time that something is offered; with ``--quiet`` too."""
+        say(f"dmsg: {self}", err=True)
+
+
+def machines(interface: str) -> dict[str, Any]:
+    """Say which machines and programs may connect to a port of this machine, and so act with this client's key.
+
+    :returns: the fields of :attr:`Access.fields`.
+    """
+    if is_loopback(interface):
+        say("dmsg: open to every program of this machine, which acts with this key there", err=True)
+        return {"anyone": False, "allow": []}
+    where = interface or "this machine"
+    say(
+        f"dmsg: open to every machine that reaches {where}, which acts with this key there; "
+        "without --interface only this one may",
+        err=True,
+    )
+    return {"anyone": True, "allow": []}
+
+
+def is_loopback(interface: str) -> bool:
+    """Whether only this machine connects to an address of it."""
+    try:
+        return ip_address(interface).is_loopback
+    except ValueError:
+        return interface == "localhost"
+
+
+allow_option = click.option(
+    "--allow",
+    multiple=True,
+    type=AllowedType(),
+    metavar="NAME",
+    help="Only this peer: a name, a key, or the @GROUP of several; repeatable.  Default: anyone who knows the key.",
+)
+anyone_option = click.option("--anyone", is_flag=True, help="Take files from anyone who knows the key.")
+hidden_option = click.option("--hidden", is_flag=True, help="Names that begin with a dot, too.")
+anything_option = click.option(
+    "--anything", is_flag=True, help="The directory may be a home directory, or one above it."
+)
+
+
+def check_takes(access: Access, *, anyone: bool, what: str) -> None:
+    """Check that somebody said from whom files are taken.
+
+    :param what: takes them.
+    :raises click.UsageError: nobody did, or two things that exclude each other.
+    """
+    if access.keys is None and not anyone:
+        raise click.UsageError(
+            f"{what} takes files from anyone who knows the key: name who may with --allow NAME, or say --anyone"
+        )
+    if access.keys is not None and anyone:
+        raise click.UsageError("--allow, or --anyone; not both")
+
+
+def check_offered(directory: Path, *, anything: bool) -> None:
+    """Check a directory that peers get to see, or may write to.
+
+    :raises click.UsageError: it holds more than was meant perhaps, or is dmsg's own.
+    """
+    from dmsg.apps.descriptors import open_within
+    from dmsg.apps.exposure import is_home_or_above
+
+    try:
+        os.close(open_within(directory, directory))
+    except OSError as error:
+        raise click.UsageError(f"{directory}: {error.strerror}") from None
+    if not anything and is_home_or_above(directory):
+        raise click.UsageError(
+            f"{directory} is a home directory, or holds one: offer a directory in it, or say --anything"
+        )

@@ -1,0 +1,185 @@
+"""What runs ``dmsg receive --listen``: files, directories and texts that peers send to a key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.protocol import Factory
+from twisted.python.failure import Failure
+
+from dmsg.apps.incoming import Incoming
+from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
+from dmsg.apps.transfer import ReceiveFile, TransferError, Transferred
+from dmsg.base.printable import printable
+from dmsg.base.units import human_size
+from dmsg.cli.files.codes import listed, say_changed
+from dmsg.cli.files.sending import beside, report, transfer_progress
+from dmsg.cli.output import say, tell
+from dmsg.cli.running import listening_at
+from dmsg.keys import PubKey
+from dmsg.net.streams.address import DmsgAddress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+    from twisted.internet.interfaces import IAddress
+    from twisted.internet.protocol import Protocol
+
+    from dmsg.apps.parcels.offers import Offer
+    from dmsg.cli.access import Access
+    from dmsg.net.reactor import Reactor
+    from dmsg.v2019.client import Client
+
+LEAVES = 0.2
+"""Seconds in which the answer to a sender leaves before the command ends."""
+
+
+async def receive_at_key(
+    reactor: Reactor,
+    client: Client,
+    access: Access,
+    directory: Path,
+    *,
+    overwrite: bool,
+    hidden: bool,
+    max_size: int | None,
+    once: bool,
+) -> None:
+    """Take what peers send, until the command is ended.
+
+    :param once: until one thing has come, or has not.
+    """
+    finished: Deferred[Failure | None] = Deferred()
+
+    def finish(failure: Failure | None) -> None:
+        if not finished.called:
+            finished.callback(failure)
+
+    def ended(failure: Failure | None) -> None:
+        if once and not finished.called:
+            reactor.callLater(LEAVES, finish, failure)
+
+    with transfer_progress() as progress:
+        factory = _Inbox(progress, access, directory, overwrite, hidden, max_size, ended)
+        offers = f"takes files into {directory.absolute()}"
+        port = await listening_at(client, factory, access=access, offers=offers)
+        key = str(client.public_key)
+        tell(f"receiving at {client.public_key.text}", receiving=key, **access.fields)
+        access.show()
+        try:
+            await finished
+        except TransferError:
+            raise SystemExit(1) from None
+        finally:
+            await maybeDeferred(port.stopListening)
+
+
+class _Inbox(Factory):
+    """Takes something from each peer that may send, and says what became of it."""
+
+    noisy = False
+
+    def __init__(
+        self,
+        progress: Progress,
+        access: Access,
+        directory: Path,
+        overwrite: bool,
+        hidden: bool,
+        max_size: int | None,
+        ended: Callable[[Failure | None], None],
+    ) -> None:
+        self._progress = progress
+        self._access = access
+        self._directory = directory
+        self._overwrite = overwrite
+        self._hidden = hidden
+        self._max_size = max_size
+        self._ended = ended
+
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        if addr is None or not self._access(addr):
+            return None
+        assert isinstance(addr, DmsgAddress)
+        one = _Coming(self._progress, addr.public_key, self._max_size)
+        incoming = Incoming(
+            lambda: ReceiveFile(
+                self._directory,
+                overwrite=self._overwrite,
+                hidden=self._hidden,
+                max_size=self._max_size,
+                started=one.started,
+            ),
+            lambda: ParcelReceiver(
+                Place(self._directory, overwrite=self._overwrite, hidden=self._hidden),
+                one.asked,
+                progress=one.moved,
+                most=self._max_size,
+            ),
+        )
+        incoming.done.addBoth(one.over).addBoth(self._ended)
+        return incoming
+
+
+class _Coming:
+    """What one peer sends: its bar, and what is said of it."""
+
+    def __init__(self, progress: Progress, whom: PubKey, max_size: int | None) -> None:
+        self._progress = progress
+        self._whom = whom
+        self._max_size = max_size
+        self._bar: Any = None
+
+    def started(self, name: str, size: int) -> Callable[[int], None]:
+        """It begins; what is told of its progress."""
+        self._bar = self._progress.add_task(printable(name), total=size)
+        return self.moved
+
+    def moved(self, done: int) -> None:
+        """So many bytes are here."""
+        if self._bar is not None:
+            self._progress.update(self._bar, completed=done)
+
+    def asked(self, offer: Offer) -> str | None:
+        """See :data:`~dmsg.apps.parcels.receiver.Asked`."""
+        if offer.kind == "pipe":
+            return "what a pipe sends is taken by a code, or by dmsg nc -l"
+        if self._max_size is not None and offer.size > self._max_size:
+            return f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}"
+        if offer.kind == "files":
+            self.started(listed([name for name, *_ in offer.things]), offer.size)
+        return None
+
+    def over(self, result: Any) -> Failure | None:
+        """It has come, or has not."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            self._progress.remove_task(bar)
+        if isinstance(result, Failure):
+            text = f"dmsg: what {self._whom.text} sent did not arrive: {result.value}"
+            beside(self._progress, lambda: say(text, err=True))
+            return result if result.check(TransferError) else Failure(TransferError(str(result.value)))
+        beside(self._progress, lambda: self._report(result))
+        return None
+
+    def _report(self, result: Transferred | Taken) -> None:
+        if isinstance(result, Transferred):
+            report("received", result, self._whom)
+            return
+        if result.offer.kind == "text":
+            tell(f"{self._whom.text}: {result.offer.text}", text=result.offer.text, peer=str(self._whom))
+            return
+        names = [str(path) for path in result.paths]
+        text = f"received {listed(names)} from {self._whom.text}: {human_size(result.size)} in {result.seconds:.2f} s"
+        tell(
+            text,
+            received=names,
+            peer=str(self._whom),
+            bytes=result.size,
+            files=result.offer.files,
+            seconds=result.seconds,
+        )
+        say_changed(result.changed)

@@ -1,0 +1,126 @@
+"""Groups of peers: ``@friends`` stands for several keys where a command asks who may reach it.
+
+One line for each, ``GROUP MEMBER...``, in the file of the address book with ``.groups`` behind its name.  A member is a
+name of the book, whose key may be replaced later, or a key.
+"""
+
+from __future__ import annotations
+
+from dmsg.clients.names import Names, UnknownName, check_name, read_book, write_book
+from dmsg.errors import DmsgError, KeyFormatError
+from dmsg.keys import PubKey
+
+MAX_GROUPS = 1000
+MAX_MEMBERS = 10_000
+"""Members of one group."""
+MARK = "@"
+"""What stands before the name of a group, where a name or a key may stand too."""
+
+
+class Groups:
+    """The groups beside one address book, read when they are asked for.
+
+    :ivar path: the file.
+    """
+
+    def __init__(self, names: Names | None = None) -> None:
+        self._names = names or Names()
+        self.path = self._names.path.with_name(f"{self._names.path.name}.groups")
+
+    def all(self) -> dict[str, tuple[str, ...]]:
+        """Members of every group, as they were named.
+
+        :raises UnknownName: the file cannot be read, or a line of it is malformed.
+        """
+        groups: dict[str, tuple[str, ...]] = {}
+        for number, (name, *members) in read_book(self.path):
+            try:
+                groups[check_name(name)] = tuple(_check_member(one) for one in members)
+            except DmsgError as error:
+                raise UnknownName(f"{self.path}, line {number}: {error}") from None
+        return groups
+
+    def keys(self, group: str) -> frozenset[PubKey]:
+        """The keys of a group's members.
+
+        :param group: its name, with or without ``@``.
+        :raises UnknownName: there is no such group, nobody is in it, or a member is not in the address book.
+        """
+        members = self.members(group)
+        if not members:
+            raise UnknownName(f"{_shown(group)} has no members")
+        try:
+            return frozenset(self._names.find(one) for one in members)
+        except UnknownName as error:
+            raise UnknownName(f"{_shown(group)}: {error}") from None
+
+    def members(self, group: str) -> tuple[str, ...]:
+        """Members of one group.  :raises UnknownName: there is no such group."""
+        found = self.all().get(_plain(group))
+        if found is None:
+            raise UnknownName(f"there is no group {_shown(group)} in {self.path}")
+        return found
+
+    def add(self, group: str, members: tuple[str, ...]) -> None:
+        """Let members be in a group, which is made if it is absent.
+
+        :raises UnknownName: one is neither a key nor a name of the book.
+        """
+        groups, name = self.all(), check_name(_plain(group))
+        for one in members:
+            self._names.find(one)
+        groups[name] = tuple(dict.fromkeys((*groups.get(name, ()), *(one.lower() for one in members))))
+        if len(groups) > MAX_GROUPS or len(groups[name]) > MAX_MEMBERS:
+            raise UnknownName(f"more than {MAX_GROUPS} groups, or {MAX_MEMBERS} members")
+        self._write(groups)
+
+    def remove(self, group: str, members: tuple[str, ...] = ()) -> None:
+        """Take members out of a group, or forget it if none are named.  :raises UnknownName: there are none."""
+        groups, name, there = self.all(), _plain(group), self.members(group)
+        gone = {one.lower() for one in members}
+        if not gone <= set(there):
+            raise UnknownName(f"{', '.join(sorted(gone - set(there)))}: not in {_shown(group)}")
+        if gone:
+            groups[name] = tuple(one for one in there if one not in gone)
+        else:
+            del groups[name]
+        self._write(groups)
+
+    def forget(self, member: str) -> list[str]:
+        """Take a name out of all groups.  :returns: the groups that it was in."""
+        groups = self.all()
+        having = [name for name, members in groups.items() if member.lower() in members]
+        for name in having:
+            groups[name] = tuple(one for one in groups[name] if one != member.lower())
+        if having:
+            self._write(groups)
+        return having
+
+    def _write(self, groups: dict[str, tuple[str, ...]]) -> None:
+        write_book(self.path, [" ".join((name, *members)) for name, members in sorted(groups.items())])
+
+
+def _plain(group: str) -> str:
+    return group.removeprefix(MARK).lower()
+
+
+def _shown(group: str) -> str:
+    return f"{MARK}{_plain(group)}"
+
+
+def _check_member(text: str) -> str:
+    try:
+        return str(PubKey.from_text(text))
+    except KeyFormatError:
+        return check_name(text)
+
+
+def allowed_keys(text: str, names: Names | None = None) -> frozenset[PubKey]:
+    """The keys that a key, a name, or ``@`` and the name of a group stand for; never none.
+
+    :raises UnknownName: it stands for nothing.
+    """
+    names = names or Names()
+    if text.startswith(MARK):
+        return Groups(names).keys(text)
+    return frozenset((names.find(text.removeprefix("dmsg:")),))

@@ -1,0 +1,237 @@
+"""What peers see and write: names with dots, files of dmsg's own under any name, homes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.apps.descriptors import open_within
+from dmsg.apps.exposure import OwnFile, check_target, is_home_or_above, own_files
+from dmsg.apps.incoming import Incoming
+from dmsg.apps.listings import Listing, Threads
+from dmsg.apps.parcels.manifest import FILE, Checked, Item
+from dmsg.apps.parcels.place import Place
+from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
+from dmsg.apps.parcels.sender import FilesSender, TextSender
+from dmsg.apps.parcels.walk import walk
+from dmsg.apps.parcels.wire import encode
+from dmsg.apps.paths import inside, there_is
+from dmsg.apps.sources import open_regular
+from dmsg.apps.transfer import ReceiveFile, SendFile, TransferError, Transferred
+from dmsg.keys import SecKey, write_key_file
+from dmsg.rmb.twins.secrets import TwinSecret, write_secret
+from tests.support import KEYS, Accepting, MemoryNetwork
+
+WORDS = "bottom drive obey lake curtain smoke basket hold race lonely fit walk"
+
+
+class HomeCase(SynchronousTestCase):
+    """A home directory with an agent's key, settings and logs, and things of its owner."""
+
+    def setUp(self) -> None:
+        self.home = Path(self.mktemp()).absolute()
+        for name in ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
+            value = {"HOME": str(self.home), "XDG_RUNTIME_DIR": str(self.home / "run")}.get(name, "")
+            self.patch(os, "environ", {**os.environ, name: value})
+        for name in ("DMSG_CONFIG", "DMSG_NAMES", "DMSG_AGENT", "DMSG_KEY_FILE", "RMB_KEY_FILE"):
+            os.environ.pop(name, None)
+        self.config = self.home / ".config" / "dmsg"
+        for directory in (self.config, self.home / ".local/state/dmsg", self.home / "run/dmsg", self.home / "public"):
+            directory.mkdir(parents=True)
+        write_key_file(self.config / "key", SecKey.generate())
+        (self.config / "names").write_text("")
+        (self.home / ".bash_profile").write_text("export PATH\n")
+        (self.home / "public" / "notes.txt").write_text("notes")
+        own_files.__globals__["_look_for_own_files"].cache_clear()
+
+    def at(self, directory: Path) -> int:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        self.addCleanup(os.close, descriptor)
+        return descriptor
+
+
+class OwnFilesTests(HomeCase):
+    """Keys, settings, logs and the socket, whatever leads to them."""
+
+    def test_key_files_wherever_they_are(self) -> None:
+        public = self.home / "public"
+        write_key_file(public / "alice.key", SecKey.generate())
+        write_secret(str(public / "alice.twin"), TwinSecret(WORDS))
+        (public / "by-hand.twin").write_text(WORDS + "\n")
+        (public / "by-hand.twin").chmod(0o600)
+        (public / "copy").write_text((self.config / "key").read_text())
+        for name in ("alice.key", "alice.twin", "by-hand.twin", "copy"):
+            self.assertRaises(OwnFile, open_regular, public / name, name)
+            self.assertRaises(OwnFile, SendFile, public / name)
+            self.assertRaises(OwnFile, check_target, name, self.at(public))
+            self.assertRaises(OwnFile, there_is, name, self.at(public))
+            self.assertRaises(OwnFile, Place(public, overwrite=True).check, [(name, FILE)])
+        (public / "poem").write_text("the bottom of a lake " * 3)  # words, and nobody's
+        (public / "poem").chmod(0o600)
+        open_regular(public / "poem", "poem").close()
+        walked = walk([public])
+        self.assertEqual(
+            sorted(walked.own), ["public/alice.key", "public/alice.twin", "public/by-hand.twin", "public/copy"]
+        )
+        self.assertEqual({item.path for item in walked.checked.entries}, {"public", "public/notes.txt", "public/poem"})
+
+    def test_under_another_name(self) -> None:
+        public = self.home / "public"
+        os.link(self.config / "names", public / "innocent")
+        os.symlink(self.config / "names", public / "link")
+        os.symlink(self.config, public / "directory")
+        self.assertRaises(OwnFile, open_regular, public / "innocent", "innocent")
+        self.assertRaises(OwnFile, open_regular, public / "link", "link", follow=True)
+        self.assertRaises(OwnFile, check_target, "innocent", self.at(public))
+        self.assertRaises(OwnFile, open_within, self.config, self.config)
+        self.assertRaises(OwnFile, open_within, public / "directory", public / "directory")
+        self.assertRaises(OwnFile, open_within, self.home, self.config)
+        self.assertRaises(OwnFile, open_within, self.home / ".config", self.config)
+        os.mkdir(self.config / "below")
+        self.assertRaises(OwnFile, open_within, self.config / "below", self.config / "below")
+        self.assertEqual(walk([public]).own, ["public/innocent"])
+        self.assertRaises(TransferError, walk, [self.config])
+        self.assertEqual(walk([self.home / ".config"], hidden=True).own, [".config/dmsg"])
+
+    def test_what_is_not_there_yet(self) -> None:
+        """Else a peer would write the settings that the next command reads."""
+        self.assertRaises(OwnFile, check_target, "dmsg", self.at(self.home / ".config"))
+        os.environ["XDG_CONFIG_HOME"] = str(self.home / "else/where")
+        self.assertRaises(OwnFile, check_target, "else", self.at(self.home))
+        self.assertRaises(OwnFile, open_within, self.home, self.home / "else/where/dmsg", make=True)
+        self.assertFalse((self.home / "else").exists())
+
+    def test_a_socket_and_files_that_are_named(self) -> None:
+        os.environ["DMSG_AGENT"] = str(self.home / "public" / "agent")
+        os.environ["DMSG_NAMES"] = str(self.home / "public" / "book")
+        os.environ["DMSG_CONFIG"] = str(self.home / "settings" / "config.toml")
+        (self.home / "settings").mkdir()
+        at = self.at(self.home / "public")
+        for name in ("agent", "book", "book.groups"):
+            self.assertRaises(OwnFile, check_target, name, at)
+        for name in ("config.toml", "key"):
+            self.assertRaises(OwnFile, check_target, name, self.at(self.home / "settings"))
+        check_target("notes.txt", at)
+
+    def test_over_http(self) -> None:
+        os.link(self.config / "names", self.home / "innocent")
+        listing: Any = Listing(str(self.home), str(self.home), "x", hidden=True, threads=Threads(None))
+        self.assertNotIn("innocent", [row.name for row in listing._rows()])
+        below: Any = Listing(str(self.home / ".config"), str(self.home), "x", hidden=True, threads=Threads(None))
+        self.assertEqual(below._rows(), [])
+
+
+class NamesTests(HomeCase):
+    """Names that begin with a dot."""
+
+    def test_paths(self) -> None:
+        os.symlink("../.bash_profile", self.home / "public" / "innocent")
+        for text in (".bash_profile", ".ssh/authorized_keys", "a/.b/c", "public/../.bash_profile", "public/innocent"):
+            self.assertRaises(TransferError, inside, self.home, text)
+            inside(self.home, text, hidden=True)
+        inside(self.home, "./public/../public/notes.txt")
+
+    def test_parcels(self) -> None:
+        (self.home / "public" / ".git").mkdir()
+        (self.home / "public" / ".git" / "config").write_text("")
+        walked = walk([self.home / "public"])
+        self.assertEqual(walked.dotted, ["public/.git"])
+        self.assertEqual(len(walked.checked.entries), 2)
+        self.assertEqual(len(walk([self.home / "public"], hidden=True).checked.entries), 4)
+        self.assertRaises(TransferError, walk, [self.home / ".bash_profile"])
+        self.assertRaises(TransferError, Checked(hidden=False).add, Item(".bash_profile", FILE))
+        self.assertRaises(TransferError, Place(self.home).check, [(".bash_profile", FILE)])
+        Place(self.home / "public", hidden=True).check([(".bash_profile", FILE)])
+
+    def test_a_manifest_that_has_more_than_the_offer_says(self) -> None:
+        """The peer is the enemy's program: its offer has one directory, in which a hook of git lies."""
+        inbox = self.home / "public"
+        receiver = ParcelReceiver(Place(inbox), lambda offer: None)
+        transport: Any = StringTransport()
+        receiver.makeConnection(transport)
+        thing = {"name": "new", "kind": "d", "size": 4, "files": 1, "directories": 2}
+        receiver.dataReceived(encode(offer="files", things=[thing], size=4, files=1))
+        entries = [["new", "d", 0, 0o755, 1], ["new/.git", "d", 0, 0o755, 1], ["new/.git/hook", "f", 4, 0o755, 1]]
+        receiver.dataReceived(encode(entries=entries))
+        self.failureResultOf(receiver.done, TransferError)
+        self.assertIn(b"begin with a dot", transport.value())
+        self.assertFalse((inbox / "new").exists())
+
+
+class HomesTests(HomeCase):
+    """Directories that hold more than was meant."""
+
+    def test_homes(self) -> None:
+        os.symlink(self.home, self.home / "public" / "link")
+        for directory in (self.home, self.home.parent, Path("/"), Path("/root"), self.home / "public" / "link"):
+            if os.access(directory, os.X_OK) and directory.exists():
+                self.assertTrue(is_home_or_above(directory), directory)
+        for directory in (self.home / "public", self.home / ".config"):
+            self.assertFalse(is_home_or_above(directory), directory)
+
+
+class IncomingTests(HomeCase):
+    """What is sent to a key: one file as dmsg 0.1 does it, or a parcel."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.inbox = self.home / "inbox"
+        self.inbox.mkdir()
+        self.network = MemoryNetwork()
+        self.accepting = Accepting(self._incoming)
+        self.a = self.network.client(KEYS["A"])
+        self.network.client(KEYS["B"], self.accepting)
+
+    def _incoming(self) -> Any:
+        return Incoming(lambda: ReceiveFile(self.inbox), lambda: ParcelReceiver(Place(self.inbox), lambda offer: None))
+
+    def send(self, protocol: Any) -> Any:
+        """:returns: what the other side has of it, or the failure."""
+        opening = self.a.open(KEYS["B"].public, Accepting(lambda: protocol))
+        self.network.settle()
+        self.successResultOf(opening)
+        receiver = self.accepting.built[-1]
+        results: list[Any] = []
+        receiver.done.addBoth(results.append)
+        for _ in range(50):
+            self.network.settle()
+        protocol.done.addErrback(lambda _: None)
+        return results[0] if results else None
+
+    def test_a_file(self) -> None:
+        done = self.send(SendFile(self.home / "public" / "notes.txt"))
+        self.assertIsInstance(done, Transferred)
+        self.assertEqual((self.inbox / "notes.txt").read_text(), "notes")
+        self.send(SendFile(self.home / ".bash_profile"))
+        self.assertEqual(os.listdir(self.inbox), ["notes.txt"])
+
+    def test_a_text(self) -> None:
+        done = self.send(TextSender("the door is open"))
+        self.assertIsInstance(done, Taken)
+        self.assertEqual(done.offer.text, "the door is open")
+
+    def test_a_parcel_to_who_takes_one_file(self) -> None:
+        """The receiver of dmsg 0.1 says no by words that the command knows."""
+        from dmsg.cli.files.transfer import OLD_RECEIVERS
+
+        self.accepting.protocol = lambda: ReceiveFile(self.inbox)
+        sender = FilesSender(walk([self.home / "public"]))
+        failures: list[Any] = []
+        sender.done.addErrback(failures.append)
+        self.send(sender)
+        self.assertTrue(any(one in str(failures[0].value) for one in OLD_RECEIVERS), failures)
+        self.assertEqual(os.listdir(self.inbox), [])
+
+    def test_what_is_neither(self) -> None:
+        class Garbage(TextSender):
+            def connectionMade(self) -> None:
+                self.transport.write(b"\xff" * 100)  # type: ignore[union-attr]
+
+        self.assertTrue(self.send(Garbage("x")).check(TransferError))
+        self.assertEqual(stat.S_IMODE(self.inbox.stat().st_mode) & 0o700, 0o700)
+        self.assertEqual(os.listdir(self.inbox), [])

@@ -1,0 +1,231 @@
+"""What a command offers, as a stranger meets it who has only the public key; and what everybody is told of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+from tests.cli.test_agent import AgentCase
+from tests.cli.test_codes import CodeCase
+from tests.cli.test_commands import Command
+from tests.support import asynchronous
+
+OPEN = "dmsg: open to anyone who knows the key; --allow NAME to restrict"
+
+
+class HomeTests(AgentCase):
+    """The line of README of before, typed in a home directory after ``dmsg up``."""
+
+    def at_home(self, *arguments: str) -> Command:
+        """A command of the person whose home it is."""
+        return self.start(*arguments, **self.environment, PWD=str(self.home))
+
+    async def stranger(self, *arguments: str) -> tuple[int, str]:
+        """A command of somebody else on another machine: status, and what is said."""
+        elsewhere = {
+            "HOME": str(self.directory),
+            "DMSG_AGENT": "off",
+            "DMSG_DISCOVERY": self.url,
+            "XDG_CONFIG_HOME": "",
+        }
+        status, out, err = await self.run_command(*arguments, "--retry=0", "--min-servers=1", **elsewhere)
+        return status, out + err
+
+    @asynchronous
+    async def test_a_home_is_not_given_away(self) -> None:
+        await self.network()
+        key = (await self.up())["up"]
+        before = sorted(os.listdir(self.home))
+        home = str(self.home)
+        listen = ("cp", "--listen", home, "--writable")
+        for options, wanted in (((), "say --anything"), (("--anything",), "--allow NAME, or say --anyone")):
+            status, _, err = await self.run_command(*listen, *options, **self.environment)
+            self.assertEqual(status, 2)
+            self.assertIn(wanted, err)
+        for command in (("serve", home), ("receive", "--listen", "--anyone", "--dir", home), ("serve", "/")):
+            status, _, err = await self.run_command(*command, **self.environment)
+            self.assertEqual((status, "--anything" in err), (2, True), err)
+        # and with all of it said
+        listening = self.at_home(*listen, "--anything", "--anyone")
+        await self.said(listening, "is at")
+        await self.said(listening, OPEN)
+        for name in ("authorized_keys", ".bash_profile", "x.desktop", "evil.toml"):
+            (self.directory / name).write_text("evil")
+        tries = (
+            ("cp", "--hidden", f"{key}:config/dmsg/key", "stolen"),
+            ("cp", "-r", "--hidden", f"{key}:config", "."),
+            ("cp", "evil.toml", f"{key}:config/dmsg/config.toml"),
+            ("cp", "authorized_keys", f"{key}:.ssh/authorized_keys"),
+            ("cp", "--hidden", ".bash_profile", f"{key}:"),
+            ("cp", "x.desktop", f"{key}:.config/autostart/x.desktop"),
+        )
+        for one in tries:
+            status, said = await self.stranger(*one)
+            self.assertEqual(status, 0 if "-r" in one else 4 if "refused by" in said else 1, (one, said))
+            if "-r" not in one:
+                self.assertRegex(said, "dmsg's own|begin with a dot|there is no file key", one)
+        self.assertFalse((self.directory / "stolen").exists())
+        self.assertFalse((self.directory / "config" / "dmsg").exists())
+        self.assertEqual(sorted(os.listdir(self.home)), before)
+        self.assertFalse((self.home / "config" / "dmsg" / "config.toml").exists())
+        # the command that says that names with dots are wanted gives these, and dmsg's own still not
+        listening.transport.signalProcess("INT")  # type: ignore[union-attr]
+        await listening.ended
+        (self.home / ".plan").write_text("to be read")
+        listening = self.at_home(*listen, "--anything", "--anyone", "--hidden", "--overwrite")
+        await self.said(listening, "is at")
+        for one in tries[:3]:
+            await self.stranger(*one)
+        self.assertFalse((self.directory / "stolen").exists())
+        self.assertFalse((self.home / "config" / "dmsg" / "config.toml").exists())
+        status, said = await self.stranger("cp", "--hidden", f"{key}:.plan", ".")
+        self.assertEqual(status, 0, said)
+        self.assertEqual((self.directory / ".plan").read_text(), "to be read")
+
+    @asynchronous
+    async def test_status_says_who_may_reach_what(self) -> None:
+        await self.network()
+        key = (await self.up())["up"]
+        (self.home / "public").mkdir()
+        (self.home / "public" / "notes.txt").write_text("hello")
+        await self.run_it("name", "group", "add", "friends", "alice")
+        shown = await self.run_it("name", "group", "list")
+        self.assertEqual(shown, "@friends alice\n")
+        public = str(self.home / "public")
+        serving = await self.service("serve", public, says="open to anyone")
+        copying = await self.service(
+            "cp", "--listen", public, "--writable", "--allow", "@friends", says="open to @friends"
+        )
+        told = {one["port"]: one for one in (await self.asked())["services"]}
+        self.assertEqual((told[80]["anyone"], told[80]["allow"]), (True, []))
+        self.assertEqual(told[80]["offers"], f"files of {public}")
+        self.assertEqual(
+            (told[24]["anyone"], told[24]["allow"], told[24]["allowed"]), (False, [str(self.key.public)], 1)
+        )
+        text = await self.run_it("status")
+        self.assertRegex(text, r"port 24 +\S+ cp \(process \d+\) +files of \S+, and takes more +open to alice ")
+        self.assertRegex(text, r"port 80 +\S+ serve \(process \d+\) +files of \S+ +open to anyone who knows the key ")
+        # the agent refuses others, and lets in whom the group has
+        status, said = await self.stranger("cp", f"{key}:notes.txt", "got")
+        self.assertNotEqual(status, 0, said)
+        status, said = await self.stranger("cp", f"{key}:notes.txt", "got", "-k", "alice.key")
+        self.assertEqual(status, 0, said)
+        for one in (serving, copying):
+            one.transport.signalProcess("INT")  # type: ignore[union-attr]
+            await one.ended
+        # a group of nobody is not everybody
+        await self.run_it("name", "group", "remove", "friends", "alice")
+        status, _, err = await self.run_command("serve", public, "--allow", "@friends", **self.environment)
+        self.assertEqual(status, 2)
+        self.assertIn("@friends has no members", err)
+
+
+class SaidTests(AgentCase):
+    """Each command that lets others in says who, in one line, and in its object."""
+
+    @asynchronous
+    async def test_every_command(self) -> None:
+        await self.network()
+        await self.up()
+        (self.directory / "public").mkdir()
+        commands: tuple[tuple[str, ...], ...] = (
+            ("serve", "public"),
+            ("cp", "--listen", "public"),
+            ("expose", "9"),
+            ("receive", "--listen", "--anyone", "--dir", "public"),
+            ("iperf", "--serve"),
+            ("nc", "-l", "7"),
+        )
+        running = [(one, self.tool(*one, "--quiet", *(("--json",) if one[0] != "nc" else ()))) for one in commands]
+        for one, command in running:
+            await self.said(command, re.escape(OPEN))
+            if one[0] != "nc":
+                await self.until(lambda command=command: b"}\n" in command.out)
+                told: dict[str, Any] = json.loads(command.out)
+                self.assertEqual((told["anyone"], told["allow"]), (True, []), one)
+        proxy = self.tool("socks", "--listen", "0", "--interface", "0.0.0.0", "--json")
+        await self.said(proxy, "open to every machine that reaches 0.0.0.0")
+        await self.until(lambda: b"}\n" in proxy.out)
+        self.assertIs(json.loads(proxy.out)["anyone"], True)
+        proxy = self.tool("socks", "--listen", "0")
+        await self.said(proxy, "open to every program of this machine")
+
+
+class ReceiveTests(CodeCase):
+    """``dmsg receive``, with a code and at a key."""
+
+    @asynchronous
+    async def test_a_name_with_a_dot_is_not_taken(self) -> None:
+        await self.network()
+        (self.directory / ".bash_profile").write_text("evil")
+        status, _, err = await self.run_command("send", ".bash_profile", **self.environment)
+        self.assertEqual(status, 1)
+        self.assertIn("--hidden sends it", err)
+        sender, code = await self.sends(".bash_profile", "--hidden")
+        await self.said(sender, rf"dmsg receive --hidden {code}")
+        status, _, err = await self.receives(code, "--yes")
+        self.assertEqual(status, 1, err)
+        self.assertIn("unless both ends say --hidden; the code is used up", err)
+        await self.ends(sender, 4, "begin with a dot")
+        self.assertEqual(os.listdir(self.directory / "inbox"), [])
+        sender, code = await self.sends(".bash_profile", "--hidden")
+        status, _, err = await self.receives(code, "--yes", "--hidden")
+        self.assertEqual((status, os.listdir(self.directory / "inbox")), (0, [".bash_profile"]), err)
+        await self.ends(sender, 0)
+
+    @asynchronous
+    async def test_at_a_key(self) -> None:
+        await self.network()
+        for options, wanted in (
+            (("receive",), "dmsg receive --listen"),
+            (("receive", "--listen"), "--allow NAME, or say --anyone"),
+            (("receive", "--listen", "7-guitar-alpha"), "do not go with it"),
+            (("receive", "--once", "7-guitar-alpha"), "go with --listen"),
+        ):
+            status, _, err = await self.run_command(*options, **self.environment)
+            self.assertEqual(status, 2, err)
+            self.assertIn(wanted, err)
+        del self.environment["DMSG_KEY_FILE"]
+        receiver = self.tool("receive", "--listen", "--anyone", "--dir=inbox", "--min-servers=1")
+        key = (await self.said(receiver, r"receiving at ([a-z2-7]{53})"))[1]
+        await self.said(receiver, OPEN)
+        (self.directory / "notes" / ".git").mkdir(parents=True)
+        (self.directory / "notes" / "a.txt").write_text("a")
+        (self.directory / "b.txt").write_text("b")
+        (self.directory / ".bash_profile").write_text("evil")
+
+        async def send(*what: str) -> tuple[int, str, str]:
+            return await self.run_command("send", *what, "--min-servers=1", **self.environment)
+
+        status, out, err = await send("notes", "b.txt", key)
+        self.assertEqual(status, 0, err)
+        self.assertIn(f"sent notes, b.txt to {key}", out)
+        self.assertIn("notes/.git is left out: its name begins with a dot", err)
+        await self.said(receiver, "received inbox/notes, inbox/b.txt from ")
+        self.assertEqual(sorted(os.listdir(self.directory / "inbox")), ["b.txt", "notes"])
+        self.assertEqual(os.listdir(self.directory / "inbox" / "notes"), ["a.txt"])
+        self.assertEqual((await send("--text", "the door is open", key))[0], 0)
+        await self.said(receiver, "[a-z2-7]{53}: the door is open")
+        for what in ((".bash_profile", "--hidden"), (".bash_profile", "notes", "--hidden")):
+            status, _, err = await send(*what, key)
+            self.assertNotEqual(status, 0)
+            self.assertIn("begin with a dot", err)
+        (self.directory / "c.txt").write_text("c")
+        self.assertEqual((await send("c.txt", key))[0], 0)
+        self.assertEqual(sorted(os.listdir(self.directory / "inbox")), ["b.txt", "c.txt", "notes"])
+
+    @asynchronous
+    async def test_a_code_that_is_asked_for(self) -> None:
+        await self.network()
+        (self.directory / "film").write_bytes(b"x" * 1000)
+        sender, code = await self.sends("film")
+        receiver, typed = self.at_terminal("receive", "--dir", "inbox", "--yes", "--min-servers=1")
+        await self.said(receiver, "code: ")
+        typed.write(b"7-guitra-alpha-juice\n")
+        await self.said(receiver, "'guitar' perhaps")
+        begun, _, last = code.rpartition("-")
+        typed.write(f"{begun}-{last[:4]}\t\n".encode())
+        await self.ends(receiver, 0, f"{last}\r\n", "received inbox/film")
+        await self.ends(sender, 0)
