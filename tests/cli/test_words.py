@@ -210,7 +210,7 @@ class HelpTests(WordsCase):
         shown = list(each(main, "dmsg", None))
         self.assertGreater(len(shown), 60)
         self.assertEqual([line for text in shown for line in text.splitlines() if "`" in line], [])
-        self.assertIn("'dmsg receive'", self.dmsg("send", "--help").output)
+        self.assertIn("'dmsg receive'", " ".join(self.dmsg("send", "--help").output.split()))
         self.assertNotIn("`", self.dmsg("man", "send").output)
 
 
