@@ -52,7 +52,7 @@ SERVING = {
     r"python \w+\.py &": r"\S",
 }
 _PUBLIC = re.compile(r"\b(?:0[23][0-9a-f]{2}|a[i-p][a-z2-7]{2})\.\.\.")
-_CODE = re.compile(r"\d-[a-z]+-[a-z]+")
+_CODE = re.compile(r"\d+-[a-z]+-[a-z]+(?:-[a-z]+)?")
 
 
 class Unexpected(Exception):
@@ -66,7 +66,7 @@ def pattern(line: str) -> str:
         if _PUBLIC.search(word):
             parts.append(re.sub(r"0\[23\]XX", f"({KEY}|0[23][0-9a-f]{{6,}})", _escape(_PUBLIC.sub("0[23]XX", word))))
         elif _CODE.fullmatch(word):
-            parts.append(r"(\d+-[a-z]+-[a-z]+)")
+            parts.append(r"(\d+-[a-z]+-[a-z]+(?:-[a-z]+)?)")
         else:
             parts.append(_escape(word))
     return r"\s+".join(parts)
