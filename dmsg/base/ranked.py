@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
 
@@ -16,15 +17,21 @@ class Ranked(Generic[Name]):
 
     A number that changed leaves its old place in the heap behind; what is stale is passed over when it comes up, and
     the heap is made anew before most of it is stale: each change costs the logarithm of the names.
+
+    :param slack: places of the heap beyond twice the names before it is made anew; fewer where there are many of these.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, slack: int = SLACK) -> None:
+        self._slack = slack
         self._ranks: dict[Name, float] = {}
         self._heap: list[tuple[float, int, Name]] = []
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._ranks)
+
+    def __iter__(self) -> Iterator[Name]:
+        return iter(self._ranks)
 
     def __contains__(self, name: object) -> bool:
         return name in self._ranks
@@ -58,6 +65,6 @@ class Ranked(Generic[Name]):
     def _tidy(self) -> None:
         if not self._ranks:
             self._heap.clear()
-        elif len(self._heap) > 2 * len(self._ranks) + SLACK:
+        elif len(self._heap) > 2 * len(self._ranks) + self._slack:
             self._heap = [(rank, number, name) for number, (name, rank) in enumerate(self._ranks.items())]
             heapify(self._heap)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
+from heapq import nlargest
 from ipaddress import IPv6Address
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ WIDTHS_IPV4 = ((32, 1), (24, 8))
 """The same of IPv4."""
 LEAST_FACTOR = 4
 """Least factor of a block that is wider than one address."""
+INSIDE_SLACK = 8
+"""Stale places in the order of what is inside one block: there are many blocks, most with few addresses."""
 BLOCKS_REMEMBERED = 16_384
 """Addresses whose blocks are kept, because working them out takes some microseconds."""
 
@@ -66,7 +69,8 @@ class BlockCounts:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._ranks: Ranked[str] = Ranked()
-        self._inside: dict[str, dict[str, None]] = {}
+        self._inside: dict[str, Ranked[str]] = {}
+        """Narrow blocks inside each wide one, the one with most first."""
 
     def __getitem__(self, host: str) -> int:
         """Number of the narrowest block of ``host``."""
@@ -86,8 +90,7 @@ class BlockCounts:
         for name, factor in blocks:
             self._counts[name] += number
             self._ranks.put(name, -self._counts[name] / factor)
-        for name, _ in blocks[1:]:
-            self._inside.setdefault(name, {})[blocks[0].name] = None
+        self._rank_inside(blocks)
 
     def remove(self, host: str, number: int = 1) -> None:
         """``host`` has so many fewer."""
@@ -99,12 +102,22 @@ class BlockCounts:
                 self._ranks.put(name, -self._counts[name] / factor)
             else:
                 self._ranks.remove(name)
-        if narrow not in self._counts:
-            for name, _ in blocks[1:]:
-                inside = self._inside[name]
-                inside.pop(narrow, None)
-                if not inside:
-                    del self._inside[name]
+        if narrow in self._counts:
+            self._rank_inside(blocks)
+            return
+        for name, _ in blocks[1:]:
+            inside = self._inside[name]
+            inside.remove(narrow)
+            if not inside:
+                del self._inside[name]
+
+    def _rank_inside(self, blocks: tuple[Block, ...]) -> None:
+        narrow = blocks[0].name
+        for name, _ in blocks[1:]:
+            inside = self._inside.get(name)
+            if inside is None:
+                inside = self._inside[name] = Ranked(INSIDE_SLACK)
+            inside.put(narrow, -self._counts[narrow])
 
     def load(self, host: str) -> float:
         """How many times as much as one address ``host`` or a block around it has: the largest number by its factor."""
@@ -130,8 +143,13 @@ class BlockCounts:
         if first is None:
             return ""
         inside = self._inside.get(first)
-        return first if inside is None else max(inside, key=self._counts.__getitem__)
+        return first if inside is None else inside.first() or first
 
-    def by_load(self) -> list[str]:
-        """Narrow blocks, the one with the largest load first."""
-        return sorted((name for name, _ in self.narrow()), key=lambda name: (-self.load(name), -self._counts[name]))
+    def by_load(self, most: int) -> list[str]:
+        """So many narrow blocks, the one with the largest load first."""
+        loads: dict[str, float] = dict(self.narrow())
+        for wide, inside in self._inside.items():
+            load = -self._ranks.rank(wide)
+            for name in inside:
+                loads[name] = max(loads[name], load)
+        return nlargest(most, loads, key=lambda name: (loads[name], self._counts[name]))

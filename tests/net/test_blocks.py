@@ -63,7 +63,11 @@ class BlocksTests(SynchronousTestCase):
             self.assertEqual(bool(heaviest), bool(there))
             if there:
                 self.assertEqual(counts.load(heaviest), max(loads.values()))
-                order = [(counts.load(one), sums[one]) for one in counts.by_load()]
+                for wide in {name for one in there for name, _ in blocks_of(one)}:
+                    inside = [sums[blocks_of(one)[0].name] for one in there if wide in {b.name for b in blocks_of(one)}]
+                    self.assertEqual(sums[counts.heaviest(wide)], max(inside))
+                order = [(counts.load(one), sums[one]) for one in counts.by_load(99)]
+                self.assertEqual(counts.by_load(2), counts.by_load(99)[:2])
                 self.assertEqual(order, sorted(order, reverse=True))
 
     def test_a_limit_of_each_width(self) -> None:

@@ -14,7 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import SecKey
 from dmsg.messaging.core.policing import Limits as MessagingLimits
-from dmsg.net.links.acceptor import FEW_PLACES, GREEDY_PART
+from dmsg.net.blocks import BlockCounts
+from dmsg.net.links import acceptor
+from dmsg.net.links.acceptor import FEW_PLACES, GREEDY_PART, SEARCH_AGAIN
 from dmsg.servers.admission import Admission, KeyList
 from dmsg.testing.lab import Lab
 from dmsg.v2019.client import Client
@@ -103,6 +105,26 @@ class PlacesTests(SynchronousTestCase):
         self.assertGreater(self.PLACES, self.PLACES / GREEDY_PART)
         self.assertTrue(self.stays(self.come("9.9.9.9")))
         self.assertTrue(crowd[-1].closed)
+
+    def test_newcomers_who_get_no_place_cost_no_search_each(self) -> None:
+        """Five busy connections of one address had the server rank all its blocks for every newcomer."""
+        self.patch(acceptor, "GREEDY_PART", 1)
+        self.fill(*["1.1.1.1"] * (FEW_PLACES + 1), *[f"2.2.{number}.2" for number in range(15)])
+        self.factory.is_busy = lambda peer: True
+        ranked = []
+        by_load = BlockCounts.by_load
+
+        def counted(counts: BlockCounts, most: int) -> list[str]:
+            ranked.append(most)
+            return by_load(counts, most)
+
+        self.patch(BlockCounts, "by_load", counted)
+        for number in range(10):
+            self.assertFalse(self.stays(self.come(f"9.9.{number}.9")))
+        self.assertEqual(len(ranked), 1)
+        self.network.clock.advance(SEARCH_AGAIN)
+        self.come("9.9.10.9")
+        self.assertEqual(len(ranked), 2)
 
     def test_who_understands_it_is_told_to_go_elsewhere(self) -> None:
         crowd = self.fill("1.1.1.1")
