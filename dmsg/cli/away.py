@@ -10,6 +10,7 @@ from typing import Any
 from twisted.internet.task import LoopingCall
 
 from dmsg.net.reactor import Reactor
+from dmsg.v2019.patience import RESUME_TIMEOUT
 
 LOOK_INTERVAL = 0.5
 """Seconds between looks whether the other side is there."""
@@ -20,6 +21,12 @@ TELL_AFTER = 2.0
 def clock_time(seconds: float) -> str:
     """The time of day so many seconds from now."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+
+
+def patience_of(client: Any) -> float:
+    """Seconds after which a stream of a client that is away ends by itself; of the agent's, those of its default."""
+    streams = getattr(client, "streams", None)
+    return float(getattr(streams, "resume_timeout", RESUME_TIMEOUT))
 
 
 @contextmanager

@@ -107,12 +107,18 @@ class HomeTests(AgentCase):
         text = await self.run_it("status")
         self.assertRegex(text, r"port 24 +\S+ cp \(process \d+\) +files of \S+, and takes more +open to alice ")
         self.assertRegex(text, r"port 80 +\S+ serve \(process \d+\) +files of \S+ +open to anyone who knows the key ")
+        receiver = await self.service("receive", "--listen", "--anyone", "--dir", public, says="receiving at")
+        (self.directory / "notes").mkdir()
+        await self.run_it("send", "notes", key)  # through the agent, whose client this command does not have
+        await self.run_it("send", "--text", "the door is open", key)
+        await self.said(receiver, "the door is open")
+        self.assertTrue((self.home / "public" / "notes").is_dir())
         # the agent refuses others, and lets in whom the group has
         status, said = await self.stranger("cp", f"{key}:notes.txt", "got")
         self.assertNotEqual(status, 0, said)
         status, said = await self.stranger("cp", f"{key}:notes.txt", "got", "-k", "alice.key")
         self.assertEqual(status, 0, said)
-        for one in (serving, copying):
+        for one in (serving, copying, receiver):
             one.transport.signalProcess("INT")  # type: ignore[union-attr]
             await one.ended
         # a group of nobody is not everybody

@@ -490,7 +490,8 @@ class CopyTests(ToolCase):
             self.assertIn(text, err)
             # a name that is none is a wrong argument; what the other side says is a refusal
             refused = "by the other side" in err or "the other side gave up" in err
-            self.assertEqual(status, 2 if "nor a name" in text else 4 if refused else 1, arguments)
+            wrong = text in ("nor a name", "of a peer")
+            self.assertEqual(status, 2 if wrong else 4 if refused else 1, arguments)
         status, out, err = await self.run_command("cp", "-r", "alice:sub/film", ".", **self.environment)
         self.assertEqual((status, (self.directory / "film").read_bytes()), (0, content), err)
 

@@ -146,12 +146,12 @@ def _send_to(
     """To a key: one file as all versions of dmsg do it, anything else as a parcel."""
     for one in what:
         if not Path(one).is_file() and not Path(one).is_dir():
-            raise click.UsageError(f"{one}: {'is no file' if Path(one).exists() else 'no such file'}")
+            raise click.UsageError(f"{one}: is no file; without a KEY it is sent by a code")
 
     from twisted.internet.protocol import Factory
 
     from dmsg.apps.transfer import SendFile, TransferError
-    from dmsg.cli.away import watched
+    from dmsg.cli.away import patience_of, watched
     from dmsg.cli.files.codes import Making, TextToSend, files_to_send
     from dmsg.cli.files.copies import check_name
     from dmsg.cli.files.sending import report, transfer_progress
@@ -183,7 +183,7 @@ def _send_to(
             factory.noisy = False
             try:
                 await client.connect(key, factory, timeout=timeout)
-                with watched(reactor, lambda: sender.transport, client.streams.resume_timeout, make.say):
+                with watched(reactor, lambda: sender.transport, patience_of(client), make.say):
                     sent = await sender.done
             except TransferError as error:
                 if any(old in str(error) for old in OLD_RECEIVERS):

@@ -13,13 +13,12 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.cli.access import Access
-from dmsg.cli.away import watched
+from dmsg.cli.away import patience_of, watched
 from dmsg.cli.output import cannot_write, notice, say
 from dmsg.cli.running import listening_at
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.v2019.patience import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
@@ -194,9 +193,7 @@ class Once(Factory):
 
     async def over(self, client: Any) -> None:
         """Wait until the stream has ended; whoever is away meanwhile is named."""
-        streams = getattr(client, "streams", None)
-        patience = getattr(streams, "resume_timeout", RESUME_TIMEOUT)
-        with watched(self._reactor, lambda: getattr(self._stream, "transport", None), patience, notice):
+        with watched(self._reactor, lambda: getattr(self._stream, "transport", None), patience_of(client), notice):
             await self.done
 
 
