@@ -22,8 +22,10 @@ FIRST = 1.0
 """Requests that a new source has, whatever the others ask for."""
 FORGET_AFTER = 30.0
 """Seconds without a request after which a source counts as new."""
-MAX_SIBLINGS = 4096
-"""Sources with the same parent that are remembered; the one that was silent longest is forgotten first."""
+MAX_SOURCES = 4096
+"""Sources of one rate that are remembered, of all levels; those that were silent longest are forgotten first."""
+MAX_CROWDED = 64
+"""Rates of one server that tell their sources apart; the one that was used longest ago forgets them."""
 BURST_SECONDS = 2.0
 """Seconds of its part that a source may use at once."""
 START_SECONDS = 0.1
@@ -43,7 +45,11 @@ class _Source:
     def __init__(self, now: float) -> None:
         self.bucket = Bucket(0.0, now)
         self.seen = now
-        self.below: OrderedDict[Hashable, _Source] = OrderedDict()
+        self.below: OrderedDict[Hashable, _Source] | None = None
+
+    def count(self) -> int:
+        """Number of sources that this one and those below it are."""
+        return 1 + (sum(one.count() for one in self.below.values()) if self.below else 0)
 
 
 class FairRate:
@@ -52,11 +58,22 @@ class FairRate:
     It is full at its first use.
     """
 
-    __slots__ = ("_common", "_sources")
+    __slots__ = ("_common", "_count", "_sources")
 
     def __init__(self) -> None:
         self._common: Bucket | None = None
+        self._count = 0
         self._sources: OrderedDict[Hashable, _Source] | None = None
+
+    @property
+    def remembered(self) -> int:
+        """Number of sources that are told apart now, of all levels."""
+        return self._count
+
+    def forget(self) -> None:
+        """Count all sources as new; what is left of the rate stays."""
+        self._sources = None
+        self._count = 0
 
     @property
     def sources(self) -> int:
@@ -75,7 +92,7 @@ class FairRate:
         common.fill(rate, burst, now)
         if common.level >= UNCOUNTED * burst:
             if common.level + 1.0 > burst:
-                self._sources = None  # it was quiet for so long that all may count as new
+                self.forget()  # it was quiet for so long that all may count as new
         elif common.level < 1.0 or not self._take_part(path, rate, now):
             return False
         common.level -= 1.0
@@ -83,25 +100,65 @@ class FairRate:
 
     def _take_part(self, path: Sequence[Hashable], rate: float, now: float) -> bool:
         """Take one request from the part of every source on the path, if all have one left."""
-        sources = self._sources = self._sources or OrderedDict()
+        if self._sources is None:
+            self._sources = OrderedDict()
+        sources = self._sources
         buckets = []
+        depth = len(path)
         for name in path:
+            depth -= 1
             source = sources.get(name)
             is_new = source is None
             if source is None:
                 source = sources[name] = _Source(now)
+                self._count += 1
             source.seen = now
             sources.move_to_end(name)
-            while len(sources) > MAX_SIBLINGS or next(iter(sources.values())).seen < now - FORGET_AFTER:
-                sources.popitem(last=False)
+            while next(iter(sources.values())).seen < now - FORGET_AFTER:
+                self._count -= sources.popitem(last=False)[1].count()
             rate *= ASSIGNED / len(sources)
             if is_new:
                 source.bucket.level = max(FIRST, rate * START_SECONDS)
             source.bucket.fill(rate, max(FIRST, rate * BURST_SECONDS), now)
             buckets.append(source.bucket)
-            sources = source.below
+            if depth:
+                if source.below is None:
+                    source.below = OrderedDict()
+                sources = source.below
+        while self._count > MAX_SOURCES:
+            self._forget_one()
         if any(bucket.level < 1.0 for bucket in buckets):
             return False
         for bucket in buckets:
             bucket.level -= 1.0
         return True
+
+    def _forget_one(self) -> None:
+        """Forget the coarsest source that was silent longest and is not the only one beside those that ask now."""
+        sources = self._sources
+        assert sources is not None
+        while len(sources) == 1 and (below := next(iter(sources.values())).below):
+            sources = below
+        self._count -= sources.popitem(last=False)[1].count()
+
+
+class Crowds:
+    """The rates of one server that tell their sources apart now: others may leave many of them so, and go."""
+
+    __slots__ = ("_rates",)
+
+    def __init__(self) -> None:
+        self._rates: OrderedDict[FairRate, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._rates)
+
+    def take(self, rate: FairRate, path: Sequence[Hashable], per_second: float, burst: float, now: float) -> bool:
+        """As :meth:`FairRate.take` of ``rate``."""
+        may = rate.take(path, per_second, burst, now)
+        self._rates.pop(rate, None)
+        if rate.remembered:
+            self._rates[rate] = None
+            if len(self._rates) > MAX_CROWDED:
+                self._rates.popitem(last=False)[0].forget()
+        return may

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base import fair_rate
-from dmsg.base.fair_rate import ASSIGNED, FORGET_AFTER, UNCOUNTED, FairRate
+from dmsg.base.fair_rate import ASSIGNED, FORGET_AFTER, MAX_CROWDED, MAX_SOURCES, UNCOUNTED, Crowds, FairRate
 from dmsg.base.policing import PROVOKED_LASTS, Provoked
 
 RATE, BURST = 100.0, 400.0
+
+
+def count(sources: Any) -> int:
+    """Number of sources, of all levels."""
+    return sum(1 + count(one.below) for one in (sources or {}).values())
 
 
 class FairRateTests(SynchronousTestCase):
@@ -75,7 +81,7 @@ class FairRateTests(SynchronousTestCase):
         self.assertLessEqual(total, 20 * RATE + BURST)
 
     def test_what_is_remembered(self) -> None:
-        self.patch(fair_rate, "MAX_SIBLINGS", 8)
+        self.patch(fair_rate, "MAX_SOURCES", 8)
         self.ask(int(BURST), ("a",))
         self.ask(100, *[(f"{number}",) for number in range(100)])
         self.assertEqual(self.rate.sources, 8)
@@ -87,6 +93,30 @@ class FairRateTests(SynchronousTestCase):
         self.now += FORGET_AFTER
         self.ask(1, ("b",))
         self.assertEqual(self.rate.sources, 0)
+
+    def test_what_is_remembered_of_all_levels(self) -> None:
+        """Whoever comes from many addresses with ever new keys had as many as these times the most of each level."""
+        self.ask(int(BURST), ("here", "192.0.2.1", "key"))
+        for number in range(4 * MAX_SOURCES):
+            self.now += 0.001
+            self.ask(1, (f"{number % 5}", f"{number % 20}", number))
+            self.assertLessEqual(self.rate.remembered, MAX_SOURCES)
+        self.assertEqual(self.rate.remembered, count(self.rate._sources))
+        self.assertEqual(self.ask(1, ("new", "there", "key")), 1)
+
+    def test_many_rates_of_a_server(self) -> None:
+        crowds = Crowds()
+        rates = [FairRate() for _ in range(2 * MAX_CROWDED)]
+        for rate in rates:
+            taken = sum(crowds.take(rate, ("here", number), RATE, BURST, 0.0) for number in range(int(BURST)))
+            self.assertTrue(UNCOUNTED * BURST <= taken < BURST)
+        self.assertEqual(len(crowds), MAX_CROWDED)
+        self.assertEqual([bool(rate.remembered) for rate in rates], [False] * MAX_CROWDED + [True] * MAX_CROWDED)
+        # what was used up is not given back with that
+        self.assertLess(sum(rates[0].take(("other",), RATE, BURST, 0.0) for _ in range(int(BURST))), BURST)
+        for rate in rates:
+            crowds.take(rate, ("here", 0), RATE, BURST, 100.0)
+        self.assertEqual(len(crowds), 0)
 
     @given(st.lists(st.tuples(st.floats(0, 3), st.integers(0, 5), st.integers(0, 3)), max_size=300))
     def test_any_order(self, asked: list[tuple[float, int, int]]) -> None:

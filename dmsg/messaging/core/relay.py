@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from dmsg.base.buffers import count_equal
 from dmsg.base.connections import Connections
+from dmsg.base.fair_rate import Crowds
 from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import PubKey
 from dmsg.messaging.core.congestion import Congestion
@@ -105,6 +106,7 @@ class Relay:
         self.channels_opened = 0
         self.channel_count = 0
         self.draining = False
+        self._crowds = Crowds()
         self.steps = 0
         """Frames that the last read had handled one by one; ``strays``: data among them of no channel, which nobody
         provoked; ``refused``: OpenChannels beyond the rate of their destination."""
@@ -417,7 +419,7 @@ class Relay:
     def _overasked(self, peer: RelayPeer, remote: RelayPeer, now: float) -> DropReason | None:
         """Why an OpenChannel is more than its destination has to answer, of which all who ask have a part; or None."""
         rate, burst = self.limits.destination_rate, self.limits.destination_burst
-        if rate and not remote.requests.take((*peer.port.places, peer.key), rate, burst, now):
+        if rate and not self._crowds.take(remote.requests, (*peer.port.places, peer.key), rate, burst, now):
             self.refused += 1
             return DropReason.DESTINATION_RATE
         # whoever reads slowly is not ended for what others ask of it

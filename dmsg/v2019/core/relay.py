@@ -12,6 +12,7 @@ from collections.abc import Callable
 from random import Random
 
 from dmsg.base.buffers import count_equal
+from dmsg.base.fair_rate import Crowds
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.telemetry.receipts import RECEIPT_SIZE
@@ -71,6 +72,7 @@ class Relay(RouteTable):
     ) -> None:
         """See :class:`~dmsg.v2019.core.routes.RouteTable`."""
         super().__init__(limits=limits, now=now, random=random, on_congested=on_congested, observer=observer)
+        self._crowds = Crowds()
         self.tick = 0
         """Counted up by the observer: each route's next frames are told to it."""
         self.steps = 0
@@ -375,7 +377,8 @@ class Relay(RouteTable):
     def _may_ask(self, peer: RelayPeer, responder: RelayPeer) -> bool:
         """Whether a REQUEST is within the rate of its destination, which all who ask share."""
         rate, burst = self.limits.destination_rate, self.limits.destination_burst
-        return not rate or responder.requests.take((*peer.port.places, peer.key), rate, burst, self._now())
+        path = (*peer.port.places, peer.key)
+        return not rate or self._crowds.take(responder.requests, path, rate, burst, self._now())
 
     def _refuse(self, peer: RelayPeer, own_id: int, payload: bytes, reason: DropReason, byte: CloseReason) -> None:
         self.drops[reason] += 1
