@@ -334,6 +334,29 @@ class AbandonedTests(RelayCase):
         self.assertTrue(opened)
 
 
+class UnansweredTests(RelayCase):
+    """An acceptor that does not answer the CloseChannel of a channel that is over."""
+
+    profile = Profile.SKYWIRE
+
+    def test_others_can_end_their_channels(self) -> None:
+        """Whoever opened channels to it and disconnected had its answer to the next CloseChannel taken for that one."""
+        victim, enemy = self.peer(0), self.peer(1)
+        for number in range(256):
+            self.channel(enemy, victim, number)
+        self.relay.remove(enemy)
+        self.assertEqual(len(victim.answers_due), 256)
+        other = self.peer(2)
+        for _ in range(3):
+            there = self.channel(other, victim)
+            self.ports[victim].take()
+            self.say(other, (CLOSE_CHANNEL, b"\0"))
+            self.assertEqual(self.ports[victim].take(), [(CLOSE_CHANNEL, bytes((there,)))])
+            self.say(victim, (CHANNEL_CLOSED, bytes((there,))))
+            self.assertEqual(self.ports[other].take(), [(CHANNEL_CLOSED, b"\0")])
+            self.assertEqual(self.relay.channel_count, 0)
+
+
 class WrongProfileTests(SynchronousTestCase):
     """A client of the other dialect is refused at once, with a reason that is counted."""
 

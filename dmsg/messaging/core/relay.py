@@ -442,6 +442,7 @@ class Relay:
         other = end.other
         end.open = other.open = True
         end.peer.doubtful.pop(end.id, None)
+        end.peer.answers_due.pop(end.id, None)  # the answer that was due would have come before this one
         two = other.peer.two_ids
         if two is None:
             two = self._two_ids if self._two_ids is not None else name is not None
