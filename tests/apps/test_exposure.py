@@ -14,7 +14,7 @@ from dmsg.apps.descriptors import open_within
 from dmsg.apps.exposure import OwnFile, check_target, is_home_or_above, own_files
 from dmsg.apps.incoming import Incoming
 from dmsg.apps.listings import Listing, Threads
-from dmsg.apps.parcels.manifest import FILE, Checked, Item
+from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
 from dmsg.apps.parcels.sender import FilesSender, TextSender
@@ -144,7 +144,7 @@ class NamesTests(HomeCase):
         self.assertEqual(len(walked.checked.entries), 2)
         self.assertEqual(len(walk([self.home / "public"], hidden=True).checked.entries), 4)
         self.assertRaises(TransferError, walk, [self.home / ".bash_profile"])
-        self.assertRaises(TransferError, Checked(hidden=False).add, Item(".bash_profile", FILE))
+        self.assertRaises(TransferError, CheckedItems(hidden=False).add, Item(".bash_profile", FILE))
         self.assertRaises(TransferError, Place(self.home).check, [(".bash_profile", FILE)])
         Place(self.home / "public", hidden=True).check([(".bash_profile", FILE)])
 

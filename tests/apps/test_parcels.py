@@ -23,7 +23,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps.parcels import manifest
-from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, Checked, Item, decode_item, parts_of, stays_inside
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, CheckedItems, Item, decode_item, parts_of, stays_inside
 from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.receiver import ParcelReceiver, Taken
@@ -624,7 +624,7 @@ class LiarTests(TestCase):
 
     def test_entries_that_lead_out(self) -> None:
         for path in ("../x", "tree/../x", "tree//x", "/tree/x", "tree/./x", "tree/\0", "other", "tree/a/b", "tree"):
-            checked = Checked()
+            checked = CheckedItems()
             checked.add(Item("tree", DIRECTORY))
             try:
                 checked.add(decode_item([path, FILE, 0, 0, 0]))
@@ -720,12 +720,12 @@ class LiarTests(TestCase):
 
     def test_too_many_of_them(self) -> None:
         self.patch(manifest, "ENTRIES_LIMIT", 3)
-        checked = Checked()
+        checked = CheckedItems()
         for name in "abc":
             checked.add(Item(name, FILE))
         self.assertRaises(TransferError, checked.add, Item("d", FILE))
         self.patch(manifest, "NAMES_LIMIT", 10)
-        checked = Checked()
+        checked = CheckedItems()
         checked.add(Item("a" * 6, FILE))
         self.assertRaises(TransferError, checked.add, Item("b" * 6, FILE))
 

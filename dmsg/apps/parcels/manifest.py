@@ -105,7 +105,7 @@ def decode_item(value: Any) -> Item:
     return Item(path, kind, size, mode, mtime)
 
 
-class Checked:
+class CheckedItems:
     """Entries in the order in which they come: each path once, behind the directory that it is in.
 
     :param hidden: names that begin with a dot may be among them.

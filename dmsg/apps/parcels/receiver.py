@@ -17,7 +17,7 @@ from twisted.internet.protocol import Protocol
 from twisted.internet.task import CooperativeTask, cooperate
 from twisted.python.failure import Failure
 
-from dmsg.apps.parcels.manifest import FILE, Checked, Item, decode_item
+from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item, decode_item
 from dmsg.apps.parcels.offers import Offer, offer_of, thing_of
 from dmsg.apps.parcels.place import Place
 from dmsg.apps.parcels.wire import (
@@ -98,7 +98,7 @@ class ParcelReceiver(Protocol):
         self._began = time.monotonic()
         self._size = self._there = 0
         self._hash: Any = hashlib.sha256()
-        self._checked = Checked(hidden=place.hidden)
+        self._checked = CheckedItems(hidden=place.hidden)
         self._have: dict[int, tuple[int, Any]] = {}
         self._from: dict[int, int] = {}
         self._files: Iterator[tuple[int, Item]] = iter(())

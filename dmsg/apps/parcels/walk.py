@@ -17,7 +17,7 @@ from typing import IO
 
 from dmsg.apps.descriptors import Descent
 from dmsg.apps.exposure import OwnFile, OwnFiles, check_directory, has_dot, own_files
-from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, MODE_MASK, Checked, Item, parts_of, stays_inside
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, MODE_MASK, CheckedItems, Item, parts_of, stays_inside
 from dmsg.apps.sources import UNMEASURED_LIMIT, SourceChanged, content_of_unmeasured, gone, named, open_regular, resized
 from dmsg.apps.transfer import TransferError
 
@@ -40,7 +40,7 @@ class Walked:
 
     hidden: bool = False
 
-    checked: Checked = field(default_factory=Checked)
+    checked: CheckedItems = field(default_factory=CheckedItems)
     tops: dict[str, Path] = field(default_factory=dict)
     inodes: array[int] = field(default_factory=lambda: array("Q"))
     contents: dict[int, bytes] = field(default_factory=dict)
