@@ -102,7 +102,6 @@ class KeyTests(CommandCase):
             ("key", "show", "none.key"),
             ("key", "show", "open.key"),
             ("ping", "02ab", "-d", away),
-            ("ping", key),
             ("ping", key, "-d", away, "-k", "open.key"),
             ("send", "none", key, "-d", away),
             ("send", "file", "zz" * 33, "-d", away),
