@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pty
 import random
 import re
 import shutil
@@ -28,7 +29,7 @@ LONG = 900.0
 """Seconds for what installs or computes."""
 KEPT = 200_000
 """Bytes of a program's output that are kept."""
-PORTS = "5201 6379 6380 8080 8081 9090 9091 9100 9101 9443 1080 2222".split()
+PORTS = "5201 6379 6380 8080 8081 8082 9090 9091 9100 9101 9443 1080 2222".split()
 """Ports of the pages; each is another one, which is free, when the page is run."""
 FILES = {"photo.jpg": 40_000, "film.mkv": 900_000, "public/notes.txt": 300, "public/film.mkv": 700_000}
 """What a person has lying about: name and size."""
@@ -52,7 +53,7 @@ SERVING = {
     r"python \w+\.py &": r"\S",
 }
 _PUBLIC = re.compile(r"\b(?:0[23][0-9a-f]{2}|a[i-p][a-z2-7]{2})\.\.\.")
-_CODE = re.compile(r"\d+-[a-z]+-[a-z]+(?:-[a-z]+)?")
+_CODE = re.compile(r"\b\d+-[a-z]+-[a-z]+-[a-z]+\b")
 
 
 class Unexpected(Exception):
@@ -66,7 +67,7 @@ def pattern(line: str) -> str:
         if _PUBLIC.search(word):
             parts.append(re.sub(r"0\[23\]XX", f"({KEY}|0[23][0-9a-f]{{6,}})", _escape(_PUBLIC.sub("0[23]XX", word))))
         elif _CODE.fullmatch(word):
-            parts.append(r"(\d+-[a-z]+-[a-z]+(?:-[a-z]+)?)")
+            parts.append(rf"({_CODE.pattern})")
         else:
             parts.append(_escape(word))
     return r"\s+".join(parts)
@@ -82,6 +83,8 @@ class Running:
 
     def __init__(self, text: str, process: subprocess.Popen[bytes]) -> None:
         self.text, self.process = text, process
+        self.terminal = -1
+        """The other end of the terminal that is its input."""
         self.output = b""
         self._changed = threading.Condition()
         self._over = False
@@ -134,7 +137,10 @@ class Running:
                 self.process.wait(PATIENCE)
             except (ProcessLookupError, subprocess.TimeoutExpired):
                 continue
-            return
+            break
+        if self.terminal >= 0:
+            os.close(self.terminal)
+            self.terminal = -1
 
 
 @contextlib.contextmanager
@@ -199,20 +205,27 @@ class Person:
         assert block.file_name is not None
         (self.directory / block.file_name).write_text(self.adapt(block.text))
 
-    def start(self, text: str, cwd: Path | None = None, terminal: str = "") -> Running:
-        """Begin a command in a process group of its own."""
+    def start(self, text: str, cwd: Path | None = None, terminal: str = "", *, typed_at: bool = False) -> Running:
+        """Begin a command in a process group of its own; ``typed_at``: its input is a terminal at which nobody types.
+
+        A program such as ``nc`` treats that otherwise than a pipe whose writer has not ended.
+        """
         for directory in re.findall(rf"({re.escape(str(self.directory))}/(?:var/lib|etc|srv)/[\w/.-]*)", text):
             Path(directory).parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = pty.openpty() if typed_at else (-1, subprocess.PIPE)
         process = subprocess.Popen(
             ["bash", "-c", text],
             cwd=cwd or self.directory,
             env=self.environment | self.own.get(terminal, {}),
-            stdin=subprocess.PIPE,
+            stdin=theirs,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         running = Running(text, process)
+        if typed_at:
+            os.close(theirs)
+            running.terminal = ours
         self.running.append(running)
         return running
 
@@ -262,7 +275,8 @@ class Person:
 
     def _serve(self, command: Command, text: str, ready: str) -> None:
         with _clone():
-            running = self.start(text.partition(" #")[0].rstrip().removesuffix("&"), terminal=command.terminal)
+            typed = text.partition(" #")[0].rstrip().removesuffix("&")
+            running = self.start(typed, terminal=command.terminal, typed_at=True)
             if command.output:
                 for line in command.output:
                     self._learn(line, running.until(pattern(line)))
