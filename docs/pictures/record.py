@@ -171,15 +171,20 @@ def session(stage: Stage) -> None:
     said(console, stage.run(f"DMSG_NAMES=bob.names {command} -q"))
     pairing.stdout.read()
     console.print()
-    typed(console, "bob", "dmsg serve inbox --key-file bob.key &")
-    serving = stage.start("dmsg serve inbox --key-file bob.key -q")
+    typed(console, "bob", "dmsg serve inbox --allow alice --key-file bob.key &")
+    serving = stage.start("DMSG_NAMES=bob.names dmsg serve inbox --allow alice --key-file bob.key -q")
     assert serving.stdout is not None
-    said(console, serving.stdout.readline())
+    for _ in range(2):  # where it is, and for whom
+        said(console, serving.stdout.readline())
+    typed(console, "alice", "export DMSG_KEY_FILE=alice.key")
+    stage.environment.update(DMSG_KEY_FILE="alice.key", DMSG_NAMES="alice.names")
     typed(console, "alice", "dmsg ping bob -c 2")
-    said(console, stage.run("DMSG_NAMES=alice.names dmsg ping bob -c 2"))
+    said(console, stage.run("dmsg ping bob -c 2"))
     typed(console, "alice", "dmsg curl dmsg://bob/holiday.jpg -o copy.jpg && cmp copy.jpg holiday.jpg && echo the same")
     compare = "cmp copy.jpg holiday.jpg && echo the same"
-    said(console, stage.run(f"DMSG_NAMES=alice.names dmsg curl dmsg://bob/holiday.jpg -o copy.jpg -q && {compare}"))
+    said(console, stage.run(f"dmsg curl dmsg://bob/holiday.jpg -o copy.jpg -q && {compare}"))
+    for name in ("DMSG_KEY_FILE", "DMSG_NAMES"):
+        del stage.environment[name]
     write(console, "session.svg", "Alice and Bob")
 
 

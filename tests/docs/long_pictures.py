@@ -14,7 +14,7 @@ from tests.docs.blocks import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
 _TEXT = re.compile(r'<text[^>]*clip-path="url\(#\w+-line-(\d+)\)"[^>]*>(.*?)</text>', re.DOTALL)
-_CODE = re.compile(r"\b\d+-[a-z]+-[a-z]+\b")
+_CODE = re.compile(r"\b\d+-[a-z]+-[a-z]+-[a-z]+\b")
 _KEY = re.compile(r"\b(?:0[23][0-9a-f]{64}|a[i-p][a-z2-7]{51})\b")
 
 

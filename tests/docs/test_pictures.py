@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import html
 import re
 import runpy
 from pathlib import Path
 from xml.etree import ElementTree
 
 from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.apps.codes.words import WORDS, Code
+from tests.docs.blocks import all_pages
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
@@ -43,6 +47,15 @@ class PictureTests(SynchronousTestCase):
             ElementTree.fromstring(text)  # noqa: S314  # our own
             found = set(re.findall(r'(?:href|src)="([^"]+)"|url\(["\']?(https?:[^)]*)', text))
             self.assertEqual({one for pair in found for one in pair if one.startswith("http")}, set(), path.name)
+
+    def test_codes_are_such_as_commands_make(self) -> None:
+        """A recording, or a page, that shows codes of before."""
+        texts = [html.unescape(path.read_text()).replace("\xa0", " ") for path in PICTURES.glob("*.svg")]
+        texts += [block.text for page in all_pages() for block in page.blocks]
+        found = {code for text in texts for code in re.findall(r"(?:code: |receive |pair \w+ )(\d+-[a-z-]+)", text)}
+        self.assertGreaterEqual(len(found), 3)  # two in the session, one in pages
+        for code in found:
+            self.assertEqual((len(Code.parse(code).words), str(Code.parse(code))), (WORDS, code))
 
     def test_each_is_shown_somewhere(self) -> None:
         pages = "".join(path.read_text() for path in PICTURES.parent.rglob("*.md") if "_build" not in path.parts)
