@@ -322,8 +322,7 @@ class Person:
         if (Path(self.runtime) / "dmsg" / "agent.sock").exists():
             subprocess.run(["dmsg", "down"], env=self.environment, capture_output=True, check=False)
         for running in reversed(self.running):
-            if running.process.poll() is None:
-                running.end()
+            running.end()
             try:
                 os.killpg(running.process.pid, signal.SIGKILL)
             except ProcessLookupError:
