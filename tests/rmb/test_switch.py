@@ -23,7 +23,7 @@ from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rounds import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, Rounds
 from dmsg.rmb.relay.rules import Refused, Rules
 from dmsg.rmb.relay.sessions import SMALL, RelaySession
-from dmsg.rmb.relay.switch import PING_BEHIND, Switch
+from dmsg.rmb.relay.switch import HAND_AGAIN, PING_BEHIND, Switch
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
@@ -262,6 +262,36 @@ class WayTests(SwitchCase):
             (str(old.ended), [one.uid for one in new.got]), ("another connection of this session took its place", ["u"])
         )
         self.assertEqual((self.switch.presence.of_twin, self.drops()), ({A: 1, B: 1}, {Drop.REPLACED: 1}))
+
+
+class HandLaterTests(SwitchCase):
+    def test_a_session_that_reads_nothing_is_looked_at_ever_less_often(self) -> None:
+        """Fifty times a second, with a window of small messages, 140 of them took a whole core."""
+
+        class Unread:
+            looks = 0
+            unread = True
+
+            def hand(self) -> bool:
+                self.looks += 1
+                return not self.unread
+
+        delivery = Unread()
+        self.switch.hand_later(cast(Any, delivery))
+        self.clock.advance(0)
+        self.assertEqual(delivery.looks, 1)
+        self.clock.pump([HAND_AGAIN] * 500)
+        self.assertTrue(30 <= delivery.looks <= 40, delivery.looks)
+        delivery.unread = False
+        self.clock.pump([HAND_AGAIN] * 20)
+        looks = delivery.looks
+        self.clock.pump([HAND_AGAIN] * 100)
+        self.assertEqual(delivery.looks, looks)
+        # what is sent then is looked at soon again
+        delivery.unread = True
+        self.switch.hand_later(cast(Any, delivery))
+        self.clock.pump([HAND_AGAIN] * 2)
+        self.assertGreaterEqual(delivery.looks, looks + 2)
 
 
 class RoundTests(SwitchCase):

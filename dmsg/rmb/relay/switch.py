@@ -44,8 +44,9 @@ PING_BEHIND = 0.05
 """Seconds between pings behind messages, to sessions that log each."""
 PING_BEHIND_FEW = 1.0
 """The same, while few messages are unconfirmed."""
-HAND_AGAIN = 0.02
-"""Seconds between looks at how much of what was sent to such a session is with its connection."""
+HAND_AGAIN, HAND_SLOWLY = 0.02, 0.32
+"""Seconds after which is looked again how much of what was sent to such a session is with its connection: twice as many
+each time until all is, and the most."""
 MAX_UNFINISHED = 256 * 1024 * 1024
 """Bytes of all messages that are not whole; beyond, the sessions with most are ended."""
 FRAGMENT_RATE, FRAGMENT_BURST = 1000.0, 10_000.0
@@ -81,7 +82,7 @@ class Switch:
         self.durable = durable
         self._max_unfinished = max_unfinished
         self._to_ping: dict[Delivery, float] = {}
-        self._to_hand: list[Delivery] = []
+        self._to_hand: list[tuple[Delivery, float]] = []
         self.limited = Limited(clock)
         self._fragments = RateLimit(FRAGMENT_RATE, FRAGMENT_BURST)
         self._clock = clock
@@ -165,17 +166,20 @@ class Switch:
         if self._to_ping:
             self._clock.callLater(PING_BEHIND, self._ping_behind)
 
-    def hand_later(self, delivery: Delivery) -> None:
-        """For :class:`~dmsg.rmb.relay.ports.Store`: after this turn, for at its end all is written that was sent."""
+    def hand_later(self, delivery: Delivery, wait: float = HAND_AGAIN) -> None:
+        """For :class:`~dmsg.rmb.relay.ports.Store`: after this turn, for at its end all is written that was sent.
+
+        :param wait: seconds after which to look again; a look takes up to 0.15 ms, and many sessions may read nothing.
+        """
         if not self._to_hand:
             self._clock.callLater(0, self._hand)
-        self._to_hand.append(delivery)
+        self._to_hand.append((delivery, wait))
 
     def _hand(self) -> None:
         waiting, self._to_hand = self._to_hand, []
-        for delivery in waiting:
+        for delivery, wait in waiting:
             if not delivery.hand():
-                self._clock.callLater(HAND_AGAIN, self.hand_later, delivery)
+                self._clock.callLater(wait, self.hand_later, delivery, min(2 * wait, HAND_SLOWLY))
 
     def waits(self, delivery: Delivery) -> None:
         """For :class:`~dmsg.rmb.relay.ports.Store`: it has a line."""
