@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest import mock
@@ -12,12 +13,12 @@ from twisted.internet.interfaces import IHalfCloseableProtocol
 from zope.interface import implementer
 
 from dmsg.errors import CloseReason, LocalProtocolError, TransportClosed
-from dmsg.v2019.core.agreement import HELLO_SIZE, Hello
+from dmsg.v2019.core.agreement import HELLO_SIZE, Hello, Offer, Proposal
 from dmsg.v2019.core.resumption import SecureError
 from dmsg.v2019.core.secure import END_OF_DATA, SecureEnd
 from tests.support import KEYS, Accepting, Producer, Recorder
 from tests.v2019.secure_support import SecureCase
-from tests.v2019.test_secure import pair
+from tests.v2019.test_secure import Carrier, pair
 from tests.v2019.test_streams import ResumeCase
 
 
@@ -79,6 +80,29 @@ class EndTests(SecureCase):
             two.open_data(one.seal_end(None))
             with self.assertRaises(SecureError) as caught:
                 two.open_data(more(one))
+            self.assertEqual(caught.exception.reason, CloseReason.BAD_FRAME)
+
+    def test_an_end_that_was_given_out_is_not_taken_back(self) -> None:
+        """It came over the old transport when the next one was agreed on; over that one come data in its place."""
+        for data in (b"", b"x and more"):
+            one, two = able_pair()
+            one.token = two.token = bytes(16)
+            two.open_data(one.seal_data(b"abc", None))
+            proposal = Proposal(KEYS["A"], KEYS["B"].public, Hello(resume=replace(one.position(), generation=1)))
+            offer = Offer(KEYS["B"], proposal.payload)
+            told = Hello(0, two.offer_window(), resume=replace(two.position(), generation=1))
+            result, payload = offer.accept(told)
+            answer = two.answer(result, offer.hello, told)
+            self.assertIsNone(two.open_data(one.seal_end(None)))
+            accepted, hello = proposal.accepted(payload)
+            one.attach(Carrier(), accepted, hello, 1000)
+            two.take_up(Carrier(), answer)
+            if not data:
+                self.assertEqual(two.open_data(one.seal_end(None)), b"")  # told already
+                self.assertTrue(two.remote_ended)
+                continue
+            with self.assertRaises(SecureError) as caught:
+                two.open_data(one.seal_data(data, None))
             self.assertEqual(caught.exception.reason, CloseReason.BAD_FRAME)
 
     def test_an_empty_frame_behind_it_measures_the_way_as_before(self) -> None:

@@ -140,6 +140,7 @@ class ResumableEnd:
         "_decrypt_into",
         "_encrypt",
         "_encrypt_into",
+        "_end_given",
         "_given",
         "_measured_at",
         "_next_sequence",
@@ -227,6 +228,8 @@ class ResumableEnd:
         self._before = (0, 0)
         self._given = 0
         """Bytes of the stream that were given out over a transport before; those below come again after a move."""
+        self._end_given = False
+        """The end of data was among them: nothing may follow it, whatever comes over the next transport."""
         self.unproven: Agreement | None = None
         """This end has moved, and the other has not shown yet that it has too."""
         self.answers: dict[Any, Answer] = {}
@@ -342,6 +345,7 @@ class ResumableEnd:
         assert answer.there.resume is not None and answer.told.resume is not None
         self.detach()
         self._given = max(self._given, self.received)
+        self._end_given = self._end_given or self.remote_ended
         self.received, self._received_hash = answer.told.resume.received, answer.received_hash
         self.remote_ended = answer.remote_ended
         self.generation = answer.generation

@@ -178,6 +178,8 @@ class SecureEnd(ResumableEnd):
             self._received_hash.update(payload[-TAG_SIZE:] if self._tags else data)
             if before < self._given:
                 data = data[self._given - before :]
+            if data and self._end_given:
+                raise SecureError(CloseReason.BAD_FRAME)
         if self.received - self.consumed > self.window + MAX_SECURE_DATA:
             raise SecureError(CloseReason.BUFFER_FULL)
         if ends:
