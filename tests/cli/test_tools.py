@@ -265,9 +265,9 @@ class WebTests(ToolCase):
             status, out, err = await curl("curl", "--fail", f"dmsg://alice/{path}", **self.environment)
             self.assertEqual((status, out), (22, ""), path)
         for url, text, expected in (
-            ("http://x/", "not a URL", 1),
+            ("http://x/", "not a URL", 2),
             ("dmsg://nobody/", "nor a name", 2),
-            ("dmsg://alice:x/", "not a URL", 1),
+            ("dmsg://alice:x/", "not a URL", 2),
         ):
             status, out, err = await curl("curl", url, **self.environment)
             self.assertEqual(status, expected)
