@@ -406,7 +406,7 @@ class OldClientTests(CommandCase, MessagingCase):
             common = ("--discovery", url, "--min-servers", "1", "--profile", "skywire", *options)
             listening = self.start("messaging", "listen", "--key-file", f"{era}.key", "--create", "-w", "30", *common)
             found = await self.until(lambda one=listening: re.search(rb"listening: ([a-z2-7]{53})", one.err))
-            channel = stock.dial(PubKey.from_hex(found[1].decode()))
+            channel = stock.dial(PubKey.from_text(found[1].decode()))
             await self.until(lambda one=channel: one.ciphers is not None)
             channel.write(b"hello")
             await self.until(lambda one=listening: one.out == b"hello")

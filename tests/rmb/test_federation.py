@@ -352,7 +352,8 @@ class IntakeTests(FederationCase):
         for number in range(3):
             began = self.reactor.seconds()
             self.assertEqual((202, ""), await self.post(self.message(uid=str(number))))
-            self.assertLess(self.reactor.seconds() - began, 0.02)
+            # the next ping, whose answer it once waited for, is a second away; a busy machine needs some of that
+            self.assertLess(self.reactor.seconds() - began, 0.5)
         self.assertEqual([(await self.b.messages.get()).uid for _ in range(3)], ["0", "1", "2"])
 
     @asynchronous
