@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dmsg.apps.codes.stream import TRIES
+from dmsg.apps.codes.words import Code
 from tests.testing.test_namespaces import NamespaceCase
+
+CODE = r"code: (\d+(?:-\w+)+)"
 
 
 class CodeTests(NamespaceCase):
@@ -10,23 +14,26 @@ class CodeTests(NamespaceCase):
 
     hosts = ("hub", "relay1", "relay2", "alice", "bob", "stranger")
 
-    def test_a_stranger_has_one_guess(self) -> None:
+    def test_a_stranger_has_five_guesses(self) -> None:
         self.network()
         (self.lab.directory / "film").write_bytes(bytes(range(256)) * 4000)
         sending = self.dmsg("alice", "send", "film", "--no-qr")
-        code = sending.line(r"code: (\d+)-(\w+)-(\w+)")
-        wrong = "zoo" if code[2] != "zoo" else "zone"
-        guessing = self.dmsg("stranger", "receive", f"{code[1]}-{wrong}-{code[3]}", "--yes", "--dir", "stolen")
-        self.assertEqual(guessing.wait(), 4, guessing.output)
+        code = Code.parse(sending.line(CODE)[1])
+        mistyped = self.dmsg("stranger", "receive", f"{code}"[:-1] + "?", "--yes", "--dir", "stolen")
+        self.assertEqual(mistyped.wait(), 2, mistyped.output)
+        for number in range(TRIES):
+            wrong = str(Code.make(code.nameplate))  # its words fit the number, as those of a guess have to
+            self.assertNotEqual(wrong, str(code))
+            guessing = self.dmsg("stranger", "receive", wrong, "--yes", "--dir", "stolen")
+            self.assertEqual(guessing.wait(), 4, (number, guessing.output))
         self.assertNotEqual(sending.wait(), 0)
         self.assertRegex(sending.output, "wrong|guess")
         self.assertFalse((self.lab.directory / "stolen" / "film").exists())
         # the right words are of no use any more either
-        late = self.dmsg("bob", "receive", "-".join(code.groups()), "--yes", "--dir", "inbox")
+        late = self.dmsg("bob", "receive", str(code), "--yes", "--dir", "inbox")
         self.assertIn(late.wait(), (3, 4))
         again = self.dmsg("alice", "send", "film", "--no-qr")
-        code = again.line(r"code: (\d+-\w+-\w+)")
-        taking = self.dmsg("bob", "receive", code[1], "--yes", "--dir", "inbox")
+        taking = self.dmsg("bob", "receive", again.line(CODE)[1], "--yes", "--dir", "inbox")
         self.assertEqual(taking.wait(), 0, taking.output)
         self.assertEqual(again.wait(), 0, again.output)
         self.assertEqual((self.lab.directory / "inbox" / "film").read_bytes(), bytes(range(256)) * 4000)
