@@ -235,6 +235,21 @@ def check_target(name: str, at: int) -> None:
         os.close(descriptor)
 
 
+def check_written(path: Path) -> None:
+    """Check a file that is to be written with what a peer sends.
+
+    :raises OwnFile: it is, or would be, dmsg's own.
+    :raises OSError: its directory is not there.
+    """
+    real = Path(os.path.realpath(path))  # what a link leads to is written
+    at = os.open(real.parent, _LOOK | os.O_DIRECTORY)
+    try:
+        check_directory(at, os.fspath(path), above=True)
+        check_target(real.name, at)
+    finally:
+        os.close(at)
+
+
 def has_secret(descriptor: int) -> bool:
     """Whether an open file is a key file of dmsg's, or a twin's; the position in the file stays as it is."""
     try:

@@ -11,7 +11,7 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.descriptors import open_within
-from dmsg.apps.exposure import OwnFile, check_target, is_home_or_above, own_files
+from dmsg.apps.exposure import OwnFile, check_target, check_written, is_home_or_above, own_files
 from dmsg.apps.incoming import Incoming
 from dmsg.apps.listings import Listing, Threads
 from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item
@@ -92,6 +92,10 @@ class OwnFilesTests(HomeCase):
         self.assertRaises(OwnFile, open_within, public / "directory", public / "directory")
         self.assertRaises(OwnFile, open_within, self.home, self.config)
         self.assertRaises(OwnFile, open_within, self.home / ".config", self.config)
+        for path in (public / "link", self.config / "new", public / "directory" / "key"):
+            self.assertRaises(OwnFile, check_written, path)
+        for path in (public / "new", public / "notes.txt", Path("/dev/null")):
+            check_written(path)
         os.mkdir(self.config / "below")
         self.assertRaises(OwnFile, open_within, self.config / "below", self.config / "below")
         self.assertEqual(walk([public]).own, ["public/innocent"])

@@ -47,6 +47,13 @@ class HomeTests(AgentCase):
         for command in (("serve", home), ("receive", "--listen", "--anyone", "--dir", home), ("serve", "/")):
             status, _, err = await self.run_command(*command, **self.environment)
             self.assertEqual((status, "--anything" in err), (2, True), err)
+        # what is fetched by URL is no way round
+        own = str(self.home / "config" / "dmsg" / "key")
+        by_url: tuple[tuple[str, ...], ...] = ((".bash_profile", "-O"), ("x", "-o", own), ("x", "-d", f"@{own}"))
+        for url, *given in by_url:
+            status, out, err = await self.run_command("curl", f"dmsg://{key}/{url}", *given, **self.environment)
+            self.assertIn(status, (1, 2))
+            self.assertRegex(out + err, "begins with a dot|dmsg's own")
         # and with all of it said
         listening = self.at_home(*listen, "--anything", "--anyone")
         await self.said(listening, "is at")

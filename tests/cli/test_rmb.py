@@ -12,6 +12,7 @@ from dmsg.cli.bus.rmb import rmb
 from dmsg.cli.bus.twin import twin
 from dmsg.rmb.registry.service import RegistryService
 from dmsg.rmb.relay.server import RelaySettings, RmbRelay
+from tests.cli.json_output import check
 from tests.cli.test_commands import CommandCase
 from tests.ports import port_of
 from tests.support import asynchronous
@@ -133,6 +134,14 @@ class CallTests(CommandCase):
         status, out, _ = await run("rmb", "call", "1,2", "upper", "x", "-k", "a.twin")
         lines: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
         self.assertEqual((0, "destination offline", "X"), (status, lines[0]["error"], lines[1]["data"]))
+        self.assertIn(b"dmsg: open to every twin; --allow TWIN to restrict", serving.err)
+        only = ("--session", "only", "--allow", "2", "--json", "--command", "upper", "tr a-z A-Z")
+        restricted = self.start("rmb", "serve", "-k", "b.twin", *only, **env)
+        while b"answers" not in restricted.out:
+            await deferLater(reactor, 0.05)
+        check(("rmb", "serve"), restricted.out.decode())
+        answer = await run("rmb", "call", "2", "upper", "x", "--session", "only", "-k", "a.twin")
+        self.assertEqual((1, "", "dmsg: this twin is not answered here\n"), answer)
         for options in ((), ("--json",)):
             status, out, _ = await run("rmb", "ping", "-k", "a.twin", "-c", "2", *options)
             self.assertEqual((0, 2), (status, len(out.splitlines())))

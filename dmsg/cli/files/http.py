@@ -20,6 +20,7 @@ from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, BrowserLikeRedirectAgent, FileBodyProducer, ResponseDone
 
+from dmsg.apps.exposure import check_source
 from dmsg.base.printable import printable, without_userinfo
 from dmsg.base.seldom import Seldom
 from dmsg.base.units import human_size
@@ -221,9 +222,13 @@ def _written_out(text: str, values: dict[str, str]) -> str:
 def _body_file(path: str) -> IO[bytes]:
     """:raises OSError: it cannot be read, or is no regular file, which might never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", path)
+        check_source(descriptor, path, path=path)
+    except BaseException:
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "is not a regular file", path)
+        raise
     return os.fdopen(descriptor, "rb")
 
 

@@ -138,8 +138,11 @@ def curl(
       dmsg curl -o film.mkv -C - dmsg://alice/film.mkv
     """
 
+    from contextlib import suppress
+
     from twisted.web.http_headers import Headers
 
+    from dmsg.apps.exposure import check_written, has_dot
     from dmsg.cli.files.http import Wanted, fetch, start_at
     from dmsg.cli.running import run
 
@@ -152,7 +155,12 @@ def curl(
         name = _name_of(url)
         if output is not None or name in ("", ".", "..") or "\0" in name:
             raise click.UsageError("-O needs a URL that ends with a name, and no -o")
+        if has_dot(name):
+            raise click.UsageError(f"{name} begins with a dot: to write it, say -o {name}")
         output = Path(name)
+    if output is not None:
+        with suppress(FileNotFoundError):  # which is said when it is opened
+            check_written(output)
     if continue_at is not None and output is None:
         raise click.UsageError("--continue-at needs --output or -O")
     fields = Headers({"user-agent": ["dmsg"]})
