@@ -151,7 +151,7 @@ class Names:
     def find_host(self, host: str) -> PubKey:
         """Return the key that the host of a URL stands for.
 
-        :param host: a key or a name, with or without :data:`SUFFIX`; before the suffix a key in hexadecimal may be cut
+        :param host: a key or a name, with or without ``.dmsg``; before the suffix a key in hexadecimal may be cut
             by dots, since a label of DNS has at most 63 characters.
         :raises UnknownName: neither a key nor a known name.
         """

@@ -58,7 +58,7 @@ class SecureEnd(ResumableEnd):
     def go_over(self, transport: Any, result: HandshakeResult, hello: Hello, told_window: int) -> bytes:
         """The responder has answered RESUME: ``transport`` carries the stream as soon as the responder goes on there.
 
-        Until it shows that (:meth:`prove`) nothing else is sent, and what is not acknowledged stays as it is: if this
+        Until it shows that (``prove``) nothing else is sent, and what is not acknowledged stays as it is: if this
         transport is lost before, nobody can tell whether the responder has left its old one.
 
         :returns: the payload of a FWD without data, which the responder has to acknowledge.

@@ -150,7 +150,7 @@ class ClientConnection(SecureTable):
         self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
 
     def send(self, transport: ClientTransport, data: bytes | memoryview, ticket: Any = None) -> None:
-        """Send one FWD; :class:`Acknowledged` with the ticket follows, or :class:`AcknowledgedAll`.
+        """Send one FWD; ``Acknowledged`` with the ticket follows, or ``AcknowledgedAll``.
 
         :param data: at most 65508 bytes, 65492 on a secure transport.
         :raises LocalProtocolError: not open, window closed, or too long.
