@@ -187,14 +187,17 @@ def check_directory(descriptor: int, name: str, *, above: bool = False) -> None:
         os.close(at)
 
 
-def check_source(descriptor: int, name: str, *, path: str | os.PathLike[str] | None = None) -> None:
+def check_source(
+    descriptor: int, name: str, *, path: str | os.PathLike[str] | None = None, own: OwnFiles | None = None
+) -> None:
     """Check a regular file that is open for reading, before it is given to a peer.
 
+    :param own: of :func:`own_files`, where many files are checked at once.
     :param path: where it is, if the directory that it is in has not been checked.
     :raises OwnFile: it is dmsg's own.
     """
     status = os.fstat(descriptor)
-    if own_files().has_file(status) or (status.st_size <= KEY_FILE_LIMIT and has_secret(descriptor)):
+    if (own or own_files()).has_file(status) or (status.st_size <= KEY_FILE_LIMIT and has_secret(descriptor)):
         raise OwnFile(name)
     if path is not None:
         at = os.open(os.path.dirname(os.path.realpath(path)), _LOOK | os.O_DIRECTORY)

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import IO
 
-from dmsg.apps.exposure import check_source
+from dmsg.apps.exposure import OwnFiles, check_source
 from dmsg.apps.transfer import TransferError
 
 UNMEASURED_LIMIT = 1024 * 1024
@@ -89,12 +89,15 @@ def _descriptor(path: str) -> int | None:
     return None
 
 
-def open_regular(path: str | Path, name: str, at: int | None = None, *, follow: bool = False) -> io.FileIO:
+def open_regular(
+    path: str | Path, name: str, at: int | None = None, *, follow: bool = False, own: OwnFiles | None = None
+) -> io.FileIO:
     """Open a regular file to read it; a pipe would wait for somebody to write, a device has no end.
 
     :param name: its name, as an error has it.
     :param at: descriptor of the directory that the path begins in.
     :param follow: if it is a link, what it leads to.
+    :param own: see :func:`~dmsg.apps.exposure.check_source`.
     :raises TransferError: it is none.
     :raises OwnFile: it is dmsg's own.
     :raises OSError: it cannot be opened.
@@ -106,7 +109,7 @@ def open_regular(path: str | Path, name: str, at: int | None = None, *, follow: 
         os.close(descriptor)
         raise TransferError(f"{name}: is {'a directory' if stat.S_ISDIR(mode) else 'not a regular file'}")
     try:
-        check_source(descriptor, name, path=path if at is None else None)
+        check_source(descriptor, name, path=path if at is None else None, own=own)
     except BaseException:
         os.close(descriptor)
         raise

@@ -160,8 +160,8 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walked:
     return walked
 
 
-def _add_file(walked: Walked, source: str, path: str, at: int | None) -> None:
-    with open_regular(source, path, at) as file:
+def _add_file(walked: Walked, source: str, path: str, at: int | None, own: OwnFiles | None = None) -> None:
+    with open_regular(source, path, at, own=own) as file:
         status = os.fstat(file.fileno())
         content = content_of_unmeasured(file, status, path)
     size = status.st_size if content is None else len(content)
@@ -209,7 +209,7 @@ def _add_entry(walked: Walked, name: str, path: str, at: int, own: OwnFiles) -> 
         return False
     if stat.S_ISREG(status.st_mode):
         try:
-            _add_file(walked, name, path, at)
+            _add_file(walked, name, path, at, own)
         except OwnFile:
             walked.own.append(path)
     elif stat.S_ISLNK(status.st_mode) and stays_inside(path, target := os.readlink(name, dir_fd=at)):
