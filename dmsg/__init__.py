@@ -28,6 +28,7 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.net.streams.address": "DmsgAddress StreamLost StreamTimeout",
         "dmsg.net.streams.stream": "StreamTransport",
         "dmsg.net.streams.endpoints": "DmsgClientEndpoint DmsgServerEndpoint",
+        "dmsg.apps.listings": "file_site",
         "dmsg.clients.http": "DmsgEndpointFactory",
         "dmsg.clients.names": "Names UnknownName",
         "dmsg.clients.choice": "ServerChoice",
@@ -48,6 +49,7 @@ __all__, __getattr__, __dir__ = public(
 )
 
 if TYPE_CHECKING:
+    from dmsg.apps.listings import file_site as file_site
     from dmsg.base.memory import Memory as Memory
     from dmsg.clients.choice import ServerChoice as ServerChoice
     from dmsg.clients.http import DmsgEndpointFactory as DmsgEndpointFactory

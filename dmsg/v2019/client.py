@@ -76,7 +76,7 @@ class Client(DelegatedClient):
     """A dmsg client.
 
     Start it as any Twisted service (or call ``startService()``), wait for
-    :meth:`when_online`, then :meth:`connect` to public keys or :meth:`listen`.
+    :meth:`~dmsg.Client.when_online`, then :meth:`~dmsg.Client.connect` to public keys or :meth:`~dmsg.Client.listen`.
 
     :param key: the secret key; its public key is the client's address.
     :param discovery: URLs, or a :class:`~dmsg.discovery.lookups.Lookups`.
