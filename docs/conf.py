@@ -32,7 +32,7 @@ nitpick_ignore_regex = [
     ("py:class", r".*\._\w+"),
     # variables of types
     ("py:(class|obj)", r"dmsg\..*\.[A-Z]"),
-    ("py:(exc|class)", "CannotListenError|IPv4Address|IPv6Address|Handler|array"),
+    ("py:(exc|class)", r"CannotListenError|IPv4Address|IPv6Address|Handler|array|(_blake2\.)?blake2b"),
 ]
 
 

@@ -47,7 +47,7 @@ class Store(Protocol):
         """It has something in its line from now on."""
 
     def ping_later(self, delivery: Any) -> None:
-        """Call :meth:`Delivery.ping_behind` in a while."""
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.ping_behind` in a while."""
 
     def hand_later(self, delivery: Any) -> None:
-        """Call :meth:`Delivery.hand` after this turn, and again as long as that says so."""
+        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.hand` after this turn, and again as long as that says so."""
