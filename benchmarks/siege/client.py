@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.machine import Entity, away
 from benchmarks.siege.crowd import Crowd
 from benchmarks.siege.programs import Program
-from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, until
+from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, listed_server, until
 from benchmarks.wire import Connection
 from dmsg.discovery.entry import ClientMeta, Entry
 from dmsg.keys import PubKey, SecKey
@@ -132,17 +132,8 @@ class ClientScene(Scene):
     def __init__(self) -> None:
         self._discovery = Entity("dmsg-discovery", "--listen=tcp:0:interface=127.0.0.1", "--store=memory:", core=away())
         self._url = url = f"http://127.0.0.1:{self._discovery.address()[1]}"
-        self._relay = Entity(
-            "dmsg-server",
-            "--listen=tcp:0:interface=127.0.0.1",
-            f"--discovery={url}",
-            "--key-file=server.key",
-            "--create",
-            core=away(),
-        )
-        self._server = self._relay.wait_for(r"server ([0-9a-f]{66}) listens")[1]
+        self._relay, self._server = listed_server(url)
         self._where = self._relay.address()
-        self._relay.wait_for("registered in discovery")
         self._victim = SecKey.from_seed(b"victim").public
         self.entity = Program("-c", VICTIM, url, "victim")
         self.entity.wait_for("online")

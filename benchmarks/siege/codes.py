@@ -20,7 +20,7 @@ from benchmarks.siege.enemies import reactor, run_clients
 from benchmarks.siege.network import enemy
 from benchmarks.siege.programs import Visitor
 from benchmarks.siege.rest import ask, request
-from benchmarks.siege.scene import LOST, Scene
+from benchmarks.siege.scene import LOST, Scene, listed_server
 from benchmarks.siege.verdict import CONNECT_WITHIN, Bounds
 from benchmarks.siege.visitor import SAID_AFTER
 from dmsg.apps.codes.pake import Role
@@ -100,15 +100,7 @@ class CodesScene(Scene):
         self.entity = Entity("dmsg-discovery", "--listen=tcp:0:interface=127.0.0.1", "--store=memory:", core=away())
         self._where = self.entity.address()
         self._url = f"http://127.0.0.1:{self._where[1]}"
-        self._relay = Entity(
-            "dmsg-server",
-            "--listen=tcp:0:interface=127.0.0.1",
-            f"--discovery={self._url}",
-            "--key-file=server.key",
-            "--create",
-            core=away(),
-        )
-        self._relay.wait_for("registered in discovery")
+        self._relay, _ = listed_server(self._url)
         self._visitor = Visitor(self._url)
         key = SecKey.generate()
         entry = Entry("0.0.1", 0, time.time_ns(), key.public.hex(), ClientMeta(())).sign(key)

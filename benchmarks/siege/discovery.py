@@ -9,7 +9,7 @@ from itertools import count
 
 from benchmarks.machine import Entity, away
 from benchmarks.siege.rest import ask, request
-from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, silent, until
+from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, listed_server, silent, until
 from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.quota import OF_POSTER
 from dmsg.keys import SecKey
@@ -91,16 +91,8 @@ class DiscoveryScene(Scene):
             core=away(),
         )
         self._where = self.entity.address()
-        self._server = Entity(
-            "dmsg-server",
-            "--listen=tcp:0:interface=127.0.0.1",
-            f"--discovery=http://127.0.0.1:{self._where[1]}",
-            "--key-file=server.key",
-            "--create",
-            core=away(),
-        )
-        self._static = self._server.wait_for(r"server ([0-9a-f]{66}) listens")[1].encode()
-        self._server.wait_for("registered in discovery")
+        self._server, server_key = listed_server(f"http://127.0.0.1:{self._where[1]}")
+        self._static = server_key.encode()
         key = SecKey.generate()
         self.restore()
         ask(self._connection, request("POST", "/discovery/entries", _entry(key).to_json()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.machine import Entity, away
 from benchmarks.siege.network import Innocents
 from benchmarks.siege.programs import Visitor
-from benchmarks.siege.scene import NEWCOMER_TIMEOUT, Scene
+from benchmarks.siege.scene import NEWCOMER_TIMEOUT, Scene, listed_server
 from benchmarks.wire import Connection
 from dmsg.keys import PubKey, SecKey, write_key_file
 from dmsg.v2019.core.agreement import Hello, Proposal
@@ -23,17 +23,9 @@ class Peer(Scene):
     def __init__(self) -> None:
         self._discovery = Entity("dmsg-discovery", "--listen=tcp:0:interface=127.0.0.1", "--store=memory:", core=away())
         self._url = f"http://127.0.0.1:{self._discovery.address()[1]}"
-        self._relay = Entity(
-            "dmsg-server",
-            "--listen=tcp:0:interface=127.0.0.1",
-            f"--discovery={self._url}",
-            "--key-file=server.key",
-            "--create",
-            core=away(),
-        )
-        self._server = PubKey.from_hex(self._relay.wait_for(r"server ([0-9a-f]{66}) listens")[1])
+        self._relay, server_key = listed_server(self._url)
+        self._server = PubKey.from_hex(server_key)
         self._where = self._relay.address()
-        self._relay.wait_for("registered in discovery")
         key = SecKey.generate()
         self._key_file = self._relay.directory / "victim.key"
         write_key_file(self._key_file, key)

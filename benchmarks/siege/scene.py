@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, ClassVar
 
-from benchmarks.machine import Entity, raise_descriptor_limit
+from benchmarks.machine import Entity, away, raise_descriptor_limit
 from benchmarks.siege.verdict import Bounds
 from dmsg.errors import DmsgError
 
@@ -76,6 +76,21 @@ class Scene:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def listed_server(discovery: str) -> tuple[Entity, str]:
+    """Start a dmsg server and wait until ``discovery``, a URL, lists it.  Return the process and its key, 66 digits."""
+    entity = Entity(
+        "dmsg-server",
+        "--listen=tcp:0:interface=127.0.0.1",
+        f"--discovery={discovery}",
+        "--key-file=server.key",
+        "--create",
+        core=away(),
+    )
+    key = entity.wait_for(r"server ([0-9a-f]{66}) listens")[1]
+    entity.wait_for("registered in discovery")
+    return entity, key
 
 
 def ready() -> None:
