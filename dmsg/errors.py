@@ -164,7 +164,7 @@ class Unwanted(DmsgError):
 
 
 class WrongUse(DmsgError):
-    """An option, argument or name that a person gave cannot be; nothing was done."""
+    """A person gave an option, an argument or a name that is not valid; nothing was done."""
 
 
 class CutShort(DmsgError):

@@ -27,7 +27,7 @@ from dmsg.directories import SOCKET_NAME, config_directory, socket_directory, st
 KEY_FILE_LIMIT = 4096
 """Bytes of a file in which a secret key is looked for; the programs that read key files read no more."""
 OWN_FILES_LIMIT = 1000
-"""Entries of dmsg's own directories that are compared with a file that has a second name."""
+"""Entries of dmsg's own directories that are looked through, at most, for the second name of a file with hard links."""
 NAMED_FILES = ("DMSG_CONFIG", "DMSG_NAMES", "DMSG_AGENT", "DMSG_KEY_FILE", "RMB_KEY_FILE")
 """Variables of the environment that name a file of dmsg's own."""
 OWN_AGE = 1.0

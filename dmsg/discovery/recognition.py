@@ -47,7 +47,7 @@ def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
 
 
 def is_posted_today(body: bytes) -> bool:
-    """Whether a posted entry that does not verify is one of today's dmsg."""
+    """Whether ``body``, a posted entry whose signature is not valid, has the form of entries of dmsg 1.x."""
     try:
         return _is_of_today(json.loads(body))
     except (ValueError, RecursionError):

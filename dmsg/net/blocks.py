@@ -85,7 +85,7 @@ class BlockCounts:
         return ((name, count) for name, count in self._counts.items() if name not in self._inside)
 
     def add(self, host: str, number: int = 1) -> None:
-        """``host`` has so many more."""
+        """Count ``number`` more things, such as connections, at ``host`` and in each block around it."""
         blocks = blocks_of(host)
         for name, factor in blocks:
             self._counts[name] += number
@@ -93,7 +93,7 @@ class BlockCounts:
         self._rank_inside(blocks)
 
     def remove(self, host: str, number: int = 1) -> None:
-        """``host`` has so many fewer."""
+        """Count ``number`` fewer things at ``host`` and in each block around it."""
         blocks = blocks_of(host)
         narrow = blocks[0].name
         for name, factor in blocks:

@@ -46,7 +46,7 @@ from dmsg.v2019.session import ClientSession
 from dmsg.v2019.streams import Encryption, Streams
 
 SECURE_SEEN_SIZE = 65536
-"""Features of clients that are remembered: that they offer secure transports, and that they take upgrades."""
+"""Pairs of a client and a feature (secure transports or upgrades) that are remembered once the client showed it."""
 PLAIN_SERVERS = 1024
 """Servers of which is remembered that they do not know PING, whatever their entries say."""
 PLAIN_TIME = 3600.0

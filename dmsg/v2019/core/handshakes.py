@@ -124,7 +124,7 @@ class SecureTable(TransportTable):
         return offer, result
 
     def answer_ended(self, transport: ClientTransport, reason: int) -> None:
-        """Answer the REQUEST that would resume a stream: it was closed, for that reason."""
+        """Answer a REQUEST that would resume a closed stream with ``reason``, for which the stream was closed."""
         self._answer(transport, Hello(ended=reason))
         # the answer is all; the server keeps the route until it is told
         self.close(transport, reason)
