@@ -21,7 +21,7 @@ class StreamTests(NamespaceCase):
         (lab.directory / "shared").mkdir()
         content = os.urandom(size)
         (lab.directory / "film").write_bytes(content)
-        bob = self.dmsg("bob", "cp", "-l", "shared", "-w", "-k", "bob.key", "--create")
+        bob = self.dmsg("bob", "cp", "--listen", "shared", "--writable", "--anyone", "-k", "bob.key", "--create")
         bob.line("is at")
         alice = self.dmsg("alice", "-v", "cp", "film", f"{self.key.public}:")
         part = lab.directory / "shared" / ".film.dmsg-part"
