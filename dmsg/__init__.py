@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dmsg.lazily import public
-from dmsg.moved import install
 
 __all__, __getattr__, __dir__ = public(
     __name__,
@@ -114,5 +113,3 @@ if TYPE_CHECKING:
     from dmsg.servers.settings import ServerSettings as ServerSettings
     from dmsg.telemetry.service import TelemetrySettings as TelemetrySettings
     from dmsg.v2019.client import Client as Client
-
-install()

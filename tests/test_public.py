@@ -1,11 +1,10 @@
-"""What programs may import, and what they imported before."""
+"""What programs may import."""
 
 import ast
 import inspect
 import re
 import subprocess
 import sys
-import warnings
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules, walk_packages
@@ -15,7 +14,6 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients.choice import ServerChoice, ServerChoiceOptions
 from dmsg.discovery.settings import DiscoveryOptions, DiscoverySettings
-from dmsg.moved import MOVED
 from dmsg.servers.settings import ServerOptions, ServerSettings
 
 PACKAGES = ("dmsg", "dmsg.agent", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
@@ -106,53 +104,3 @@ class BareTests(SynchronousTestCase):
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, " ".join(EXTRAS), *rest]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
-
-
-class MovedTests(SynchronousTestCase):
-    """Module names until 0.1."""
-
-    def test_each_leads_to_what_it_had(self) -> None:
-        for old, new in MOVED.items():
-            module = import_module(f"dmsg.{old}")
-            for name in new.split():
-                import_module(f"dmsg.{name}")
-            self.assertEqual(module.__name__, f"dmsg.{old}")
-
-    def test_every_name_of_0_1(self) -> None:
-        """What each module defined; but for four of which there is nothing like it any more."""
-        missing = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for line in (ROOT / "tests" / "names-0.1.txt").read_text().splitlines():
-                old, _, names = line.partition(": ")
-                module = import_module(old)
-                missing += [f"{old}.{name}" for name in names.split() if not hasattr(module, name)]
-        self.assertEqual(missing, [])
-
-    def test_with_a_warning_at_the_line_that_uses_it(self) -> None:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            from dmsg.transport.service import Client  # type: ignore[import-not-found]
-        self.assertIs(Client, import_module("dmsg.v2019").Client)
-        self.assertEqual(
-            {(str(one.message), one.category, one.filename) for one in told},
-            {("dmsg.transport.service.Client is dmsg.v2019.client.Client now", DeprecationWarning, __file__)},
-        )
-
-    def test_a_name_that_has_another_meaning_now(self) -> None:
-        """``client`` was the table of a connection's transports, it is the entity."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from dmsg.messaging.client import ClientConnection as OfMessaging  # type: ignore[attr-defined]
-            from dmsg.rmb.relay import OFFLINE, Relay  # type: ignore[attr-defined]
-            from dmsg.transport import client  # type: ignore[import-not-found]
-        self.assertIs(client.ClientConnection, import_module("dmsg.v2019.core.table").ClientConnection)
-        self.assertIs(OfMessaging, import_module("dmsg.messaging.core.table").ClientConnection)
-        self.assertIs(Relay, import_module("dmsg.rmb.relay.rules").Rules)
-        self.assertEqual(OFFLINE, "destination offline")
-
-    def test_what_never_was(self) -> None:
-        with self.assertRaises(ModuleNotFoundError):
-            import_module("dmsg.transport.nothing")
-        with self.assertRaises(AttributeError):
-            import_module("dmsg.transport.wire").nothing  # noqa: B018

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IReactorTime
@@ -54,7 +54,6 @@ from dmsg.discovery.store.measured import MeasuredStore, StoreUnavailable
 from dmsg.discovery.telemetry import DiscoveryTelemetry
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.moved import forwarded
 from dmsg.net.addresses import block_of, is_public
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer, answer_http_error
@@ -480,8 +479,3 @@ class DiscoveryAPI:
     def _unavailable(self, request: IRequest, failure: Failure) -> bytes:
         request.setHeader(b"retry-after", b"1")
         return answer(request, 503, "the store does not answer")
-
-
-if not TYPE_CHECKING:
-    # until 0.1 these were one module
-    __getattr__ = forwarded(__name__, ["dmsg.discovery.settings", "dmsg.discovery.site"])

@@ -192,8 +192,6 @@ Dialect.GO2019 = Dialect(
     null_is_empty=True,
 )
 DIALECTS = (Dialect.SEED, Dialect.GO2019)
-Form = Dialect
-"""What it was called until 0.1."""
 
 
 def decode(body: bytes, dialect: Dialect = Dialect.SEED) -> Entry:

@@ -8,13 +8,11 @@ whom, :mod:`dmsg.discovery.dialects`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from dmsg.discovery.gojson import NULL_KEY
 from dmsg.discovery.spelling import SPELLING, Spelling
 from dmsg.errors import EntryError, KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
-from dmsg.moved import forwarded
 
 VERSION = "0.0.1"
 MAX_ENTRY_SIZE = 64 * 1024
@@ -181,8 +179,3 @@ class Entry:
             raise EntrySignatureError
         if self.successor is not None:
             self.successor.verify(self.static)
-
-
-if not TYPE_CHECKING:
-    # until 0.1 these were one module
-    __getattr__ = forwarded(__name__, ["dmsg.discovery.dialects", "dmsg.discovery.rules", "dmsg.discovery.gojson"])

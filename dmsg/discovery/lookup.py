@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.error import (
@@ -31,10 +31,8 @@ from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta, Success
 from dmsg.discovery.gojson import INT64
 from dmsg.discovery.recognition import OTHER_PATH, is_foreign, recognise
 from dmsg.discovery.rules import WRONG_TIME, Deletion, decode_deletion, next_sequence
-from dmsg.discovery.url import check_url  # noqa: F401  # its place until 0.1
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
-from dmsg.moved import forwarded
 from dmsg.net.web.body import AnswerTooLong, read_body
 from dmsg.net.web.fetch import WebClient, cancellable, make_pool, parse_json
 
@@ -473,8 +471,3 @@ _CAUSES: dict[type[Exception], str] = {
     ConnectionLost: "the connection was lost",
     ConnectionDone: "the connection was closed before the answer",
 }
-
-
-if not TYPE_CHECKING:
-    # until 0.1 these were one module
-    __getattr__ = forwarded(__name__, ["dmsg.discovery.lookups"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
@@ -22,7 +22,6 @@ from dmsg.messaging.core.dialect import Acks, dialect_of
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.dial import SessionEndpoint
 from dmsg.messaging.session import ClientSession
-from dmsg.moved import forwarded
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 
@@ -157,8 +156,3 @@ class Client(DelegatedClient):
             lambda: self.factories.get(0),
             doorman=self._doorman,
         )
-
-
-if not TYPE_CHECKING:
-    # until 0.1 this module was what dmsg.messaging.core.table is now
-    __getattr__ = forwarded(__name__, ["dmsg.messaging.core.table", "dmsg.messaging.core.dialect"])

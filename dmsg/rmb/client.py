@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from twisted.application.service import Service
@@ -24,7 +24,6 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.moved import forwarded
 from dmsg.net.reactor import Reactor
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import EXPIRED, OFFLINE
@@ -340,8 +339,3 @@ def _too_late(text: str) -> Callable[[object, float], None]:
         raise CallTimeout(f"{text} within {seconds:g} s")
 
     return raise_it
-
-
-if not TYPE_CHECKING:
-    # until 0.1 these were one module
-    __getattr__ = forwarded(__name__, ["dmsg.rmb.session.handlers", "dmsg.rmb.session.participant"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -15,7 +15,6 @@ from twisted.web.server import NOT_DONE_YET, Request
 
 from dmsg.base.buckets import RateLimit
 from dmsg.errors import DmsgError
-from dmsg.moved import forwarded
 from dmsg.net.addresses import forwarded_client
 from dmsg.net.blocks import blocks_of
 from dmsg.net.web.channel import BoundedSite
@@ -390,8 +389,3 @@ class BatchAnswer:
         self._gone = True
         for taking in list(self._taking.values()):
             taking.cancel()
-
-
-if not TYPE_CHECKING:
-    # until 0.1 these were one module
-    __getattr__ = forwarded(__name__, ["dmsg.rmb.relay.bringing"])
