@@ -183,7 +183,7 @@ lab: $(VENV)/.test
 
 EXAMPLES ?= 20000
 fuzz: $(VENV)/.test
-	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.test_keys tests.noise tests.v2019 tests.messaging tests.rmb.test_wire tests.rmb.test_delivery tests.rmb.test_random_input tests.rmb.test_door.PlainTests tests.rmb.test_tfchain tests.discovery.test_entry tests.net.test_faults.RandomTests
+	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m twisted.trial --temp-directory=_trial_temp tests.test_keys tests.noise tests.v2019 tests.messaging tests.rmb.test_wire tests.rmb.test_delivery tests.rmb.test_random_input tests.rmb.test_door.PlainTests tests.rmb.test_tfchain tests.discovery.entries.test_entry tests.net.test_faults.RandomTests
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* _trial_temp* docs/_build .tox .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from benchmarks.machine import Entity, away
-from dmsg.discovery.entry import ClientMeta, Entry
+from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.keys import SecKey
 
 COUNT = 2000

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.discovery import KEYS, exchange, post_request
 from benchmarks.machine import Entity, away, cpu_of
-from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta
+from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.store import IEntryStore, MemoryStore, SQLiteStore, Terms
 from dmsg.keys import SecKey, sha256
 

@@ -32,12 +32,12 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.clients.names": "Names UnknownName",
         "dmsg.clients.choice": "ServerChoice",
         "dmsg.servers.settings": "ServerSettings",
-        "dmsg.discovery.entry": "ClientMeta Entry ServerMeta",
-        "dmsg.discovery.dialects": "Dialect",
-        "dmsg.discovery.lookup": "Lookup",
-        "dmsg.discovery.lookups": "Lookups",
-        "dmsg.discovery.service": "Discovery",
-        "dmsg.discovery.settings": "DiscoverySettings",
+        "dmsg.discovery.entries.entry": "ClientMeta Entry ServerMeta",
+        "dmsg.discovery.entries.dialects": "Dialect",
+        "dmsg.discovery.lookup.lookup": "Lookup",
+        "dmsg.discovery.lookup.lookups": "Lookups",
+        "dmsg.discovery.service.service": "Discovery",
+        "dmsg.discovery.service.settings": "DiscoverySettings",
         "dmsg.servers.admission": "Admission Hook KeyList ListError read_keys",
         "dmsg.base.memory": "Memory",
         "dmsg.telemetry.service": "TelemetrySettings",
@@ -55,12 +55,12 @@ if TYPE_CHECKING:
     from dmsg.clients.names import Names as Names, UnknownName as UnknownName
     from dmsg.collector.sender import SpoolSender as SpoolSender
     from dmsg.collector.service import Collector as Collector
-    from dmsg.discovery.dialects import Dialect as Dialect
-    from dmsg.discovery.entry import ClientMeta as ClientMeta, Entry as Entry, ServerMeta as ServerMeta
-    from dmsg.discovery.lookup import Lookup as Lookup
-    from dmsg.discovery.lookups import Lookups as Lookups
-    from dmsg.discovery.service import Discovery as Discovery
-    from dmsg.discovery.settings import DiscoverySettings as DiscoverySettings
+    from dmsg.discovery.entries.dialects import Dialect as Dialect
+    from dmsg.discovery.entries.entry import ClientMeta as ClientMeta, Entry as Entry, ServerMeta as ServerMeta
+    from dmsg.discovery.lookup.lookup import Lookup as Lookup
+    from dmsg.discovery.lookup.lookups import Lookups as Lookups
+    from dmsg.discovery.service.service import Discovery as Discovery
+    from dmsg.discovery.service.settings import DiscoverySettings as DiscoverySettings
     from dmsg.errors import (
         CloseReason as CloseReason,
         ConnectFailed as ConnectFailed,

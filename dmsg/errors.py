@@ -292,7 +292,7 @@ class EntryNotFound(DiscoveryError, NobodyThere):
 
 
 class EntryError(DmsgError, ValueError):
-    """An entry that is malformed or breaks a rule; see :mod:`dmsg.discovery.entry`."""
+    """An entry that is malformed or breaks a rule; see :mod:`dmsg.discovery.entries.entry`."""
 
 
 def needs_extra(extra: str) -> str:

@@ -26,14 +26,16 @@ ROOT = Path(__file__).parents[1]
 TIMEOUT = 120.0
 """Seconds for the tests of one mutant: one that never ends is noticed."""
 TESTS = {
-    "dmsg/discovery/entry.py": "tests.test_signed tests.discovery.test_entry tests.discovery.test_api",
-    "dmsg/discovery/store/memory.py": "tests.discovery.test_store tests.discovery.test_looks",
-    "dmsg/discovery/store/sqlite.py": "tests.discovery.test_store",
+    "dmsg/discovery/entries/entry.py": (
+        "tests.test_signed tests.discovery.entries.test_entry tests.discovery.service.test_api"
+    ),
+    "dmsg/discovery/store/memory.py": "tests.discovery.store.test_store tests.discovery.checks.test_looks",
+    "dmsg/discovery/store/sqlite.py": "tests.discovery.store.test_store",
     "dmsg/messaging/core/table.py": "tests.messaging",
     "dmsg/messaging/core/relay.py": "tests.messaging",
     "dmsg/net/streams/stream.py": "tests.net.test_stream tests.v2019.test_secure tests.v2019.test_manners",
     "dmsg/noise/records.py": "tests.noise",
-    "dmsg/base/ranked.py": "tests.discovery.test_store tests.rmb.test_enemies.UsedTokenTests",
+    "dmsg/base/ranked.py": "tests.discovery.store.test_store tests.rmb.test_enemies.UsedTokenTests",
     "dmsg/rmb/relay/delivery.py": "tests.rmb.test_delivery",
     "dmsg/rmb/relay/federation/slots.py": "tests.rmb.test_slots",
     "dmsg/rmb/twins/token.py": "tests.rmb.test_wire tests.rmb.test_enemies.UsedTokenTests",

@@ -13,7 +13,7 @@ from typing import get_type_hints
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients.choice import ServerChoice, ServerChoiceOptions
-from dmsg.discovery.settings import DiscoveryOptions, DiscoverySettings
+from dmsg.discovery.service.settings import DiscoveryOptions, DiscoverySettings
 from dmsg.servers.settings import ServerOptions, ServerSettings
 
 PACKAGES = ("dmsg", "dmsg.agent", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")

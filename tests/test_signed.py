@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.entry import ClientMeta, Entry, EntrySignatureError, ServerMeta, Successor
-from dmsg.discovery.ranking import RankingError, read_ranking, sign_ranking
-from dmsg.discovery.rules import Deletion
+from dmsg.discovery.entries.entry import ClientMeta, Entry, EntrySignatureError, ServerMeta, Successor
+from dmsg.discovery.entries.rules import Deletion
+from dmsg.discovery.service.ranking import RankingError, read_ranking, sign_ranking
 from dmsg.keys import SecKey
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope

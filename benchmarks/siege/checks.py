@@ -16,7 +16,7 @@ from benchmarks.siege.network import Innocents, enemy_ipv6
 from benchmarks.siege.programs import Program
 from benchmarks.siege.rest import ask, request
 from benchmarks.siege.scene import LOST, NEWCOMER_TIMEOUT, Scene, ready, until
-from dmsg.discovery.entry import Entry, ServerMeta
+from dmsg.discovery.entries.entry import Entry, ServerMeta
 from dmsg.keys import SecKey
 
 BLOCKS, OF_BLOCK = 260, 8

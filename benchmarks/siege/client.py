@@ -13,7 +13,7 @@ from benchmarks.siege.crowd import Crowd
 from benchmarks.siege.programs import Program
 from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, listed_server, until
 from benchmarks.wire import Connection
-from dmsg.discovery.entry import ClientMeta, Entry
+from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.core.agreement import Hello, Proposal
 from dmsg.v2019.core.wire import ACK, CLOSE, FWD, REQUEST, encode_frame

@@ -26,7 +26,7 @@ from benchmarks.siege.visitor import SAID_AFTER
 from dmsg.apps.codes.pake import Role
 from dmsg.apps.codes.stream import PORT, TRIES, CodeEnd
 from dmsg.apps.codes.words import Code
-from dmsg.discovery.entry import ClientMeta, Entry
+from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.client import Client

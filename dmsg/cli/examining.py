@@ -19,8 +19,8 @@ from dmsg.cli.config import config_path, read_config
 from dmsg.cli.output import say, state, tell
 from dmsg.cli.params import WAYS_TO_A_DISCOVERY
 from dmsg.clients.names import Names
-from dmsg.discovery.entry import Entry, features
-from dmsg.discovery.lookup import Lookup
+from dmsg.discovery.entries.entry import Entry, features
+from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keys import PubKey, SecKey, read_key_file
 from dmsg.net.reactor import Reactor

@@ -16,13 +16,13 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
+from dmsg.base.urls import check_url
 from dmsg.cli.agent.choosing import through_agent
 from dmsg.cli.completing import complete_path, names
 from dmsg.cli.loading import load
 from dmsg.cli.output import say
 from dmsg.clients.choice import MIN_SERVERS, ServerChoice
 from dmsg.clients.names import Names
-from dmsg.discovery.url import check_url
 from dmsg.errors import DmsgError
 from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key

@@ -19,7 +19,7 @@ from dmsg.cli.output import notice, say, state, tell
 from dmsg.errors import DiscoveryError, Unwanted
 
 if TYPE_CHECKING:
-    from dmsg.discovery.nameplates.client import Nameplate
+    from dmsg.discovery.lookup.nameplates import Nameplate
     from dmsg.net.reactor import Reactor
     from dmsg.v2019.client import Client
 

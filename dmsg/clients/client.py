@@ -21,10 +21,10 @@ from dmsg.clients.entries import Entries, delegated_servers
 from dmsg.clients.lifecycle import LifecycleCore, make_lifecycle
 from dmsg.clients.publish import EntryPublisher
 from dmsg.clients.servers import ServerSet, ServerUses
-from dmsg.discovery.entry import Entry, features as entry_features
-from dmsg.discovery.lookup import Lookup
-from dmsg.discovery.lookups import Lookups
-from dmsg.discovery.nameplates.client import Nameplate, claim, find
+from dmsg.discovery.entries.entry import Entry, features as entry_features
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.discovery.lookup.lookups import Lookups
+from dmsg.discovery.lookup.nameplates import Nameplate, claim, find
 from dmsg.errors import CloseReason, ConnectFailed, ConnectTimeout, DiscoveryError, DmsgTimeout, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.reactor import Reactor
@@ -181,7 +181,7 @@ class DelegatedClient(Service):
     async def find_nameplate(self, number: int) -> PubKey:
         """The key to which a nameplate leads; nothing vouches for it.
 
-        :raises ~dmsg.discovery.nameplates.client.NoSuchNameplate: there is none.
+        :raises ~dmsg.discovery.lookup.nameplates.NoSuchNameplate: there is none.
         :raises DiscoveryError: nobody could be asked.
         """
         return await find(self._lookups, number)

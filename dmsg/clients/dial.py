@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.base.printable import shortened
-from dmsg.discovery.entry import Entry
+from dmsg.discovery.entries.entry import Entry
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.retry import retry_delay

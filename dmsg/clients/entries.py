@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from twisted.internet.interfaces import IReactorTime
 
-from dmsg.discovery.entry import Entry
-from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.entries.entry import Entry
+from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import ConnectFailed, DiscoveryError, EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 

@@ -10,9 +10,9 @@ from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.discovery.contest import CONTESTED_TIME, Contest
-from dmsg.discovery.entry import REFRESH, ClientMeta, Entry, with_feature
-from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.entries.entry import REFRESH, ClientMeta, Entry, with_feature
+from dmsg.discovery.lookup.contest import CONTESTED_TIME, Contest
+from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.again import Again

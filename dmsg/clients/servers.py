@@ -20,8 +20,8 @@ from twisted.logger import Logger
 
 from dmsg.clients.choice import ServerChoice
 from dmsg.clients.dial import ServerLink, Session, SessionOpener
-from dmsg.discovery.entry import Entry
-from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.entries.entry import Entry
+from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.again import Again

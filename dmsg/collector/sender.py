@@ -28,7 +28,7 @@ from twisted.python.failure import Failure
 from dmsg.apps.transfer import lost_text
 from dmsg.base.seldom import Seldom
 from dmsg.collector.wire import FILE_LIMIT, LINE_LIMIT, Answer, Kind, Offer, WireError, is_spool_name, parse_answer
-from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import ConnectFailed, DmsgError
 from dmsg.keylock import KeyInUse, KeyLock, hold
 from dmsg.keys import SecKey, load_or_create_key

@@ -18,7 +18,7 @@ from dmsg.collector.receiver import ReceivingFactory
 from dmsg.collector.shown import CollectorShown
 from dmsg.collector.store import LIMIT, RESERVE, Store
 from dmsg.collector.wire import PORT
-from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.again import Again
 from dmsg.net.reactor import Reactor

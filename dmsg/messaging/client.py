@@ -14,8 +14,8 @@ from twisted.internet.protocol import Factory, Protocol
 from dmsg.clients.choice import ANY, ServerChoice, ServerChoiceOptions
 from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening
 from dmsg.clients.doorman import Doorman
-from dmsg.discovery.entry import Entry, features
-from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.entries.entry import Entry, features
+from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import ConnectFailed
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.dialect import Acks, dialect_of
@@ -35,7 +35,7 @@ class Client(DelegatedClient):
 
     :param key: the secret key; its public key is the client's address.  Not one that a dmsg
         client uses: an entry in discovery is of one or the other.
-    :param discovery: URLs, or a :class:`~dmsg.discovery.lookups.Lookups`.
+    :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
     :param profile: of its servers, and of whom it talks to; a :class:`~dmsg.messaging.Profile`, or its name.
     :param acks: with ``skywire``: whether programs that others have written acknowledge what they get inside channels,
         as Go did until 2019-04-15, and this one with them.  None: the first word of a remote says it, and what is to

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from dmsg.discovery import proof
-from dmsg.discovery.proof import Opening, Openings
+from dmsg.discovery.checks import proof
+from dmsg.discovery.checks.proof import Opening, Openings
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.wire import Profile

@@ -10,7 +10,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.discovery.entry import with_feature
+from dmsg.discovery.entries.entry import with_feature
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.dialect import profile_of
 from dmsg.messaging.core.handshake import JSONHandshake

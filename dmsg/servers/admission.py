@@ -18,7 +18,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from dmsg.base.printable import shortened
-from dmsg.discovery.url import check_url
+from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.net.isolate import isolated

@@ -13,10 +13,10 @@ from twisted.internet.interfaces import IDelayedCall, IListeningPort, IReactorTi
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.discovery.contest import CONTESTED_TIME, Contest
-from dmsg.discovery.entry import Entry, ServerMeta, features
-from dmsg.discovery.lookup import Lookup
-from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.entries.entry import Entry, ServerMeta, features
+from dmsg.discovery.lookup.contest import CONTESTED_TIME, Contest
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.retry import retry_delay

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypedDict
 
-from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.servers.admission import Admission
 
 DRAIN_TIMEOUT = 8.0

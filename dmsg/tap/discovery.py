@@ -7,9 +7,9 @@ from pathlib import Path
 from twisted.application.service import IService
 from twisted.python.usage import UsageError
 
-from dmsg.discovery.ranking import RankingFile
-from dmsg.discovery.service import Discovery
-from dmsg.discovery.settings import (
+from dmsg.discovery.service.ranking import RankingFile
+from dmsg.discovery.service.service import Discovery
+from dmsg.discovery.service.settings import (
     BURST,
     ENTRY_TTL,
     MAX_SERVERS,

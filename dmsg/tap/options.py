@@ -23,8 +23,8 @@ from twisted.logger import (
 from twisted.python.usage import Options as UsageOptions, UsageError
 
 from dmsg.base.printable import printable, without_userinfo
+from dmsg.base.urls import check_url
 from dmsg.directories import config_directory
-from dmsg.discovery.url import check_url
 from dmsg.errors import DmsgError
 from dmsg.pages.access import read_token
 from dmsg.tap.log_files import log_file_of, reopen_at_signals

@@ -27,9 +27,9 @@ from twisted.web.client import Agent
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
-from dmsg.discovery.lookup import Lookup
-from dmsg.discovery.lookups import Lookups
-from dmsg.discovery.service import Discovery
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.discovery.lookup.lookups import Lookups
+from dmsg.discovery.service.service import Discovery
 from dmsg.keys import SecKey
 from dmsg.messaging.openings import OPENINGS
 from dmsg.net.web.fetch import Body, make_pool

@@ -20,8 +20,8 @@ from dmsg.base.memory import CLIENTS, Memory
 from dmsg.base.tables import remember
 from dmsg.clients.choice import ANY, ServerChoice, ServerChoiceOptions
 from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening
-from dmsg.discovery.entry import Entry
-from dmsg.discovery.lookups import Lookups
+from dmsg.discovery.entries.entry import Entry
+from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import (
     CloseReason,
     ConnectFailed,
@@ -79,7 +79,7 @@ class Client(DelegatedClient):
     :meth:`~dmsg.Client.when_online`, then :meth:`~dmsg.Client.connect` to public keys or :meth:`~dmsg.Client.listen`.
 
     :param key: the secret key; its public key is the client's address.
-    :param discovery: URLs, or a :class:`~dmsg.discovery.lookups.Lookups`.
+    :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
     :param choice: which servers it takes; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
     :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.v2019.streams.Encryption`.
     :param resume_timeout: seconds that a stream waits for another way to the

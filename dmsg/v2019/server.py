@@ -10,7 +10,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.discovery.entry import with_feature
+from dmsg.discovery.entries.entry import with_feature
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.links.link import Link
 from dmsg.net.links.records import RecordLink

@@ -27,7 +27,7 @@ from dmsg.apps.codes.stream import (
     CodeFactory,
 )
 from dmsg.apps.codes.words import EXAMPLE, Code
-from dmsg.discovery.nameplates.client import claim, find
+from dmsg.discovery.lookup.nameplates import claim, find
 from dmsg.keys import SecKey
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.testing import Lab

@@ -11,10 +11,10 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from dmsg.cli.running import ONLINE_TIMEOUT
-from dmsg.discovery.recognition import TODAY
+from dmsg.discovery.entries.recognition import TODAY
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_tools import ToolCase
-from tests.discovery.test_recognition import NOBODY, Elsewhere
+from tests.discovery.entries.test_recognition import NOBODY, Elsewhere
 from tests.support import asynchronous
 
 

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients.choice import ServerChoice
 from dmsg.clients.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet, ServerUses
-from dmsg.discovery.entry import VERSION, Entry, ServerMeta
+from dmsg.discovery.entries.entry import VERSION, Entry, ServerMeta
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.core.events import Draining
 from tests.v2019.secure_support import SecureCase

@@ -157,7 +157,7 @@ class ContainerTests(SynchronousTestCase):
         for needed in (
             "dmsg/pages/page.css",
             "dmsg/pages/page.js",
-            "dmsg/discovery/openapi.json",
+            "dmsg/discovery/service/openapi.json",
             "dmsg/py.typed",
             "twisted/plugins/dmsg_plugins.py",
         ):

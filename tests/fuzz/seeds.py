@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta
-from dmsg.discovery.rules import Deletion
+from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
+from dmsg.discovery.entries.rules import Deletion
 from dmsg.messaging.core.agreement import Proposal
 from dmsg.messaging.core.wire import Profile, encode_close, encode_closed, encode_open, send_head
 from dmsg.noise.records import RecordSealer

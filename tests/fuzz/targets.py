@@ -13,8 +13,8 @@ from typing import Any
 
 from dmsg.apps.socks import SocksError, SocksRequest
 from dmsg.base.printable import printable
-from dmsg.discovery.dialects import DIALECTS, decode, signed_one
-from dmsg.discovery.rules import decode_deletion
+from dmsg.discovery.entries.dialects import DIALECTS, decode, signed_one
+from dmsg.discovery.entries.rules import decode_deletion
 from dmsg.errors import DmsgError, HandshakeError, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PubKey, SecKey, Signature
 from dmsg.messaging.core.events import Requested as ChannelRequested

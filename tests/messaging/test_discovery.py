@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from dmsg.discovery.dialects import Dialect, decode_verified
-from dmsg.discovery.entry import ClientMeta, Entry, ServerMeta, features, with_feature
+from dmsg.discovery.entries.dialects import Dialect, decode_verified
+from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta, features, with_feature
 from dmsg.keys import PubKey, SecKey
 from dmsg.messaging.core.wire import Profile
-from tests.discovery.test_api import APICase
+from tests.discovery.service.test_api import APICase
 from tests.messaging.support import KEYS, vectors
 
 FULL = "available servers: includes servers with 0 available_connections"

@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.clients.choice import ServerChoice
 from dmsg.clients.publish import FEWER_DELAY, PUBLISH_DELAY, EntryPublisher
 from dmsg.clients.servers import ServerSet, ServerUses
-from dmsg.discovery.entry import VERSION, ClientMeta, Entry, ServerMeta
+from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.again import Again

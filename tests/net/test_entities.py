@@ -24,7 +24,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 from zope.interface import implementer
 
-from dmsg.discovery.lookup import Lookup
+from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net import socketopts
@@ -156,7 +156,7 @@ class NetworkTests(EntityCase):
         await protocol.transport.send(b"without discovery")
         await self.until(lambda: protocol.data == b"without discovery")
         self.assertEqual(bob.status, "online")
-        from dmsg.discovery.service import Discovery
+        from dmsg.discovery.service.service import Discovery
 
         again = Discovery(reactor, [f"tcp:{port}:interface=127.0.0.1"], "memory:", rate=0)
         again.startService()

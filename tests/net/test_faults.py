@@ -17,7 +17,7 @@ from twisted.internet.protocol import Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli.demos.processes import address_of, start_twistd, stop
-from dmsg.discovery.entry import ClientMeta, Entry
+from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.errors import CloseReason, DropReason
 from dmsg.keys import SecKey
 from dmsg.net import socketopts

@@ -19,7 +19,7 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SkipTest, SynchronousTestCase, TestCase
 from twisted.web.client import ResponseFailed
 
-from dmsg.discovery.lookup import Lookup
+from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import SecKey
 from dmsg.net.web.body import read_body

@@ -14,7 +14,7 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, clientFromString, con
 from twisted.internet.protocol import Protocol
 from twisted.python.usage import UsageError
 
-from dmsg.discovery.entry import ClientMeta, Entry, features
+from dmsg.discovery.entries.entry import ClientMeta, Entry, features
 from dmsg.errors import ConnectFailed, DmsgTimeout, DropReason, EntryNotFound, TransportClosed
 from dmsg.keys import PubKey, SecKey, write_key_file
 from dmsg.messaging import strings

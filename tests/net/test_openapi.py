@@ -69,6 +69,6 @@ class OpenAPITests(EntityCase):
     @staticmethod
     def discovery_routes() -> Any:
         """The rules of Klein's map."""
-        from dmsg.discovery.api import DiscoveryAPI
+        from dmsg.discovery.service.api import DiscoveryAPI
 
         return list(DiscoveryAPI._app.url_map.iter_rules())

@@ -17,7 +17,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from dmsg.discovery.entry import ClientMeta, Entry
+from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.keys import SecKey
 from dmsg.net.redis import GRACE, lazy_redis
 from tests.net.support import EntityCase

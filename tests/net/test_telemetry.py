@@ -11,7 +11,7 @@ from typing import Any
 from twisted.internet import reactor
 
 from dmsg.cli.demos.processes import address_of, start_twistd
-from dmsg.discovery.ranking import sign_ranking
+from dmsg.discovery.service.ranking import sign_ranking
 from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey, read_key_file
 from dmsg.telemetry.pseudonyms import Pseudonyms, read_secret

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.delegations import LASTS, MAX_CLIENTS, Delegations
+from dmsg.discovery.service.delegations import LASTS, MAX_CLIENTS, Delegations
 from dmsg.errors import DmsgError
 from dmsg.pages.access import Access, read_token
 from dmsg.pages.drawing import draw, said

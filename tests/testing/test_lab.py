@@ -16,7 +16,7 @@ from twisted.internet.error import (
 )
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.discovery.entry import ClientMeta, Successor
+from dmsg.discovery.entries.entry import ClientMeta, Successor
 from dmsg.errors import CloseReason, ConnectFailed, DiscoveryError, DropReason, EncryptionUnavailable
 from dmsg.keys import SecKey
 from dmsg.testing.lab import Lab

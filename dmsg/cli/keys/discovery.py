@@ -14,13 +14,13 @@ from dmsg.cli.params import PUBLIC_KEY, discovery_option
 from dmsg.keys import PubKey, read_key_file
 
 if TYPE_CHECKING:
-    from dmsg.discovery.lookups import Lookups
+    from dmsg.discovery.lookup.lookups import Lookups
     from dmsg.net.reactor import Reactor
 
 
 def _lookups(reactor: Reactor, urls: tuple[str, ...]) -> Lookups:
-    from dmsg.discovery.lookup import Lookup
-    from dmsg.discovery.lookups import Lookups
+    from dmsg.discovery.lookup.lookup import Lookup
+    from dmsg.discovery.lookup.lookups import Lookups
 
     return Lookups([Lookup(reactor, url) for one in urls for url in one.split()])
 

@@ -14,7 +14,7 @@ from dmsg.errors import KeyFileError
 from dmsg.keys import SecKey, read_key_file, write_key_file
 
 if TYPE_CHECKING:
-    from dmsg.discovery.entry import Entry
+    from dmsg.discovery.entries.entry import Entry
     from dmsg.net.reactor import Reactor
 
 
@@ -56,9 +56,9 @@ def succeed(old: str, new_file: str, discovery: tuple[str, ...]) -> None:
     """
 
     from dmsg.cli.running import run
-    from dmsg.discovery.entry import ClientMeta, Successor
-    from dmsg.discovery.lookup import Lookup
-    from dmsg.discovery.lookups import Lookups
+    from dmsg.discovery.entries.entry import ClientMeta, Successor
+    from dmsg.discovery.lookup.lookup import Lookup
+    from dmsg.discovery.lookup.lookups import Lookups
 
     async def main(reactor: Reactor) -> None:
         before, after = read_key_file(old), read_key_file(new_file)

@@ -139,7 +139,7 @@ def rank(out: str, key_file: str, create: bool, ranking: Path, hours: float) -> 
     """Sign the placement table, for `twistd dmsg-discovery --ranking FILE --ranking-key KEY`."""
     from dmsg.analytics.store import Store
     from dmsg.analytics.whole import write_whole
-    from dmsg.discovery.ranking import MAX_RANKED, sign_ranking
+    from dmsg.discovery.service.ranking import MAX_RANKED, sign_ranking
 
     store = Store(out)
     rows = store.gold("placement", store.computed())

@@ -1,7 +1,7 @@
 """Where entries are kept: in memory, in SQLite, in Redis; one interface.
 
 Each store compares and sets in one step, by the rules of
-:func:`dmsg.discovery.rules.check_iteration`; for Redis the rule is a script
+:func:`dmsg.discovery.entries.rules.check_iteration`; for Redis the rule is a script
 that runs there, so that several discovery processes can share a database.
 Entries come in verified; times come in as arguments.
 

@@ -10,8 +10,8 @@ from attrs import frozen
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
-from dmsg.discovery.entry import Entry
-from dmsg.discovery.rules import Deletion
+from dmsg.discovery.entries.entry import Entry
+from dmsg.discovery.entries.rules import Deletion
 from dmsg.errors import DmsgError
 
 NEVER = 1e18
@@ -82,7 +82,7 @@ class IEntryStore(Interface):
 
     dropped = Attribute("Dropped: told of entries that the store lets go of; may be set.")
     failures = Attribute("A tuple of the exceptions by which it fails that are not a fault of this program.")
-    nameplates = Attribute("Provides dmsg.discovery.nameplates.interface.INameplates: kept beside the entries.")
+    nameplates = Attribute("Provides dmsg.discovery.store.base.INameplates: kept beside the entries.")
 
     def is_full(error: BaseException) -> bool:
         """Whether ``post`` fails with this because nothing can be written, though it can be read."""
@@ -178,3 +178,27 @@ def target(entry: Entry) -> str:
 def ends(now: float, lasts: float) -> float:
     """When an entry is dropped; finite, as databases want it."""
     return min(NEVER, now + lasts)
+
+
+class INameplates(Interface):
+    """Numbers that lead to keys."""
+
+    failures = Attribute("A tuple of the exceptions by which it fails that are not a fault of this program.")
+
+    def is_full(error: BaseException) -> bool:
+        """Whether ``claim`` fails with this because nothing can be written, though it can be read."""
+
+    def claim(static: str, numbers: Sequence[int], place: str, most: float, now: float, ends: float) -> Deferred[int]:
+        """Give a key the first of ``numbers`` that is free, until ``ends``; the one that it has is kept until then, and
+        counts for the place of who asked last.
+
+        :param place: the address block of who asks, which may have ``most`` at a time.
+
+        Fires with the number, ``NONE_FREE`` or ``TOO_MANY``.
+        """
+
+    def look(number: int, now: float) -> Deferred[str]:
+        """The key of a nameplate.  Fails with EntryNotFound."""
+
+    def release(number: int, static: str, now: float) -> Deferred[None]:
+        """Take a nameplate from a key.  Fails with EntryNotFound when the key does not have it."""

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.discovery.entry import EntryInvalid
+from dmsg.discovery.entries.entry import EntryInvalid
 from dmsg.errors import EntryNotFound
 from dmsg.telemetry.metrics import Metrics
 

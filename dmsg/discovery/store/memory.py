@@ -12,9 +12,8 @@ from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
 from dmsg.base.ranked import Ranked
-from dmsg.discovery.entry import Entry, EntryInvalid
-from dmsg.discovery.nameplates.store import MemoryNameplates
-from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, time_order
+from dmsg.discovery.entries.entry import Entry, EntryInvalid
+from dmsg.discovery.entries.rules import Deletion, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
     LATEST_LOOK,
     NEVER,
@@ -32,6 +31,7 @@ from dmsg.discovery.store.base import (
     size_of,
     target,
 )
+from dmsg.discovery.store.nameplates import MemoryNameplates
 from dmsg.errors import EntryNotFound
 from dmsg.net.blocks import BlockCounts, blocks_of
 

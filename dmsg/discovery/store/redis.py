@@ -14,9 +14,8 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
-from dmsg.discovery.entry import Entry, EntryInvalid
-from dmsg.discovery.nameplates.store import RedisNameplates
-from dmsg.discovery.rules import (
+from dmsg.discovery.entries.entry import Entry, EntryInvalid
+from dmsg.discovery.entries.rules import (
     WRONG_DELETE_SEQUENCE,
     WRONG_FIRST_SEQUENCE,
     WRONG_SEQUENCE,
@@ -44,6 +43,7 @@ from dmsg.discovery.store.base import (
     size_of,
     target,
 )
+from dmsg.discovery.store.nameplates import RedisNameplates
 from dmsg.discovery.store.scripts import (
     ADOPT,
     AVAILABLE,

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from dmsg.discovery.dialects import Dialect, decode
-from dmsg.discovery.entry import REFRESHING, Entry, EntryInvalid, features
-from dmsg.discovery.nameplates.store import SQLiteNameplates
-from dmsg.discovery.rules import Deletion, Head, check_deletion, check_iteration, time_order
+from dmsg.discovery.entries.dialects import Dialect, decode
+from dmsg.discovery.entries.entry import REFRESHING, Entry, EntryInvalid, features
+from dmsg.discovery.entries.rules import Deletion, Head, check_deletion, check_iteration, time_order
 from dmsg.discovery.store.base import (
     KINDS,
     LATEST_LOOK,
@@ -34,7 +33,8 @@ from dmsg.discovery.store.base import (
     size_of,
     target,
 )
-from dmsg.discovery.transaction import transaction
+from dmsg.discovery.store.nameplates import SQLiteNameplates
+from dmsg.discovery.store.transaction import transaction
 from dmsg.errors import EntryError, EntryNotFound
 from dmsg.net.blocks import blocks_of
 

@@ -16,7 +16,7 @@ from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
 from dmsg.base.printable import without_userinfo
-from dmsg.discovery.url import check_url
+from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError
 from dmsg.net.isolate import isolated
 from dmsg.net.retry import retry_delay

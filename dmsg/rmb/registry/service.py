@@ -8,7 +8,7 @@ from typing import Any
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.discovery.url import check_url
+from dmsg.base.urls import check_url
 from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.net.web.guard import GuardedFactory

@@ -21,7 +21,7 @@ from twisted.web.http_headers import Headers
 from zope.interface import implementer
 
 from dmsg.base.printable import without_userinfo
-from dmsg.discovery.url import check_url
+from dmsg.base.urls import check_url
 from dmsg.errors import needs_extra
 from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, make_pool, parse_json

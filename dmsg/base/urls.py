@@ -1,0 +1,22 @@
+"""URLs of HTTP services.  No I/O."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from dmsg.base.printable import without_userinfo
+
+
+def check_url(url: str) -> str:
+    """Return ``url`` if it is an HTTP URL with a host.
+
+    :raises ValueError: it cannot be one; the text says so in one line.
+    """
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"{without_userinfo(url)[:80]!r} is not a URL, as http://127.0.0.1:9090 is")
+    return url

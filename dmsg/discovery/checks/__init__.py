@@ -1,0 +1,1 @@
+"""Checks of listed servers: which are made, when, and how much they may ask of others."""

@@ -1,0 +1,208 @@
+"""What is taken from whom: the JSON of entries as two generations of programs post it.  No I/O.
+
+The seed documents ask for strict JSON, and do not say whether ``port`` is
+signed.  The service of 2019 decodes as Go does and always writes ``port``
+(``""`` by default) between the address and available_connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from dmsg.discovery.entries.entry import (
+    MAX_DELEGATED,
+    SPELLING,
+    ClientMeta,
+    Entry,
+    EntryInvalid,
+    EntrySignatureError,
+    ServerMeta,
+    Spelling,
+    Successor,
+    features,
+)
+from dmsg.discovery.entries.gojson import (
+    AS_GO,
+    INT64,
+    NULL_KEY,
+    STRICT,
+    UINT64,
+    EntryDecodeError,
+    Members,
+    Reader,
+    string_of,
+)
+from dmsg.errors import KeyFormatError
+from dmsg.keys import PubKey
+
+_ENTRY = frozenset({"version", "sequence", "timestamp", "static", "client", "server", "successor", "signature"})
+_SUCCESSOR = frozenset({"static", "signature"})
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one generation of programs speaks to discovery.
+
+    :cvar SEED: that of the seed documents, and of this implementation.
+    :cvar GO2019: that of the service of 2019.
+    :ivar entries: the paths of entries.
+    :ivar available: the paths of available servers.
+    :ivar reader: which JSON is taken.
+    :ivar spelling: what members are called.
+    :ivar port_optional: a server's entry may be signed without ``port``.
+    :ivar successors: it knows keys that follow others.
+    :ivar marks: the words behind ``+`` in a version count as what the entry's
+        owner can do.  A program of 2019 may post an entry again with the words that
+        a newer one with its key put there.
+    :ivar null_is_empty: the value ``null`` is an entry without members.
+    """
+
+    SEED: ClassVar[Dialect]
+    GO2019: ClassVar[Dialect]
+
+    entries: tuple[str, ...]
+    available: tuple[str, ...]
+    reader: Reader
+    spelling: Spelling
+    port_optional: bool
+    successors: bool
+    marks: bool
+    null_is_empty: bool
+
+    def decode(self, body: bytes) -> Sequence[Entry]:
+        """An entry from posted JSON, not yet validated, in each way in which it may have been signed.
+
+        :returns: one entry, or two that differ in whether ``port`` is written.
+        :raises EntryDecodeError: malformed.
+        """
+        reader = self.reader
+        value = reader.parse(body)
+        members = {} if value is None and self.null_is_empty else reader.members(value, _ENTRY, "entry")
+        client = server = successor = None
+        port_given = True
+        if members.get("client") is not None:
+            client = self._client(members["client"])
+        if members.get("server") is not None:
+            server, port_given = self._server(members["server"])
+        if self.successors and members.get("successor") is not None:
+            fields = reader.members(members["successor"], _SUCCESSOR, "successor")
+            successor = Successor(
+                reader.key(fields.get("static"), "successor"), string_of(fields.get("signature"), "signature").lower()
+            )
+        entry = Entry(
+            version=string_of(members.get("version"), "version"),
+            sequence=reader.integer(members.get("sequence"), 0, UINT64, "sequence"),
+            timestamp=reader.integer(members.get("timestamp"), -INT64, INT64, "timestamp"),
+            static=reader.key(members.get("static"), "static"),
+            client=client,
+            server=server,
+            signature=string_of(members.get("signature"), "signature").lower(),
+            successor=successor,
+            spelling=self.spelling,
+        )
+        if server is None or port_given or not self.port_optional:
+            return (entry,)
+        return (entry, replace(entry, server=replace(server, port=None)))
+
+    def _client(self, value: Any) -> ClientMeta:
+        name = self.spelling.delegated_servers
+        listed = self.reader.members(value, frozenset({name}), "client").get(name)
+        if listed is None:
+            return ClientMeta(None)
+        if not isinstance(listed, list) or isinstance(listed, Members):
+            raise EntryDecodeError("delegated_servers is not a list")
+        if len(listed) > MAX_DELEGATED:
+            # each is a key that would be looked at before the signature
+            raise EntryInvalid(f"entry has more than {MAX_DELEGATED} delegated servers")
+        return ClientMeta(tuple(self.reader.key(one, "delegated server") for one in listed))
+
+    def _server(self, value: Any) -> tuple[ServerMeta, bool]:
+        address, port, connections = self.spelling.server
+        fields = self.reader.members(value, frozenset(self.spelling.server), "server")
+        meta = ServerMeta(
+            address=string_of(fields.get(address), address),
+            port=string_of(fields.get(port), port),
+            available_connections=self.reader.integer(fields.get(connections), -INT64, INT64, connections),
+        )
+        return meta, port in fields
+
+    def decode_signed(self, body: bytes) -> Entry:
+        """An entry from JSON whose rules and signature hold, written as it was signed.
+
+        :raises EntryDecodeError, EntryInvalid, EntrySignatureError: in the
+            reference's order of checks.
+        """
+        ways = self.decode(body)
+        ways[0].validate()
+        return signed_one(ways)
+
+    def decode_verified(self, body: bytes) -> Entry:
+        """As :meth:`decode_signed`, and the servers that it names have keys, as one that is posted must.
+
+        :raises EntryDecodeError, EntryInvalid, EntrySignatureError: as there.
+        """
+        entry = self.decode_signed(body)
+        for server in (entry.client.delegated_servers if entry.client is not None else None) or ():
+            try:
+                if server != NULL_KEY:
+                    PubKey.from_hex(server)
+            except KeyFormatError:
+                raise EntryInvalid("delegated server is not a public key") from None
+        return entry
+
+    def features(self, entry: Entry) -> frozenset[str]:
+        """What the owner of an entry that was posted in this dialect says that it can do."""
+        return features(entry.version) if self.marks else frozenset()
+
+
+def signed_one(ways: Sequence[Entry]) -> Entry:
+    """Which of them the signature covers.
+
+    :raises EntrySignatureError: none.
+    """
+    for entry in ways[:-1]:
+        try:
+            entry.verify()
+        except EntrySignatureError:
+            continue
+        return entry
+    ways[-1].verify()
+    return ways[-1]
+
+
+Dialect.SEED = Dialect(
+    entries=("/discovery/entries",),
+    available=("/discovery/available_servers",),
+    reader=STRICT,
+    spelling=SPELLING,
+    port_optional=True,
+    successors=True,
+    marks=True,
+    null_is_empty=False,
+)
+Dialect.GO2019 = Dialect(
+    entries=("/messaging-discovery/entry", "/dmsg-discovery/entry"),
+    available=("/messaging-discovery/available_servers", "/dmsg-discovery/available_servers"),
+    reader=AS_GO,
+    spelling=SPELLING,
+    port_optional=False,
+    successors=False,
+    marks=False,
+    null_is_empty=True,
+)
+DIALECTS = (Dialect.SEED, Dialect.GO2019)
+
+
+def decode(body: bytes, dialect: Dialect = Dialect.SEED) -> Entry:
+    """An entry from posted JSON, neither validated nor verified.
+
+    :raises EntryDecodeError: malformed.
+    """
+    return dialect.decode(body)[0]
+
+
+def decode_verified(body: bytes, dialect: Dialect = Dialect.SEED) -> Entry:
+    """As :meth:`Dialect.decode_verified`."""
+    return dialect.decode_verified(body)

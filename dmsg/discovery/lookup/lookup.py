@@ -1,0 +1,473 @@
+"""The client of discovery: what is fetched is verified before it is used.
+
+:class:`Lookup` talks to one discovery, :class:`~dmsg.discovery.lookup.lookups.Lookups` to several: reads ask
+one after the other until one answers, writes go to all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.error import (
+    ConnectionDone,
+    ConnectionLost,
+    ConnectionRefusedError,
+    DNSLookupError,
+    NoRouteError,
+    TimeoutError as TwistedTimeoutError,
+)
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from dmsg.base.printable import MAX_WORDS_OF_STRANGERS, shortened, without_userinfo
+from dmsg.base.units import human_time
+from dmsg.discovery.entries.dialects import Dialect
+from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
+from dmsg.discovery.entries.gojson import INT64
+from dmsg.discovery.entries.recognition import OTHER_PATH, is_foreign, recognise
+from dmsg.discovery.entries.rules import WRONG_TIME, Deletion, decode_deletion, next_sequence
+from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound, WrongDiscovery
+from dmsg.keys import PubKey, SecKey
+from dmsg.net.web.body import AnswerTooLong, read_body
+from dmsg.net.web.fetch import WebClient, cancellable, make_pool, parse_json
+
+T = TypeVar("T")
+
+TIMEOUT = 10.0
+"""Seconds for one request, by default."""
+MAX_LISTED = 128
+"""Servers of an answer that are looked at: each is a signature."""
+MAX_ANSWER = 1024 * 1024
+"""Bytes of an answer; a longer one is an error."""
+UPDATE_ATTEMPTS = 4
+"""How often an update is tried when another writer of the same key was faster."""
+_REFUSED = (400, 401)
+"""What a discovery says of an entry that is signed in another form than it knows."""
+
+_log = Logger()
+
+
+def _parse_entry(body: bytes, key: PubKey | None = None) -> Entry:
+    """An entry from discovery, verified in whichever form it was signed."""
+    entry = Dialect.SEED.decode_signed(body)
+    if key is not None and entry.static != key.hex():
+        raise EntryError("entry is of another key")
+    return entry
+
+
+class _Deleted(DiscoveryError):
+    """The entry of a key was deleted, and the deletion is dated later than the entry that was posted.
+
+    :ivar timestamp: of the deletion, which the key has signed: nobody else can invent one.
+    """
+
+    def __init__(self, text: str, timestamp: int) -> None:
+        super().__init__(text, 422)
+        self.timestamp = timestamp
+
+
+class Lookup:
+    """One discovery service.
+
+    :param url: as in ``http://127.0.0.1:9090``.
+    :param http: a treq client, for tests and for TLS settings of one's own.
+    :param date: nanoseconds since 1970, the date of entries and deletions.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        url: str,
+        *,
+        http: Any = None,
+        timeout: float = TIMEOUT,
+        date: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.shown_url = without_userinfo(self.url)
+        """The same, as messages and logs have it."""
+        self._reactor: IReactorTime = reactor
+        self._timeout = timeout
+        self._date = date
+        self._pool: Any = None
+        if http is None:
+            self._pool = make_pool(reactor)
+            http = WebClient(reactor, self._pool, timeout)
+        self._http = http
+        self._asked: set[bool] = set()
+        """Whether what answers was asked what it is, after answers that leave it open and after those that do not."""
+        self._under_way: set[Deferred[Any]] = set()
+        self._closed = False
+        self._port_signed = True
+        """Whether entries of servers are signed with the field ``port``; learned from what is refused."""
+        self._posted: dict[PubKey, Entry] = {}
+        """What was posted last of each key."""
+
+    def entry(self, key: PubKey) -> Deferred[Entry]:
+        """The entry of ``key``, verified.
+
+        Fails with :class:`~dmsg.errors.EntryNotFound` or
+        :class:`~dmsg.errors.DiscoveryError`.
+        """
+        return self._ask(self._entry(key))
+
+    def available_servers(self) -> Deferred[list[Entry]]:
+        """Servers that discovery offers, in random order; those that do not verify are left out."""
+        return self._ask(self._available_servers())
+
+    def post(self, entry: Entry) -> Deferred[None]:
+        """Store a signed entry.  Fails with :class:`~dmsg.errors.DiscoveryError`."""
+        return self._ask(self._post(entry))
+
+    def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[Entry]:
+        """Put a new iteration in place of the present entry of ``key``.
+
+        :param make: gets an entry with version, sequence, timestamp and key,
+            and what the present one has; returns it with the content wanted.
+        """
+        return self._ask(self._update(key, make))
+
+    def delete(self, key: SecKey) -> Deferred[None]:
+        """Delete the entry of ``key``, whoever posted it.  Fails with EntryNotFound when there is none."""
+        return self._ask(self._delete(key))
+
+    def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[bool]:
+        """Take back what :meth:`update` posted here, if it is still there.
+
+        Another program may use the same key: an entry that it posted since is
+        left as it is, and so is the other half of an entry that both wrote.
+
+        :param half: ``client`` or ``server``, which of the two is taken back.
+        :param features: marks of the version that belong to it.
+        :returns: whether there was something of ours.  Fails with EntryNotFound.
+        """
+        return self._ask(self._withdraw(key, half, frozenset(features)))
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> Deferred[Any]:
+        """Any other question to this discovery: the JSON of its answer.
+
+        Fails with :class:`~dmsg.errors.DiscoveryError`, whose ``status`` is the one of an answer that is not 200.
+        """
+        return self._ask(self._json(method, path, body))
+
+    @property
+    def reactor(self) -> Any:
+        """The clock by which it waits."""
+        return self._reactor
+
+    def is_posted_here(self, entry: Entry) -> bool:
+        """Whether ``entry`` is what :meth:`update` posted last of its key."""
+        posted = self._posted.get(entry.key)
+        return posted is not None and posted.signature == entry.signature
+
+    def _ask(self, asking: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
+        asked = Deferred.fromCoroutine(asking)
+        self._under_way.add(asked)
+
+        def done(result: Any) -> Any:
+            self._under_way.discard(asked)
+            return result
+
+        return cancellable(asked.addBoth(done))
+
+    def close(self) -> Deferred[None]:
+        """End what is asked and not answered, and close kept connections.
+
+        A connection whose answer comes later would be kept for good.
+        """
+        self._closed = True
+        for asked in list(self._under_way):
+            asked.cancel()
+        if self._pool is None:
+            return Deferred.fromCoroutine(_nothing())
+        closed: Deferred[None] = self._pool.closeCachedConnections()
+        return closed
+
+    # --- one coroutine each ---
+
+    async def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+        headers = {"accept": "application/json"}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        try:
+            response = await self._http.request(
+                method, f"{self.url}{path}", data=body, headers=headers, reactor=self._reactor, timeout=self._timeout
+            )
+            answer = await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor)
+        except AnswerTooLong:
+            raise DiscoveryError(f"discovery {self.shown_url}: answer is longer than {MAX_ANSWER} bytes") from None
+        except DmsgError:
+            raise
+        except Exception as error:
+            why = "it is asked nothing any more" if self._closed else _short(error, self._timeout)
+            raise DiscoveryError(f"discovery {self.shown_url}: {why}") from None
+        if path != OTHER_PATH and is_foreign(response.code, answer):
+            # that of an entry may be the word of a discovery for one that is not there
+            await self._recognise(path_is_unknown=method != "GET" or path == "/discovery/available_servers")
+        return response.code, answer
+
+    async def _recognise(self, *, path_is_unknown: bool) -> None:
+        """Look what answers.
+
+        :raises WrongDiscovery: it is known, and of another network.
+        """
+        if path_is_unknown in self._asked:
+            return
+        what = recognise(*await self._request("GET", OTHER_PATH), path_is_unknown=path_is_unknown)
+        if what:
+            raise WrongDiscovery(f"discovery {self.shown_url}: {what}", 404)
+        self._asked.add(path_is_unknown)
+
+    async def _json(self, method: str, path: str, body: bytes | None) -> Any:
+        status, answer = await self._request(method, path, body)
+        if status != 200:
+            raise self._error(status, answer)
+        try:
+            return parse_json(answer)
+        except ValueError:
+            raise DiscoveryError(f"discovery {self.shown_url}: its answer is no JSON") from None
+
+    def _error(self, status: int, body: bytes) -> DiscoveryError:
+        try:
+            message = shortened(str(parse_json(body)["message"]), MAX_WORDS_OF_STRANGERS)
+        except (ValueError, KeyError, TypeError):
+            message = "what answers there is no discovery"
+        return DiscoveryError(f"discovery {self.shown_url}: {message} ({status})", status)
+
+    async def _entry(self, key: PubKey) -> Entry:
+        status, body = await self._request("GET", f"/discovery/entries/{key}")
+        if status == 404:
+            # the status decides: other discoveries say it in other words
+            advice = "is its program running, and does it use this discovery?"
+            raise EntryNotFound(f"discovery {self.shown_url} has no entry of {key.short}: {advice}", key.hex())
+        if status != 200:
+            raise self._error(status, body)
+        try:
+            return _parse_entry(body, key)
+        except EntryError as error:
+            raise DiscoveryError(f"discovery {self.shown_url}: entry of {key.short} is refused: {error}") from None
+
+    async def _available_servers(self) -> list[Entry]:
+        status, body = await self._request("GET", "/discovery/available_servers")
+        if status == 404 and not is_foreign(status, body):
+            return []  # the status decides; a page in HTML is of no discovery
+        if status != 200:
+            raise self._error(status, body)
+        try:
+            listed = parse_json(body)
+            if not isinstance(listed, list):
+                raise ValueError
+        except ValueError:
+            raise DiscoveryError(f"discovery {self.shown_url}: list of servers is malformed") from None
+        entries = []
+        refused = 0
+        why = ""
+        for one in listed[:MAX_LISTED]:
+            try:
+                entry = _parse_entry(json.dumps(one).encode())
+            except (EntryError, RecursionError) as error:
+                refused += 1
+                why = why or str(error)
+                continue
+            if entry.server is not None:
+                entries.append(entry)
+        if refused:
+            text = "{url}: {refused} of {listed} server entries are refused: {why}"
+            _log.info(text, url=self.shown_url, refused=refused, listed=len(listed), why=why)
+        return entries
+
+    async def _post(self, entry: Entry) -> None:
+        status, body = await self._request("POST", "/discovery/entries", entry.to_json())
+        if status == 200:
+            return
+        error = self._error(status, body)
+        deletion = _deletion_in(body, entry) if status == 422 else None
+        raise error if deletion is None else _Deleted(str(error), deletion.timestamp)
+
+    async def _update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Entry:
+        attempts = 0
+        refused: DiscoveryError | None = None
+        deleted = 0
+        """Nanoseconds since 1970 when an earlier entry of the key was deleted."""
+        # what was posted here last is there still, unless somebody else has written since: then the POST says so
+        trusts = key.public in self._posted
+        while True:
+            client: ClientMeta | None = None
+            server: ServerMeta | None = None
+            version = VERSION
+            successor: Successor | None = None
+            sequence, timestamp = 0, deleted and deleted + 1
+            try:
+                present = self._posted[key.public] if trusts else await self._entry(key.public)
+            except EntryNotFound:
+                pass
+            else:
+                version, client, server = present.version, present.client, present.server
+                successor = present.successor
+                sequence, timestamp = next_sequence(present.sequence), present.timestamp + 1
+            blank = Entry(
+                version, sequence, max(self._date(), timestamp), key.public.hex(), client, server, successor=successor
+            )
+            entry = self._in_form(make(blank)).sign(key)
+            try:
+                await self._post(entry)
+            except DiscoveryError as error:
+                if trusts and error.status in (*_REFUSED, 422):
+                    trusts = False
+                    continue
+                if refused is not None and error.status in _REFUSED:
+                    self._port_signed = not self._port_signed
+                    raise refused from None
+                if error.status in _REFUSED and entry.server is not None and refused is None:
+                    # a discovery by the seed document, whose servers have no port: the other form, once
+                    self._port_signed = not self._port_signed
+                    refused = error
+                    continue
+                # 422: another writer of this key came between, or a deletion did
+                attempts += 1
+                if error.status != 422 or attempts == UPDATE_ATTEMPTS:
+                    raise self._with_clock(error, entry) from None
+                if isinstance(error, _Deleted) and entry.timestamp <= error.timestamp < INT64 - 1:
+                    self._tell_of_clock(entry, error.timestamp)
+                    deleted = error.timestamp
+            else:
+                if refused is not None:
+                    form = "with" if self._port_signed else "without"
+                    _log.info("{url} takes entries of servers {form} the field port", url=self.shown_url, form=form)
+                self._posted[key.public] = entry
+                return entry
+
+    def _tell_of_clock(self, entry: Entry, deleted: int) -> None:
+        _log.warn(
+            "{url}: an entry of {key} was deleted by a clock that was {much} ahead of this machine's, and the "
+            "new one is dated after that; is the clock of this machine right?",
+            url=self.shown_url,
+            key=entry.key.short,
+            much=human_time(round((deleted - entry.timestamp) / 1e9)),
+        )
+
+    @staticmethod
+    def _with_clock(error: DiscoveryError, entry: Entry) -> DiscoveryError:
+        """A discovery of an earlier version does not say when it deleted an entry that was dated later."""
+        if entry.sequence or isinstance(error, _Deleted) or WRONG_TIME not in str(error):
+            return error
+        why = "an entry of this key was deleted by a clock that was ahead; is the clock of this machine right?"
+        return DiscoveryError(f"{error}: {why} Discovery forgets the deletion after a day", error.status)
+
+    def _in_form(self, entry: Entry) -> Entry:
+        """``entry`` as this discovery verifies it."""
+        if self._port_signed or entry.server is None:
+            return entry
+        return replace(entry, server=replace(entry.server, port=None))
+
+    async def _delete(self, key: SecKey) -> None:
+        present = await self._entry(key.public)
+        deletion = Deletion(present.static, present.sequence, max(self._date(), present.timestamp + 1)).sign(key)
+        status, body = await self._request("DELETE", f"/discovery/entries/{key.public}", deletion.to_json())
+        if status == 404:
+            raise EntryNotFound(f"discovery {self.shown_url} has no entry of {key.public.short}", key.public.hex())
+        if status != 200:
+            raise self._error(status, body)
+        self._posted.pop(key.public, None)
+
+    async def _withdraw(self, key: SecKey, half: str, features: frozenset[str]) -> bool:
+        for attempt in range(1, UPDATE_ATTEMPTS + 1):
+            present = await self._entry(key.public)
+            if not self._is_ours(present, half):
+                return False
+            other = present.client if half == "server" else present.server
+            try:
+                if other is None:
+                    await self._delete_or_empty(key, present)
+                else:
+                    await self._post(self._without(present, half, features).sign(key))
+            except DiscoveryError as error:
+                # 422: somebody wrote since; look again whose entry it is
+                if error.status != 422 or attempt == UPDATE_ATTEMPTS:
+                    raise
+            else:
+                self._posted.pop(key.public, None)
+                return True
+        raise AssertionError("not reached")
+
+    def _is_ours(self, present: Entry, half: str) -> bool:
+        posted = self._posted.get(present.key)
+        if posted is None:
+            return False
+        if posted.signature == present.signature:
+            return True
+        # a client and a server with one key refresh each other's half with their own
+        if half == "client":
+            return present.server is not None and present.client == posted.client
+        shared = present.client is not None and present.server is not None and posted.server is not None
+        return shared and present.server.address == posted.server.address  # type: ignore[union-attr]
+
+    def _without(self, present: Entry, half: str, features: frozenset[str]) -> Entry:
+        version = present.version
+        for feature in features:
+            version = with_feature(version, feature, present=False)
+        left = replace(
+            present,
+            version=version,
+            sequence=next_sequence(present.sequence),
+            timestamp=max(self._date(), present.timestamp + 1),
+            client=None if half == "client" else present.client,
+            server=None if half == "server" else present.server,
+        )
+        return self._in_form(left)
+
+    async def _delete_or_empty(self, key: SecKey, present: Entry) -> None:
+        """Delete an entry; where discovery cannot do that, post one by which nobody is reached."""
+        try:
+            await self._delete(key)
+        except DiscoveryError as error:
+            if error.status not in (405, 501):
+                raise
+            empty = replace(
+                present,
+                sequence=next_sequence(present.sequence),
+                timestamp=max(self._date(), present.timestamp + 1),
+                client=None if present.client is None else ClientMeta(()),
+                server=None if present.server is None else replace(present.server, available_connections=0),
+            )
+            await self._post(self._in_form(empty).sign(key))
+
+
+def _deletion_in(body: bytes, entry: Entry) -> Deletion | None:
+    """Return the deletion that an answer carries, if the key of ``entry`` has signed it."""
+    try:
+        deletion = decode_deletion(json.dumps(parse_json(body)["deletion"]).encode())
+    except (ValueError, KeyError, TypeError, EntryError):
+        return None
+    return deletion if deletion.static == entry.static else None
+
+
+async def _nothing() -> None:
+    return None
+
+
+def _short(error: BaseException, timeout: float) -> str:
+    """One line for what treq and Twisted raise."""
+    reasons = getattr(error, "reasons", None)
+    if reasons:
+        error = reasons[0].value
+    if isinstance(error, CancelledError | TimeoutError | TwistedTimeoutError):
+        return f"no answer within {timeout:g} s"
+    for kind, words in _CAUSES.items():
+        if isinstance(error, kind):
+            return words
+    return shortened(str(error)) or type(error).__name__
+
+
+_CAUSES: dict[type[Exception], str] = {
+    ConnectionRefusedError: "connection refused",
+    DNSLookupError: "there is no such host",
+    NoRouteError: "there is no route to it",
+    ConnectionLost: "the connection was lost",
+    ConnectionDone: "the connection was closed before the answer",
+}

@@ -1,0 +1,183 @@
+"""Several discoveries of one network: the newest entry counts, and one that hangs keeps nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from twisted.internet.defer import CancelledError, Deferred, DeferredList
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.discovery.entries.entry import Entry
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
+from dmsg.keys import PubKey, SecKey
+
+T = TypeVar("T")
+_log = Logger()
+
+GRACE = 1.0
+"""Seconds after the first answer for which the other discoveries are waited for: one of them may have a newer entry."""
+HUNG_FOR = 60.0
+"""Seconds for which one that did not answer in time is asked, and not waited for."""
+
+
+_NO_ANSWER = object()
+
+
+class Lookups:
+    """Several discoveries that know the same network."""
+
+    def __init__(self, lookups: Sequence[Lookup]) -> None:
+        if not lookups:
+            raise ValueError("at least one discovery is needed")
+        self.lookups = tuple(lookups)
+        self._hung: dict[Lookup, float] = {}
+        self._changing: dict[tuple[Lookup, PubKey], Deferred[Any]] = {}
+        """Changes of entries that are under way."""
+
+    def __str__(self) -> str:
+        return "discovery " + ", ".join(lookup.shown_url for lookup in self.lookups)
+
+    def entry(self, key: PubKey) -> Deferred[Entry]:
+        """As :meth:`Lookup.entry`: the newest that one of the discoveries has."""
+        return Deferred.fromCoroutine(self._newest(lambda lookup: lookup.entry(key)))
+
+    def available_servers(self) -> Deferred[list[Entry]]:
+        """As :meth:`Lookup.available_servers`, of all discoveries that answer, each key once."""
+        return Deferred.fromCoroutine(self._available_servers())
+
+    def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[None]:
+        """As :meth:`Lookup.update`, at every discovery; fails when none took it.
+
+        Fires ``GRACE`` seconds after the first one took it, whatever the others do; these go on, until the next
+        change of the same key is to be told.
+        """
+        return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.update(key, make)))
+
+    def delete(self, key: SecKey) -> Deferred[None]:
+        """As :meth:`Lookup.delete`, at every discovery; fails when none did it."""
+        return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.delete(key)))
+
+    def withdraw(self, key: SecKey, half: str, features: Iterable[str] = ()) -> Deferred[None]:
+        """As :meth:`Lookup.withdraw`, at every discovery; fails when none could be asked."""
+        marks = tuple(features)
+        return Deferred.fromCoroutine(self._all(key.public, lambda lookup: lookup.withdraw(key, half, marks)))
+
+    def is_posted_here(self, entry: Entry) -> bool:
+        """Whether one of them was told this entry, last of its key, by this program."""
+        return any(lookup.is_posted_here(entry) for lookup in self.lookups)
+
+    def close(self) -> Deferred[None]:
+        """Close kept connections; what is under way is given up."""
+        for changing in list(self._changing.values()):
+            changing.cancel()
+        return DeferredList([lookup.close() for lookup in self.lookups]).addCallback(lambda _: None)
+
+    async def _gather(self, ask: Callable[[Lookup], Deferred[Any]], *, leave: bool = False) -> list[Any]:
+        """The answers, or Failures, of those that answer; one that hangs is waited for ``GRACE`` beyond the first.
+
+        :param leave: one that hangs may go on; else it is cancelled.
+        """
+        askings = [ask(lookup) for lookup in self.lookups]
+        results: list[Any] = [_NO_ANSWER] * len(askings)
+        done: Deferred[None] = Deferred()
+        over = left = False
+        timer: IDelayedCall | None = None
+        reactor = self.lookups[0].reactor
+        now = reactor.seconds()
+        hung = {number for number, lookup in enumerate(self.lookups) if self._hung.get(lookup, now) > now}
+
+        def look(result: Any, number: int) -> None:
+            nonlocal timer
+            if over:
+                if left and isinstance(result, Failure) and not result.check(CancelledError):
+                    _log.info("{url}: {error}", url=self.lookups[number].shown_url, error=str(result.value))
+                return
+            results[number] = result
+            good = any(one is not _NO_ANSWER and not isinstance(one, Failure) for one in results)
+            missing = {number for number, one in enumerate(results) if one is _NO_ANSWER}
+            if not missing or (good and missing <= hung):
+                finish()
+            elif good and timer is None:
+                timer = reactor.callLater(GRACE, finish)
+
+        def finish() -> None:
+            nonlocal over
+            over = True
+            done.callback(None)
+
+        for number, asking in enumerate(askings):
+            asking.addBoth(look, number)
+        try:
+            await done
+            left = leave
+        finally:
+            # who waited may be gone without done having fired: what is cancelled below must not wake it
+            over = True
+            if timer is not None and timer.active():
+                timer.cancel()
+            for number, lookup in enumerate(self.lookups):
+                if results[number] is _NO_ANSWER:
+                    self._hung[lookup] = reactor.seconds() + HUNG_FOR
+                    if not left:
+                        askings[number].cancel()
+                elif number not in hung:
+                    self._hung.pop(lookup, None)
+        return [one for one in results if one is not _NO_ANSWER]
+
+    async def _newest(self, ask: Callable[[Lookup], Deferred[Entry]]) -> Entry:
+        if len(self.lookups) == 1:
+            return await ask(self.lookups[0])
+        answers = await self._gather(ask)
+        entries: list[Entry] = [one for one in answers if not isinstance(one, Failure)]
+        if entries:
+            # each is signed: an older one is stale, or the newer one is withheld from us
+            return max(entries, key=lambda entry: entry.timestamp)
+        # "not found" is the weakest answer: another may have it, or be broken
+        raise _strongest(answers, EntryNotFound)
+
+    async def _all(self, key: PubKey, ask: Callable[[Lookup], Deferred[Any]]) -> None:
+        """Change the entry of a key everywhere."""
+
+        def change(lookup: Lookup) -> Deferred[Any]:
+            place = lookup, key
+            before = self._changing.pop(place, None)
+            if before is not None:
+                before.cancel()  # what it was to say is no longer so
+            changing = self._changing[place] = ask(lookup)
+
+            def ended(result: Any) -> Any:
+                if self._changing.get(place) is changing:
+                    del self._changing[place]
+                return result
+
+            return changing.addBoth(ended)
+
+        results = await self._gather(change, leave=True)
+        if all(isinstance(result, Failure) for result in results):
+            if results[0].check(CancelledError):
+                raise DiscoveryError("another change of the entry came after it")
+            raise _strongest(results, WrongDiscovery)
+
+    async def _available_servers(self) -> list[Entry]:
+        answers = await self._gather(lambda lookup: lookup.available_servers())
+        found: dict[str, Entry] = {}
+        for answer in answers:
+            for entry in () if isinstance(answer, Failure) else answer:
+                known = found.get(entry.static)
+                if known is None or known.timestamp < entry.timestamp:
+                    found[entry.static] = entry
+        if not found and all(isinstance(answer, Failure) for answer in answers):
+            # one that is away may come back; the wrong one stays wrong
+            raise _strongest(answers, WrongDiscovery)
+        return list(found.values())
+
+
+def _strongest(failures: Iterable[Failure], weak: type[Exception]) -> BaseException:
+    """Return the first error that is not of the weak kind, else the first."""
+    errors: list[Any] = [failure.value for failure in failures]
+    strongest: BaseException = next((error for error in errors if not isinstance(error, weak)), errors[0])
+    return strongest

@@ -1,0 +1,115 @@
+"""Nameplates as a program asks for them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dmsg.discovery.entries.nameplates import LARGEST, Release
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.discovery.lookup.lookups import Lookups
+from dmsg.errors import DiscoveryError, KeyFormatError, NobodyThere
+from dmsg.keys import PubKey, SecKey
+
+PATH = "/discovery/nameplates"
+UNKNOWN = (404, 405, 501)
+"""What a discovery answers that has no nameplates, or not this one."""
+RENEWALS = 4
+"""How often a nameplate is claimed again in the time for which it is kept: one or two may fail."""
+
+
+class NoSuchNameplate(DiscoveryError, NobodyThere):
+    """No discovery that was asked has it."""
+
+
+class Nameplate:
+    """A number that leads to a key of this program, at one discovery.
+
+    :ivar number: from 1 on.
+    """
+
+    def __init__(self, lookup: Lookup, key: SecKey, number: int, lasts: float) -> None:
+        self._lookup = lookup
+        self._key = key
+        self.number = number
+        self._lasts = lasts
+
+    @property
+    def renew_every(self) -> float:
+        """Seconds."""
+        return self._lasts / RENEWALS
+
+    async def renew(self) -> bool:
+        """Keep it for as long again; False: it was lost, and the number leads elsewhere.
+
+        :raises DiscoveryError: nobody answered.
+        """
+        number, self._lasts = await _claim(self._lookup, self._key.public)
+        if number == self.number:
+            return True
+        await self._release(number)  # nobody would tell it to anybody
+        return False
+
+    async def release(self) -> None:
+        """It is needed no more.  :raises DiscoveryError: nobody answered; it ends by itself."""
+        await self._release(self.number)
+
+    async def _release(self, number: int) -> None:
+        release = Release(number, self._key.public.hex()).sign(self._key)
+        try:
+            await self._lookup.ask("DELETE", f"{PATH}/{number}", release.to_json())
+        except DiscoveryError as error:
+            if error.status != 404:  # it has ended already
+                raise
+
+
+async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
+    """A number that leads to ``key``, at the first of the discoveries that gives one.
+
+    :raises DiscoveryError: none did.
+    """
+    failed: DiscoveryError | None = None
+    for lookup in lookups.lookups:
+        try:
+            return Nameplate(lookup, key, *await _claim(lookup, key.public))
+        except DiscoveryError as error:
+            failed = failed or error
+    assert failed is not None
+    if failed.status in UNKNOWN:
+        raise DiscoveryError(f"discovery {lookups.lookups[0].shown_url} has no nameplates: it is older than codes")
+    raise failed
+
+
+async def find(lookups: Lookups, number: int) -> PubKey:
+    """The key to which a number leads at the first of the discoveries that has it; nothing vouches for it.
+
+    :raises NoSuchNameplate: none has it.
+    :raises DiscoveryError: one of them cannot be asked, and no other has it.
+    """
+    failed: DiscoveryError | None = None
+    for lookup in lookups.lookups:
+        try:
+            answer = await lookup.ask("GET", f"{PATH}/{number}")
+            return PubKey.from_hex(str(_member(lookup, answer, "static")))
+        except KeyFormatError as error:
+            failed = failed or DiscoveryError(f"discovery {lookup.shown_url}: {error}")
+        except DiscoveryError as error:
+            if error.status not in UNKNOWN:
+                failed = failed or error
+    raise failed or NoSuchNameplate(
+        f"nobody waits with a code that begins with {number}: it was mistyped, is used up, or its sender has ended"
+    )
+
+
+async def _claim(lookup: Lookup, key: PubKey) -> tuple[int, float]:
+    answer = await lookup.ask("POST", PATH, json.dumps({"static": key.hex()}).encode())
+    number, lasts = _member(lookup, answer, "nameplate"), _member(lookup, answer, "lasts")
+    if type(number) is not int or not 1 <= number <= LARGEST or type(lasts) is not int or not 1 <= lasts <= 86400:
+        raise DiscoveryError(f"discovery {lookup.shown_url}: its answer is malformed")
+    return number, float(lasts)
+
+
+def _member(lookup: Lookup, answer: Any, name: str) -> Any:
+    if not isinstance(answer, dict) or name not in answer:
+        raise DiscoveryError(f"discovery {lookup.shown_url}: its answer is malformed")
+    return answer[name]

@@ -1,0 +1,1 @@
+"""The discovery service: its routes, limits, pages and events."""

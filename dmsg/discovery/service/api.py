@@ -1,0 +1,481 @@
+"""The HTTP face of discovery: routes and the error map, nothing else.
+
+Two families of paths: those of the seed documents (``/discovery/...``) with
+clear status codes, and those of the 2019 clients (``/messaging-discovery/...``,
+``/dmsg-discovery/...``) with that service's codes and bodies, to the letter.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import math
+from collections.abc import Callable, Iterable
+from functools import cache
+from hashlib import blake2b
+from typing import Any
+
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http import CACHED
+from twisted.web.iweb import IRequest
+from twisted.web.resource import IResource
+from werkzeug.exceptions import HTTPException
+
+from dmsg.discovery.entries.dialects import Dialect
+from dmsg.discovery.entries.entry import (
+    MAX_ENTRY_SIZE,
+    MAX_VERSION,
+    REFRESH,
+    REFRESHING,
+    Entry,
+    EntryInvalid,
+    EntrySignatureError,
+)
+from dmsg.discovery.entries.gojson import NULL_KEY, EntryDecodeError, is_key_text
+from dmsg.discovery.entries.recognition import POSTED_TODAY, is_posted_today
+from dmsg.discovery.entries.rules import decode_deletion
+from dmsg.discovery.service.delegations import Delegations
+from dmsg.discovery.service.nameplates import Nameplates, NameplatesInUse
+from dmsg.discovery.service.quota import ServerQuota
+from dmsg.discovery.service.settings import (
+    CLIENT_TTL,
+    DEFAULTS,
+    MAX_SERVER_SIZE,
+    RANKED_POOL,
+    REFRESHING_TTL,
+    WORTHLESS,
+    DiscoverySettings,
+)
+from dmsg.discovery.service.telemetry import DiscoveryTelemetry
+from dmsg.discovery.store import KINDS, Terms
+from dmsg.discovery.store.measured import MeasuredStore, StoreUnavailable
+from dmsg.errors import EntryNotFound, KeyFormatError
+from dmsg.keys import PubKey
+from dmsg.net.addresses import block_of, is_public
+from dmsg.net.web.routes import QuickKlein
+from dmsg.net.web.site import answer, answer_http_error
+from dmsg.pages.access import HERE, NOT_PUBLIC
+from dmsg.telemetry.metrics import Metrics
+from dmsg.telemetry.service import Telemetry
+
+_log = Logger()
+
+MISSED_FOR = 3600.0
+"""Seconds for which the page names a server that was listed and posts no more."""
+NOT_FOUND = "entry of public key is not found"
+BAD_INPUT = "error bad input"
+UNEXPECTED = "something unexpected happened"
+BAD_SIGNATURE = "invalid signature"
+WROTE_FIRST = "wrote a new entry"
+WROTE_NEXT = "wrote new entry iteration"
+
+
+class TooManyServers(Exception):
+    """Somebody has as many servers listed as he may."""
+
+
+def _json(request: IRequest, body: bytes, status: int = 200) -> bytes:
+    request.setResponseCode(status)
+    request.setHeader(b"content-type", b"application/json")
+    return body
+
+
+def _entry(request: IRequest, body: bytes) -> bytes:
+    """An entry as it is kept; nothing, for a client that has this one."""
+    if request.setETag(b'"%s"' % blake2b(body, digest_size=12).hexdigest().encode()) is CACHED:
+        return b""
+    return _json(request, body)
+
+
+def _path_key(text: str) -> str:
+    """The key in a path, lower case.  One that is no point of the curve has no entry.
+
+    :raises KeyFormatError: it does not look like a key.
+    """
+    try:
+        return PubKey.from_hex(text).hex()
+    except KeyFormatError:
+        if is_key_text(text):
+            return text.lower()
+        raise
+
+
+def _check_size(entry: Entry) -> None:
+    """As it is served: characters that JSON escapes are six times as long there.
+
+    :raises EntryInvalid: it is too long.
+    """
+    if len(entry.version) > MAX_VERSION:
+        raise EntryInvalid(f"version has more than {MAX_VERSION} characters")
+    size = len(entry.to_json())
+    if size > MAX_ENTRY_SIZE or (entry.server is not None and size > MAX_SERVER_SIZE):
+        raise EntryInvalid("entry is too long")
+
+
+_app = QuickKlein()
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+"""What the service of 2019 does not tell apart."""
+_SEED_ENTRY = [path + "/<static>" for path in Dialect.SEED.entries]
+
+
+def _on_all(paths: Iterable[str], **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """One route for several paths."""
+
+    def routed(method: Callable[..., Any]) -> Callable[..., Any]:
+        for path in paths:
+            _app.route(path, **options)(method)
+        return method
+
+    return routed
+
+
+class DiscoveryAPI:
+    """Maps HTTP onto an entry store.
+
+    :param store: provides :class:`~dmsg.discovery.store.IEntryStore`.
+    """
+
+    _app = _app
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        store: Any,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        settings: DiscoverySettings = DEFAULTS,
+        *,
+        wall_clock: Callable[[], float] | None = None,
+        telemetry: Telemetry | None = None,
+        looks: Callable[[], object] | None = None,
+    ) -> None:
+        """:param clock: returns seconds since 1970 for what is kept; apart from the
+            reactor's clock because stores outlive the process.
+        :param wall_clock: returns the date, for what others have dated; ``clock`` by default.
+        :param looks: servers are looked at before they are listed; told that one has come.
+        """
+        self._reactor = reactor
+        self._store = MeasuredStore(reactor, store, metrics)
+        self._nameplates = Nameplates(MeasuredStore(reactor, store.nameplates, metrics), clock, reactor.seconds)
+        self._now = clock
+        self._wall_clock = wall_clock or clock
+        self._metrics = metrics
+        self._settings = settings
+        self._telemetry = DiscoveryTelemetry(telemetry, self._wall_clock)
+        self._looks = looks
+        self._quota = ServerQuota()
+        self.delegations = Delegations()
+        """Who relays for how many, of those that posted lately."""
+        self._posted = cache(metrics.posted.labels)
+        self.charge: Callable[[IRequest, float], None] = lambda request, requests: None
+        """Told of requests that were worth nothing."""
+        self.client_of: Callable[[IRequest], str] = lambda request: str(getattr(request.getClientAddress(), "host", ""))
+        """Where the client of a request is."""
+        self.requests = 0
+        """Requests that came to a route."""
+        self._openapi = importlib.resources.files("dmsg.discovery.service").joinpath("openapi.json").read_bytes()
+
+    def resource(self) -> IResource:
+        """The root resource."""
+        return self._app.resource()
+
+    def _post(self, request: IRequest, dialect: Dialect) -> Deferred[bytes]:
+        self.requests += 1
+        entry = dialect.decode_verified(request.content.read())
+        _check_size(entry)
+        poster = self.client_of(request)
+        if entry.server is not None:
+            refusal = self._quota.refusal(entry.static, poster, self._now())
+            if refusal is not None:
+                raise TooManyServers(refusal)
+        terms = self._terms(entry, dialect, poster)
+
+        def posted(first: bool) -> bytes:
+            result = "first" if first else "next"
+            self._posted(result).inc()
+            self._telemetry.posted(entry, result)
+            if entry.client is not None:
+                self.delegations.posted(entry.static, entry.client.delegated_servers, self._now())
+            if entry.server is not None:
+                self._quota.count(entry.static, poster, self._now())
+                if self._looks is not None:
+                    self._looks()
+            return answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
+
+        return self._store.ask("post", entry, self._now(), terms).addCallback(posted)
+
+    def _terms(self, entry: Entry, dialect: Dialect, poster: str) -> Terms:
+        """How an entry is kept: by what its owner says, and where it comes from."""
+        marks = dialect.features(entry)
+        refreshes = bool(marks & REFRESHING)
+        lasts = 0.0
+        if entry.server is not None:
+            # one that is looked at lasts longer when it was seen
+            lasts = REFRESHING_TTL if refreshes or self._looks is not None else self._settings.entry_ttl
+        if entry.client is not None or entry.server is None:
+            lasts = max(lasts, CLIENT_TTL if REFRESH in marks else self._settings.entry_ttl)
+        # who is beside discovery may be a proxy, or everybody
+        most = self._settings.of_place if is_public(poster) else math.inf
+        return Terms(refreshes, self._looks is None, block_of(poster), most, lasts)
+
+    def _available(self) -> Deferred[list[bytes]]:
+        """Live servers; behind them those that say nothing and were there at the last look."""
+        self.requests += 1
+        return Deferred.fromCoroutine(self._find_available())
+
+    async def _find_available(self) -> list[bytes]:
+        since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
+        ranking, most = self._settings.ranking, self._settings.max_servers
+        if ranking is None or ranking.current(self._wall_clock()) is None:
+            servers: list[bytes] = await self._store.ask("available", most, since)
+        else:
+            # all that are ranked are in the draw, however many strangers are listed beside them
+            servers = await self._store.ask("listed", ranking.some(RANKED_POOL, self._wall_clock()), since)
+            known = set(servers)
+            servers += [body for body in await self._store.ask("available", RANKED_POOL, since) if body not in known]
+            servers = ranking.choose(servers, most, self._wall_clock())
+        if len(servers) < most:
+            servers += await self._store.ask("quiet", most - len(servers), since)
+        # an earlier version took longer ones
+        return [body for body in servers if len(body) <= MAX_SERVER_SIZE]
+
+    # --- paths of the seed documents ---
+
+    @_on_all(Dialect.SEED.entries, methods=["POST"])
+    def post_entry(self, request: IRequest) -> Deferred[bytes]:
+        """POST Entry."""
+        return self._post(request, Dialect.SEED)
+
+    @_on_all(_SEED_ENTRY, methods=["GET"])
+    def get_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
+        """GET Entry."""
+        self.requests += 1
+        return self._get(request, _path_key(static))
+
+    def _get(self, request: IRequest, key: str) -> Deferred[bytes]:
+        def absent(failure: Failure) -> Failure:
+            if failure.check(EntryNotFound):
+                self._telemetry.absent(request.getClientAddress(), key)
+            return failure
+
+        return self._store.ask("get", key).addCallbacks(lambda body: _entry(request, body), absent)
+
+    @_on_all(_SEED_ENTRY, methods=["DELETE"])
+    def delete_entry(self, request: IRequest, static: str) -> Deferred[bytes]:
+        """Delete an entry by a statement that its key signed."""
+        key = _path_key(static)
+        deletion = decode_deletion(request.content.read())
+        if deletion.static != key:
+            raise EntryInvalid("static is not the key of the path")
+
+        def deleted(_: None) -> bytes:
+            self._posted("deleted").inc()
+            self._telemetry.deleted(key, deletion)
+            return answer(request, 200, "deleted the entry")
+
+        return self._store.ask("delete", deletion, self._now()).addCallback(deleted)
+
+    @_on_all(Dialect.SEED.available, methods=["GET"])
+    def get_available_servers(self, request: IRequest) -> Deferred[bytes]:
+        """GET Available Servers."""
+
+        def found(servers: list[bytes]) -> bytes:
+            if not servers:
+                return answer(request, 404, "no server is available")
+            return _json(request, b"[" + b",".join(servers) + b"]")
+
+        return self._available().addCallback(found)
+
+    @_app.route("/discovery/nameplates", methods=["POST"])
+    def claim_nameplate(self, request: IRequest) -> Deferred[bytes]:
+        """A number that leads to a key, for some minutes."""
+        self.requests += 1
+        return self._nameplates.claim(request, self.client_of(request))
+
+    @_app.route("/discovery/nameplates/<number>", methods=["GET"])
+    def look_at_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
+        """The key that it leads to."""
+        self.requests += 1
+        return self._nameplates.look(request, self.client_of(request), number, self.charge)
+
+    @_app.route("/discovery/nameplates/<number>", methods=["DELETE"])
+    def release_nameplate(self, request: IRequest, number: str) -> Deferred[bytes]:
+        """It is needed no more."""
+        self.requests += 1
+        return self._nameplates.release(request, number)
+
+    # --- paths of the 2019 client ---
+
+    @_on_all(Dialect.GO2019.entries, methods=_METHODS)
+    def go_redirect(self, request: IRequest) -> bytes:
+        """Go's mux sends those without the slash to the one with it."""
+        request.setResponseCode(301)
+        request.setHeader(b"location", request.path + b"/")
+        return b""
+
+    @_on_all([path + "/" for path in Dialect.GO2019.entries], branch=True)
+    def go_entry(self, request: IRequest) -> Any:
+        """POST is a POST whatever the rest of the path; all else gets the last segment's entry."""
+        if request.method == b"POST":
+            return self._go(request, lambda: self._post(request, Dialect.GO2019))
+        text = request.path.rsplit(b"/", 1)[1].decode("latin-1")
+
+        def get() -> Deferred[bytes]:
+            # zeros of any length, also none, are the null key, which has no entry
+            key = PubKey.from_hex(text).hex() if text.strip("0") else NULL_KEY
+            return self._get(request, key)
+
+        return self._go(request, get)
+
+    @_on_all(Dialect.GO2019.available, methods=_METHODS)
+    def go_available_servers(self, request: IRequest) -> Any:
+        """``[]`` where the seed documents say 404."""
+        return self._go(
+            request,
+            lambda: self._available().addCallback(lambda servers: _json(request, b"[" + b",".join(servers) + b"]")),
+        )
+
+    def _go(self, request: IRequest, act: Any) -> Any:
+        """The 2019 service answers 500 to JSON that it cannot decode."""
+        try:
+            return act()
+        except EntryDecodeError as error:
+            self._refused(request, "undecodable", error)
+            self.charge(request, WORTHLESS)
+            return answer(request, 500, UNEXPECTED)
+        except KeyFormatError:
+            return answer(request, 400, BAD_INPUT)
+
+    # --- about the service ---
+
+    @_app.route("/openapi.json", methods=["GET"])
+    def openapi(self, request: IRequest) -> bytes:
+        """The description of the paths of the seed documents."""
+        return _json(request, self._openapi)
+
+    @_app.route("/health", methods=["GET"])
+    def health(self, request: IRequest) -> Deferred[bytes]:
+        """200 when the store answers, and took what it was given last; numbers for this machine alone."""
+
+        def told(health: dict[str, Any]) -> bytes:
+            status = health["status"]
+            shown = health if HERE.refuses(request) is None else {"status": status}
+            return _json(request, json.dumps(shown).encode(), 200 if status == "ok" else 503)
+
+        return Deferred.fromCoroutine(self.told_health()).addCallback(told)
+
+    @_app.route("/metrics", methods=["GET"])
+    def metrics(self, request: IRequest) -> Deferred[bytes]:
+        """Prometheus text, for this machine alone: others scrape what ``--metrics`` opens."""
+        if HERE.refuses(request) is not None:
+            request.setResponseCode(403)
+            request.setHeader(b"content-type", b"text/plain; charset=utf-8")
+            return succeed(NOT_PUBLIC.encode())
+
+        def rendered(text: bytes) -> bytes:
+            request.setHeader(b"content-type", self._metrics.content_type)
+            return text
+
+        return Deferred.fromCoroutine(self.rendered_metrics()).addCallback(rendered)
+
+    # --- what it says of itself ---
+
+    async def told_health(self) -> dict[str, Any]:
+        """``status`` is ``ok`` when the store answers, and took what it was given last.
+
+        :raises StoreUnavailable: it does not answer.
+        """
+        count = await self._store.ask("count")
+        return {"status": "the store takes nothing" if self._store.full else "ok", "entries": count}
+
+    async def rendered_metrics(self) -> bytes:
+        """The text that Prometheus scrapes; what is counted here is true while the store is away, too."""
+        try:
+            counts: dict[str, int] = await self._store.ask("counts")
+            self._metrics.entries.set(sum(counts.values()))
+            for kind in KINDS:
+                self._metrics.kinds.labels(kind).set(counts.get(kind, 0))
+            self._metrics.entries_bytes.set(await self._store.ask("size"))
+        except StoreUnavailable:
+            pass
+        return self._metrics.render()
+
+    async def counts(self) -> tuple[dict[str, int], int]:
+        """Entries by kind, and their bytes.  :raises StoreUnavailable: the store does not answer."""
+        return await self._store.ask("counts"), await self._store.ask("size")
+
+    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Entries of servers that are listed; of those that say nothing and were seen; and of those that were listed
+        in the last hour and post no more.  At most so many of each.
+        """
+        since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
+        listed = await self._store.ask("available", most, since)
+        before = await self._store.ask("available", most, since - MISSED_FOR)
+        alive = set(await self._store.ask("listed", [str(json.loads(body)["static"]) for body in before], since))
+        silent = [body for body in before if body not in alive]
+        return listed, await self._store.ask("quiet", most, since), silent
+
+    async def entry_of(self, static: str) -> bytes:
+        """:raises EntryNotFound: there is none.  :raises StoreUnavailable: the store does not answer."""
+        found: bytes = await self._store.ask("get", static)
+        return found
+
+    # --- errors ---
+
+    def _refused(self, request: IRequest, kind: str, error: BaseException | None) -> None:
+        self._metrics.refused.labels(kind).inc()
+        self._telemetry.refused(request.getClientAddress(), kind)
+        _log.debug("refused: {error}", error=str(error))
+
+    @_app.handle_errors(EntryNotFound)
+    def _not_found(self, request: IRequest, failure: Failure) -> bytes:
+        return answer(request, 404, NOT_FOUND)
+
+    @_app.handle_errors(KeyFormatError)
+    def _bad_key(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused(request, "bad_key", failure.value)
+        return answer(request, 400, f"{BAD_INPUT}: {failure.value}")
+
+    @_app.handle_errors(EntryDecodeError)
+    def _undecodable(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused(request, "undecodable", failure.value)
+        self.charge(request, WORTHLESS)
+        return answer(request, 400, f"{BAD_INPUT}: {failure.value}")
+
+    @_app.handle_errors(EntrySignatureError)
+    def _bad_signature(self, request: IRequest, failure: Failure) -> bytes:
+        self.charge(request, WORTHLESS)
+        self._refused(request, "signature", failure.value)
+        request.content.seek(0)
+        is_foreign = is_posted_today(request.content.read())
+        return answer(request, 401, f"{BAD_SIGNATURE}: {POSTED_TODAY}" if is_foreign else BAD_SIGNATURE)
+
+    @_app.handle_errors(EntryInvalid)
+    def _invalid(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused(request, "invalid", failure.value)
+        deletion = getattr(failure.value, "deletion", None)
+        return answer(request, 422, str(failure.value), b"" if deletion is None else b',"deletion":%s' % deletion)
+
+    @_app.handle_errors(TooManyServers)
+    def _too_many(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused(request, "too_many_servers", failure.value)
+        request.setHeader(b"retry-after", b"600")
+        return answer(request, 429, str(failure.value))
+
+    @_app.handle_errors(NameplatesInUse)
+    def _no_nameplate(self, request: IRequest, failure: Failure) -> bytes:
+        self._refused(request, "nameplates", failure.value)
+        request.setHeader(b"retry-after", b"60")
+        return answer(request, getattr(failure.value, "status", 503), str(failure.value))
+
+    @_app.handle_errors(HTTPException)
+    def _http(self, request: IRequest, failure: Failure) -> bytes:
+        return answer_http_error(request, failure)
+
+    @_app.handle_errors(StoreUnavailable)
+    def _unavailable(self, request: IRequest, failure: Failure) -> bytes:
+        request.setHeader(b"retry-after", b"1")
+        return answer(request, 503, "the store does not answer")

@@ -1,0 +1,182 @@
+"""What discovery answers about nameplates."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from random import Random, SystemRandom
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from twisted.web.iweb import IRequest
+
+from dmsg.base.buckets import Bucket, RateLimit
+from dmsg.discovery.entries.entry import EntryInvalid
+from dmsg.discovery.entries.nameplates import (
+    ATTACK_FORGOTTEN,
+    ATTACK_MISSES,
+    BESIDE,
+    DIGITS,
+    LASTS,
+    LOOK_BURST,
+    LOOK_RATE,
+    MAX_NAMEPLATES,
+    MISSED,
+    NONE_FREE,
+    OF_PLACE,
+    TOO_MANY,
+    candidates,
+    decode_claim,
+    decode_release,
+    length,
+)
+from dmsg.discovery.store.measured import MeasuredStore
+from dmsg.errors import EntryNotFound
+from dmsg.net.addresses import is_public
+from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.web.site import answer
+
+NO_SUCH = "there is no such nameplate"
+
+
+class NameplatesInUse(Exception):
+    """A nameplate cannot be had, or looked at, now; ``status`` says whose fault that is."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Nameplates:
+    """Claims, looks and releases.
+
+    :param store: asks what provides :class:`~dmsg.discovery.store.base.INameplates`.
+    :param wall_clock: seconds since 1970.
+    :param seconds: of a clock that does not go back.
+    """
+
+    def __init__(
+        self,
+        store: MeasuredStore,
+        wall_clock: Callable[[], float],
+        seconds: Callable[[], float],
+        random: Random | None = None,
+    ) -> None:
+        self._store = store
+        self._now = wall_clock
+        self._seconds = seconds
+        self._random = random or SystemRandom()
+        self._claimed: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._of = BlockCounts()
+        self._looks = RateLimit(LOOK_RATE, LOOK_BURST, blocks_of)
+        self._looks_beside = RateLimit(BESIDE * LOOK_RATE, BESIDE * LOOK_BURST)
+        self._missed = Bucket(ATTACK_MISSES, seconds())
+
+    def claim(self, request: IRequest, poster: str) -> Deferred[bytes]:
+        """A number for a key, or the one that it has for longer.  :param poster: the address of who asks."""
+        static = decode_claim(request.content.read())
+        now = self._now()
+        # who is beside discovery may be a proxy, or everybody
+        most = OF_PLACE if is_public(poster) else math.inf
+        place = blocks_of(poster)[0].name
+        self._forget()
+        known = self._claimed.get(static)
+        if (known is None or known[0] != place) and not math.isinf(most):
+            crowded = self._of.crowded(place, most)
+            if crowded:
+                raise NameplatesInUse(429, f"{crowded} has {self._of[crowded]} nameplates")
+        if known is None and len(self._claimed) >= MAX_NAMEPLATES:
+            raise NameplatesInUse(503, "all nameplates are in use")
+        numbers = candidates(self._random, length(len(self._claimed), self._is_attacked()))
+
+        def claimed(number: int) -> bytes:
+            if number == TOO_MANY:
+                raise NameplatesInUse(429, f"{place} has {OF_PLACE} nameplates")
+            if number == NONE_FREE:
+                raise NameplatesInUse(503, "all nameplates are in use")
+            self._drop(static)
+            self._claimed[static] = place, self._seconds() + LASTS
+            self._of.add(place)
+            return _json(request, {"nameplate": number, "lasts": int(LASTS)})
+
+        asked = self._store.ask("claim", static, numbers, place, most, now, now + LASTS)
+        return asked.addCallback(claimed)
+
+    def _forget(self) -> None:
+        """What was claimed longest ago is first, and its time is over first."""
+        now = self._seconds()
+        while self._claimed:
+            static, (_, ends) = next(iter(self._claimed.items()))
+            if ends > now:
+                return
+            self._drop(static)
+
+    def _drop(self, static: str) -> None:
+        place, _ = self._claimed.pop(static, ("", 0.0))
+        if place:
+            self._of.remove(place)
+
+    def _is_attacked(self) -> bool:
+        """Whether so many numbers were looked at that nobody has that it is no accident."""
+        self._missed.fill(ATTACK_FORGOTTEN, ATTACK_MISSES, self._seconds())
+        return self._missed.level < 1.0
+
+    def look(
+        self, request: IRequest, poster: str, text: str, charge: Callable[[IRequest, float], None]
+    ) -> Deferred[bytes]:
+        """The key behind a number.
+
+        :param poster: the address of who asks.
+        :param charge: told how many requests a look counts for that finds nothing.
+        """
+        number = _number(text)
+        limit = self._looks if is_public(poster) else self._looks_beside
+        if not limit.allow(blocks_of(poster)[0].name, self._seconds()):
+            raise NameplatesInUse(429, "too many numbers of codes were looked at from this address")
+
+        def found(static: str) -> bytes:
+            return _json(request, {"nameplate": number, "static": static})
+
+        def missed(failure: Failure) -> bytes:
+            failure.trap(EntryNotFound)
+            charge(request, MISSED)
+            self._missed.fill(ATTACK_FORGOTTEN, ATTACK_MISSES, self._seconds())
+            self._missed.level = max(-LASTS * ATTACK_FORGOTTEN, self._missed.level - 1.0)
+            return answer(request, 404, NO_SUCH)
+
+        return self._store.ask("look", number, self._now()).addCallbacks(found, missed)
+
+    def release(self, request: IRequest, text: str) -> Deferred[bytes]:
+        """A number is needed no more, as its key says."""
+        release = decode_release(request.content.read())
+        if release.nameplate != _number(text):
+            raise EntryInvalid("nameplate is not that of the path")
+
+        def absent(failure: Failure) -> bytes:
+            failure.trap(EntryNotFound)
+            return answer(request, 404, NO_SUCH)
+
+        asked = self._store.ask("release", release.nameplate, release.static, self._now())
+
+        def released(_: None) -> bytes:
+            self._drop(release.static)
+            return answer(request, 200, "released the nameplate")
+
+        return asked.addCallbacks(released, absent)
+
+
+def _number(text: str) -> int:
+    # one that is too long is none, and is not counted
+    if not (text.isascii() and text.isdigit() and len(text) <= DIGITS[-1]):
+        raise EntryInvalid(f"a nameplate is a number of one to {DIGITS[-1]} digits")
+    return int(text)
+
+
+def _json(request: IRequest, value: dict[str, Any]) -> bytes:
+    request.setResponseCode(200)
+    request.setHeader(b"content-type", b"application/json")
+    request.setHeader(b"cache-control", b"no-store")
+    return json.dumps(value).encode()

@@ -1,0 +1,221 @@
+"""The discovery entity: a store, the API over it, and ports that listen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Unpack
+
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IListeningPort
+from twisted.logger import Logger
+
+from dmsg.discovery.checks.looks import Looks
+from dmsg.discovery.service.api import DiscoveryAPI
+from dmsg.discovery.service.settings import DEFAULTS, DiscoveryOptions, DiscoverySettings
+from dmsg.discovery.service.shown import DiscoveryShown
+from dmsg.discovery.service.site import make_site
+from dmsg.discovery.service.sweep import Sweep
+from dmsg.discovery.store import open_store
+from dmsg.discovery.store.opening import clock_of
+from dmsg.errors import DiscoveryError
+from dmsg.net.clock import ClockWatch
+from dmsg.net.listening import ListeningService
+from dmsg.net.reactor import Reactor
+from dmsg.net.web.guard import GuardedFactory
+from dmsg.pages.port import StatusPort
+from dmsg.telemetry.metrics import Metrics
+from dmsg.telemetry.service import Telemetry
+
+_log = Logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What is there between start and stop."""
+
+    store: Any
+    looks: Looks | None
+    sweep: Sweep
+    api: DiscoveryAPI
+    site: Any
+    watch: ClockWatch | None
+
+    async def stop(self) -> None:
+        """All but the store, which is asked to the end."""
+        self.site.resource.stop()
+        if self.looks is not None:
+            await self.looks.stop()
+        self.sweep.stop()
+        if self.watch is not None:
+            self.watch.stopService()
+
+
+class Discovery(ListeningService):
+    """The discovery service.
+
+    :param listen: Twisted endpoint strings, as in ``tcp:9090`` or ``ssl:9443:...``.
+    :param store: what ``--store`` says, see :func:`~dmsg.discovery.store.opening.open_store`.
+    :param settings: what an operator chooses; single ones may be given as keywords.
+    :ivar ready: fires with the listening ports; fails with StoreError or
+        what listening raises.
+    """
+
+    name = "dmsg-discovery"
+    listens_as = "discovery"
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        listen: Sequence[str],
+        store: str,
+        settings: DiscoverySettings = DEFAULTS,
+        *,
+        random: Random | None = None,
+        **options: Unpack[DiscoveryOptions],
+    ) -> None:
+        """:param random: chooses which servers a store in memory names.
+
+        :raises DmsgError: the directory of telemetry cannot be used.
+        """
+        super().__init__(reactor, listen)
+        self._random = random
+        self._store_description = store
+        self._settings = settings = replace(settings, **options)
+        self._running: _Running | None = None
+        self.metrics = Metrics()
+        self.telemetry = None if settings.telemetry is None else Telemetry(reactor, settings.telemetry, "discovery")
+        self._requests = self._entries = 0
+        self._started = 0.0
+        self._status: StatusPort | None = None
+
+    async def _start(self) -> None:
+        settings, description = self._settings, self._store_description
+        self._started = time.time()
+        clock, moves = clock_of(description, self._reactor)
+        store = await open_store(description, self._reactor, settings.limit_of(description), self._random, clock)
+        self._running = running = self._make(store, clock, moves)
+        if self._settings.ranking is not None:
+            self._settings.ranking.watch(self._reactor)
+        if self.telemetry is not None:
+            self.telemetry.load = self._load
+            self.telemetry.beats.append(self._count_entries)
+            self._count_entries()
+            self.telemetry.start()
+        guarded = GuardedFactory(
+            running.site,
+            self._reactor,
+            by_place=not settings.proxied,
+            refused=lambda why: self.metrics.refused.labels(why).inc(),
+        )
+        self._status = StatusPort(
+            self._reactor,
+            settings.metrics,
+            settings.page_token,
+            DiscoveryShown(self._reactor, running.api, self.metrics, self._started, clock),
+            running.api.rendered_metrics,
+            running.api.told_health,
+        )
+        await self._status.start()
+        await self._listen(guarded)
+
+    @property
+    def metrics_port(self) -> IListeningPort | None:
+        """Where its page is, and ``/metrics`` and ``/health`` beside it."""
+        return None if self._status is None else self._status.port
+
+    def _make(self, store: Any, clock: Callable[[], float], moves: bool) -> _Running:
+        """Make what works on an open store.
+
+        :param clock: seconds since 1970 for what is kept in the store.
+        :param moves: steps of the system's clock move it.
+        """
+        settings, looks = self._settings, None
+        if settings.looks and settings.server_ttl > 0:
+            looks = Looks(
+                self._reactor,
+                store,
+                clock,
+                settings.server_ttl,
+                lasts=settings.entry_ttl,
+                openings=settings.openings,
+                anywhere=settings.private_servers,
+            )
+            looks.start()
+        sweep = Sweep(self._reactor, store, clock, self.metrics)
+        sweep.start()
+        api = DiscoveryAPI(
+            self._reactor,
+            store,
+            clock,
+            self.metrics,
+            settings,
+            wall_clock=time.time,
+            telemetry=self.telemetry,
+            looks=None if looks is None else looks.soon,
+        )
+        watch = None
+        if moves:
+            watch = ClockWatch(self._reactor, lambda step: self._clock_was_set(step, clock()))
+            watch.startService()
+        return _Running(store, looks, sweep, api, make_site(api, self._reactor, self.metrics, settings), watch)
+
+    def _clock_was_set(self, step: float, now: float) -> None:
+        """Keep what a store has whose times are the system's."""
+        assert self._running is not None
+        if step > 0:
+            self._running.sweep.postpone()
+            return
+        set_back: Deferred[None] = self._running.store.set_back(now)
+        set_back.addErrback(
+            lambda failure: _log.warn("times of entries are not corrected: {error}", error=failure.getErrorMessage())
+        )
+
+    def own_url(self) -> str:
+        """Where this machine reaches it, without TLS.
+
+        :raises DiscoveryError: it does not listen yet, or only with TLS.
+        """
+        for description, port in zip(self._descriptions, self.ports, strict=False):
+            if description.startswith("tcp:"):
+                host = port.getHost()
+                if isinstance(host, IPv4Address):
+                    return f"http://{'127.0.0.1' if host.host == '0.0.0.0' else host.host}:{host.port}"  # noqa: S104
+                if isinstance(host, IPv6Address):
+                    return f"http://[{'::1' if host.host == '::' else host.host}]:{host.port}"
+        raise DiscoveryError("this discovery does not listen yet")
+
+    # --- a heartbeat, for telemetry ---
+
+    def _count_entries(self) -> None:
+        """The store answers later: a heartbeat says what was true at the one before."""
+        if self._running is not None:
+            self._running.store.count().addCallbacks(self._counted, lambda _: None)
+
+    def _counted(self, entries: int) -> None:
+        self._entries = entries
+        self.metrics.entries.set(entries)
+
+    def _load(self) -> dict[str, Any]:
+        assert self._running is not None
+        came = self._running.api.requests
+        requests, self._requests = came - self._requests, came
+        return {"entries": self._entries, "requests": requests}
+
+    async def _stop(self) -> None:
+        if self._status is not None:
+            await self._status.stop()
+        await self._stop_listening()
+        running = self._running
+        if running is not None:
+            await running.stop()
+        if self._settings.ranking is not None:
+            self._settings.ranking.stop()
+        if self.telemetry is not None:
+            await self.telemetry.stop()
+        if running is not None:
+            await running.store.close()
+            self._running = None

@@ -1,0 +1,283 @@
+"""What the page of discovery shows."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.base.units import human_count, human_size, human_time
+from dmsg.discovery.service.delegations import Delegations
+from dmsg.discovery.store.measured import StoreUnavailable
+from dmsg.errors import EntryNotFound, KeyFormatError
+from dmsg.keys import PubKey
+from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, Shown, Table
+from dmsg.pages.process import of_process
+from dmsg.pages.samples import Quantiles, in_each
+from dmsg.telemetry.metrics import LATENCIES, Metrics
+
+VERSION = version("dmsg")
+SHOWN_SERVERS = 100
+"""Servers in the table, of those that are listed and of those that say nothing each."""
+SLOW = 5.0
+"""Seconds without an answer of the store from which on the page says so."""
+SHOWN_MISSED = 5
+"""Servers that post no more, among what needs attention."""
+BEGIN = 8
+"""Digits of a key by which a server that is shown is found."""
+SHOWN_RELAYS = 20
+"""Servers in the map of who relays for how many."""
+
+
+_log = Logger()
+
+
+class Answering(Protocol):
+    """The API, as its page asks it."""
+
+    delegations: Delegations
+
+    async def counts(self) -> tuple[dict[str, int], int]:
+        """Entries by kind, and their bytes."""
+
+    async def some_servers(self, most: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Entries of servers: listed ones, those that say nothing and were seen, those that are missed."""
+
+    async def entry_of(self, static: str) -> bytes:
+        """The entry of a key."""
+
+    async def told_health(self) -> dict[str, Any]:
+        """What ``/health`` says."""
+
+
+class DiscoveryShown(Shown):
+    """Discovery, as :class:`~dmsg.pages.model.Shown`."""
+
+    kind = "dmsg discovery"
+    asks = "a public key"
+    charts = (
+        Chart("Requests", "/s", (Line("answered", "requests", rate=True),)),
+        Chart("Entries taken", "/s", (Line("posted", "posts", rate=True),)),
+        Chart("Refused", "/s", (Line("all reasons", "refused", rate=True),)),
+        Chart("From a request to its answer", "ms", (Line("half within", "p50"), Line("99 of 100 within", "p99"))),
+    )
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        api: Answering,
+        metrics: Metrics,
+        started: float,
+        store_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """:param store_clock: the clock by which the store's entries are posted."""
+        self._clock = clock
+        self._store_clock = store_clock
+        self._api = api
+        self._metrics = metrics
+        self._started = started
+        self._quantiles = Quantiles((*LATENCIES, float("inf")))
+        self._status = ""
+        self._kinds: dict[str, int] = {}
+        self._size = 0
+        self._servers: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+        self._asking: Deferred[None] | None = None
+        self._asked = 0.0
+
+    def look(self) -> None:
+        """The store may answer late, or not at all: the page shows what it said last, and that it says nothing."""
+        now = time.monotonic()
+        if self._asking is None:
+            self._asked = now
+            self._asking = Deferred.fromCoroutine(self._ask())
+            self._asking.addBoth(self._answered)
+        elif now - self._asked > SLOW:
+            self._status = f"no answer for {now - self._asked:.0f} s"
+
+    async def _ask(self) -> None:
+        status = str((await self._api.told_health())["status"])
+        self._kinds, self._size = await self._api.counts()
+        self._servers = await self._api.some_servers(SHOWN_SERVERS)
+        self._status = status
+
+    def _answered(self, result: object) -> None:
+        self._asking = None
+        if isinstance(result, Failure):
+            self._status = "it does not answer"
+            if not result.check(StoreUnavailable, CancelledError):
+                _log.failure("asking the store for the page failed", result)
+
+    def facts(self) -> list[Fact]:
+        status = self._status or "starting"
+        kinds = self._kinds
+        return [
+            Fact("State", status, GOOD if status == "ok" else BAD if self._status else "", told=True),
+            *of_process(self._started),
+            Fact("Entries", human_count(sum(kinds.values()))),
+            Fact("Clients' entries", human_count(kinds.get("client", 0) + kinds.get("both", 0))),
+            Fact("Servers that clients are sent to", _at_least(self._servers[0]), told=True),
+            Fact("Servers' entries", human_count(kinds.get("server", 0) + kinds.get("both", 0))),
+            Fact("Kept", human_size(self._size)),
+            Fact("Clients that posted lately", human_count(len(self._api.delegations))),
+            Fact("Runs", f"dmsg {VERSION}"),
+        ]
+
+    def problems(self) -> list[str]:
+        found = []
+        if self._status not in ("", "ok"):
+            found.append(f"The store: {self._status}.  Entries are answered as far as it can be read.")
+        if self._status and not self._kinds.get("server", 0) + self._kinds.get("both", 0):
+            found.append("No server has an entry here: clients find nobody to connect to.")
+        now = time.time()
+        for one in map(json.loads, self._missed()[:SHOWN_MISSED]):
+            key, address, *_, posted = self._server(one, now)
+            found.append(f"Server {key[:8]}… at {address} posted last {posted}: is it up?")
+        return found
+
+    def _missed(self) -> list[bytes]:
+        """Of those that post no more, those that have not said that they leave."""
+        return [body for body in self._servers[2] if _takes_clients(json.loads(body))]
+
+    def numbers(self) -> dict[str, float]:
+        quantiles = zip(("p50", "p99"), self._quantiles.since(self._buckets(), 0.5, 0.99), strict=False)
+        return {
+            "requests": _total(self._metrics.requests),
+            "posts": _total(self._metrics.posted),
+            "refused": _total(self._metrics.refused),
+            **{name: seconds * 1000 for name, seconds in quantiles},
+        }
+
+    def _buckets(self) -> list[float]:
+        """Of all paths together."""
+        sums: dict[str, float] = {}
+        for metric in self._metrics.seconds.collect():
+            for sample in metric.samples:
+                if sample.name.endswith("_bucket"):
+                    border = sample.labels["le"]
+                    sums[border] = sums.get(border, 0.0) + sample.value
+        ordered = list(sums.values()) or [0.0] * (len(LATENCIES) + 1)
+        return in_each(ordered)
+
+    def reasons(self) -> dict[str, float]:
+        return {
+            **_by(self._metrics.refused, "reason"),
+            **{f"entries dropped: {name}": number for name, number in _by(self._metrics.dropped, "reason").items()},
+        }
+
+    async def tables(self) -> list[Table]:
+        now = time.time()
+        self._api.delegations.look(self._store_clock())
+        listed, quiet, _ = self._servers
+        known = {str(json.loads(body).get("static")) for body in (*listed, *quiet)}
+        states = ("listed", listed), ("seen, says nothing", quiet), ("missed", self._missed())
+        rows = [(*self._server(json.loads(body), now), state) for state, bodies in states for body in bodies]
+        rows.sort(key=lambda row: row[1])
+        return [
+            Table(
+                "Servers that clients are sent to",
+                ("Server", "Address", "Free", "Version", "Posted", "State"),
+                rows,
+                "there is none: clients find nobody to connect to",
+            ),
+            Table(
+                "Who relays for how many, as clients said in the last hour",
+                ("Server", "Clients", "Of a hundred", "Is listed"),
+                [
+                    (
+                        server,
+                        human_count(number),
+                        f"{100 * number / max(1, len(self._api.delegations)):.0f} %",
+                        "yes" if server in known else "no",
+                    )
+                    for server, number in self._api.delegations.most(SHOWN_RELAYS)
+                ],
+                "no client has posted an entry since it started",
+            ),
+        ]
+
+    def _whole(self, text: str) -> str:
+        """The key of a server that is shown by its first digits."""
+        if BEGIN <= len(text) < 66:
+            keys = {str(json.loads(body).get("static")) for bodies in self._servers for body in bodies}
+            keys = {key for key in keys if key.startswith(text.rstrip("….").lower())}
+            if len(keys) == 1:
+                return keys.pop()
+        return text
+
+    def _server(self, entry: dict[str, Any], now: float) -> tuple[str, str, str, str, str]:
+        server = entry.get("server") or {}
+        return (
+            str(entry.get("static", "")),
+            str(server.get("address", "")),
+            str(_free(entry)),
+            str(entry.get("version", "")),
+            f"{human_time(max(0.0, now - int(entry.get('timestamp', 0)) / 1e9))} ago",
+        )
+
+    async def search(self, text: str) -> Table:
+        columns = ("What", "Says")
+        text = self._whole(text)
+        try:
+            key = PubKey.from_text(text)
+            answer = Deferred.fromCoroutine(self._api.entry_of(key.hex()))
+            entry = json.loads(await answer.addTimeout(SLOW, self._clock))
+        except (KeyFormatError, ValueError):
+            words = (
+                "that is no public key (53 characters, 66 in hexadecimal), nor the first 8 of a server's that is shown"
+            )
+            return Table("Search", columns, [], words)
+        except EntryNotFound:
+            return Table(f"Entry of {text[:8]}", columns, [], "there is no entry of that key")
+        except (StoreUnavailable, TimeoutError):
+            return Table(f"Entry of {text[:8]}", columns, [], "the store does not answer")
+        return Table(f"Entry of {text[:8]}", columns, list(_rows(entry)))
+
+
+def _at_least(bodies: list[bytes]) -> str:
+    return f"{len(bodies)}{' or more' if len(bodies) >= SHOWN_SERVERS else ''}"
+
+
+def _takes_clients(entry: dict[str, Any]) -> bool:
+    """One that leaves says that it has no room."""
+    return bool(_free(entry))
+
+
+def _free(entry: dict[str, Any]) -> Any:
+    """Clients that a server still takes, in either spelling; empty: it does not say."""
+    server = entry.get("server") or {}
+    return server.get("available_connections", server.get("availableConnections", ""))
+
+
+def _rows(entry: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    posted = datetime.fromtimestamp(int(entry.get("timestamp", 0)) / 1e9, UTC)
+    yield "Posted", f"{posted:%Y-%m-%d %H:%M:%S} UTC"
+    yield "Sequence", str(entry.get("sequence", ""))
+    yield "Version", str(entry.get("version", ""))
+    for name, value in (entry.get("server") or {}).items():
+        yield f"Server: {name}", str(value)
+    for server in (entry.get("client") or {}).get("delegated_servers") or ():
+        yield "Is reached through", str(server)
+
+
+def _by(counter: Any, label: str) -> dict[str, float]:
+    return {
+        sample.labels[label]: sample.value
+        for metric in counter.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
+
+
+def _total(counter: Any) -> float:
+    return math.fsum(
+        sample.value for metric in counter.collect() for sample in metric.samples if sample.name.endswith("_total")
+    )

@@ -1,0 +1,87 @@
+"""The site of discovery: what stands before its routes, and what is counted of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from twisted.internet.interfaces import IReactorTime
+from twisted.web.server import Site
+
+from dmsg.base.buckets import RateLimit
+from dmsg.discovery.entries.dialects import DIALECTS, Dialect
+from dmsg.discovery.entries.entry import MAX_ENTRY_SIZE
+from dmsg.discovery.service.api import DiscoveryAPI
+from dmsg.discovery.service.settings import DEFAULTS, DiscoverySettings
+from dmsg.net.blocks import blocks_of
+from dmsg.net.web.site import gated_site
+from dmsg.telemetry.metrics import Metrics
+
+GO_PATIENCE = 5.0
+"""Seconds that a request on the paths of 2019 is delayed rather than refused: those clients know no 429, and a server
+of then gives up after 10."""
+
+_GO_PATHS = tuple(f"{path.rpartition('/')[0]}/".encode() for path in Dialect.GO2019.entries)
+"""All that is below the same directories."""
+_POST_PATHS = tuple(path.encode() for path in (*Dialect.SEED.entries, *(f"{path}/" for path in Dialect.GO2019.entries)))
+_ENTRY_PATHS = tuple(f"{path}/" for dialect in DIALECTS for path in dialect.entries)
+_PATHS = frozenset(
+    {
+        *Dialect.SEED.entries,
+        *(path for dialect in DIALECTS for path in dialect.available),
+        "/health",
+        "/metrics",
+        "/openapi.json",
+    }
+)
+
+
+def make_site(
+    api: DiscoveryAPI,
+    reactor: IReactorTime,
+    metrics: Metrics,
+    settings: DiscoverySettings = DEFAULTS,
+) -> Site:
+    """The factory to listen with, see :func:`dmsg.net.web.site.gated_site`."""
+
+    def refused(reason: str) -> None:
+        metrics.refused.labels(reason).inc()
+
+    # labels are looked up anew each time, which costs more than counting; both are few
+    requests = cache(lambda path, status: metrics.requests.labels(path, str(status)))
+    duration = cache(metrics.seconds.labels)
+
+    def finished(request: Any, status: int, seconds: float) -> None:
+        path = _path_label(request.path)
+        requests(path, status).inc()
+        duration(path).observe(seconds)
+        metrics.delayed.set(gate.delayed)
+
+    site = gated_site(
+        api.resource(),
+        reactor,
+        refused,
+        rate=settings.rate,
+        burst=settings.burst,
+        proxied=settings.proxied,
+        max_body=MAX_ENTRY_SIZE,
+        patience=lambda request: GO_PATIENCE if request.path.startswith(_GO_PATHS) else 0.0,
+        posts=RateLimit(settings.post_rate if settings.rate else 0.0, settings.post_burst, blocks_of),
+        is_post=lambda request: request.method == b"POST" and request.path.startswith(_POST_PATHS),
+        finished=finished,
+    )
+    gate: Any = site.resource
+    api.charge = gate.charge
+    api.client_of = gate.client_of
+    return site
+
+
+def _path_label(path: bytes) -> str:
+    """A path as metrics name it: strangers make no series of their own."""
+    text = path.decode("latin-1")
+    if text in _PATHS:
+        return text
+    for prefix in _ENTRY_PATHS:
+        if text.startswith(prefix):
+            return prefix + "{key}"
+    return "other"

@@ -1,0 +1,162 @@
+"""Other networks: their discoveries, and their servers that post here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, cast
+
+from treq.testing import StubTreq
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.resource import Resource
+
+from dmsg.discovery.entries.entry import ClientMeta
+from dmsg.discovery.entries.recognition import GO_2019, NO_SERVERS, POSTED_TODAY, TODAY, is_posted_today, recognise
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.discovery.lookup.lookups import Lookups
+from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
+from dmsg.keys import SecKey
+from tests.discovery.service.test_api import APICase
+
+KEY = SecKey.from_seed(b"recognition")
+SERVER_OF_TODAY = (
+    b'{"version":"0.0.1","sequence":2,"timestamp":1795303268439478589,"static":'
+    b'"039ea4ea0dc38ac063f6a4d0862873381d814e1380cd04e3ca06c01cf5053b4429","server":{"address":"127.0.0.1:8081",'
+    b'"availableSessions":10,"serverType":"community"},"signature":"57040a6d908285d7c5efd8da96fae47819fc392d2b3a5218a9'
+    b"4d3581dcabacb559df10366cac73507617e626c8806d23c4a0e3b33b1ba4a11d38f0d6b19a1e1e00"
+    b'"}'
+)
+"""As version 1.3.28 posts it; the end of its signature is another one."""
+SERVER_OF_2019 = (
+    b'{"version":"0.0.1","sequence":0,"timestamp":1,"static":"","server":{"address":"h:1","port":"",'
+    b'"available_connections":5},"signature":""}'
+)
+NOBODY = b'{"message":"%s","code":404}' % NO_SERVERS.encode()
+
+
+class RuleTests(SynchronousTestCase):
+    """By plain calls."""
+
+    def test_lists(self) -> None:
+        for status, body, expected in (
+            (404, NOBODY, TODAY),
+            (200, b"[%s]" % SERVER_OF_TODAY, TODAY),
+            (200, b"[%s,%s]" % (SERVER_OF_2019, SERVER_OF_TODAY), TODAY),
+            (200, b"[]", GO_2019),
+            (200, b"[%s]" % SERVER_OF_2019, GO_2019),
+            (200, b"<html>", ""),
+            (200, b"{}", ""),
+            (404, b"404 page not found\n", ""),
+            (404, b'{"message":"no","code":404}', ""),
+            (500, b"[]", ""),
+            (200, b"[" * 100_000, ""),
+        ):
+            self.assertEqual(recognise(status, body, path_is_unknown=True), expected, body[:40])
+            known = expected if expected == TODAY else ""
+            self.assertEqual(recognise(status, body, path_is_unknown=False), known, body[:40])
+
+    def test_entries(self) -> None:
+        visor = b'{"client":{"delegated_servers":[]},"client_type":"visor"}'
+        for body, expected in (
+            (SERVER_OF_TODAY, True),
+            (visor, True),
+            (SERVER_OF_2019, False),
+            (b"7", False),
+            (b"", False),
+            (b"[" * 100_000, False),
+        ):
+            self.assertIs(is_posted_today(body), expected, body[:40])
+
+
+class Elsewhere(Resource):
+    """A service that answers some paths, and all others as Go's router does."""
+
+    isLeaf = True
+
+    def __init__(self, **paths: tuple[int, bytes]) -> None:
+        super().__init__()
+        self.paths = paths
+        self.asked: list[str] = []
+
+    def render(self, request: Any) -> bytes:
+        path = request.path.decode()
+        self.asked.append(path)
+        status, body = self.paths.get(
+            path.strip("/").replace("/", "_").replace("-", "_"), (404, b"404 page not found\n")
+        )
+        request.setResponseCode(status)
+        return body
+
+
+class LookupTests(SynchronousTestCase):
+    """One look, and one line that says what it is."""
+
+    def lookup(self, there: Resource) -> Lookup:
+        return Lookup(Clock(), "http://there", http=cast(Any, StubTreq(there)))
+
+    def test_a_discovery_of_today(self) -> None:
+        for answer in ((404, NOBODY), (200, b"[%s]" % SERVER_OF_TODAY)):
+            there = Elsewhere(dmsg_discovery_available_servers=answer)
+            lookup = self.lookup(there)
+            for asking in (
+                lookup.available_servers(),
+                lookup.entry(KEY.public),
+                lookup.update(KEY, lambda blank: replace(blank, client=ClientMeta(()))),
+                lookup.delete(KEY),
+                lookup.ask("POST", "/discovery/nameplates", b"{}"),
+            ):
+                said = str(self.failureResultOf(asking, WrongDiscovery).value)
+                self.assertEqual(said, f"discovery http://there: {TODAY}")
+            self.assertEqual(len(there.asked), 10)
+
+    def test_a_discovery_of_2019(self) -> None:
+        """It does not know the paths, and nobody knows that of an answer about one entry."""
+        there = Elsewhere(dmsg_discovery_available_servers=(200, b"[]"))
+        lookup = self.lookup(there)
+        self.failureResultOf(lookup.entry(KEY.public), EntryNotFound)
+        self.assertIn(GO_2019, str(self.failureResultOf(lookup.available_servers(), WrongDiscovery).value))
+
+    def test_one_that_says_it_in_other_words(self) -> None:
+        """It has the paths of the seed documents, and its 404 is no JSON: it is looked at once."""
+        there = Elsewhere(discovery_available_servers=(200, b"[]"))
+        lookup = self.lookup(there)
+        for _ in range(3):
+            self.failureResultOf(lookup.entry(KEY.public), EntryNotFound)
+        self.assertEqual(self.successResultOf(lookup.available_servers()), [])
+        self.assertEqual(there.asked.count("/dmsg-discovery/available_servers"), 1)
+
+    def test_no_discovery_at_all(self) -> None:
+        there = Elsewhere()
+        lookup = self.lookup(there)
+        for _ in range(3):
+            failure = self.failureResultOf(lookup.available_servers(), DiscoveryError)
+            self.assertNotIsInstance(failure.value, WrongDiscovery)
+            self.assertIn("no discovery", str(failure.value))
+        self.assertEqual(there.asked.count("/dmsg-discovery/available_servers"), 1)
+
+    def test_one_of_several(self) -> None:
+        """Another may come back: that is worth waiting for."""
+        wrong = self.lookup(Elsewhere(dmsg_discovery_available_servers=(404, NOBODY)))
+        away = self.lookup(Elsewhere())
+        for ask in (
+            lambda lookups: lookups.available_servers(),
+            lambda lookups: lookups.update(KEY, lambda blank: replace(blank, client=ClientMeta(()))),
+        ):
+            failure = self.failureResultOf(ask(Lookups([wrong, away])), DiscoveryError)
+            self.assertNotIsInstance(failure.value, WrongDiscovery)
+            self.failureResultOf(ask(Lookups([wrong, wrong])), WrongDiscovery)
+
+
+class PostedTests(APICase):
+    """Here."""
+
+    def test_a_server_of_today_is_told(self) -> None:
+        status, message = self.message("POST", "/dmsg-discovery/entry/", SERVER_OF_TODAY)
+        self.assertEqual((status, message), (401, f"invalid signature: {POSTED_TODAY}"))
+
+    def test_others_as_before(self) -> None:
+        forged = json.loads(self.old_server_entry(b"x").to_json())
+        forged["sequence"] = 1
+        answer = self.message("POST", "/dmsg-discovery/entry/", json.dumps(forged).encode())
+        self.assertEqual(answer, (401, "invalid signature"))

