@@ -88,10 +88,10 @@ async def _session(reactor: Any, turn: Any, where: dict[str, Any], factory: Any)
     from dmsg.keys import PubKey, SecKey
     from dmsg.net.links.records import RecordClientEndpoint
     from dmsg.v2019.session import ClientSession
-    from dmsg.v2019.streams import Streams
+    from dmsg.v2019.transport_streams import TransportStreams
 
     key = SecKey.generate()
-    streams = Streams(reactor, key, lambda port: factory, turn.add_stream) if where["secure"] else None
+    streams = TransportStreams(reactor, key, lambda port: factory, turn.add_stream) if where["secure"] else None
     endpoint = TCP4ClientEndpoint(reactor, where["host"], where["port"])
     noise = RecordClientEndpoint(reactor, endpoint, turn, key, PubKey.from_hex(where["server"]))
     session = await noise.connect(

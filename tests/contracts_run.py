@@ -15,6 +15,7 @@ PLANTED = (
     # where, what, the contract that says no
     ("dmsg/base/units.py", "from dmsg.net.retry import retry_delay", "Layers"),
     ("dmsg/v2019/dial.py", "from dmsg.messaging.core.wire import Profile", "Layers"),
+    ("dmsg/streams/carrier.py", "from dmsg.v2019.core.state import ClientTransport", "Layers"),
     ("dmsg/v2019/core/wire.py", "from dmsg.v2019.core.relay import Relay", "The core of 2019"),
     ("dmsg/v2019/core/table.py", "from twisted.internet import defer", "Cores do no I/O"),
     ("dmsg/rmb/relay/rules.py", "from dmsg.rmb.relay.switch import Switch", "The bus' relay"),

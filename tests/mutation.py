@@ -41,7 +41,7 @@ TESTS = {
     "dmsg/rmb/twins/token.py": "tests.rmb.test_wire tests.rmb.test_enemies.UsedTokenTests",
     "dmsg/rmb/envelope/wire.py": "tests.rmb.test_wire tests.test_signed",
     "dmsg/telemetry/spool.py": "tests.telemetry.test_spool",
-    "dmsg/v2019/core/agreement.py": "tests.v2019.test_secure",
+    "dmsg/streams/core/agreement.py": "tests.v2019.test_secure",
     "dmsg/v2019/core/table.py": "tests.v2019.test_table tests.v2019.test_table_vectors "
     "tests.v2019.test_secure tests.v2019.test_protocol tests.v2019.test_streams "
     "tests.telemetry.test_receipts tests.v2019.test_telemetry",
@@ -49,10 +49,10 @@ TESTS = {
     "dmsg/v2019/core/relay.py": "tests.v2019.test_relay tests.v2019.test_relay_corners "
     "tests.v2019.test_vectors "
     "tests.v2019.test_protocol tests.v2019.test_policing tests.v2019.test_telemetry",
-    "dmsg/v2019/core/secure.py": "tests.v2019.test_secure tests.v2019.test_windows tests.v2019.test_streams",
-    "dmsg/v2019/core/resumption.py": "tests.v2019.test_resumption tests.v2019.test_windows tests.v2019.test_streams",
+    "dmsg/streams/core/secure.py": "tests.v2019.test_secure tests.v2019.test_windows tests.v2019.test_streams",
+    "dmsg/streams/core/resumption.py": "tests.v2019.test_resumption tests.v2019.test_windows tests.v2019.test_streams",
     "dmsg/v2019/core/handshakes.py": "tests.v2019.test_resumption tests.v2019.test_secure tests.v2019.test_streams",
-    "dmsg/v2019/streams.py": "tests.v2019.test_streams_table tests.v2019.test_streams tests.v2019.test_secure",
+    "dmsg/streams/streams.py": "tests.v2019.test_streams_table tests.v2019.test_streams tests.v2019.test_secure",
 }
 """By file; others need ``--tests``."""
 

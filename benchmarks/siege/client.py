@@ -15,7 +15,7 @@ from benchmarks.siege.scene import ENEMY, NEWCOMER_TIMEOUT, Scene, again, listed
 from benchmarks.wire import Connection
 from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.keys import PubKey, SecKey
-from dmsg.v2019.core.agreement import Hello, Proposal
+from dmsg.streams.core.agreement import Hello, Proposal
 from dmsg.v2019.core.wire import ACK, CLOSE, FWD, REQUEST, encode_frame
 
 VICTIM = r"""

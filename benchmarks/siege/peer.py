@@ -8,7 +8,7 @@ from benchmarks.siege.programs import Visitor
 from benchmarks.siege.scene import NEWCOMER_TIMEOUT, Scene, listed_server
 from benchmarks.wire import Connection
 from dmsg.keys import PubKey, SecKey, write_key_file
-from dmsg.v2019.core.agreement import Hello, Proposal
+from dmsg.streams.core.agreement import Hello, Proposal
 from dmsg.v2019.core.wire import ACCEPT, REQUEST, encode_frame
 
 

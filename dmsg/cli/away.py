@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.task import LoopingCall
 
 from dmsg.net.reactor import Reactor
-from dmsg.v2019.patience import RESUME_TIMEOUT
+from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 LOOK_INTERVAL = 0.5
 """Seconds between looks whether the other side is there."""

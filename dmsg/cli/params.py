@@ -27,7 +27,7 @@ from dmsg.errors import DmsgError
 from dmsg.keylock import hold, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 from dmsg.net.addresses import parse_port
-from dmsg.v2019.patience import RESUME_TIMEOUT
+from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
     from dmsg.agent.place import Found

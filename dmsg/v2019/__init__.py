@@ -12,7 +12,7 @@ __all__, __getattr__, __dir__ = public(
         "dmsg.v2019.client": "Client",
         "dmsg.v2019.server": "Server",
         "dmsg.v2019.core.policing": "Limits",
-        "dmsg.v2019.streams": "Encryption",
+        "dmsg.v2019.transport_streams": "Encryption",
         "dmsg.v2019.strings": "client_endpoint server_endpoint shared_client",
     },
 )
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client as Client
     from dmsg.v2019.core.policing import Limits as Limits
     from dmsg.v2019.server import Server as Server
-    from dmsg.v2019.streams import Encryption as Encryption
     from dmsg.v2019.strings import (
         client_endpoint as client_endpoint,
         server_endpoint as server_endpoint,
         shared_client as shared_client,
     )
+    from dmsg.v2019.transport_streams import Encryption as Encryption

@@ -35,15 +35,15 @@ from dmsg.net.pace import Pace
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import UNREAD, StreamTransport
-from dmsg.v2019.carrier import ClientStream
-from dmsg.v2019.core.agreement import FEATURE, PING_FEATURE, UPGRADE_FEATURE
+from dmsg.streams.carrier import ClientStream
+from dmsg.streams.core.agreement import FEATURE, PING_FEATURE, UPGRADE_FEATURE
+from dmsg.streams.holdings import StreamHoldings
+from dmsg.streams.timeouts import RESUME_TIMEOUT
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.dial import SessionEndpoint
-from dmsg.v2019.holdings import StreamHoldings
 from dmsg.v2019.outgoing import PLAIN_ONLY, REQUEST_TIMEOUT
-from dmsg.v2019.patience import RESUME_TIMEOUT
 from dmsg.v2019.session import ClientSession
-from dmsg.v2019.streams import Encryption, Streams
+from dmsg.v2019.transport_streams import Encryption, TransportStreams
 
 SECURE_SEEN_SIZE = 65536
 """Pairs of a client and a feature (secure transports or upgrades) that are remembered once the client showed it."""
@@ -81,7 +81,7 @@ class Client(DelegatedClient):
     :param key: the secret key; its public key is the client's address.
     :param discovery: URLs, or a :class:`~dmsg.discovery.lookup.lookups.Lookups`.
     :param choice: which servers it takes; ``min_servers``, ``prefer`` and ``only`` may be given as keywords.
-    :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.v2019.streams.Encryption`.
+    :param encryption: ``require``, ``prefer`` or ``off``, see :class:`~dmsg.v2019.transport_streams.Encryption`.
     :param resume_timeout: seconds that a stream waits for another way to the
         remote when its server is lost; 0 lets it end with its server.
     :param receipts: sign for servers that ask for it how much they delivered (docs/pipeline/receipts.md).
@@ -121,7 +121,7 @@ class Client(DelegatedClient):
         self._plain_servers: dict[PubKey, tuple[str, float]] = {}
         self._resumed = Pace(reactor, lambda: RESUME_RATE)
         self._resume_after: OrderedDict[tuple[PubKey, PubKey], float] = OrderedDict()
-        self.streams = Streams(
+        self.streams = TransportStreams(
             reactor,
             key,
             self.factories.get,

@@ -14,7 +14,7 @@ from dmsg.net.links.link import HANDSHAKE_TIMEOUT
 from dmsg.net.links.records import RecordClientEndpoint
 from dmsg.net.turn import TurnFlush
 from dmsg.v2019.session import ClientSession
-from dmsg.v2019.streams import Streams
+from dmsg.v2019.transport_streams import TransportStreams
 
 HANDSHAKE_ROUND_TRIPS = 3
 """Of TCP, the three handshake messages and the OK frame: a first guess of the round trip."""
@@ -30,7 +30,7 @@ class SessionEndpoint:
         key: SecKey,
         server: PubKey,
         address: str,
-        streams: Streams,
+        streams: TransportStreams,
         timeout: float = HANDSHAKE_TIMEOUT,
         *,
         pings: Callable[[], bool] = lambda: False,

@@ -14,15 +14,15 @@ from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
 from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.v2019.carrier import CarryingSession, ClientStream, TransportCarrier
-from dmsg.v2019.core.agreement import FEATURE, UPGRADE_FEATURE, Hello
+from dmsg.streams.carrier import CarryingSession, ClientStream, TransportCarrier
+from dmsg.streams.core.agreement import FEATURE, UPGRADE_FEATURE, Hello
+from dmsg.streams.core.resumption import INITIAL_WINDOW
+from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.events import Confirmed
-from dmsg.v2019.core.resumption import INITIAL_WINDOW
-from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.pings import Pings
-from dmsg.v2019.streams import Encryption, Streams
+from dmsg.v2019.transport_streams import Encryption, TransportStreams
 from dmsg.v2019.unconfirmed import Confirmations
 
 MAX_ASKING = 16
@@ -34,7 +34,7 @@ An initiator tries one after the other, so those before its newest are its own t
 _log = Logger()
 
 
-class Carrying(CarryingSession, Protocol):
+class Carrying(CarryingSession[ClientTransport], Protocol):
     """What is needed of the session around it."""
 
     pings: Pings
@@ -68,7 +68,7 @@ class Incoming:
         session: Carrying,
         core: ClientConnection,
         accept: Callable[[], IProtocolFactory | None],
-        streams: Streams | None,
+        streams: TransportStreams | None,
     ) -> None:
         self._reactor = reactor
         self._session = session

@@ -22,14 +22,15 @@ from dmsg.errors import (
 from dmsg.keys import PubKey
 from dmsg.net.pending import Pending
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.v2019.carrier import CarryingSession, ClientStream, TransportCarrier
-from dmsg.v2019.core.agreement import PREFACE_FRAMES, TOKEN_SIZE, Hello, Proposal
+from dmsg.streams.carrier import CarryingSession, ClientStream, TransportCarrier
+from dmsg.streams.core.agreement import PREFACE_FRAMES, TOKEN_SIZE, Hello, Proposal
+from dmsg.streams.core.resumption import INITIAL_WINDOW
+from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.events import Accepted
-from dmsg.v2019.core.resumption import INITIAL_WINDOW
-from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport
+from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.pings import Pings
-from dmsg.v2019.streams import Streams
+from dmsg.v2019.transport_streams import TransportStreams
 
 REQUEST_TIMEOUT = 10.0
 """Seconds for the answer to a REQUEST, by default."""
@@ -42,11 +43,15 @@ STALE_ENTRY = (
 """Said of peers of 2019 whose entry has marks of dmsg."""
 
 
-class Asking(CarryingSession, Protocol):
+class Asking(CarryingSession[ClientTransport], Protocol):
     """What is needed of the session around it."""
 
     connected: bool
     pings: Pings
+
+    @property
+    def core(self) -> ClientConnection:
+        """The transports of the connection."""
 
     @property
     def carries_secure(self) -> Callable[[], bool]:
@@ -68,7 +73,7 @@ class Outgoing:
     :ivar opening: what waits for the answer to a REQUEST.
     """
 
-    def __init__(self, reactor: IReactorTime, session: Asking, streams: Streams | None) -> None:
+    def __init__(self, reactor: IReactorTime, session: Asking, streams: TransportStreams | None) -> None:
         self._reactor = reactor
         self._session = session
         self._core = session.core
@@ -94,7 +99,7 @@ class Outgoing:
         :class:`~dmsg.errors.TransportClosed`, or, when ``secure``,
         :class:`~dmsg.errors.EncryptionUnavailable`.  Cancelling closes the transport.
 
-        :param probe: see :class:`~dmsg.v2019.core.agreement.Hello`; only with ``secure``.
+        :param probe: see :class:`~dmsg.streams.core.agreement.Hello`; only with ``secure``.
         :param upgrade: the remote takes upgrades of plain transports: ask for one, if this server carries no others.
         """
         proposal = None

@@ -2,7 +2,7 @@
 
 Rules are in :mod:`dmsg.v2019.core.table`; here are Deferreds, timers and
 producers.  Streams that can go on over another session are looked after by
-:class:`~dmsg.v2019.streams.Streams`.
+:class:`~dmsg.streams.streams.Streams`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from dmsg.net.share import FRAMES
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn import TurnFlush
-from dmsg.v2019.carrier import ClientStream, TransportCarrier
+from dmsg.streams.carrier import ClientStream, TransportCarrier
+from dmsg.streams.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
@@ -48,14 +49,13 @@ from dmsg.v2019.core.events import (
     Requested,
     Resumed,
 )
-from dmsg.v2019.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import MAX_FWD_DATA, SAME_KEY
 from dmsg.v2019.incoming import Incoming
 from dmsg.v2019.outgoing import REQUEST_TIMEOUT, Outgoing
 from dmsg.v2019.pings import PING_TIMEOUT, Pings
-from dmsg.v2019.streams import Streams
+from dmsg.v2019.transport_streams import TransportStreams
 
 EXTENSION_TIME = 5.0
 """Seconds after the first PING in which an end of the connection says that the server does not know PING."""
@@ -87,7 +87,7 @@ class ClientSession:
         server: PubKey,
         *,
         accept: Callable[[], IProtocolFactory | None] = lambda: None,
-        streams: Streams | None = None,
+        streams: TransportStreams | None = None,
         receipts: bool = False,
         random: Random | None = None,
     ) -> None:
@@ -396,14 +396,14 @@ class ClientSession:
 
     # --- for the carriers of its streams (CarryingSession) ---
 
-    def consumed(self, carrier: TransportCarrier, size: int) -> None:
+    def consumed(self, carrier: TransportCarrier[ClientTransport], size: int) -> None:
         self.core.consumed(carrier.transport, size)
         end = carrier.stream.end
         if end is not None and end.consumed >= end.measure_at:
             end.measure(self._reactor.seconds())
         self.flush()
 
-    def closed(self, carrier: TransportCarrier, reason: int) -> None:
+    def closed(self, carrier: TransportCarrier[ClientTransport], reason: int) -> None:
         self.core.close(carrier.transport, reason)
         if carrier.stream.end is not None and self._streams is not None:
             self._streams.closed(carrier.stream, reason)

@@ -6,7 +6,7 @@ from typing import Any
 
 from dmsg.analytics.gold import settlement
 from dmsg.analytics.schemas import LIES
-from dmsg.v2019.core import resumption, secure
+from dmsg.streams.core import resumption, secure
 from tests.analytics.spark_oracle import compare
 from tests.analytics.support import DAY, NOW, Boot, LakeCase, key, write_file
 

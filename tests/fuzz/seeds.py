@@ -11,8 +11,8 @@ from dmsg.messaging.core.wire import Profile, encode_close, encode_closed, encod
 from dmsg.noise.records import RecordSealer
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.socket import frames
+from dmsg.streams.core.agreement import Hello, Proposal as SecureProposal, Resume
 from dmsg.telemetry.receipts import RECEIPT_SIZE
-from dmsg.v2019.core.agreement import Hello, Proposal as SecureProposal, Resume
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, PING, REQUEST, Frame
 from tests.fuzz.targets import KEYS, PUBLIC
 

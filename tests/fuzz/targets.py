@@ -30,8 +30,8 @@ from dmsg.rmb.socket import frames
 from dmsg.rmb.socket.door import plain_upgrade
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.twin import Twin
+from dmsg.streams.core.agreement import Hello
 from dmsg.telemetry.receipts import ReceiptError, parse_receipt
-from dmsg.v2019.core.agreement import Hello
 from dmsg.v2019.core.events import Requested
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.table import ClientConnection

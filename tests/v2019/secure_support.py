@@ -10,10 +10,10 @@ from twisted.internet.protocol import Factory
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import SecKey
-from dmsg.v2019.core.budget import BUDGET
+from dmsg.streams.core.budget import BUDGET
 from dmsg.v2019.core.wire import Frame, FrameBuffer
 from dmsg.v2019.session import ClientSession
-from dmsg.v2019.streams import Encryption, Streams
+from dmsg.v2019.transport_streams import Encryption, TransportStreams
 from tests.support import KEYS, Accepting, MemoryNetwork
 
 
@@ -27,7 +27,7 @@ class SecureCase(SynchronousTestCase):
         self.budget_before = BUDGET.left
         self.network = MemoryNetwork()
         self.listeners: dict[int, Factory] = {7: Accepting()}
-        self.streams: dict[str, Streams] = {}
+        self.streams: dict[str, TransportStreams] = {}
         self.sessions: dict[str, ClientSession] = {}
         for name in "AB":
             self.streams[name] = self.make_streams(KEYS[name], self.listeners if name == "B" else {})
@@ -46,9 +46,9 @@ class SecureCase(SynchronousTestCase):
         self.network.settle()
         self.assertEqual(BUDGET.left, self.budget_before)
 
-    def make_streams(self, key: SecKey, listeners: dict[int, Factory]) -> Streams:
+    def make_streams(self, key: SecKey, listeners: dict[int, Factory]) -> TransportStreams:
         """What the sessions of one client share."""
-        return Streams(
+        return TransportStreams(
             self.network.clock,
             key,
             listeners.get,

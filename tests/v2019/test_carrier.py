@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason
 from dmsg.net.streams.address import StreamTimeout
 from dmsg.net.streams.stream import LINGER
-from dmsg.v2019.carrier import ClientStream, NoCarrier
+from dmsg.streams.carrier import ClientStream, NoCarrier
 from tests.net.test_stream import ADDRESS, FRAME, Carrier
 
 

@@ -19,7 +19,7 @@ from dmsg.clients.doorman import (
     Doorman,
 )
 from dmsg.errors import CloseReason
-from dmsg.v2019.core.agreement import Offer
+from dmsg.streams.core.agreement import Offer
 from dmsg.v2019.core.wire import CLOSE, REQUEST, Frame
 from tests.support import KEYS, SERVER_KEY, Accepting, RawClient
 from tests.v2019.secure_support import SecureCase

@@ -11,8 +11,8 @@ from twisted.internet.protocol import Factory
 from dmsg.base.buffers import NO_QUEUE
 from dmsg.errors import CloseReason
 from dmsg.net.streams.address import StreamLost
-from dmsg.v2019 import streams as streams_module
-from dmsg.v2019.streams import STALL_CHECK
+from dmsg.streams import streams as streams_module
+from dmsg.streams.streams import STALL_CHECK
 from tests.support import Recorder
 from tests.v2019.test_streams import ResumeCase
 

@@ -13,9 +13,9 @@ from twisted.internet.interfaces import IHalfCloseableProtocol
 from zope.interface import implementer
 
 from dmsg.errors import CloseReason, LocalProtocolError, TransportClosed
-from dmsg.v2019.core.agreement import HELLO_SIZE, Hello, Offer, Proposal
-from dmsg.v2019.core.resumption import SecureError
-from dmsg.v2019.core.secure import END_OF_DATA, SecureEnd
+from dmsg.streams.core.agreement import HELLO_SIZE, Hello, Offer, Proposal
+from dmsg.streams.core.resumption import SecureError
+from dmsg.streams.core.secure import END_OF_DATA, SecureEnd
 from tests.support import KEYS, Accepting, Producer, Recorder
 from tests.v2019.secure_support import SecureCase
 from tests.v2019.test_secure import Carrier, pair

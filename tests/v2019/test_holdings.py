@@ -20,10 +20,10 @@ from dmsg.errors import CloseReason
 from dmsg.net.streams.address import StreamLost
 from dmsg.net.streams.outbox import LARGEST_PIECE
 from dmsg.net.streams.stream import UNREAD
-from dmsg.v2019 import streams as streams_module
-from dmsg.v2019.core.resumption import INITIAL_WINDOW
-from dmsg.v2019.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
-from dmsg.v2019.streams import PROBE_AFTER, STALL_CHECK, STALL_TIME
+from dmsg.streams import streams as streams_module
+from dmsg.streams.core.resumption import INITIAL_WINDOW
+from dmsg.streams.holdings import LOOK_INTERVAL, STREAM_SIZE, StreamHoldings
+from dmsg.streams.streams import PROBE_AFTER, STALL_CHECK, STALL_TIME
 from tests.support import KEYS, Accepting, asynchronous
 from tests.v2019.secure_support import SecureCase
 

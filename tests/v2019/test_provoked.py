@@ -11,11 +11,11 @@ from dmsg.clients.doorman import OF_STRANGERS_BURST, OF_STRANGERS_RATE
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.servers.serving import REFUSED_BURST
+from dmsg.streams.core.resumption import MAX_FRAMES
 from dmsg.v2019.core.congestion import PEER_QUEUE_LIMIT, PEER_QUEUE_MAXIMUM
 from dmsg.v2019.core.peers import RelayPeer
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import EARLY_FRAMES, Relay
-from dmsg.v2019.core.resumption import MAX_FRAMES
 from dmsg.v2019.core.routes import IN_FLIGHT
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
+from dmsg.streams.core.agreement import MAX_MESSAGE, MIN_MESSAGE
 from dmsg.telemetry.receipts import RECEIPT_SIZE
-from dmsg.v2019.core.agreement import MAX_MESSAGE, MIN_MESSAGE
 from dmsg.v2019.core.observe import Carried
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.relay import STRANGER_AFTER, Relay

@@ -11,9 +11,9 @@ from hypothesis import given, settings, strategies as st
 from twisted.internet.error import ConnectionDone
 
 from dmsg.errors import CloseReason
-from dmsg.v2019.core.agreement import Hello, Proposal, Resume
-from dmsg.v2019.core.resumption import INITIAL_WINDOW
-from dmsg.v2019.core.secure import SecureEnd
+from dmsg.streams.core.agreement import Hello, Proposal, Resume
+from dmsg.streams.core.resumption import INITIAL_WINDOW
+from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.wire import CLOSE, FWD, REQUEST, Frame, FrameBuffer
 from dmsg.v2019.incoming import MAX_ANSWERS
 from dmsg.v2019.session import ClientSession

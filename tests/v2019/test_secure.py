@@ -26,10 +26,21 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
-from dmsg.v2019.core.agreement import HELLO_SIZE, OPTION_OPEN, OPTION_RESUME, Hello, Offer, Proposal, Resume
-from dmsg.v2019.core.budget import Budget
-from dmsg.v2019.core.resumption import INITIAL_WINDOW, MAX_FRAMES, SecureError
-from dmsg.v2019.core.secure import ACK_HASH_SIZE, DIAGNOSE_SIZE, MAX_SECURE_DATA, SecureEnd
+from dmsg.streams.core import resumption
+from dmsg.streams.core.agreement import (
+    HELLO_SIZE,
+    KEYS_SIZE,
+    MIN_MESSAGE,
+    OPTION_OPEN,
+    OPTION_RESUME,
+    Hello,
+    Offer,
+    Proposal,
+    Resume,
+)
+from dmsg.streams.core.budget import Budget
+from dmsg.streams.core.resumption import INITIAL_WINDOW, MAX_FRAMES, SecureError
+from dmsg.streams.core.secure import ACK_HASH_SIZE, DIAGNOSE_SIZE, MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.wire import (
     ACK,
     CLOSE,
@@ -39,11 +50,13 @@ from dmsg.v2019.core.wire import (
     MAX_FRAME_PAYLOAD,
     MIN_SECURE_REQUEST,
     REQUEST,
+    SECURE_OVERHEAD,
     Frame,
     encode_frame,
+    pack_header_into,
 )
 from dmsg.v2019.incoming import MAX_ASKING
-from dmsg.v2019.streams import LOOK_UP_BURST, LOOK_UP_RATE, Encryption
+from dmsg.v2019.transport_streams import LOOK_UP_BURST, LOOK_UP_RATE, Encryption
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT
 from tests.support import KEYS, SERVER_KEY, VECTORS, Accepting, RawClient
 from tests.v2019.secure_support import SecureCase
@@ -203,6 +216,14 @@ class EndTests(SynchronousTestCase):
             two._received_sequence = (two._received_sequence + (1 if sent else -1)) & 0xFFFF
             self.assert_error(CloseReason.BAD_FRAME, one.open_ack, two.seal_ack())
 
+    def test_payloads_are_sealed_under_the_types_of_their_frames(self) -> None:
+        """The room of secure streams knows no frames: its kinds and its largest payload must be those of 2019."""
+        self.assertEqual((resumption.FWD, resumption.ACK, resumption.CLOSE), (FWD, ACK, CLOSE))
+        self.assertEqual(MAX_SECURE_DATA + SECURE_OVERHEAD, MAX_FRAME_PAYLOAD)
+        self.assertEqual(
+            (KEYS_SIZE, MIN_MESSAGE), (HANDSHAKE_PAYLOAD_SIZE, MIN_SECURE_REQUEST - HANDSHAKE_PAYLOAD_SIZE)
+        )
+
     def test_whole_frames_are_what_their_parts_are(self) -> None:
         """Sealed in a buffer, opened where they lie: for who receives them it is the same."""
         for tags in (True, False):
@@ -211,8 +232,9 @@ class EndTests(SynchronousTestCase):
                 data = data[:size]
                 (one, two), (same, _) = pair(tags=tags), pair(tags=tags)
                 frame = bytearray(b"\xff" * (HEADER_SIZE + MAX_FRAME_PAYLOAD))
-                end = one.seal_frame(0x1234, memoryview(data), "ticket", memoryview(frame))
                 payload = same.seal_data(data, "ticket")
+                pack_header_into(frame, 0, FWD, 0x1234, len(payload))
+                end = one.seal_into(memoryview(frame), HEADER_SIZE, memoryview(data), "ticket")
                 self.assertEqual(frame[:end], encode_frame(FWD, 0x1234, payload))
                 self.assertEqual(bytes(frame[end:]), b"\xff" * (len(frame) - end))
                 self.assertEqual((one.in_flight_bytes, len(one.in_flight)), (size, 1))

@@ -17,11 +17,11 @@ from dmsg.errors import CloseReason, DmsgTimeout, TransportClosed, TransportRefu
 from dmsg.net.streams import stream as stream_module
 from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.producing import SEND_HIGH_WATER
+from dmsg.streams.core.agreement import Hello, Proposal
+from dmsg.streams.core.secure import SecureEnd
+from dmsg.streams.streams import IDLE_MOVES, IDLE_PAUSE
 from dmsg.v2019 import incoming, outgoing
-from dmsg.v2019.core.agreement import Hello, Proposal
-from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.wire import FWD, Frame
-from dmsg.v2019.streams import IDLE_MOVES, IDLE_PAUSE
 from tests.support import KEYS, SERVER_KEY, RawClient, Recorder
 from tests.v2019.secure_support import SecureCase
 

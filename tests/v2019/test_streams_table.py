@@ -11,21 +11,13 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, DmsgError, TransportRefused
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.v2019 import streams as streams_module
-from dmsg.v2019.core.agreement import Resume
-from dmsg.v2019.core.budget import BUDGET, Budget
-from dmsg.v2019.patience import RESUME_TIMEOUT
-from dmsg.v2019.streams import (
-    IDLE_MOVES,
-    IDLE_PAUSE,
-    MAX_PROBES,
-    PROBE_AFTER,
-    PROBE_TIME,
-    STALL_CHECK,
-    STALL_TIME,
-    Probes,
-    Streams,
-)
+from dmsg.streams import streams as streams_module
+from dmsg.streams.core.agreement import Resume
+from dmsg.streams.core.budget import BUDGET, Budget
+from dmsg.streams.probes import MAX_PROBES, PROBE_TIME, Probes
+from dmsg.streams.streams import IDLE_MOVES, IDLE_PAUSE, PROBE_AFTER, STALL_CHECK, STALL_TIME
+from dmsg.streams.timeouts import RESUME_TIMEOUT
+from dmsg.v2019.transport_streams import TransportStreams
 from tests.support import KEYS
 
 A, B, C = (KEYS[name].public for name in "ABC")
@@ -107,7 +99,7 @@ class StreamsCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.table: Any = Streams(self.clock, KEYS["A"], lambda port: None, lambda stream: None)
+        self.table: Any = TransportStreams(self.clock, KEYS["A"], lambda port: None, lambda stream: None)
         self.searches: list[tuple[Any, Deferred[Any]]] = []
         self.cancelled = 0
         self.table.reconnect = self.reconnect
@@ -469,7 +461,7 @@ class OptionTests(StreamsCase):
 
     def test_a_budget_of_its_own(self) -> None:
         budget = Budget(5)
-        table = Streams(self.clock, KEYS["A"], lambda port: None, lambda stream: None, budget=budget)
+        table = TransportStreams(self.clock, KEYS["A"], lambda port: None, lambda stream: None, budget=budget)
         self.assertIs(table.budget, budget)
         self.assertIs(self.table.budget, BUDGET)
         self.assertIs(self.table.receipts, False)

@@ -9,8 +9,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import SecKey
+from dmsg.streams.core.agreement import Hello, Proposal
+from dmsg.streams.core.resumption import INITIAL_WINDOW
+from dmsg.streams.core.secure import MAX_SECURE_DATA
 from dmsg.v2019.core import table as client_module
-from dmsg.v2019.core.agreement import Hello, Proposal
 from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
@@ -23,8 +25,6 @@ from dmsg.v2019.core.events import (
     Ponged,
     Requested,
 )
-from dmsg.v2019.core.resumption import INITIAL_WINDOW
-from dmsg.v2019.core.secure import MAX_SECURE_DATA
 from dmsg.v2019.core.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.v2019.core.table import RECEIVE_LIMIT, ClientConnection
 from dmsg.v2019.core.wire import (

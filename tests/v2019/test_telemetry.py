@@ -14,8 +14,8 @@ from dmsg.telemetry.schema import EVENT
 from dmsg.v2019.core.observe import transport_identity
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, RECEIPT, REQUEST, Frame
-from dmsg.v2019.streams import Streams
 from dmsg.v2019.telemetry import PROGRESS_INTERVAL, RelayTelemetry
+from dmsg.v2019.transport_streams import TransportStreams
 from tests.support import KEYS as CLIENTS, SERVER_KEY
 from tests.v2019.secure_support import SecureCase
 from tests.v2019.test_relay import KEYS, FakePort, feed
@@ -286,7 +286,7 @@ class ReceiptCase(SecureCase):
         for name in "AB":
             self.sessions[name] = self.network.client(CLIENTS[name], streams=self.streams[name], receipts=self.willing)
 
-    def make_streams(self, key: Any, listeners: Any) -> Streams:
+    def make_streams(self, key: Any, listeners: Any) -> TransportStreams:
         streams = super().make_streams(key, listeners)
         streams.receipts = True
         return streams

@@ -9,8 +9,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason
 from dmsg.keys import SecKey
+from dmsg.streams.core.agreement import Hello, Proposal
 from dmsg.v2019.core import table as client_module
-from dmsg.v2019.core.agreement import Hello, Proposal
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, REQUEST, Frame
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT, Confirmations

@@ -14,7 +14,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason, EncryptionUnavailable, EntryNotFound, TransportRefused
-from dmsg.v2019.core.agreement import (
+from dmsg.streams.core.agreement import (
     FEATURE,
     PREFACE_FRAMES,
     UPGRADE_FEATURE,
@@ -23,7 +23,7 @@ from dmsg.v2019.core.agreement import (
     Proposal,
     preface,
 )
-from dmsg.v2019.core.secure import SecureEnd
+from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.state import State
 from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import (

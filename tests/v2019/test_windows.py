@@ -8,10 +8,10 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import CloseReason
-from dmsg.v2019.core.agreement import Hello
-from dmsg.v2019.core.budget import Budget
-from dmsg.v2019.core.resumption import INITIAL_WINDOW, SecureError
-from dmsg.v2019.core.secure import EARLY_WINDOW, MAX_WINDOW, MIN_LIMIT, SecureEnd
+from dmsg.streams.core.agreement import Hello
+from dmsg.streams.core.budget import Budget
+from dmsg.streams.core.resumption import INITIAL_WINDOW, SecureError
+from dmsg.streams.core.secure import EARLY_WINDOW, MAX_WINDOW, MIN_LIMIT, SecureEnd
 from tests.v2019.test_secure import Carrier, pair, pair_result
 
 NOW = 1e6

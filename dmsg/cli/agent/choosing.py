@@ -12,7 +12,7 @@ from dmsg.cli.output import fail, notice
 from dmsg.clients.choice import ServerChoice
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, read_key_file
-from dmsg.v2019.patience import RESUME_TIMEOUT
+from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
     from dmsg.cli.params import ClientSettings

@@ -48,7 +48,7 @@ def trace(who: tuple[PubKey, int | None], port: int | None, settings: ClientSett
     from dmsg.apps.pings import open_probe
     from dmsg.cli.running import run, with_client
     from dmsg.cli.screen import print_table, screen
-    from dmsg.v2019.core.agreement import FEATURE
+    from dmsg.streams.core.agreement import FEATURE
 
     asked, at = who_and_port(who, port)
 

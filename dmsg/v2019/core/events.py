@@ -8,8 +8,8 @@ from typing import Any
 
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
-from dmsg.v2019.core.agreement import Hello
-from dmsg.v2019.core.secure import SecureEnd
+from dmsg.streams.core.agreement import Hello
+from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport
 
 

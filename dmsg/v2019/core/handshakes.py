@@ -1,7 +1,7 @@
 """How the secure transports of one connection come to be open: REQUEST, ACCEPT, the initiator's confirmation.
 
 The responder of a stream that goes on changes nothing before the confirmation, the initiator nothing before an
-authentic frame of the responder (:mod:`dmsg.v2019.core.resumption`).  No I/O, no clock.
+authentic frame of the responder (:mod:`dmsg.streams.core.resumption`).  No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from random import Random
 from dmsg.errors import CloseReason, HandshakeError
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import HANDSHAKE_FRAMES, HandshakeResult
-from dmsg.v2019.core.agreement import PREFACE_FRAMES, Hello, Offer, is_secure, preface
-from dmsg.v2019.core.budget import Budget
+from dmsg.streams.core.agreement import PREFACE_FRAMES, Hello, Offer, is_secure, preface
+from dmsg.streams.core.budget import Budget
+from dmsg.streams.core.resumption import Answer, SecureError
+from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.events import (
     Accepted,
     AcknowledgedAll,
@@ -27,8 +29,6 @@ from dmsg.v2019.core.events import (
     Requested,
     Resumed,
 )
-from dmsg.v2019.core.resumption import Answer, SecureError
-from dmsg.v2019.core.secure import SecureEnd
 from dmsg.v2019.core.state import ClientTransport, Input, State
 from dmsg.v2019.core.transports import TransportTable
 from dmsg.v2019.core.wire import (

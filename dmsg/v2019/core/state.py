@@ -9,9 +9,9 @@ from enum import Enum, auto
 from typing import Any
 
 from dmsg.keys import PubKey
-from dmsg.v2019.core.agreement import Offer, Proposal
-from dmsg.v2019.core.resumption import Answer
-from dmsg.v2019.core.secure import SecureEnd
+from dmsg.streams.core.agreement import Offer, Proposal
+from dmsg.streams.core.resumption import Answer
+from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.wire import WINDOW_BYTES, WINDOW_FRAMES
 
 

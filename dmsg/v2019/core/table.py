@@ -9,7 +9,7 @@ Where the 2019 client waits for each ACK, this one keeps a window in flight
 an ACK goes out on receipt while at most ``UNREAD_LIMIT`` bytes are unread,
 later ones are held until the application has read.
 
-A secure transport (:mod:`dmsg.v2019.core.agreement`, :mod:`dmsg.v2019.core.secure`)
+A secure transport (:mod:`dmsg.streams.core.agreement`, :mod:`dmsg.streams.core.secure`)
 has the same frames with encrypted payloads, and one ACK for all that came at once.
 """
 
@@ -31,8 +31,9 @@ from dmsg.errors import (
 )
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import HANDSHAKE_FRAMES
-from dmsg.v2019.core.agreement import Offer, Proposal, is_secure
-from dmsg.v2019.core.budget import Budget
+from dmsg.streams.core.agreement import Offer, Proposal, is_secure
+from dmsg.streams.core.budget import Budget
+from dmsg.streams.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
@@ -48,7 +49,6 @@ from dmsg.v2019.core.events import (
     Requested,
 )
 from dmsg.v2019.core.handshakes import SecureTable
-from dmsg.v2019.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.state import ClientTransport, Input, State
 from dmsg.v2019.core.transports import FRAMES, LARGE
 from dmsg.v2019.core.wire import (
@@ -73,6 +73,7 @@ from dmsg.v2019.core.wire import (
     encode_frame,
     encode_fwd_header,
     pack_header,
+    pack_header_into,
     parse_drain,
     unpack_header,
 )
@@ -165,9 +166,9 @@ class ClientConnection(SecureTable):
                 raise LocalProtocolError("data is too long for one frame of a secure transport")
             if size >= LARGE:
                 frame = FRAMES.take()
-                self._outgoing.append(
-                    (frame, transport.secure.seal_frame(transport.id, data, ticket, memoryview(frame)))
-                )
+                end = transport.secure.seal_into(memoryview(frame), HEADER_SIZE, data, ticket)
+                pack_header_into(frame, 0, FWD, transport.id, end - HEADER_SIZE)
+                self._outgoing.append((frame, end))
                 return
             payload = transport.secure.seal_data(data, ticket)
             self._outgoing += (pack_header(FWD, transport.id, len(payload)), payload)

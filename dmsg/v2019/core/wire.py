@@ -88,7 +88,7 @@ OK, REQUEST, ACCEPT, CLOSE, PING, PONG, DRAIN, RECEIPT, NOTICE, FWD, ACK = (int(
 unpack_header = struct.Struct(">BHH").unpack_from
 """(type, id, payload size) at an offset."""
 pack_header = struct.Struct(">BHH").pack
-pack_fwd_into = struct.Struct(">BHHH").pack_into
+pack_header_into = struct.Struct(">BHH").pack_into
 pack_id_into = struct.Struct(">H").pack_into
 _pack_close = struct.Struct(">BHHB").pack
 _pack_ack = struct.Struct(">BHHH").pack

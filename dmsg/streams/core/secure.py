@@ -1,6 +1,6 @@
 """One end of a secure stream: ciphers, sequences, rolling hashes, windows.
 
-A :class:`SecureEnd` outlives the transports that carry it (:mod:`dmsg.v2019.core.resumption`).  The hashes are over
+A :class:`SecureEnd` outlives the transports that carry it (:mod:`dmsg.streams.core.resumption`).  The hashes are over
 the tags of the frames, not over their data, where both ends know that.
 ``docs/protocol/secure-transport.md`` is the specification.  No I/O, no clock.
 """
@@ -14,16 +14,16 @@ from cryptography.exceptions import InvalidTag
 
 from dmsg.errors import CloseReason
 from dmsg.noise.handshake import HandshakeResult
-from dmsg.v2019.core.agreement import Hello
-from dmsg.v2019.core.resumption import END_DATA, MAX_FRAMES, ResumableEnd, SecureError, pack_nonce
-from dmsg.v2019.core.wire import ACK, CLOSE, FWD, HEADER_SIZE, MAX_FRAME_PAYLOAD, SEQUENCE_SIZE, pack_fwd_into
+from dmsg.streams.core.agreement import Hello
+from dmsg.streams.core.resumption import ACK, CLOSE, END_DATA, FWD, MAX_FRAMES, ResumableEnd, SecureError, pack_nonce
 
+SEQUENCE_SIZE = 2
 TAG_SIZE = 16
 ACK_HASH_SIZE = 4
 """Bytes of the rolling hash in an ACK (seed document, TODO list)."""
 SECURE_OVERHEAD = TAG_SIZE
-MAX_SECURE_DATA = MAX_FRAME_PAYLOAD - SEQUENCE_SIZE - TAG_SIZE
-"""65492 bytes of user data in one FWD of a secure transport."""
+MAX_SECURE_DATA = 65492
+"""Bytes of user data in one FWD of a secure transport: with its sequence and tag it fits into a frame of 2019."""
 MAX_WINDOW = 32 * 1024 * 1024
 """Bytes to which the window of one stream grows."""
 GROW_WITHIN = 4.0
@@ -42,6 +42,7 @@ DIAGNOSE_SIZE = 4096
 
 _sequence = struct.Struct(">H").pack
 _ack = struct.Struct(f">H{ACK_HASH_SIZE}s")
+_pack_sequence_into = struct.Struct(">H").pack_into
 _long_ack = struct.Struct(f">H{ACK_HASH_SIZE}sI")
 _FWD_DATA, _ACK_DATA, _CLOSE_DATA = bytes((FWD,)), bytes((ACK,)), bytes((CLOSE,))
 END_OF_DATA = b"\1"
@@ -100,22 +101,22 @@ class SecureEnd(ResumableEnd):
         self.in_flight_bytes += len(data)
         return payload
 
-    def seal_frame(self, transport_id: int, data: bytes | memoryview, ticket: Any, frame: memoryview) -> int:
-        """A whole FWD at the start of ``frame``, which has room for it; as :meth:`seal_data`, with a copy less.
+    def seal_into(self, frame: memoryview, start: int, data: bytes | memoryview, ticket: Any) -> int:
+        """Write the payload of a FWD into ``frame`` from ``start`` on; as :meth:`seal_data`, with one copy less.
 
-        :returns: its length: 23 bytes more than that of ``data``.
+        :returns: where the payload ends: 18 bytes and the length of ``data`` after ``start``.
         """
         size = len(data)
         sequence = self._next_sequence
         self._next_sequence = (sequence + 1) & 0xFFFF
         nonce = self._seal_nonce
         self._seal_nonce = nonce + 1
-        plain_end = HEADER_SIZE + SEQUENCE_SIZE + size
+        plain_end = start + SEQUENCE_SIZE + size
         end = plain_end + TAG_SIZE
-        pack_fwd_into(frame, 0, FWD, transport_id, SEQUENCE_SIZE + size + TAG_SIZE, sequence)
-        frame[HEADER_SIZE + SEQUENCE_SIZE : plain_end] = data
+        _pack_sequence_into(frame, start, sequence)
+        frame[start + SEQUENCE_SIZE : plain_end] = data
         # where it lies
-        self._encrypt_into(pack_nonce(nonce), frame[HEADER_SIZE:plain_end], _FWD_DATA, frame[HEADER_SIZE:end])
+        self._encrypt_into(pack_nonce(nonce), frame[start:plain_end], _FWD_DATA, frame[start:end])
         self.in_flight.append((data, ticket, bytes(frame[plain_end:end]) if self._tags else data))
         self.in_flight_bytes += size
         return end

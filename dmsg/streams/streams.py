@@ -1,41 +1,33 @@
-"""Streams of one client that outlive their transports, and who may open which.
+"""Streams of one client that outlive their transports.
 
 A secure stream whose transport is lost is *suspended*: the application goes on
 writing, nothing moves, and the end that opened it looks for another way to
 the other (:attr:`Streams.reconnect`).  The other end waits to be found.  After
-:data:`~dmsg.v2019.patience.RESUME_TIMEOUT` either gives up and the application learns why.
+:data:`~dmsg.streams.timeouts.RESUME_TIMEOUT` either gives up and the application learns why.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from enum import Enum
+from collections.abc import Callable
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocolFactory, IReactorTime
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.base.fair_rate import FairRate
 from dmsg.base.seldom import Seldom
 from dmsg.base.tables import uncount
-from dmsg.clients.doorman import Doorman
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.isolate import isolated
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
-from dmsg.v2019.carrier import ClientStream, NoCarrier
-from dmsg.v2019.core.agreement import Resume
-from dmsg.v2019.core.budget import BUDGET, Budget
-from dmsg.v2019.core.kept import KeptReceipts
-from dmsg.v2019.core.wire import INSTANCE_SIZE
-from dmsg.v2019.patience import RESUME_TIMEOUT
+from dmsg.streams.carrier import ClientStream, NoCarrier
+from dmsg.streams.core.agreement import Resume
+from dmsg.streams.core.budget import BUDGET, Budget
+from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 MAX_ENDED = 4096
 """Streams that are over and remembered for ``RESUME_TIMEOUT``, to tell an end that lost the news."""
@@ -67,91 +59,22 @@ FINAL = frozenset(
 )
 """Reasons that end a stream with its transport, when the other end, or this one, gave them."""
 
-MAX_PROBES = 64
-"""Streams of others that are measured at a time; one more ends the oldest of the peer with most."""
-PROBE_TIME = 60.0
-"""Seconds that such a stream may last."""
-
 _log = Logger()
-
-
-class Probes(Factory):
-    """Takes the streams of ``ping``: round trips are those of empty frames, and no application hears of them."""
-
-    noisy = False
-
-    def __init__(self, reactor: IReactorTime) -> None:
-        self._reactor = reactor
-        self.open: dict[_Probed, IDelayedCall] = {}
-
-    def buildProtocol(self, addr: IAddress | None) -> _Probed:
-        if len(self.open) >= MAX_PROBES:
-            counts = Counter(one.peer for one in self.open)
-            # among equals that of the oldest, which the order of the counts is
-            most = max(counts, key=counts.__getitem__)
-            next(one for one in self.open if one.peer == most).end()
-        probed = _Probed(self, addr)
-        self.open[probed] = self._reactor.callLater(PROBE_TIME, probed.end)
-        return probed
-
-
-class _Probed(Protocol):
-    """One of them; data has no place on it."""
-
-    def __init__(self, probes: Probes, peer: IAddress | None) -> None:
-        self._probes = probes
-        self.peer = peer
-
-    def end(self) -> None:
-        if self.transport is not None:
-            self.transport.abortConnection()  # type: ignore[attr-defined]
-        self._forget()
-
-    def dataReceived(self, data: bytes) -> None:
-        self.end()
-
-    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._forget()
-
-    def _forget(self) -> None:
-        timer = self._probes.open.pop(self, None)
-        if timer is not None and timer.active():
-            timer.cancel()
-
-
-class Encryption(Enum):
-    """What a client asks of its transports."""
-
-    REQUIRE = "require"
-    """Secure ones only, in both directions."""
-    PREFER = "prefer"
-    """Secure ones with clients whose signed entry offers them, those of 2019 with the rest."""
-    OFF = "off"
-    """Those of 2019, which servers can read."""
 
 
 IDLE_MOVES = 5
 """Ways in a row on which nothing went, before the next one is looked for more slowly, at last every ``IDLE_PAUSE``."""
 IDLE_PAUSE = 2.0
 """Seconds."""
-LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
-"""Initiators of plain REQUESTs that discovery is asked for in a second, and at once; servers, and below them
-initiators, share them.  Discovery counts these questions against the address of this client, who would pay for the
-strangers."""
 
 
 class Streams:
-    """What the sessions of one client share.
+    """The secure streams of one client, which its sessions share.
 
     :param key: the client's.
-    :param factory: who listens on a port, or None.
     :param schedule: calls a stream's ``flush`` at the end of the reactor turn.
     :param resume_timeout: seconds that a stream may be without a transport; 0 means none is resumed.
-    :param factories: all that listen.
-    :param receipts: sign for servers that ask for it what they have delivered.
     :ivar reconnect: finds another way for a stream; its Deferred is cancelled when that is not wanted any more.
-    :ivar features_of: the features in the signed entry of a client; ``is_known``: whether they are told without a
-        question to discovery.
     :ivar resumed: how many streams went on over another transport.
     """
 
@@ -159,39 +82,18 @@ class Streams:
         self,
         reactor: IReactorTime,
         key: SecKey,
-        factory: Callable[[int], IProtocolFactory | None],
         schedule: Callable[[StreamTransport], None],
         *,
-        encryption: Encryption = Encryption.REQUIRE,
         resume_timeout: float = RESUME_TIMEOUT,
         budget: Budget | None = None,
-        receipts: bool = False,
-        factories: Callable[[], Iterable[IProtocolFactory]] = tuple,
     ) -> None:
         self._reactor = reactor
         self.key = key
-        self.doorman = Doorman(reactor.seconds, factories)
         self._seldom = Seldom(reactor.seconds)
-        self.probes = Probes(reactor)
-        """What takes streams that are only to be measured."""
-        self.instance = os.urandom(INSTANCE_SIZE)
-        """By which servers tell this program from another one with the same key."""
-        self.receipts = receipts
-        self.kept_receipts = KeptReceipts()
-        """Of transports whose connection was lost, for the server's next one."""
-        self.factory = factory
         self.schedule = schedule
-        self.encryption = encryption
         self.resume_timeout = resume_timeout
         self.budget = BUDGET if budget is None else budget
         self.reconnect: Callable[[ClientStream], Deferred[Any]] | None = None
-        self.features_of: Callable[[PubKey], Deferred[Collection[str]]] | None = None
-        self.is_known: Callable[[PubKey], bool] = lambda remote: False
-        self._look_ups = FairRate()
-        self.asking = 0
-        """Initiators of plain REQUESTs that are being looked up."""
-        self.refused: Counter[CloseReason] = Counter()
-        """Transports of others that were not taken, or given up again, by why."""
         self.resumed = 0
         self._live: dict[bytes, ClientStream] = {}
         self._ended: dict[bytes, tuple[float, int, PubKey]] = {}
@@ -206,20 +108,6 @@ class Streams:
         self._progress: dict[ClientStream, tuple[int, float]] = {}
         self._quiet: dict[ClientStream, tuple[tuple[int, int], float]] = {}
         self._stopped = False
-
-    @property
-    def secure_key(self) -> SecKey | None:
-        """The key with which sessions take secure transports; None: they do not."""
-        return None if self.encryption is Encryption.OFF else self.key
-
-    def may_look_up(self, server: PubKey, initiator: PubKey) -> bool:
-        """Whether discovery may be asked for the initiator of a plain REQUEST; counts the question when it may.
-
-        :param server: through which the REQUEST came: it may have made up the initiator.
-        """
-        if self.is_known(initiator):
-            return True
-        return self._look_ups.take((server, initiator), LOOK_UP_RATE, LOOK_UP_BURST, self._reactor.seconds())
 
     @property
     def suspended(self) -> int:

@@ -10,8 +10,8 @@ from twisted.logger import Logger
 from dmsg.base.memory import Holding, Memory
 from dmsg.net.looks import Looks
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.v2019.carrier import ClientStream
-from dmsg.v2019.core.resumption import INITIAL_WINDOW
+from dmsg.streams.carrier import ClientStream
+from dmsg.streams.core.resumption import INITIAL_WINDOW
 
 LOOK_INTERVAL = 1.0
 """Seconds between looks at the streams of a client."""

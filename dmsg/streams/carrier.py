@@ -1,8 +1,9 @@
-"""A stream over transports: what is kept of it for life, and its place on the transport that carries it now."""
+"""A stream over transports of any family: what it keeps for life, and its place on the transport that carries it."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Sized
+from typing import Any, Generic, Protocol, TypeVar
 
 from twisted.python.failure import Failure
 
@@ -10,9 +11,7 @@ from dmsg.keys import PubKey
 from dmsg.net.streams.carrier import EndedCarrier
 from dmsg.net.streams.outbox import EndOfData
 from dmsg.net.streams.stream import StreamTransport
-from dmsg.v2019.core.secure import SecureEnd
-from dmsg.v2019.core.state import ClientTransport
-from dmsg.v2019.core.table import ClientConnection
+from dmsg.streams.core.secure import SecureEnd
 
 
 class ClientStream(StreamTransport):
@@ -63,31 +62,65 @@ class ClientStream(StreamTransport):
         return self.end is None and super()._may_have_all()
 
 
-class CarryingSession(Protocol):
+class Transport(Protocol):
+    """What one stream of a connection lies in, as its family keeps it.
+
+    :ivar carrier: the :class:`TransportCarrier` of the stream.
+    """
+
+    carrier: Any
+
+    @property
+    def window_open(self) -> bool:
+        """Whether this stream may send another frame now, whatever the others of the connection may."""
+
+    @property
+    def in_flight(self) -> Sized:
+        """Frames of a plain transport that are not acknowledged."""
+
+
+TransportT = TypeVar("TransportT", bound=Transport)
+TransportT_contra = TypeVar("TransportT_contra", bound=Transport, contravariant=True)
+
+
+class TransportTable(Protocol[TransportT_contra]):
+    """The core of a connection, as a carrier needs it."""
+
+    def send(self, transport: TransportT_contra, data: bytes | memoryview, ticket: Any = None) -> None:
+        """Send one frame of a stream."""
+
+    def send_end(self, transport: TransportT_contra, ticket: Any = None) -> None:
+        """Send the end of a stream's data."""
+
+
+class CarryingSession(Protocol[TransportT]):
     """The connection to a server, as a carrier needs it."""
 
     server: PubKey
-    core: ClientConnection
     writable: bool
     """The link takes more."""
+
+    @property
+    def core(self) -> TransportTable[TransportT]:
+        """The transports of the connection."""
 
     def flush(self) -> None:
         """Send what the core has to send."""
 
-    def consumed(self, carrier: TransportCarrier, size: int) -> None:
+    def consumed(self, carrier: TransportCarrier[TransportT], size: int) -> None:
         """The application has read ``size`` bytes."""
 
-    def closed(self, carrier: TransportCarrier, reason: int) -> None:
+    def closed(self, carrier: TransportCarrier[TransportT], reason: int) -> None:
         """The application, or this end in its name, has ended the stream."""
 
-    def left(self, transport: ClientTransport, reason: int) -> None:
+    def left(self, transport: TransportT, reason: int) -> None:
         """The stream has another transport, or none: this one is closed."""
 
     def schedule(self, stream: StreamTransport) -> None:
         """Flush it at the end of the reactor turn."""
 
 
-class TransportCarrier:
+class TransportCarrier(Generic[TransportT]):
     """A stream's place on one transport: the only object that knows the stream, the transport and the session.
 
     ``transport.carrier`` is how the session finds a stream by an event; the stream holds the carrier that it
@@ -99,7 +132,7 @@ class TransportCarrier:
     confirms = True
 
     def __init__(
-        self, session: CarryingSession, transport: ClientTransport, stream: ClientStream | None = None
+        self, session: CarryingSession[TransportT], transport: TransportT, stream: ClientStream | None = None
     ) -> None:
         self.session = session
         self.transport = transport

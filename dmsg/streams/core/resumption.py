@@ -22,15 +22,17 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from dmsg.base.buffers import NO_QUEUE
 from dmsg.errors import CloseReason, DmsgError
 from dmsg.noise.handshake import HandshakeResult
-from dmsg.v2019.core.agreement import HASH_SIZE, Hello, Resume
-from dmsg.v2019.core.budget import BUDGET, Budget
-from dmsg.v2019.core.wire import CLOSE, FWD
+from dmsg.streams.core.agreement import HASH_SIZE, Hello, Resume
+from dmsg.streams.core.budget import BUDGET, Budget
 
 INITIAL_WINDOW = 256 * 1024
 """Bytes that a receiver lets a sender have unacknowledged at first."""
 MAX_FRAMES = 16384
 """Frames in flight; below 2**15, so that the order of two sequences is never in doubt."""
 
+FWD, ACK, CLOSE = 0xA, 0xB, 0x3
+"""Kinds of sealed payloads, which are their associated data: the types of those frames of 2019.  A family with other
+types names its frames by these."""
 END_DATA = b"\x0e"
 """Associated data of the FWD that ends the data of its sender: no frame has this type, so no other FWD opens as one."""
 

@@ -17,7 +17,6 @@ from typing import Any
 from dmsg.errors import HandshakeError
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
 from dmsg.noise.handshake import TAG_SIZE as _TAG_SIZE, Handshake, HandshakeResult, Pattern
-from dmsg.v2019.core.wire import HANDSHAKE_PAYLOAD_SIZE
 
 PROTOCOL = b"dmsg secure transport 1"
 """The first part of the prologue; the two public keys are the rest."""
@@ -35,6 +34,8 @@ TOKEN_SIZE = 16
 HASH_SIZE = 32
 HELLO_SIZE = 128
 """Bytes of a hello, with its padding: the server cannot tell one from another by its length."""
+KEYS_SIZE = 2 * PUBKEY_SIZE
+"""Bytes of both keys, which stand before the messages."""
 MIN_MESSAGE = PUBKEY_SIZE + HELLO_SIZE + _TAG_SIZE
 """177 bytes: a KK message in a REQUEST or ACCEPT."""
 MAX_MESSAGE = 1024
@@ -224,7 +225,7 @@ class Proposal:
         :param payload: of the ACCEPT frame; where that was a plain one, the keys and the responder's message.
         :raises HandshakeError: it is not the answer to this REQUEST.
         """
-        if payload[:HANDSHAKE_PAYLOAD_SIZE] != self.keys:
+        if payload[:KEYS_SIZE] != self.keys:
             raise HandshakeError("ACCEPT is of other keys than the REQUEST")
         hello = Hello.decode(self._handshake.read_message(_message(payload)))
         assert self._handshake.result is not None
@@ -248,7 +249,7 @@ class Offer:
         :raises KeyFormatError: the initiator's key is none.
         :raises HandshakeError: the message is not authentic or malformed.
         """
-        self._keys = payload[:HANDSHAKE_PAYLOAD_SIZE]
+        self._keys = payload[:KEYS_SIZE]
         message = _message(payload)
         if self._keys[PUBKEY_SIZE:] != key.public:
             raise HandshakeError("REQUEST is to another key")
@@ -265,11 +266,11 @@ class Offer:
 
 def is_secure(payload: bytes) -> bool:
     """Whether a REQUEST asks for a secure transport."""
-    return len(payload) > HANDSHAKE_PAYLOAD_SIZE
+    return len(payload) > KEYS_SIZE
 
 
 def _message(payload: bytes) -> bytes:
-    message = payload[HANDSHAKE_PAYLOAD_SIZE:]
+    message = payload[KEYS_SIZE:]
     if not MIN_MESSAGE <= len(message) <= MAX_MESSAGE:
         raise HandshakeError("handshake message has a wrong length")
     return message

@@ -1,0 +1,1 @@
+"""Secure streams that outlive their transports, for any family."""

@@ -1,0 +1,62 @@
+"""Streams that only measure: they are answered below any application.
+
+The round trips are those of frames without data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.protocol import Factory, Protocol
+from twisted.python.failure import Failure
+
+MAX_PROBES = 64
+"""Streams of others that are measured at a time; one more ends the oldest of the peer with most."""
+PROBE_TIME = 60.0
+"""Seconds that such a stream may last."""
+
+
+class Probes(Factory):
+    """Takes the streams of ``ping``: round trips are those of empty frames, and no application hears of them."""
+
+    noisy = False
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
+        self.open: dict[_Probed, IDelayedCall] = {}
+
+    def buildProtocol(self, addr: IAddress | None) -> _Probed:
+        if len(self.open) >= MAX_PROBES:
+            counts = Counter(one.peer for one in self.open)
+            # among equals that of the oldest, which the order of the counts is
+            most = max(counts, key=counts.__getitem__)
+            next(one for one in self.open if one.peer == most).end()
+        probed = _Probed(self, addr)
+        self.open[probed] = self._reactor.callLater(PROBE_TIME, probed.end)
+        return probed
+
+
+class _Probed(Protocol):
+    """One of them; data has no place on it."""
+
+    def __init__(self, probes: Probes, peer: IAddress | None) -> None:
+        self._probes = probes
+        self.peer = peer
+
+    def end(self) -> None:
+        if self.transport is not None:
+            self.transport.abortConnection()  # type: ignore[attr-defined]
+        self._forget()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.end()
+
+    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        timer = self._probes.open.pop(self, None)
+        if timer is not None and timer.active():
+            timer.cancel()
