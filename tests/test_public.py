@@ -16,7 +16,7 @@ from dmsg.clients.choice import ServerChoice, ServerChoiceOptions
 from dmsg.discovery.service.settings import DiscoveryOptions, DiscoverySettings
 from dmsg.servers.settings import ServerOptions, ServerSettings
 
-PACKAGES = ("dmsg", "dmsg.agent", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
+PACKAGES = ("dmsg", "dmsg.agent", "dmsg.apps.codes", "dmsg.v2019", "dmsg.messaging", "dmsg.rmb", "dmsg.testing")
 ROOT = Path(__file__).parents[1]
 
 

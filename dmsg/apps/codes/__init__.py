@@ -1,5 +1,30 @@
-"""Codes: a few words that two people say to each other instead of keys.
+"""Codes: a few words that two people say to each other instead of keys, and the stream that a code leads to.
 
-``words`` is what they say, ``pake`` proves that both know it, ``stream`` does that over a stream.
-``docs/protocol/word-codes.md`` is the specification.
+:func:`offer_code` and :func:`accept_code` are the two sides.  ``docs/protocol/word-codes.md`` is the specification.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dmsg.lazily import public
+
+__all__, __getattr__, __dir__ = public(
+    __name__,
+    {
+        "dmsg.apps.codes.pake": "CodeProtocolError",
+        "dmsg.apps.codes.rendezvous": "OfferedCode accept_code offer_code",
+        "dmsg.apps.codes.stream": "Agreed CodeUsedUp",
+        "dmsg.apps.codes.words": "Code CodeError",
+    },
+)
+
+if TYPE_CHECKING:
+    from dmsg.apps.codes.pake import CodeProtocolError as CodeProtocolError
+    from dmsg.apps.codes.rendezvous import (
+        OfferedCode as OfferedCode,
+        accept_code as accept_code,
+        offer_code as offer_code,
+    )
+    from dmsg.apps.codes.stream import Agreed as Agreed, CodeUsedUp as CodeUsedUp
+    from dmsg.apps.codes.words import Code as Code, CodeError as CodeError

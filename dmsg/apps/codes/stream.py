@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from dmsg.apps.codes.pake import Agreement, CodeProtocolError, Role, WrongCode
 from dmsg.apps.codes.words import Code
 from dmsg.base.buckets import Bucket
-from dmsg.errors import DmsgError
+from dmsg.errors import DmsgError, Unwanted
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
 
@@ -37,17 +37,17 @@ RUNS_BURST, RUNS_RATE = 64.0, 20.0
 """Runs of one code that begin at once, and in a second; a run takes a millisecond or two of this end's time."""
 
 
-class CodeOver(DmsgError):
-    """A code is used up, and nothing was agreed."""
+class CodeUsedUp(Unwanted):
+    """A code is wrong or used up, and nothing was agreed."""
 
 
 @dataclass(frozen=True)
 class Agreed:
-    """Both ends know the code.
+    """Proof that both ends know the code, and the stream over which they proved it.
 
-    :ivar peer: the other end's key.
-    :ivar verifier: 12 digits in three groups, the same at both ends.
-    :ivar go_on: gives the stream to a protocol, with what has come meanwhile.
+    :ivar peer: the other end's key, for this stream only.
+    :ivar verifier: 12 digits in three groups, the same at both ends; people may compare them.
+    :ivar go_on: gives the stream to a protocol, with what has come meanwhile; the stream waits until it is called.
     """
 
     peer: PubKey
@@ -59,7 +59,7 @@ class CodeEnd(Protocol):
     """One end of one run.
 
     :ivar agreed: fires with :class:`Agreed`; fails with :class:`~dmsg.apps.codes.pake.WrongCode`,
-        :class:`~dmsg.apps.codes.pake.CodeProtocolError` or :class:`CodeOver`.
+        :class:`~dmsg.apps.codes.pake.CodeProtocolError` or :class:`CodeUsedUp`.
     :ivar closed: fires when the connection is gone: what was said last has left then.
     :ivar has_spoken: whether the other end has said anything.
     """
@@ -153,13 +153,13 @@ class CodeEnd(Protocol):
                 if judged
                 else "before the code was compared"
             )
-            self.agreed.errback(Failure(CodeOver(f"the other side ended the connection {what}")))
+            self.agreed.errback(Failure(CodeUsedUp(f"the other side ended the connection {what}")))
         if not self.closed.called:
             self.closed.callback(None)
 
     def _too_late(self) -> None:
         self._timer = None
-        self._fail(CodeOver(f"the other side did not answer within {AGREE_TIMEOUT:g} s"))
+        self._fail(CodeUsedUp(f"the other side did not answer within {AGREE_TIMEOUT:g} s"))
 
     def _fail(self, error: DmsgError, *, abort: bool = True) -> None:
         self._cancel_timer()

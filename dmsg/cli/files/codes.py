@@ -16,6 +16,7 @@ from twisted.internet.protocol import Protocol
 from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
+from dmsg.apps.codes.rendezvous import CLOSE_TIMEOUT
 from dmsg.apps.codes.stream import Agreed
 from dmsg.apps.codes.words import Code
 from dmsg.apps.exposure import NEED_HIDDEN, has_dot
@@ -33,7 +34,7 @@ from dmsg.cli.asking import ask, can_ask
 from dmsg.cli.away import watched
 from dmsg.cli.files.sending import SHOWN_THINGS, beside, say_left_out, transfer_progress
 from dmsg.cli.output import cannot_write, notice, say, state, tell
-from dmsg.cli.wordcodes import CLOSE_TIMEOUT, offer_code, take_code
+from dmsg.cli.wordcodes import accept_code, offer_code
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -224,7 +225,7 @@ async def receive_by_code(
     timeout: float,
 ) -> None:
     """Find who made the code, prove it, and take what he offers."""
-    agreed = await take_code(reactor, client, code, verify=verify, timeout=timeout)
+    agreed = await accept_code(reactor, client, code, verify=verify, timeout=timeout)
     progress = transfer_progress()
     try:
         done = await _Taking(

@@ -86,7 +86,7 @@ def pair(
     from dmsg.apps.codes.pairing import Pairing
     from dmsg.apps.codes.pake import Role
     from dmsg.cli.running import run, with_client
-    from dmsg.cli.wordcodes import offer_code, take_code
+    from dmsg.cli.wordcodes import accept_code, offer_code
 
     key_file, create = settings.key_file, settings.create
     assert key_file is not None
@@ -99,7 +99,7 @@ def pair(
                 hint = "dmsg pair NAME"
                 agreed = await offer_code(reactor, client, words, hint, verify=verify, show_qr=not no_qr)
             else:
-                agreed = await take_code(reactor, client, typed, verify=verify, timeout=timeout)
+                agreed = await accept_code(reactor, client, typed, verify=verify, timeout=timeout)
             pairing = Pairing(reactor, Role.SENDER if typed is None else Role.RECEIVER, key)
             agreed.go_on(pairing)
             other = await pairing.key

@@ -1,0 +1,171 @@
+"""Rendezvous by a code: a program offers a code, and the peer that is told the code opens a stream to that program.
+
+The nameplate of the code is claimed at discovery, claimed again while the offer lasts, and released when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from twisted.internet.defer import Deferred, TimeoutError, maybeDeferred
+from twisted.internet.interfaces import IListeningPort, IReactorTime
+from twisted.internet.protocol import Factory
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from dmsg.apps.codes.pake import Role, WrongCode
+from dmsg.apps.codes.stream import PORT, TRIES, Agreed, CodeEnd, CodeFactory, CodeUsedUp
+from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS, Code
+from dmsg.errors import DiscoveryError
+from dmsg.keys import PubKey
+from dmsg.net.streams.endpoints import CONNECT_TIMEOUT, StreamOpener
+
+if TYPE_CHECKING:
+    from dmsg.discovery.lookup.nameplates import Nameplate
+
+CLOSE_TIMEOUT = 5.0
+"""Seconds in which the other side is told how it ended."""
+FAILURES_TOLD = 2
+"""Number of failed renewals in a row after which the program is warned."""
+
+_log = Logger()
+
+
+class CodeClient(StreamOpener, Protocol):
+    """Client of a protocol family, as far as codes need it."""
+
+    async def claim_nameplate(self) -> Nameplate:
+        """Claim a number that leads to this client's key."""
+
+    async def find_nameplate(self, number: int) -> PubKey:
+        """Return the key to which a number leads."""
+
+
+def offer_code(
+    reactor: IReactorTime,
+    client: CodeClient,
+    *,
+    words: int = WORDS,
+    wrong_guess: Callable[[int], object] = lambda left: None,
+    warned: Callable[[str], object] = lambda text: _log.warn("{text}", text=text),
+) -> Deferred[OfferedCode]:
+    """Claim a nameplate, draw a code for it, and wait on port 25 of the client for the peer who knows the code.
+
+    A client offers one code at a time.
+
+    :param client: a :class:`dmsg.Client` that is running; peers find it once ``client.when_published()`` has fired.
+    :param words: number of words of the code, 3 to 12; each has 11 bits.
+    :param wrong_guess: called after each wrong code but the last, with the number of further wrong codes that end the
+        offer.
+    :param warned: called with a sentence if the nameplate may be lost, and the code with it.
+    :raises ValueError: ``words`` is out of bounds.
+    :raises ~dmsg.DiscoveryError: no discovery gave a nameplate.
+    :raises ~twisted.internet.error.CannotListenError: the client listens on port 25 already.
+    """
+    if not MIN_WORDS <= words <= MAX_WORDS:
+        raise ValueError(f"a code has {MIN_WORDS} to {MAX_WORDS} words, not {words}")
+
+    async def offer() -> OfferedCode:
+        nameplate = await client.claim_nameplate()
+        code = Code.make(nameplate.number, words)
+        factory = CodeFactory(reactor, code, wrong_guess)
+        return OfferedCode(reactor, code, factory, client.listen(factory, PORT), nameplate, warned)
+
+    return Deferred.fromCoroutine(offer())
+
+
+class OfferedCode:
+    """Code that waits for the peer who knows it; made by :func:`offer_code`.
+
+    :ivar code: the :class:`Code`, whose ``str()`` is what one person says to the other.
+    :ivar agreed: Deferred that fires with :class:`Agreed` when a peer has proved that it knows the code; fails with
+        :class:`CodeUsedUp` after five wrong guesses.  Cancel it to withdraw the offer.  Before it fires the nameplate
+        is released, and the client listens no more.
+    """
+
+    def __init__(
+        self,
+        reactor: IReactorTime,
+        code: Code,
+        factory: CodeFactory,
+        listening: IListeningPort,
+        nameplate: Nameplate,
+        warned: Callable[[str], object],
+    ) -> None:
+        self._reactor = reactor
+        self._listening = listening
+        self._nameplate = nameplate
+        self._warned = warned
+        self._renewing = Deferred.fromCoroutine(self._renew())
+        self._renewing.addErrback(lambda _: None)  # cancelled
+        self.code = code
+        self.agreed: Deferred[Agreed] = factory.agreed.addErrback(_used_up)
+        self.agreed.addBoth(self._ended)
+
+    def _ended(self, result: Any) -> Deferred[Any]:
+        self._renewing.cancel()
+        return Deferred.fromCoroutine(self._release()).addCallback(lambda _: result)
+
+    async def _release(self) -> None:
+        with suppress(DiscoveryError):  # the nameplate ends by itself
+            await self._nameplate.release()
+        await maybeDeferred(self._listening.stopListening)
+
+    async def _renew(self) -> None:
+        """Claim the nameplate again and again, until it is lost."""
+        failed = 0
+        while True:
+            await deferLater(self._reactor, self._nameplate.renew_every)
+            try:
+                if not await self._nameplate.renew():
+                    self._warned("discovery has given the number of this code to somebody else: make another code")
+                    return
+                failed = 0
+            except DiscoveryError as error:
+                failed += 1
+                if failed == FAILURES_TOLD:
+                    self._warned(f"{error}; the code may be lost with it")
+            except Exception:
+                _log.failure("cannot renew a nameplate")
+
+
+def _used_up(failure: Failure) -> Failure:
+    """What the person who offers a code is told of the last wrong guess."""
+    if failure.check(WrongCode) is None:
+        return failure
+    return Failure(CodeUsedUp(f"wrong codes were tried {TRIES} times: this one is used up, make another"))
+
+
+def accept_code(
+    reactor: IReactorTime, client: CodeClient, code: Code, *, timeout: float = CONNECT_TIMEOUT
+) -> Deferred[Agreed]:
+    """Find the peer who offers a code, open a stream to it, and prove that this side knows the code.
+
+    :param client: a :class:`dmsg.Client` that is running.
+    :param code: what a person typed, see :meth:`Code.parse`.
+    :param timeout: seconds that opening the stream may take; the proof has 30 more.
+    :raises ~dmsg.DiscoveryError: no discovery has the nameplate, or none could be asked.
+    :raises ~dmsg.ConnectFailed: the peer cannot be reached.
+    :raises CodeUsedUp: the code is wrong or used up, or the peer did not answer in time.
+    :raises CodeProtocolError: the peer does not speak this protocol.
+    """
+
+    async def accept() -> Agreed:
+        peer = await client.find_nameplate(code.nameplate)
+        end = CodeEnd(reactor, Role.RECEIVER, code)
+        factory = Factory.forProtocol(lambda: end)
+        factory.noisy = False
+        await client.connect(peer, factory, PORT, timeout=timeout)
+        try:
+            return await end.agreed
+        except WrongCode:
+            with suppress(TimeoutError):
+                await end.closed.addTimeout(CLOSE_TIMEOUT, reactor)
+            raise CodeUsedUp(
+                "the code is not right, or somebody else answered; look at it once more, or ask for another"
+            ) from None
+
+    return Deferred.fromCoroutine(accept())

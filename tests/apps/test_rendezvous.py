@@ -1,0 +1,120 @@
+"""Codes as a program uses them: offered, accepted, withdrawn, over a network in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import CancelledError
+from twisted.internet.error import CannotListenError
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.apps.codes import Code, CodeUsedUp, OfferedCode, accept_code, offer_code
+from dmsg.apps.codes.stream import PORT, TRIES
+from dmsg.discovery.lookup.nameplates import NoSuchNameplate
+from dmsg.errors import DiscoveryError
+from dmsg.testing import Lab
+from tests.apps.test_code_streams import Recorder
+
+
+class RendezvousTests(SynchronousTestCase):
+    """Alice offers a code, and Bob is told it."""
+
+    def setUp(self) -> None:
+        self.lab = lab = Lab(seed=1)
+        self.addCleanup(lab.stop)
+        lab.add_servers(2)
+        self.alice, self.bob = (lab.add_client(name) for name in ("alice", "bob"))
+        lab.settle()
+        self.guesses: list[int] = []
+        self.warnings: list[str] = []
+
+    def result_of(self, deferred: Any, seconds: float = 120.0) -> Any:
+        """What a Deferred fires with once the network has run for long enough; a failure as it is."""
+        results: list[Any] = []
+        deferred.addBoth(results.append)
+        self.lab.network.run_until(lambda: results, seconds)
+        return results[0]
+
+    def offer(self, **options: Any) -> OfferedCode:
+        host = self.lab.network.host("alice")
+        offered = self.result_of(
+            offer_code(host, self.alice, wrong_guess=self.guesses.append, warned=self.warnings.append, **options)
+        )
+        assert isinstance(offered, OfferedCode), offered
+        return offered
+
+    def accept(self, code: Code) -> Any:
+        return self.result_of(accept_code(self.lab.network.host("bob"), self.bob, code))
+
+    def test_a_stream_between_both(self) -> None:
+        offered = self.offer(words=4)
+        self.assertEqual(len(offered.code.words), 4)
+        there = self.accept(Code.parse(str(offered.code)))
+        here = self.result_of(offered.agreed)
+        self.assertEqual((here.peer, there.peer), (self.bob.public_key, self.alice.public_key))
+        self.assertEqual(here.verifier, there.verifier)
+        one, two = Recorder(b"from alice"), Recorder(b"from bob")
+        here.go_on(one)
+        there.go_on(two)
+        self.lab.network.run_until(lambda: one.got == b"from bob" and two.got == b"from alice", 30.0)
+
+    def check_is_over(self, code: Code) -> None:
+        """The number leads nowhere any more, and the port is free."""
+        self.accept(code).trap(NoSuchNameplate)
+        self.assertNotIn(PORT, self.alice.factories)
+
+    def test_the_number_is_released_when_they_agreed(self) -> None:
+        offered = self.offer()
+        self.accept(offered.code)
+        self.result_of(offered.agreed)
+        self.check_is_over(offered.code)
+
+    def test_a_withdrawn_offer(self) -> None:
+        offered = self.offer()
+        offered.agreed.cancel()
+        self.result_of(offered.agreed).trap(CancelledError)
+        self.check_is_over(offered.code)
+
+    def test_wrong_guesses_end_it(self) -> None:
+        offered = self.offer()
+        wrong = Code.make(offered.code.nameplate)
+        for _ in range(TRIES):
+            self.accept(wrong).trap(CodeUsedUp)
+        self.result_of(offered.agreed).trap(CodeUsedUp)
+        self.assertEqual(self.guesses, list(range(TRIES - 1, 0, -1)))
+        self.check_is_over(offered.code)
+
+    def test_the_number_is_kept_for_as_long_as_the_offer_lasts(self) -> None:
+        offered = self.offer()
+        self.lab.network.run(offered._nameplate.renew_every * 12)
+        self.assertEqual(self.accept(offered.code).peer, self.alice.public_key)
+        self.assertEqual(self.warnings, [])
+
+    def test_a_renewal_that_fails(self) -> None:
+        """The second failure in a row is told, once; any error is followed by the next renewal."""
+        offered = self.offer()
+        answers: list[Any] = [RuntimeError("ours"), *[DiscoveryError("discovery is away")] * 3, True, False]
+
+        async def renew() -> Any:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        offered._nameplate.renew = renew  # type: ignore[method-assign]
+        self.lab.network.run(offered._nameplate.renew_every * 10)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+        self.assertEqual(answers, [])
+        self.assertEqual(len(self.warnings), 2)
+        self.assertIn("discovery is away; the code may be lost", self.warnings[0])
+        self.assertIn("make another code", self.warnings[1])
+
+    def test_one_offer_at_a_time(self) -> None:
+        """A second offer fails, and leaves the first one as it is."""
+        offered = self.offer()
+        self.result_of(offer_code(self.lab.network.host("alice"), self.alice)).trap(CannotListenError)
+        self.assertEqual(self.accept(offered.code).peer, self.alice.public_key)
+
+    def test_too_few_words(self) -> None:
+        with self.assertRaisesRegex(ValueError, "3 to 12 words, not 2"):
+            offer_code(self.lab.network.host("alice"), self.alice, words=2)
